@@ -1,0 +1,146 @@
+"""Every error forkd raises on purpose.
+
+ForkdError
+├── RequestError             the caller can fix it; nothing was changed
+│   ├── InvalidRequest       a field is malformed or out of range
+│   ├── Denied               the token is missing, or does not allow this
+│   ├── NotFound             no such sandbox, snapshot, image or file
+│   └── Conflict             the object exists but its state forbids this
+├── CapacityError            the host is full; the same call may work later
+├── BuildError               an image or a bake failed for a reason of its own
+│   └── WarmUpError          the warm-up failed, or never became ready
+├── StoreError               bytes on disk are missing, damaged or too new
+│   └── ChainError           a snapshot's parents do not lead to a base
+├── EngineError              a VMM or guest agent misbehaved
+│   ├── EngineTimeout        it did not answer before the deadline
+│   ├── EngineExited         its process is gone
+│   └── GuestError           the guest's agent refused an operation, with a code of its own
+├── HostError                the kernel refused us (netlink, cgroup, KVM)
+└── TransportError           a client could not reach the daemon (SDK only)
+
+Catch the narrowest class you can act on, `ForkdError` at a boundary, and never
+`Exception`.  A bare `AssertionError` or `TypeError` is our bug: let it escape.
+
+Each class carries a `code`, which is what travels on the wire and what clients
+match on.  Codes are never renamed; messages may be reworded at any time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ForkdError(Exception):
+    """Root of the tree above; raise one of its leaves instead.
+
+    Attributes:
+        code: Stable name of the class on the wire.
+        retryable: Whether the same call may succeed later, unchanged.
+        context: Ids and numbers that belong to the message, never secrets.  The
+            key `field` names the request field at fault, where there is one.
+    """
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, /, **context: str | int) -> None:
+        super().__init__(message)
+        self.context = context
+
+
+class RequestError(ForkdError):
+    """The request cannot be carried out as written."""
+
+    code = "request"
+
+
+class InvalidRequest(RequestError):
+    """A field is malformed or out of range; `context["field"]` names it."""
+
+    code = "invalid_request"
+
+
+class Denied(RequestError):
+    """The token is missing, or does not allow this."""
+
+    code = "denied"
+
+
+class NotFound(RequestError):
+    """The named sandbox, snapshot, image or file does not exist."""
+
+    code = "not_found"
+
+
+class Conflict(RequestError):
+    """The object exists, but its state forbids this."""
+
+    code = "conflict"
+
+
+class CapacityError(ForkdError):
+    """The host is out of memory, disk, slots or addresses."""
+
+    code = "capacity"
+    retryable = True
+
+
+class BuildError(ForkdError):
+    """An image could not be built, or a machine not baked."""
+
+    code = "build"
+
+
+class WarmUpError(BuildError):
+    """The warm-up raised, or did not become ready in time."""
+
+    code = "warm_up"
+
+
+class StoreError(ForkdError):
+    """Bytes on disk are missing, damaged or too new."""
+
+    code = "store"
+
+
+class ChainError(StoreError):
+    """A snapshot's parents do not lead to a base."""
+
+    code = "chain"
+
+
+class EngineError(ForkdError):
+    """A VMM or a guest agent misbehaved."""
+
+    code = "engine"
+
+
+class EngineTimeout(EngineError):
+    """It did not answer before the deadline."""
+
+    code = "engine_timeout"
+
+
+class EngineExited(EngineError):
+    """Its process is gone."""
+
+    code = "engine_exited"
+
+
+class GuestError(EngineError):
+    """The guest's agent refused an operation; `context["guest_code"]` says why."""
+
+    code = "guest"
+
+
+class HostError(ForkdError):
+    """The kernel refused us: netlink, cgroup, KVM."""
+
+    code = "host"
+
+
+class TransportError(ForkdError):
+    """The client could not reach the daemon."""
+
+    code = "transport"
+    retryable = True
