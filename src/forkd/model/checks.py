@@ -1,0 +1,29 @@
+"""Range checks shared by the values of this package; each error names its field."""
+
+from __future__ import annotations
+
+from forkd.errors import InvalidRequest
+
+
+def in_range(field: str, value: float, low: float, high: float) -> None:
+    """Return if `low` ≤ `value` ≤ `high`.
+
+    Raises:
+        InvalidRequest: It is not; NaN is not.
+    """
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} must be {low} to {high}, not {value}", field=field)
+
+
+def guest_path(field: str, path: str, bytes_max: int) -> None:
+    """Return if `path` is an absolute path that a guest's kernel would take.
+
+    Raises:
+        InvalidRequest: It is relative, too long, or holds a NUL.
+    """
+    if not path.startswith("/"):
+        raise InvalidRequest(f"{field} must be an absolute path, not {path[:80]!r}", field=field)
+    if len(path.encode(errors="surrogateescape")) > bytes_max:
+        raise InvalidRequest(f"{field} is longer than {bytes_max} bytes", field=field)
+    if "\0" in path:
+        raise InvalidRequest(f"{field} holds a NUL", field=field)

@@ -1,0 +1,152 @@
+"""Commands and evaluations inside a guest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forkd.errors import InvalidRequest
+from forkd.model import limits
+from forkd.model.checks import in_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forkd.model.json import JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class TtySize:
+    """Size of a terminal, in characters.
+
+    Raises:
+        InvalidRequest: A side is not 1 to `TTY_CELLS_MAX`.
+    """
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        in_range("rows", self.rows, 1, limits.TTY_CELLS_MAX)
+        in_range("columns", self.columns, 1, limits.TTY_CELLS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """A command to run in a guest; no shell reads it.
+
+    Attributes:
+        args: The program and its arguments, at least one.
+        env: Added to the image's environment.
+        cwd: Where it starts; the image's if None.
+        user: A name, or `uid[:gid]`; the image's if None.
+        timeout_s: It is killed after this time; never if None.
+        stdin: Whether the caller will send input; /dev/null otherwise.
+        tty: Run it on a terminal of this size.
+
+    Raises:
+        InvalidRequest: A value is out of range; the field is named.
+    """
+
+    args: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    user: str | None = None
+    timeout_s: float | None = None
+    stdin: bool = False
+    tty: TtySize | None = None
+
+    def __post_init__(self) -> None:
+        in_range("args", len(self.args), 1, limits.EXEC_ARGS_MAX)
+        if not self.args[0]:
+            raise InvalidRequest("args[0], the program, is empty", field="args")
+        _check_bytes(self.args, self.env)
+        if self.timeout_s is not None:
+            in_range("timeout_s", self.timeout_s, 0.001, limits.EXEC_TIMEOUT_S_MAX)
+
+
+def _check_bytes(args: tuple[str, ...], env: Mapping[str, str]) -> None:
+    texts = [*args, *env.keys(), *env.values()]
+    if any("\0" in text for text in texts):
+        raise InvalidRequest("args and env must not hold a NUL", field="args")
+    if any(not name or "=" in name for name in env):
+        raise InvalidRequest("names in env must not be empty or hold '='", field="env")
+    total = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    in_range("args and env together, in bytes,", total, 1, limits.EXEC_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of a command that exists: its process id in the guest."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout:
+    """Bytes that the command wrote to its standard output, or to its terminal."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    """Bytes that the command wrote to its standard error."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The last event: the command has ended and its output is drained.
+
+    Attributes:
+        exit_code: What it returned; None if a signal ended it.
+        signal: The signal that ended it; None if it returned.
+        timed_out: Whether it was killed because its time was over.
+        duration_s: How long it ran.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    duration_s: float
+
+
+ExecEvent = Started | Stdout | Stderr | Exited
+
+
+@dataclass(frozen=True, slots=True)
+class EvalFault:
+    """An exception that escaped the evaluated code; it is data, not an error of ours."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What an evaluation gave.
+
+    Attributes:
+        has_value: Whether the last statement was an expression.
+        repr: Its `repr`, cut at 65,536 characters; None without a value.
+        value: The value itself where JSON can say it (`value_is_json`).
+        value_is_json: Whether `value` is the value.
+        stdout: What it printed, at most `EVAL_OUTPUT_BYTES_MAX` bytes, undecodable ones replaced.
+        stderr: As `stdout`.
+        output_truncated: Whether some of either was dropped.
+        error: The exception that escaped; None if none did.
+        timed_out: Whether it was interrupted because its time was over.
+    """
+
+    has_value: bool
+    repr: str | None
+    value: JsonValue
+    value_is_json: bool
+    stdout: str
+    stderr: str
+    output_truncated: bool
+    error: EvalFault | None
+    timed_out: bool

@@ -1,0 +1,58 @@
+"""Names of things: sandbox ids, which we make, and tags, which users choose.
+
+Both end up in paths, cgroup names and logs, so both are checked where they
+enter, and a value of these types has passed the check.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from typing import NewType
+
+from forkd.errors import InvalidRequest
+
+SandboxId = NewType("SandboxId", str)
+Tag = NewType("Tag", str)
+
+TAG_CHARS_MAX = 64
+"""Longest tag; room for a suffix remains in a file name of 255 bytes."""
+
+_SANDBOX_ID = re.compile(r"sb-[a-z2-7]{26}")
+_TAG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{TAG_CHARS_MAX - 1}}}")
+_ID_BYTES = 16
+
+
+def new_sandbox_id() -> SandboxId:
+    """Return an id that nobody can guess: 128 random bits."""
+    text = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode().rstrip("=").lower()
+    return SandboxId(f"sb-{text}")
+
+
+def parse_sandbox_id(text: str, *, field: str = "id") -> SandboxId:
+    """Return `text` as an id.
+
+    Raises:
+        InvalidRequest: It is none; `context["field"]` is `field`.
+    """
+    if _SANDBOX_ID.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"{field} is not a sandbox id (sb- and 26 of a-z, 2-7): {text[:80]!r}", field=field
+        )
+    return SandboxId(text)
+
+
+def parse_tag(text: str, *, field: str = "tag") -> Tag:
+    """Return `text` as a tag: a letter, digit or `_`, then up to 63 of these, `.` and `-`.
+
+    Raises:
+        InvalidRequest: It is none, or holds `..`; `context["field"]` is `field`.
+    """
+    if _TAG.fullmatch(text) is None or ".." in text:
+        raise InvalidRequest(
+            f"{field} must be a letter, digit or _, then up to {TAG_CHARS_MAX - 1} letters, "
+            f"digits, _, . or - without '..': {text[:80]!r}",
+            field=field,
+        )
+    return Tag(text)

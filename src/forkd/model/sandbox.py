@@ -1,0 +1,157 @@
+"""What a user holds: one forked machine, and how it was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from forkd.model import limits
+from forkd.model.checks import in_range
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from forkd.model.ids import SandboxId, Tag
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox is in its life; `forkd.service.lifecycle` has the transitions."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnTimes:
+    """What the zygote measured for one child, in milliseconds.
+
+    Attributes:
+        clone_ms: Until the child's process existed.
+        build_ms: Building its VM.
+        resume_ms: Loading state and starting the vCPUs.
+        agent_ms: Until the agent in it had finished the post-fork hook.
+        total_ms: From the clone to that answer.
+    """
+
+    clone_ms: float
+    build_ms: float
+    resume_ms: float
+    agent_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One sandbox, as its owner last published it.
+
+    Attributes:
+        id: Its name, unguessable.
+        tag: The snapshot that it was forked from.
+        state: Where it is in its life.
+        created_at: When its fork was asked for.
+        hostname: What the guest calls itself.
+        pid: The VMM process; None unless it runs.
+        address: The guest's address, without the prefix length; None without a network.
+        memory_limit_mib: Limit of the VMM process; None if none was set.
+        disk_limit_mib: Limit of the private disk layer; None if none was set.
+        spawn: How long the fork took; None until it is ready.
+        exit_reason: Why it ended; None unless `exited`.
+    """
+
+    id: SandboxId
+    tag: Tag
+    state: SandboxState
+    created_at: datetime
+    hostname: str
+    pid: int | None = None
+    address: str | None = None
+    memory_limit_mib: int | None = None
+    disk_limit_mib: int | None = None
+    spawn: SpawnTimes | None = None
+    exit_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOptions:
+    """What each child of one fork gets; a limit of None is not set.
+
+    Attributes:
+        network: Give each child a network interface and an address of its own.
+        memory_limit_mib: Memory of each child's process, guest and VMM together; no swap.
+        disk_limit_mib: Size of each child's private disk layer.
+        cpu_limit: CPU time of each child, in cores.
+        pids_limit: Threads of each child's process.
+        all_or_nothing: If one child fails, end the others too, and raise.
+        deadline_s: For each child, from its clone until its agent has answered.
+
+    Raises:
+        InvalidRequest: A value is out of range; the field is named.
+    """
+
+    network: bool = False
+    memory_limit_mib: int | None = None
+    disk_limit_mib: int | None = None
+    cpu_limit: float | None = None
+    pids_limit: int | None = None
+    all_or_nothing: bool = False
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.memory_limit_mib is not None:
+            in_range(
+                "memory_limit_mib",
+                self.memory_limit_mib,
+                limits.MEMORY_LIMIT_MIB_MIN,
+                limits.MEMORY_LIMIT_MIB_MAX,
+            )
+        if self.disk_limit_mib is not None:
+            in_range("disk_limit_mib", self.disk_limit_mib, 1, limits.DISK_LIMIT_MIB_MAX)
+        if self.cpu_limit is not None:
+            in_range("cpu_limit", self.cpu_limit, 0.01, limits.CPU_LIMIT_MAX)
+        if self.pids_limit is not None:
+            in_range("pids_limit", self.pids_limit, limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX)
+        in_range("deadline_s", self.deadline_s, 0.1, limits.FORK_DEADLINE_S_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailure:
+    """A child that did not become ready; nothing of it remains.
+
+    Attributes:
+        id: The id that it would have had.
+        stage: Where it failed, in the zygote's words: `clone`, `build`, `resume`, `agent`, ...
+        code: What failed, in the control protocol's words.
+        message: One sentence for a person.
+    """
+
+    id: SandboxId
+    stage: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkResult:
+    """What became of every child of one fork.
+
+    Attributes:
+        sandboxes: The ready ones, in no particular order.
+        failures: The others.
+        wall_ms: From the request to the zygote until its last answer.
+    """
+
+    sandboxes: tuple[Sandbox, ...]
+    failures: tuple[ForkFailure, ...]
+    wall_ms: float
+
+
+def check_fork_count(count: int) -> None:
+    """Return if `count` children can be forked at once.
+
+    Raises:
+        InvalidRequest: It is not 1 to `FORK_COUNT_MAX`.
+    """
+    in_range("n", count, 1, limits.FORK_COUNT_MAX)
