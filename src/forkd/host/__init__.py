@@ -1,0 +1,1 @@
+"""The only callers of the kernel: processes, files, network links, KVM."""
