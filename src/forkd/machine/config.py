@@ -1,0 +1,111 @@
+"""What a helper machine is made of, as values.
+
+`MachineConfig` is complete: `qemu.command` and `initramfs.build_initramfs` are
+functions of it and of where the state directory is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from forkd.errors import InvalidRequest
+
+CPUS_MAX = 8
+"""Most virtual CPUs; beyond that emulated ones spend their time on each other."""
+
+MEMORY_MIB_MIN = 1024
+"""Least memory with which the daemon and one sandbox fit, in MiB."""
+
+MEMORY_SHARE = 0.6
+"""Part of the host's memory that a machine gets by default."""
+
+STATE_DISK_GIB = 64
+"""Size of the state disk; a sparse file, so only what is written counts."""
+
+SHARES_MAX = 16
+"""Most shared folders; each takes one PCI slot."""
+
+
+class Accel(StrEnum):
+    """How QEMU runs the helper machine's code."""
+
+    KVM = "kvm"
+    TCG = "tcg"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A folder of the host that the machine sees.
+
+    Attributes:
+        source: The folder on the host.
+        target: Where it is mounted inside.
+        writable: Whether the machine may change it.
+        changing: Whether the host changes it while the machine runs.  Such a
+            share asks the host at every open; any other remembers what it saw.
+    """
+
+    source: Path
+    target: str
+    writable: bool = False
+    changing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A TCP port of the host's loopback that leads to one of the machine's."""
+
+    host_port: int
+    guest_port: int
+
+
+def default_cpus() -> int:
+    """Return the number of this host's processors, at most `CPUS_MAX`."""
+    return min(len(os.sched_getaffinity(0)), CPUS_MAX)
+
+
+def default_memory_mib() -> int:
+    """Return `MEMORY_SHARE` of this host's memory, a multiple of 64 MiB."""
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(int(total_bytes * MEMORY_SHARE) >> 20 & ~63, MEMORY_MIB_MIN)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """A helper machine before it is started.
+
+    Attributes:
+        kernel: A stock Debian kernel image.
+        modules: Its modules, with `modules.dep`.
+        release: Its version as `uname -r` says it.
+        accel: How QEMU runs it.
+        cpus: Virtual CPUs.
+        memory_mib: Memory, in MiB.
+        shares: Folders beside the host's root, which is always there.
+        forwards: Ports beside the executor's, which is always there.
+    """
+
+    kernel: Path
+    modules: Path
+    release: str
+    accel: Accel = Accel.TCG
+    cpus: int = field(default_factory=default_cpus)
+    memory_mib: int = field(default_factory=default_memory_mib)
+    shares: tuple[Share, ...] = ()
+    forwards: tuple[Forward, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cpus <= CPUS_MAX:
+            raise InvalidRequest(f"cpus must be 1 to {CPUS_MAX}, not {self.cpus}", field="cpus")
+        if self.memory_mib < MEMORY_MIB_MIN:
+            raise InvalidRequest(
+                f"memory_mib must be at least {MEMORY_MIB_MIN}, not {self.memory_mib}",
+                field="memory_mib",
+            )
+        if len(self.shares) > SHARES_MAX:
+            raise InvalidRequest(
+                f"at most {SHARES_MAX} shares, not {len(self.shares)}", field="shares"
+            )

@@ -1,0 +1,135 @@
+"""Say what QEMU is to run, as a pure function of the machine's configuration.
+
+Two choices carry the rest.  The processor is AMD's with nested paging, because
+that is the virtualisation that QEMU can emulate; with `-accel kvm` it is the
+host's.  Nothing is added by default (`-nodefaults`): each device here has a use.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from forkd.machine.config import Accel, MachineConfig
+from forkd.machine.executor import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PROGRAM = "qemu-system-x86_64"
+
+P9_MSIZE_BYTES = 524288
+"""Largest 9p message; what virtio's ring of 128 pages carries with room."""
+
+CMDLINE = (
+    "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable clocksource=tsc no_timer_check "
+    "mitigations=off random.trust_cpu=on"
+)
+"""The kernel's command line.
+
+`tsc`: QEMU's time-stamp counter is the host's, but the kernel cannot calibrate
+its trust in it under emulation, and without it KVM inside has no stable clock.
+`mitigations`: an emulated processor does not speculate; ours runs only what the
+person who started it runs.
+"""
+
+CACHED = "trans=virtio,version=9p2000.L,access=any,cache=loose"
+CHANGING = "trans=virtio,version=9p2000.L,access=any,cache=none"
+
+
+MODULES = (
+    "kvm_amd", "kvm_intel", "tun", "veth", "bridge", "dummy", "nf_tables", "nft_chain_nat",
+    "nft_masq", "nft_ct", "nft_limit", "loop", "vhost_vsock",
+)  # fmt: skip
+"""Loaded before the executor starts: in a machine without udev nobody else does."""
+
+SYSCTLS = (
+    "vm/overcommit_memory=1", "vm/max_map_count=1048576", "kernel/pid_max=4194304",
+    "kernel/threads-max=1000000", "fs/inotify/max_user_instances=8192",
+    "net/ipv4/neigh/default/gc_thresh3=16384", "kernel/printk=4",
+)  # fmt: skip
+"""What a thousand sandboxes need, by path under /proc/sys."""
+
+
+def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list[str]:
+    """Return QEMU's command line; it runs in the state directory.
+
+    Args:
+        config: The machine.
+        executor_port: Port of the host's loopback that leads to the executor.
+        ready_fd: Inherited socket on which the machine says that it is ready.
+    """
+    forwards = [(executor_port, PORT), *((f.host_port, f.guest_port) for f in config.forwards)]
+    rules = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards)
+    return [
+        PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-machine", "q35,usb=off,vmport=off",
+        *_processor(config.accel),
+        "-smp", str(config.cpus), "-m", f"{config.memory_mib}M",
+        "-kernel", str(config.kernel), "-initrd", "initramfs", "-append", CMDLINE,
+        "-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
+        "-chardev", f"socket,id=ready,fd={ready_fd}", "-serial", "chardev:ready",
+        "-netdev", f"user,id=net,ipv6=off{rules}",
+        "-device", "virtio-net-pci,netdev=net,romfile=",
+        "-object", "rng-random,id=entropy,filename=/dev/urandom",
+        "-device", "virtio-rng-pci,rng=entropy",
+        "-drive", "file=state.img,if=none,id=state,format=raw,discard=unmap,cache=writeback",
+        "-device", "virtio-blk-pci,drive=state",
+        *_folders(config),
+    ]  # fmt: skip
+
+
+def _processor(accel: Accel) -> list[str]:
+    if accel is Accel.KVM:
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg,thread=multi", "-cpu", "EPYC-v3,+svm,+npt"]
+
+
+def _folders(config: MachineConfig) -> Iterator[str]:
+    folders = [("root", "/", False), ("modules", str(config.modules), False)]
+    folders += [(tag(n), str(s.source), s.writable) for n, s in enumerate(config.shares)]
+    for name, path, writable in folders:
+        yield "-fsdev"
+        yield (
+            f"local,id={name},path={_escape(path)},security_model=none,multidevs=remap,"
+            f"readonly={'off' if writable else 'on'}"
+        )
+        yield "-device"
+        yield f"virtio-9p-pci,fsdev={name},mount_tag={name}"
+
+
+def _escape(path: str) -> str:
+    return path.replace(",", ",,")
+
+
+def tag(number: int) -> str:
+    """Return the mount tag of a share."""
+    return f"share{number}"
+
+
+def shares_table(config: MachineConfig) -> str:
+    """Return the lines from which second.sh mounts the shares."""
+    return "".join(
+        f"{tag(number)}\t{mount_options(changing=share.changing)}"
+        f"{'' if share.writable else ',ro'}\t{share.target}\n"
+        for number, share in enumerate(config.shares)
+    )
+
+
+def mount_options(*, changing: bool) -> str:
+    """Return how a shared folder is mounted inside."""
+    return f"{CHANGING if changing else CACHED},msize={P9_MSIZE_BYTES}"
+
+
+def settings(config: MachineConfig, *, python: Path, executor: Path) -> str:
+    """Return `machine.conf`, which both stages of init read."""
+    values = {
+        "RELEASE": config.release,
+        "ROOT_OPTIONS": mount_options(changing=False) + ",ro",
+        "MODULES": " ".join(MODULES),
+        "SYSCTLS": " ".join(SYSCTLS),
+        "PYTHON": str(python),
+        "EXECUTOR": str(executor),
+    }
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -1,0 +1,57 @@
+#!/bin/busybox sh
+# Second stage of the helper machine, process 1 over the host's root: mount what
+# a Linux system has, attach the shares and the state disk, start the executor,
+# and reap orphans until it ends.
+
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+cd /run/forkd-machine || exit 1
+bb() { /run/forkd-machine/busybox "$@"; }
+fail() { echo "failed: $*" >/dev/ttyS1; echo "forkd-machine: failed: $*"; bb sync; bb poweroff -f; }
+. ./machine.conf
+
+bb mkdir -p /dev/pts /dev/shm /run/lock /tmp /var/lib/forkd "/lib/modules/$RELEASE"
+bb mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
+bb mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+bb mount -t tmpfs -o mode=1777 tmpfs /tmp
+bb mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
+for controller in $(bb cat /sys/fs/cgroup/cgroup.controllers); do
+    echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
+done
+bb ln -sf /proc/self/fd /dev/fd
+bb ln -sf /proc/self/fd/0 /dev/stdin
+bb ln -sf /proc/self/fd/1 /dev/stdout
+bb ln -sf /proc/self/fd/2 /dev/stderr
+
+bb mount -t 9p -o "$ROOT_OPTIONS" modules "/lib/modules/$RELEASE" || fail "mount the modules"
+while IFS='	' read -r tag options target; do
+    bb mkdir -p "$target"
+    bb mount -t 9p -o "$options" "$tag" "$target" || fail "mount $target"
+done <./shares
+if [ -b /dev/vda ]; then
+    bb mount -t ext4 -o noatime,discard /dev/vda /var/lib/forkd || fail "mount the state disk"
+fi
+
+bb hostname forkd-machine
+bb ip link set lo up
+bb ip link set eth0 up
+bb ip address add 10.0.2.15/24 dev eth0
+bb ip route add default via 10.0.2.2
+bb rm -f /etc/resolv.conf
+echo "nameserver 10.0.2.3" >/etc/resolv.conf
+
+for module in $MODULES; do
+    bb modprobe "$module" || echo "forkd-machine: no module $module"
+done
+[ -e /dev/kvm ] && bb chmod 666 /dev/kvm
+bb mkdir -p /dev/net && [ -e /dev/net/tun ] && bb chmod 666 /dev/net/tun
+for setting in $SYSCTLS; do
+    echo "${setting#*=}" >"/proc/sys/${setting%%=*}"
+done
+ulimit -n 1048576
+
+"$PYTHON" -E -s -S "$EXECUTOR" 10.0.2.15 ./token /dev/ttyS1 &
+executor=$!
+while bb kill -0 "$executor"; do
+    wait "$executor"
+done
+fail "the executor ended"
