@@ -1,0 +1,93 @@
+"""What VMM processes are told, as `protocol/control/PROTOCOL.md` has it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.model.json import JsonObject, JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """A disk made of layers.
+
+    Attributes:
+        layers: Immutable ones, lowest first: a raw image, then layer files.
+        size_bytes: What the guest sees.
+        top_limit_bytes: Most that the private top layer may hold; None for no limit.
+    """
+
+    layers: tuple[Path, ...]
+    size_bytes: int
+    top_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """A network interface.
+
+    Attributes:
+        tap: The host's end.
+        mac: The guest's.
+        address: The guest's address with its prefix length.
+    """
+
+    tap: str
+    mac: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """A machine to boot; see the contract for each member."""
+
+    directory: Path
+    kernel: Path
+    vcpus: int
+    memory_bytes: int
+    initramfs: Path | None = None
+    cmdline: str | None = None
+    disk: DiskConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteConfig:
+    """A snapshot to hold; see the contract for each member."""
+
+    directory: Path
+    state: Path
+    memory: tuple[Path, ...]
+    disk: DiskConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildConfig:
+    """A child to fork; see the contract for each member."""
+
+    id: str
+    directory: Path
+    hostname: str
+    machine_id: str
+    boot_id: str
+    cgroup: Path | None = None
+    network: NetworkConfig | None = None
+    top_limit_bytes: int | None = None
+
+
+def members(config: MachineConfig | ZygoteConfig | ChildConfig) -> JsonObject:
+    """Return `config` as the JSON object of the contract; what is None is left out."""
+    return {name: _plain(value) for name, value in asdict(config).items() if value is not None}
+
+
+def _plain(value: object) -> JsonValue:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, int | float | str):
+        return value
+    return str(value)

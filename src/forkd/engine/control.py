@@ -1,0 +1,259 @@
+"""Ask a VMM process, and learn when it ends.
+
+Two kinds of connection, because the contract allows one request at a time on each:
+a `Control` for a request, and a `Watch` that sends nothing and hears of the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from forkd.engine.channel import CONNECT_TIMEOUT_S, Channel, deadline
+from forkd.engine.configs import members as as_members
+from forkd.engine.faults import control_fault
+from forkd.engine.frames import FrameDecoder, Kind
+from forkd.errors import EngineError, EngineExited
+from forkd.model.sandbox import SpawnTimes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from forkd.engine.configs import ChildConfig
+    from forkd.model.json import JsonObject, JsonValue
+
+REQUEST_TIMEOUT_S = 30.0
+"""How long a VMM may take for what needs no guest and little disk."""
+
+SAVE_TIMEOUT_S = 600.0
+"""How long writing a snapshot may take: 1 GiB at the 2 MiB/s of a bad disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """One file of a snapshot: its name, its length and the BLAKE3 digest of its body."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReady:
+    """A child whose agent has answered."""
+
+    id: str
+    pid: int
+    times: SpawnTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFailed:
+    """A child of which nothing remains."""
+
+    id: str
+    stage: str
+    code: str
+    message: str
+
+
+class Control:
+    """A connection for requests to one VMM process, one after the other."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    async def connect(cls, path: Path) -> Self:
+        """Connect to a machine's or a zygote's socket.
+
+        Raises:
+            EngineExited: Nobody listens there.
+        """
+        return cls(await Channel.connect(path))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def peer_pid(self) -> int:
+        """Return the pid of the VMM process, as the kernel knows it."""
+        return self._channel.peer_pid()
+
+    async def request(
+        self, op: str, *, timeout_s: float = REQUEST_TIMEOUT_S, **members: JsonValue
+    ) -> JsonObject:
+        """Ask for `op` and return the reply.
+
+        Raises:
+            EngineTimeout: No reply within `timeout_s`.
+            EngineExited: The process ended.
+            ForkdError: It refused; `forkd.engine.faults` has the classes.
+        """
+        async with deadline(timeout_s, f"the machine did not answer {op}"):
+            await self._channel.send_json(Kind.REQUEST, {"op": op, **members})
+            while True:
+                frame = await self._channel.receive()
+                if frame.kind is not Kind.EVENT:
+                    return self._answer(frame.kind, frame.members())
+
+    async def save(self, directory: Path) -> tuple[SavedFile, ...]:
+        """Have a paused machine written to `directory`; as `request`."""
+        reply = await self.request("save", timeout_s=SAVE_TIMEOUT_S, directory=str(directory))
+        files = reply.get("files")
+        if not isinstance(files, list):
+            raise EngineError("the reply to save names no files")
+        return tuple(_saved_file(file) for file in files)
+
+    async def fork(
+        self, children: Sequence[ChildConfig], *, deadline_s: float
+    ) -> AsyncGenerator[ChildReady | ChildFailed, None]:
+        """Fork children of a zygote; yields each when it is ready or has failed.
+
+        Raises:
+            EngineExited: The zygote ended; children not yet reported may or may not live.
+            EngineTimeout: It did not finish long after `deadline_s`.
+            ForkdError: It refused the whole request.
+        """
+        request = {
+            "op": "fork",
+            "children": [as_members(child) for child in children],
+            "deadline_s": deadline_s,
+        }
+        # The deadline counts from each child's clone, and clones queue up.
+        patience_s = 2 * deadline_s + REQUEST_TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        await self._channel.send_json(Kind.REQUEST, request)
+        while True:
+            async with deadline(max(until - loop.time(), 0), "the zygote did not finish a fork"):
+                frame = await self._channel.receive()
+            members = frame.members()
+            if frame.kind is not Kind.EVENT:
+                self._answer(frame.kind, members)
+                return
+            event = _fork_event(members)
+            if event is not None:
+                yield event
+
+    def _answer(self, kind: Kind, members: JsonObject) -> JsonObject:
+        if kind is Kind.REPLY:
+            return members
+        if kind is Kind.ERROR:
+            raise control_fault(str(members.get("code")), str(members.get("message")))
+        raise EngineError(f"a machine answered with a {kind.name} frame")
+
+
+def _saved_file(value: JsonValue) -> SavedFile:
+    match value:
+        case {"name": str(name), "bytes": int(size), "digest": str(digest)}:
+            return SavedFile(name, size, digest)
+    raise EngineError("the reply to save describes a file badly")
+
+
+def _fork_event(members: JsonObject) -> ChildReady | ChildFailed | None:
+    """Return what an event says of a child being forked; None if it says nothing of one."""
+    match members:
+        case {"event": "ready", "id": str(id_), "pid": int(pid), "ms": dict(ms)}:
+            return ChildReady(id_, pid, _times(ms))
+        case {"event": "failed", "id": str(id_)}:
+            stage, code = str(members.get("stage")), str(members.get("code"))
+            return ChildFailed(id_, stage, code, str(members.get("message")))
+    return None
+
+
+def _times(ms: JsonObject) -> SpawnTimes:
+    def number(name: str) -> float:
+        value = ms.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    return SpawnTimes(
+        clone_ms=number("clone"),
+        build_ms=number("build"),
+        resume_ms=number("resume"),
+        agent_ms=number("agent"),
+        total_ms=number("total"),
+    )
+
+
+class Watch(asyncio.Protocol):
+    """A connection that tells when a VMM process ends, at the cost of no task.
+
+    Ten thousand of these are open at once on a full host, so it is a protocol
+    with a callback and not a task with a stream.
+    """
+
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
+        self._decoder = FrameDecoder()
+        self._reason = "its process ended without a word"
+        self._transport: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def open(cls, path: Path, on_end: Callable[[str], None]) -> Self:
+        """Watch the process that listens at `path`.
+
+        Args:
+            path: A machine's or a zygote's socket.
+            on_end: Called once with the reason when the process is gone, unless
+                `close` was called before.
+
+        Raises:
+            EngineExited: Nobody listens there.
+            EngineTimeout: Nobody accepts there.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
+                _, watch = await loop.create_unix_connection(lambda: cls(on_end), str(path))
+        except OSError as error:
+            raise EngineExited(f"nobody listens at {path}: {error.strerror}") from error
+        return watch
+
+    def close(self) -> None:
+        """Stop watching; `on_end` is not called any more."""
+        self._on_end = _nothing
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport (called by the event loop)."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Look for the reason of the end (called by the event loop)."""
+        try:
+            events = [f.members() for f in self._decoder.feed(data) if f.kind is Kind.EVENT]
+        except EngineError as error:
+            self._reason = str(error)
+            self.close_badly()
+            return
+        for event in events:
+            if event.get("event") == "exited":
+                message = event.get("message")
+                reason = str(event.get("reason"))
+                self._reason = f"{reason}: {message}" if message else reason
+
+    def close_badly(self) -> None:
+        """End a connection that breaks the contract; the machine counts as gone."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell of the end (called by the event loop)."""
+        on_end, self._on_end = self._on_end, _nothing
+        on_end(self._reason if exc is None else f"{self._reason} ({exc})")
+
+
+def _nothing(_reason: str) -> None:
+    return

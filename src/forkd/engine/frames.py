@@ -1,0 +1,134 @@
+"""The frames of the guest and control protocols, without I/O.
+
+A frame is an 8-byte header (length, kind, three zero bytes) and a payload.
+`protocol/guest/PROTOCOL.md` is the contract; its vectors are replayed by the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, cast
+
+from forkd.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forkd.model.json import JsonObject, JsonValue
+
+FRAME_PAYLOAD_MAX = 1_048_576
+"""Longest payload of a frame, by contract; a longer one is the peer's fault, or ours."""
+
+HEADER_BYTES = 8
+_HEADER = struct.Struct("<IB3s")
+_RESERVED = b"\0\0\0"
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CONTROL = 5
+    STDIN = 16
+    STDIN_EOF = 17
+    STDOUT = 18
+    STDERR = 19
+    DATA = 32
+    DATA_EOF = 33
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame.
+
+    Attributes:
+        kind: What it carries.
+        payload: At most `FRAME_PAYLOAD_MAX` bytes.
+    """
+
+    kind: Kind
+    payload: bytes
+
+    def members(self) -> JsonObject:
+        """Return the payload as a JSON object.
+
+        Raises:
+            EngineError: It is none.
+        """
+        try:
+            value: JsonValue = json.loads(self.payload)
+        except ValueError as error:
+            raise EngineError(f"a {self.kind.name} frame does not hold JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise EngineError(f"a {self.kind.name} frame does not hold a JSON object")
+        return value
+
+
+def encode(kind: Kind, payload: bytes = b"") -> bytes:
+    """Return the bytes of one frame.
+
+    Raises:
+        EngineError: The payload exceeds `FRAME_PAYLOAD_MAX`.
+    """
+    if len(payload) > FRAME_PAYLOAD_MAX:
+        raise EngineError(
+            f"a frame of {len(payload)} bytes exceeds the limit of {FRAME_PAYLOAD_MAX}"
+        )
+    return _HEADER.pack(len(payload), kind, _RESERVED) + payload
+
+
+def encode_json(kind: Kind, members: Mapping[str, object]) -> bytes:
+    """Return the bytes of one frame that holds a JSON object.
+
+    Raises:
+        EngineError: It exceeds `FRAME_PAYLOAD_MAX`.
+    """
+    return encode(kind, json.dumps(members, separators=(",", ":")).encode())
+
+
+def decode_header(header: bytes) -> tuple[Kind, int]:
+    """Return the kind and the payload's length that `HEADER_BYTES` bytes announce.
+
+    Raises:
+        EngineError: The length is past the limit, the kind is unknown, or a reserved
+            byte is not zero.
+    """
+    length, kind, reserved = cast("tuple[int, int, bytes]", _HEADER.unpack(header))
+    if length > FRAME_PAYLOAD_MAX:
+        raise EngineError(f"a peer sent a frame of {length} bytes, past {FRAME_PAYLOAD_MAX}")
+    if reserved != _RESERVED:
+        raise EngineError("a peer sent a frame whose reserved bytes are not zero")
+    try:
+        return Kind(kind), length
+    except ValueError:
+        raise EngineError(f"a peer sent a frame of the unknown kind {kind}") from None
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frames, however it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take more of the stream; return the frames that are complete now.
+
+        Raises:
+            EngineError: The stream breaks the contract; it cannot be read on.
+        """
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= HEADER_BYTES:
+            kind, length = decode_header(bytes(self._buffer[:HEADER_BYTES]))
+            end = HEADER_BYTES + length
+            if len(self._buffer) < end:
+                break
+            frames.append(Frame(kind, bytes(self._buffer[HEADER_BYTES:end])))
+            del self._buffer[:end]
+        return frames

@@ -1,0 +1,237 @@
+"""Ask the agent in a guest, through the machine's `vsock.sock`.
+
+`Guest` is cheap: it connects when first asked and keeps a few idle connections,
+so that an evaluation costs one round trip.  A connection that was left in the
+middle of an operation is closed, which is how the agent learns of a cancellation;
+so every method here may be cancelled at any point.
+
+`protocol/guest/PROTOCOL.md` is the contract; `guest_files` and `guest_exec` have the
+operations that stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from forkd.engine.channel import Channel, deadline
+from forkd.engine.faults import guest_fault
+from forkd.engine.frames import Kind
+from forkd.errors import EngineError
+from forkd.model.exec import EvalFault, EvalResult
+from forkd.model.guest import GuestStatus, RuntimeStatus
+from forkd.model.limits import EVAL_OUTPUT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+    from pathlib import Path
+
+    from forkd.engine.frames import Frame
+    from forkd.model.json import JsonObject, JsonValue
+
+AGENT_PORT = 1024
+"""The vsock port on which every agent listens."""
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long an agent may take for what needs no program of the user's, on a slow host."""
+
+GRACE_S = 30.0
+"""How much longer than the agent's own deadline we wait for it to keep that deadline."""
+
+IDLE_CHANNELS_MAX = 4
+"""Most idle connections kept per guest; more at once are opened and closed as needed."""
+
+_HANDSHAKE_BYTES_MAX = 64
+
+
+class Guest:
+    """The agent of one machine."""
+
+    def __init__(self, vsock: Path) -> None:
+        self._vsock = vsock
+        self._idle: list[Channel] = []
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are their users' to close."""
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextlib.asynccontextmanager
+    async def operation(self, op: str, **members: JsonValue) -> AsyncGenerator[Channel, None]:
+        """Begin an operation; the block reads and writes the rest of it.
+
+        The connection is kept only if the block ends well, so a block must end
+        only when the operation is over.  Members that are None are left out.
+
+        Raises:
+            EngineExited: The machine is gone, or its agent does not listen.
+        """
+        channel = await self._borrow()
+        try:
+            request = {name: value for name, value in members.items() if value is not None}
+            await channel.send_json(Kind.REQUEST, {"op": op, **request})
+            yield channel
+        except BaseException:
+            channel.close()
+            raise
+        self._give_back(channel)
+
+    async def ask(
+        self, op: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, **members: JsonValue
+    ) -> JsonObject:
+        """Carry out an operation that has one frame of answer.
+
+        Raises:
+            EngineTimeout: It did not come within `answer_timeout_s`.
+            EngineExited: The machine is gone.
+            ForkdError: The agent refused; `forkd.engine.faults` has the classes.
+        """
+        async with (
+            deadline(answer_timeout_s, f"the agent did not answer {op}"),
+            self.operation(op, **members) as channel,
+        ):
+            return answer(await channel.receive())
+
+    async def ping(self) -> GuestStatus:
+        """Ask the agent how it is; raises as `ask`."""
+        reply = await self.ask("ping")
+        runtime = str(reply.get("runtime"))
+        if runtime not in set(RuntimeStatus):
+            raise EngineError(f"an agent says that its runtime is {runtime[:40]!r}")
+        return GuestStatus(
+            version=str(reply.get("version")),
+            pid=int(number(reply, "pid")),
+            uptime_s=number(reply, "uptime_s"),
+            runtime=RuntimeStatus(runtime),
+        )
+
+    async def echo(self, data: str) -> str:
+        """Have `data` returned; raises as `ask`."""
+        return str((await self.ask("echo", data=data)).get("data"))
+
+    async def eval(self, code: str, timeout_s: float) -> EvalResult:
+        """Run `code` in the warm runtime; what it raises is data.
+
+        Raises:
+            Conflict: The guest has no runtime.
+            EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
+            ForkdError: As `ask`.
+        """
+        streams = {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()}
+        async with (
+            deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
+            self.operation("eval", code=code, timeout_s=timeout_s) as channel,
+        ):
+            dropped = False
+            while (frame := await channel.receive()).kind in streams:
+                kept = streams[frame.kind]
+                room = EVAL_OUTPUT_BYTES_MAX - len(kept)
+                kept += frame.payload[:room]
+                dropped = dropped or len(frame.payload) > room
+            reply = answer(frame)
+        out, err = (bytes(kept).decode(errors="replace") for kept in streams.values())
+        return _eval_result(reply, out, err, output_truncated=dropped)
+
+    async def warm(
+        self,
+        members: Mapping[str, JsonValue],
+        *,
+        timeout_s: float,
+        on_output: Callable[[bytes], None],
+    ) -> float:
+        """Warm the machine as its recipe says; returns how long it took, in seconds.
+
+        Args:
+            members: The request, as the contract has it, without `timeout_s`.
+            timeout_s: The agent gives up after this time.
+            on_output: Called with what the warm-up prints, as it comes.
+
+        Raises:
+            WarmUpError: It failed, or was not ready in time.
+            EngineTimeout: The agent did not keep its deadline.
+        """
+        async with (
+            deadline(timeout_s + GRACE_S, "the agent did not finish the warm-up"),
+            self.operation("warm", timeout_s=timeout_s, **members) as channel,
+        ):
+            while (frame := await channel.receive()).kind in {Kind.STDOUT, Kind.STDERR}:
+                on_output(frame.payload)
+            return number(answer(frame), "duration_s")
+
+    async def _borrow(self) -> Channel:
+        while self._idle:
+            channel = self._idle.pop()
+            if not channel.ended:
+                return channel
+            channel.close()
+        channel = await Channel.connect(self._vsock)
+        try:
+            async with deadline(ANSWER_TIMEOUT_S, "the agent took no connection"):
+                greeting = await channel.line(f"CONNECT {AGENT_PORT}", _HANDSHAKE_BYTES_MAX)
+            _check_greeting(greeting)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _give_back(self, channel: Channel) -> None:
+        if channel.ended or len(self._idle) >= IDLE_CHANNELS_MAX:
+            channel.close()
+        else:
+            self._idle.append(channel)
+
+
+def _check_greeting(line: str) -> None:
+    if not line.startswith("OK "):
+        raise EngineError(f"a machine answered CONNECT with {line[:40]!r}")
+
+
+def number(members: JsonObject, name: str) -> float:
+    """Return a member that must be a number.
+
+    Raises:
+        EngineError: It is none.
+    """
+    value = members.get(name)
+    if isinstance(value, int | float):
+        return value
+    raise EngineError(f"an agent's answer has no number {name!r}")
+
+
+def answer(frame: Frame) -> JsonObject:
+    """Return what a REPLY holds.
+
+    Raises:
+        EngineError: The frame is neither REPLY nor ERROR.
+        ForkdError: It is an ERROR; `forkd.engine.faults` has the classes.
+    """
+    if frame.kind is Kind.REPLY:
+        return frame.members()
+    if frame.kind is Kind.ERROR:
+        raise guest_fault(frame.members())
+    raise EngineError(f"an agent answered with a {frame.kind.name} frame")
+
+
+def _eval_result(
+    reply: JsonObject, stdout: str, stderr: str, *, output_truncated: bool
+) -> EvalResult:
+    repr_, error = reply.get("repr"), reply.get("error")
+    return EvalResult(
+        has_value=reply.get("has_value") is True,
+        repr=repr_ if isinstance(repr_, str) else None,
+        value=reply.get("value"),
+        value_is_json=reply.get("value_is_json") is True,
+        stdout=stdout,
+        stderr=stderr,
+        output_truncated=output_truncated,
+        error=_eval_fault(error) if isinstance(error, dict) else None,
+        timed_out=reply.get("timed_out") is True,
+    )
+
+
+def _eval_fault(error: JsonObject) -> EvalFault:
+    return EvalFault(
+        type=str(error.get("type")),
+        message=str(error.get("message")),
+        traceback=str(error.get("traceback")),
+    )

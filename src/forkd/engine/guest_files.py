@@ -1,0 +1,188 @@
+"""Files in a guest, streamed both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+from forkd.engine.channel import deadline
+from forkd.engine.frames import FRAME_PAYLOAD_MAX, Kind
+from forkd.engine.guest import ANSWER_TIMEOUT_S, answer, number
+from forkd.errors import EngineError, EngineExited
+from forkd.model.files import EntryKind, FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+    from types import TracebackType
+
+    from forkd.engine.channel import Channel
+    from forkd.engine.frames import Frame
+    from forkd.engine.guest import Guest
+    from forkd.model.json import JsonValue
+
+WRITE_CHUNK_BYTES = FRAME_PAYLOAD_MAX // 4
+"""Largest piece in which a file is sent: some frames fit into the buffers on the way."""
+
+
+class GuestFile:
+    """A file being read; `forkd.service.api.FileReader` describes it."""
+
+    def __init__(
+        self, channel: Channel, operation: contextlib.AsyncExitStack, size_bytes: int, mode: int
+    ) -> None:
+        self._channel = channel
+        self._operation = operation
+        self._size_bytes = size_bytes
+        self._mode = mode
+        self._over = False
+
+    @classmethod
+    async def open(cls, guest: Guest, path: str, *, offset: int, length: int | None) -> Self:
+        """Open a file for reading.
+
+        Raises:
+            NotFound: There is none.
+            ForkdError: As `Guest.ask`.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            async with deadline(ANSWER_TIMEOUT_S, "the agent did not open the file"):
+                channel = await stack.enter_async_context(
+                    guest.operation("read_file", path=path, offset=offset, length=length)
+                )
+                first = await channel.receive()
+            if first.kind is not Kind.EVENT:
+                answer(first)
+                raise EngineError("an agent ended a file that it never opened")
+            size, mode = (int(number(first.members(), name)) for name in ("size_bytes", "mode"))
+            return cls(channel, stack.pop_all(), size, mode)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the whole file when it was opened."""
+        return self._size_bytes
+
+    @property
+    def mode(self) -> int:
+        """Permission bits of the file."""
+        return self._mode
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the bytes; each piece within `ANSWER_TIMEOUT_S` of the last.
+
+        Raises:
+            EngineTimeout: The agent stalled.
+            ForkdError: As `Guest.ask`.
+        """
+        while True:
+            async with deadline(ANSWER_TIMEOUT_S, "the agent stalled in a file"):
+                frame = await self._channel.receive()
+            if frame.kind is Kind.DATA:
+                yield frame.payload
+            elif frame.kind is not Kind.DATA_EOF:
+                answer(frame)
+                self._over = True
+                return
+
+    async def aclose(self) -> None:
+        """Stop reading; see the API."""
+        if not self._over:
+            self._channel.close()
+        await self._operation.aclose()
+
+
+async def write_file(
+    guest: Guest,
+    path: str,
+    chunks: AsyncIterable[bytes],
+    *,
+    mode: int | None,
+    make_parents: bool,
+) -> int:
+    """Write a file, whole or not at all; returns its length in bytes.
+
+    Raises:
+        EngineTimeout: The agent stalled.
+        ForkdError: As `Guest.ask`; whatever `chunks` raises, after which no file appears.
+    """
+    async with guest.operation(
+        "write_file", path=path, mode=mode, make_parents=make_parents
+    ) as channel:
+        async with asyncio.TaskGroup() as group:
+            # The agent may refuse in the middle, for example when the disk is full.
+            early = group.create_task(_outcome(channel), name=f"answer to write {path}")
+            try:
+                await _send_all(channel, chunks, early)
+                async with deadline(ANSWER_TIMEOUT_S, "the agent did not finish a file"):
+                    outcome = await early
+            except BaseException:
+                early.cancel()
+                raise
+        if isinstance(outcome, EngineError):
+            raise outcome
+        return int(number(answer(outcome), "bytes"))
+
+
+async def _outcome(channel: Channel) -> Frame | EngineError:
+    """Return the agent's answer, or the error that stands in its place."""
+    try:
+        return await channel.receive()
+    except EngineError as error:
+        return error
+
+
+async def _send_all(
+    channel: Channel, chunks: AsyncIterable[bytes], early: asyncio.Task[Frame | EngineError]
+) -> None:
+    try:
+        async for chunk in chunks:
+            for start in range(0, len(chunk), WRITE_CHUNK_BYTES):
+                if early.done():
+                    return
+                async with deadline(ANSWER_TIMEOUT_S, "the agent stalled in a file"):
+                    await channel.send(Kind.DATA, chunk[start : start + WRITE_CHUNK_BYTES])
+        await channel.send(Kind.DATA_EOF)
+    except EngineExited:
+        return  # the agent's answer, or its absence, says why
+
+
+def parse_entry(value: JsonValue) -> FileEntry:
+    """Return a directory entry as the agent describes it.
+
+    Raises:
+        EngineError: It describes none.
+    """
+    match value:
+        case {
+            "name": str(name),
+            "kind": "file" | "directory" | "symlink" | "other" as kind,
+            "size_bytes": int(size),
+            "mode": int(mode),
+            "uid": int(uid),
+            "gid": int(gid),
+            "modified_at_ns": int(modified),
+            **rest,
+        }:
+            target = rest.get("target")
+            return FileEntry(
+                name=name,
+                kind=EntryKind(kind),
+                size_bytes=size,
+                mode=mode,
+                uid=uid,
+                gid=gid,
+                modified_at_ns=modified,
+                target=target if isinstance(target, str) else None,
+            )
+    raise EngineError("an agent described a file badly")
