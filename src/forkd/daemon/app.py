@@ -1,0 +1,43 @@
+"""The application: every route, over one service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+import forkd
+from forkd.daemon import errors, openapi
+from forkd.daemon.bodies import LimitBodies
+from forkd.daemon.routes import files, processes, sandboxes, snapshots, system
+
+if TYPE_CHECKING:
+    from forkd.service.api import Service
+
+DESCRIPTION = """\
+fork(2) for virtual machines.
+
+Every answer that is not a success is an `ErrorBody`.  Members that a request does not have are
+refused.  The exec WebSocket, the streams of events and the rules by which this API changes are
+described in protocol/rest/README.md.
+"""
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the application.  It neither starts nor stops `service`."""
+    app = FastAPI(
+        title="forkd",
+        version="1",
+        summary="fork(2) for virtual machines",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+    )
+    app.state.service = service
+    errors.install(app)
+    app.add_middleware(LimitBodies)
+    for module in (system, snapshots, sandboxes, processes, files):
+        app.include_router(module.routes)
+    openapi.install(app)
+    return app

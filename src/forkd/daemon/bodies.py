@@ -1,0 +1,56 @@
+"""Bound the body of every request, before anything parses it.
+
+Contents of files are the exception: they are streamed into the guest and never held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+
+from forkd.daemon.errors import render
+from forkd.errors import InvalidRequest
+from forkd.wire.limits import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class LimitBodies:
+    """The application behind a limit of `BODY_BYTES_MAX` for the body of a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a body that breaks off with an error at the limit."""
+        if scope["type"] != "http" or _is_upload(scope):
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
+            await render(_too_large())(scope, receive, send)
+            return
+        await self._app(scope, _Counted(receive), send)
+
+
+class _Counted:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._bytes = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > BODY_BYTES_MAX:
+            raise _too_large()
+        return message
+
+
+def _is_upload(scope: Scope) -> bool:
+    return bool(scope["method"] == "PUT" and scope["path"].endswith("/files"))
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(f"the body is longer than {BODY_BYTES_MAX} bytes", field="body")

@@ -1,0 +1,280 @@
+"""Between what clients see (`wire`) and what we think in (`model`): the only file that knows both.
+
+Requests become model values, which check themselves once more; model values become answers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkd.errors import InvalidRequest
+from forkd.model import exec as model_exec
+from forkd.model.ids import Tag, parse_tag
+from forkd.model.image import Image
+from forkd.model.sandbox import ForkOptions
+from forkd.model.snapshot import Snapshot, SnapshotRequest, SnapshotStatus
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from forkd.model.files import FileEntry
+    from forkd.model.guest import GuestStatus
+    from forkd.model.host import HostInfo
+    from forkd.model.progress import Progress
+    from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SpawnTimes
+
+MIB = 1 << 20
+
+
+# Requests
+
+
+def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest:
+    """Return what to bake."""
+    return SnapshotRequest(tag=parse_tag(request.tag), recipe_path=recipe_path(request.recipe))
+
+
+def recipe_path(text: str) -> Path:
+    """Return the path of a recipe, which must not depend on the daemon's working directory."""
+    path = Path(text)
+    if not path.is_absolute():
+        raise InvalidRequest(f"recipe must be an absolute path, not {text[:80]!r}", field="recipe")
+    return path
+
+
+def fork_options(request: v1.SandboxCreate) -> ForkOptions:
+    """Return what each child of a fork gets."""
+    return ForkOptions(
+        network=request.network,
+        memory_limit_mib=request.memory_limit_mib,
+        disk_limit_mib=request.disk_limit_mib,
+        cpu_limit=request.cpu_limit,
+        all_or_nothing=request.all_or_nothing,
+        deadline_s=request.deadline_secs,
+    )
+
+
+def exec_request(request: v1.Exec | v1.ExecStart) -> model_exec.ExecRequest:
+    """Return a command to run."""
+    tty = request.tty if isinstance(request, v1.ExecStart) else None
+    return model_exec.ExecRequest(
+        args=tuple(request.args),
+        env=request.env,
+        cwd=request.cwd,
+        user=request.user,
+        timeout_s=request.timeout_secs,
+        stdin=bool(request.stdin),
+        tty=tty and tty_size(tty),
+    )
+
+
+def tty_size(size: v1.TerminalSize) -> model_exec.TtySize:
+    """Return a terminal's size."""
+    return model_exec.TtySize(rows=size.rows, columns=size.columns)
+
+
+# Answers
+
+
+def host_info(host: HostInfo) -> v1.HostInfo:
+    """Return the host as clients see it."""
+    return v1.HostInfo(
+        version=host.version,
+        hostname=host.hostname,
+        kernel=host.kernel,
+        cpu_model=host.cpu_model,
+        cpus=host.cpus,
+        memory_total_mib=host.memory_bytes // MIB,
+        memory_available_mib=host.memory_available_bytes // MIB,
+        state_free_mib=host.state_free_bytes // MIB,
+        kvm=host.kvm,
+        pvm=host.pvm,
+        cgroups=host.cgroups,
+        network=host.network,
+        snapshots=host.snapshots,
+        sandboxes=host.sandboxes,
+        uptime_s=host.uptime_s,
+    )
+
+
+def progress(event: Progress) -> v1.ProgressEvent:
+    """Return one step of a long operation."""
+    return v1.ProgressEvent(stage=event.stage, message=event.message, fraction=event.fraction)
+
+
+def snapshot_event(event: Progress | Snapshot) -> v1.ProgressEvent | v1.SnapshotEvent:
+    """Return one event of a bake."""
+    if isinstance(event, Snapshot):
+        return v1.SnapshotEvent(snapshot=snapshot(event))
+    return progress(event)
+
+
+def image_event(event: Progress | Image) -> v1.ProgressEvent | v1.ImageEvent:
+    """Return one event of a build."""
+    if isinstance(event, Image):
+        return v1.ImageEvent(image=image(event))
+    return progress(event)
+
+
+def image(built: Image) -> v1.ImageInfo:
+    """Return an image as clients see it."""
+    return v1.ImageInfo(
+        key=built.key,
+        name=built.name,
+        kernel=str(built.kernel),
+        initramfs=None if built.initramfs is None else str(built.initramfs),
+        rootfs=str(built.rootfs),
+        disk_mib=built.disk_bytes // MIB,
+    )
+
+
+def snapshot(stored: Snapshot) -> v1.SnapshotInfo:
+    """Return a snapshot as clients see it."""
+    return v1.SnapshotInfo(
+        tag=stored.tag,
+        dir=str(stored.directory),
+        created_at_unix=_unix(stored.created_at),
+        status=stored.status.value,
+        bootable=stored.status is SnapshotStatus.READY,
+        recipe=stored.recipe,
+        image_key=stored.image_key,
+        vcpus=stored.vcpus,
+        memory_mib=stored.memory_bytes // MIB,
+        disk_mib=stored.disk_bytes // MIB,
+        runtime=stored.runtime,
+        stored_bytes=stored.stored_bytes,
+        sandboxes=stored.sandboxes,
+        error=stored.error,
+    )
+
+
+def snapshot_detail(
+    stored: Snapshot, every: Iterable[Snapshot], forks: Iterable[Sandbox]
+) -> v1.SnapshotInfoDetail:
+    """Return a snapshot with its place among `every` other and its live `forks`."""
+    by_tag = {each.tag: each for each in every}
+    ancestors = _ancestors(stored, by_tag)
+    return v1.SnapshotInfoDetail(
+        **snapshot(stored).model_dump(),
+        memory_logical_bytes=stored.memory_bytes,
+        parent_tag=stored.parent,
+        chain_depth=len(ancestors),
+        ancestors=list(ancestors),
+        dependents=[each.tag for each in by_tag.values() if each.parent == stored.tag],
+        sandbox_ids=[each.id for each in forks],
+    )
+
+
+def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
+    found: list[Tag] = []
+    parent = stored.parent
+    while parent is not None and parent not in found:
+        found.insert(0, parent)
+        above = by_tag.get(parent)
+        parent = above.parent if above is not None else None
+    return found
+
+
+def sandbox(live: Sandbox) -> v1.SandboxInfo:
+    """Return a sandbox as clients see it."""
+    return v1.SandboxInfo(
+        id=live.id,
+        snapshot_tag=live.tag,
+        status=live.state.value,
+        created_at_unix=_unix(live.created_at),
+        hostname=live.hostname,
+        pid=live.pid,
+        guest_addr=live.address,
+        memory_limit_mib=live.memory_limit_mib,
+        disk_limit_mib=live.disk_limit_mib,
+        fork_ms=live.spawn and _times(live.spawn),
+        exit_reason=live.exit_reason,
+    )
+
+
+def _times(spawn: SpawnTimes) -> v1.ForkTimes:
+    return v1.ForkTimes(
+        clone=spawn.clone_ms,
+        build=spawn.build_ms,
+        resume=spawn.resume_ms,
+        agent=spawn.agent_ms,
+        total=spawn.total_ms,
+    )
+
+
+def outcomes(tag: str, result: ForkResult) -> list[v1.ForkOutcome]:
+    """Return what became of each child: the ready first, then the failed."""
+    failed = [_failure(tag, each) for each in result.failures]
+    return [*(sandbox(each) for each in result.sandboxes), *failed]
+
+
+def _failure(tag: str, failure: ForkFailure) -> v1.SandboxFailure:
+    return v1.SandboxFailure(
+        id=failure.id,
+        snapshot_tag=tag,
+        stage=failure.stage,
+        error=failure.message,
+        code=failure.code,
+    )
+
+
+def pong(status: GuestStatus) -> v1.Pong:
+    """Return how a guest's agent is."""
+    return v1.Pong(
+        version=status.version,
+        pid=status.pid,
+        uptime_s=status.uptime_s,
+        runtime=status.runtime.value,
+        warmup_ready=status.runtime.value in {"none", "ready"},
+    )
+
+
+def exec_exit(ended: model_exec.Exited) -> v1.ExecExit:
+    """Return how a command ended."""
+    return v1.ExecExit(
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        timed_out=ended.timed_out,
+        duration_s=ended.duration_s,
+    )
+
+
+def eval_result(result: model_exec.EvalResult) -> v1.EvalResult:
+    """Return what an evaluation gave."""
+    fault = result.error
+    return v1.EvalResult(
+        result=result.repr,
+        has_value=result.has_value,
+        value=result.value,
+        value_is_json=result.value_is_json,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        truncated=result.output_truncated,
+        error=fault and f"{fault.type}: {fault.message}",
+        exception=fault and v1.EvalException(
+            type=fault.type, message=fault.message, traceback=fault.traceback
+        ),
+        timed_out=result.timed_out,
+        exit_code=1 if fault is not None or result.timed_out else 0,
+    )
+
+
+def file_entry(entry: FileEntry) -> v1.FileEntry:
+    """Return one entry of a guest's file system."""
+    return v1.FileEntry(
+        name=entry.name,
+        kind=entry.kind.value,
+        size_bytes=entry.size_bytes,
+        mode=entry.mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        modified_at_ns=entry.modified_at_ns,
+        target=entry.target,
+    )
+
+
+def _unix(when: datetime) -> int:
+    return int(when.timestamp())

@@ -1,0 +1,109 @@
+"""Which HTTP status each error has: the only place that knows both.
+
+A class that is not in the table has its parent's status, so a new leaf of the tree never
+becomes a 500 by accident.  Whatever is not a `ForkdError` is our bug: it is logged with its
+traceback once, here, and the client learns only that it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from forkd import errors
+from forkd.wire.v1 import ErrorBody
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+    from pydantic import ValidationError
+
+log = logging.getLogger(__name__)
+
+STATUS: dict[type[errors.ForkdError], int] = {
+    errors.ForkdError: 500,
+    errors.RequestError: 400,
+    errors.InvalidRequest: 400,
+    errors.Denied: 401,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.CapacityError: 503,
+    errors.BuildError: 422,
+    errors.WarmUpError: 422,
+    errors.StoreError: 500,
+    errors.EngineError: 502,
+    errors.EngineTimeout: 504,
+    errors.GuestError: 422,
+    errors.HostError: 500,
+}
+
+INTERNAL = ErrorBody(error="forkd failed in a way it did not foresee; see its log", code="internal")
+
+
+def status_of(kind: type[errors.ForkdError]) -> int:
+    """Return the HTTP status of an error class: its own, or its nearest ancestor's."""
+    return next(STATUS[each] for each in kind.__mro__ if each in STATUS)
+
+
+def body_of(error: errors.ForkdError) -> ErrorBody:
+    """Return what a client is told about `error`."""
+    context = {key: value for key, value in error.context.items() if key != "field"}
+    field = error.context.get("field")
+    return ErrorBody(
+        error=str(error),
+        code=error.code,
+        field=None if field is None else str(field),
+        context=context,
+    )
+
+
+def invalid(problem: ValidationError | RequestValidationError) -> errors.InvalidRequest:
+    """Return a validation's first complaint, naming the field as the client wrote it."""
+    first = problem.errors()[0]
+    where = [str(part) for part in first["loc"] if part not in {"body", "query", "path"}]
+    field = ".".join(where) or "body"
+    return errors.InvalidRequest(f"{field}: {first['msg']}", field=field)
+
+
+def install(app: FastAPI) -> None:
+    """Make every answer of `app` that is not a success an `ErrorBody`."""
+    app.add_exception_handler(errors.ForkdError, _forkd_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+def render(error: errors.ForkdError) -> JSONResponse:
+    """Return `error` as an answer."""
+    return _answer(body_of(error), status_of(type(error)))
+
+
+def _answer(body: ErrorBody, status: int) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == STATUS[errors.Denied] else None
+    return JSONResponse(body.model_dump(), status, headers=headers)
+
+
+def _forkd_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, errors.ForkdError)  # noqa: S101 - what `install` registered
+    return render(error)
+
+
+def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - what `install` registered
+    return render(invalid(error))
+
+
+def _http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer for the router: no such path, or not this method."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - what `install` registered
+    code = errors.NotFound.code if error.status_code == 404 else errors.RequestError.code  # noqa: PLR2004
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _answer(ErrorBody(error=message, code=code), error.status_code)
+
+
+def _bug(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s crashed", request.method, request.url.path, exc_info=error)
+    return _answer(INTERNAL, STATUS[errors.ForkdError])

@@ -1,0 +1,211 @@
+"""Programs in a guest, as HTTP shows them: buffered in one answer, or attached to a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from starlette.websockets import WebSocketDisconnect
+
+from forkd.daemon import convert
+from forkd.daemon.errors import body_of, invalid
+from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
+from forkd.model.exec import Exited, Started, Stderr, Stdout
+from forkd.model.ids import SandboxId, parse_sandbox_id
+from forkd.wire import v1
+from forkd.wire.limits import OUTPUT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastapi import WebSocket
+
+    from forkd.model.exec import ExecEvent
+    from forkd.service.api import ExecSession, Service
+
+log = logging.getLogger(__name__)
+
+FIRST_MESSAGE_TIMEOUT_S = 30.0
+"""Time a client has, from connecting until it has said what to run."""
+
+SIGNAL_EXIT_BASE = 128
+"""A shell's exit code for a program ended by signal n is this plus n."""
+
+
+class Kept:
+    """The first `bytes_max` bytes of an output; counts as truncated what came after them."""
+
+    def __init__(self, bytes_max: int = OUTPUT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._data = bytearray()
+        self.truncated = False
+
+    def add(self, data: bytes) -> None:
+        """Keep what there is room for."""
+        room = self._bytes_max - len(self._data)
+        self._data += data[:room]
+        self.truncated = self.truncated or len(data) > room
+
+    def text(self) -> str:
+        """Return what was kept, with U+FFFD for what is not UTF-8."""
+        return self._data.decode(errors="replace")
+
+
+async def run(service: Service, sandbox: SandboxId, request: v1.Exec) -> v1.ExecResult:
+    """Run a program to its end and return its output, the first `OUTPUT_BYTES_MAX` of each.
+
+    Raises:
+        EngineExited: The machine ended before the program did.
+        ForkdError: Whatever the service raises.
+    """
+    stdout, stderr = Kept(), Kept()
+    async with await service.exec(sandbox, convert.exec_request(request)) as session:
+        with _first_error():
+            async with asyncio.TaskGroup() as group:
+                feeder = group.create_task(_feed(session, request.stdin))
+                ended = await _collect(session, stdout, stderr)
+                feeder.cancel()
+    return v1.ExecResult(
+        exit_code=_shell_code(ended),
+        signal=ended.signal,
+        timed_out=ended.timed_out,
+        duration_s=ended.duration_s,
+        stdout=stdout.text(),
+        stderr=stderr.text(),
+        truncated=stdout.truncated or stderr.truncated,
+    )
+
+
+async def _feed(session: ExecSession, text: str | None) -> None:
+    if text:
+        await session.write_stdin(text.encode())
+        await session.close_stdin()
+
+
+async def _collect(session: ExecSession, stdout: Kept, stderr: Kept) -> Exited:
+    async for event in session:
+        match event:
+            case Stdout(data):
+                stdout.add(data)
+            case Stderr(data):
+                stderr.add(data)
+            case Exited():
+                return event
+            case Started():
+                pass
+    raise EngineExited("the machine ended before the program did")
+
+
+def _shell_code(ended: Exited) -> int:
+    if ended.exit_code is not None:
+        return ended.exit_code
+    return SIGNAL_EXIT_BASE + (ended.signal or 0)
+
+
+async def attach(websocket: WebSocket, service: Service, sandbox: str) -> None:
+    """Serve one exec WebSocket: a REQUEST, then streams both ways, then REPLY or ERROR."""
+    await websocket.accept()
+    try:
+        request = await _first_message(websocket)
+        session = await service.exec(parse_sandbox_id(sandbox), convert.exec_request(request))
+        async with session:
+            await _converse(websocket, session)
+    except WebSocketDisconnect:
+        log.info("exec in %s: client left", sandbox)
+        return
+    except ForkdError as error:
+        await _send(websocket, v1.Kind.ERROR, body_of(error).model_dump_json().encode())
+    await websocket.close()
+
+
+async def _first_message(websocket: WebSocket) -> v1.ExecStart:
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+            kind, payload = await _receive(websocket)
+    except TimeoutError as error:
+        raise EngineTimeout("no REQUEST came") from error
+    if kind is not v1.Kind.REQUEST:
+        raise InvalidRequest(f"the first message must be a REQUEST, not {kind.name}")
+    try:
+        return v1.ExecStart.model_validate_json(payload)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+async def _converse(websocket: WebSocket, session: ExecSession) -> None:
+    with _first_error():
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(_listen(websocket, session))
+            async for event in session:
+                await _send(websocket, *_message(event))
+            listener.cancel()
+
+
+def _message(event: ExecEvent) -> tuple[v1.Kind, bytes]:
+    match event:
+        case Stdout(data):
+            return v1.Kind.STDOUT, data
+        case Stderr(data):
+            return v1.Kind.STDERR, data
+        case Started(pid):
+            return v1.Kind.EVENT, v1.ExecStarted(pid=pid).model_dump_json().encode()
+        case Exited():
+            return v1.Kind.REPLY, convert.exec_exit(event).model_dump_json().encode()
+
+
+async def _listen(websocket: WebSocket, session: ExecSession) -> None:
+    """Pass on what the client sends, until it leaves, which raises."""
+    while True:
+        kind, payload = await _receive(websocket)
+        match kind:
+            case v1.Kind.STDIN:
+                await session.write_stdin(payload)
+            case v1.Kind.STDIN_EOF:
+                await session.close_stdin()
+            case v1.Kind.CONTROL:
+                await _control(session, payload)
+            case _:
+                raise InvalidRequest(f"a client does not send {kind.name} here")
+
+
+async def _control(session: ExecSession, payload: bytes) -> None:
+    try:
+        order = v1.ExecControl.model_validate_json(payload)
+    except ValidationError as error:
+        raise invalid(error) from error
+    if order.signal is not None:
+        await session.send_signal(order.signal)
+    if order.resize is not None:
+        await session.resize(convert.tty_size(order.resize))
+
+
+async def _receive(websocket: WebSocket) -> tuple[v1.Kind, bytes]:
+    message = await websocket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    data = message.get("bytes")
+    if not data:
+        raise InvalidRequest("messages are binary: a kind and a payload")
+    try:
+        return v1.Kind(data[0]), data[1:]
+    except ValueError as error:
+        raise InvalidRequest(f"{data[0]} is not a kind of message") from error
+
+
+async def _send(websocket: WebSocket, kind: v1.Kind, payload: bytes) -> None:
+    await websocket.send_bytes(bytes([kind]) + payload)
+
+
+@contextlib.contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first of the errors of a task group, as if there had been no group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

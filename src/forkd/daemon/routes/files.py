@@ -1,0 +1,89 @@
+"""Files inside a sandbox.  Contents are streamed both ways and never held whole."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from forkd.daemon import convert
+from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.streaming import Stream
+from forkd.wire import v1
+
+routes = router("files")
+
+BYTES = "application/octet-stream"
+_BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+@routes.get(
+    "/v1/sandboxes/{id}/files",
+    operation_id="read_file",
+    response_class=Response,
+    responses={200: _BODY},
+)
+async def read_file(
+    sandbox: IdOf, query: Annotated[v1.FileRead, Query()], service: ServiceOf
+) -> Response:
+    """Return a file's bytes; `X-File-Size` and `X-File-Mode` describe the file as opened."""
+    reader = await service.read_file(
+        sandbox, query.path, offset=query.offset, length=query.length
+    )
+    headers = {"X-File-Size": str(reader.size_bytes), "X-File-Mode": f"{reader.mode:04o}"}
+    return Stream(reader, owned=reader, media_type=BYTES, headers=headers)
+
+
+@routes.put(
+    "/v1/sandboxes/{id}/files",
+    operation_id="write_file",
+    openapi_extra={"requestBody": {**_BODY, "required": True}},
+)
+async def write_file(
+    sandbox: IdOf,
+    query: Annotated[v1.FileWrite, Query()],
+    request: Request,
+    service: ServiceOf,
+) -> v1.FileWritten:
+    """Write the request's body to a file: whole, or not at all."""
+    written = await service.write_file(
+        sandbox, query.path, request.stream(), mode=query.mode, make_parents=query.make_parents
+    )
+    return v1.FileWritten(bytes=written)
+
+
+@routes.delete("/v1/sandboxes/{id}/files", operation_id="remove_file", status_code=204)
+async def remove_file(
+    sandbox: IdOf, query: Annotated[v1.FileRemove, Query()], service: ServiceOf
+) -> None:
+    """Remove a file, an empty folder, or with `recursive` a whole one."""
+    await service.remove(sandbox, query.path, recursive=query.recursive)
+
+
+@routes.get("/v1/sandboxes/{id}/files/stat", operation_id="stat_file")
+async def stat_file(
+    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], service: ServiceOf
+) -> v1.FileEntry:
+    """Describe one file; symbolic links are not followed."""
+    return convert.file_entry(await service.stat(sandbox, query.path))
+
+
+@routes.get("/v1/sandboxes/{id}/files/list", operation_id="list_files")
+async def list_files(
+    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], service: ServiceOf
+) -> v1.FileList:
+    """List a folder, by name."""
+    entries = await service.list_dir(sandbox, query.path)
+    return v1.FileList(entries=[convert.file_entry(each) for each in entries])
+
+
+@routes.post("/v1/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
+async def make_dir(sandbox: IdOf, body: v1.MakeDir, service: ServiceOf) -> None:
+    """Make a folder."""
+    await service.make_dir(sandbox, body.path, parents=body.parents, mode=body.mode)
+
+
+@routes.post("/v1/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
+async def move_file(sandbox: IdOf, body: v1.Move, service: ServiceOf) -> None:
+    """Rename a file or a folder within the sandbox."""
+    await service.move(sandbox, body.source, body.target)

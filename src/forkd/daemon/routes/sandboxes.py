@@ -1,0 +1,86 @@
+"""Sandboxes: fork, list, look, end, and what their consoles say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Query, Response
+
+from forkd.daemon import convert
+from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.streaming import Stream
+from forkd.errors import EngineError
+from forkd.model.ids import parse_tag
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from forkd.model.sandbox import ForkResult
+
+routes = router("sandboxes")
+
+
+@routes.post(
+    "/v1/sandboxes",
+    operation_id="fork",
+    status_code=201,
+    responses={207: {"model": list[v1.ForkOutcome], "description": "Some failed, some are ready"}},
+)
+async def fork(
+    body: v1.SandboxCreate, service: ServiceOf, response: Response
+) -> list[v1.ForkOutcome]:
+    """Fork sandboxes; one element for each, 207 if any of them failed, an error if all did."""
+    tag = parse_tag(body.snapshot_tag, field="snapshot_tag")
+    result = await service.fork(tag, body.n, convert.fork_options(body))
+    if not result.sandboxes:
+        raise _none_ready(result)
+    response.headers["Server-Timing"] = f"fork;dur={result.wall_ms:.3f}"
+    response.status_code = 207 if result.failures else 201
+    return convert.outcomes(tag, result)
+
+
+def _none_ready(result: ForkResult) -> EngineError:
+    first = result.failures[0]
+    return EngineError(
+        f"none of {len(result.failures)} became ready; the first failed in {first.stage}: "
+        f"{first.message}",
+        stage=first.stage,
+        reason=first.code,
+    )
+
+
+@routes.get("/v1/sandboxes", operation_id="list_sandboxes")
+async def list_sandboxes(
+    query: Annotated[v1.SandboxFilter, Query()], service: ServiceOf
+) -> list[v1.SandboxInfo]:
+    """List sandboxes, oldest first."""
+    tag = query.snapshot_tag and parse_tag(query.snapshot_tag, field="snapshot_tag")
+    return [convert.sandbox(each) for each in await service.list_sandboxes(tag or None)]
+
+
+@routes.get("/v1/sandboxes/{id}", operation_id="get_sandbox")
+async def get_sandbox(sandbox: IdOf, service: ServiceOf) -> v1.SandboxInfo:
+    """Describe one sandbox."""
+    return convert.sandbox(await service.get_sandbox(sandbox))
+
+
+@routes.delete("/v1/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
+async def delete_sandbox(sandbox: IdOf, service: ServiceOf) -> None:
+    """End a sandbox and remove everything that was its own."""
+    await service.delete_sandbox(sandbox)
+
+
+@routes.get(
+    "/v1/sandboxes/{id}/logs",
+    operation_id="read_logs",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def read_logs(
+    sandbox: IdOf, query: Annotated[v1.LogsRead, Query()], service: ServiceOf
+) -> Response:
+    """Return the end of what the guest wrote to its console; with `follow` also what comes."""
+    if not query.follow:
+        return Response(await service.console_log(sandbox), media_type="text/plain")
+    await service.get_sandbox(sandbox)
+    pieces = service.follow_console_log(sandbox)
+    return Stream(pieces, owned=pieces, media_type="text/plain")

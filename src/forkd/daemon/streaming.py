@@ -1,0 +1,135 @@
+"""Answers longer than a moment: events as lines of JSON, and bytes as they come.
+
+Both take over an iterator of the service and close it whatever happens, so that a client which
+goes away ends what it asked for: a bake is undone, a file of a guest is closed.
+
+An error before the first piece is an ordinary error answer, with its status.  Afterwards the
+status has been sent: a stream of events ends with an `error` event, and a stream of bytes breaks
+off without its last chunk, which every HTTP client notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from starlette.responses import Response
+
+from forkd.daemon.errors import body_of
+from forkd.errors import EngineError, ForkdError
+from forkd.wire.v1 import ErrorEvent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+
+    from pydantic import BaseModel
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+NDJSON = "application/x-ndjson"
+"""Media type of a stream of events: one JSON object a line."""
+
+T = TypeVar("T")
+
+
+class Closable(Protocol):
+    """What somebody must close."""
+
+    async def aclose(self) -> None:
+        """Let go; idempotent."""
+        ...
+
+
+class Stream(Response):
+    """An answer sent piece by piece; `owned` is closed when it ends, however it ends."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterable[bytes],
+        *,
+        owned: Closable,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(media_type=media_type, headers=headers)
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._owned = owned
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, until the pieces end or the client goes away."""
+        del scope
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(_raise_when_gone(receive))
+                await self._send_all(send)
+                watcher.cancel()
+        except* _ClientGone:
+            log.info("client left in the middle of an answer")
+        except* ForkdError as errors:
+            log.warning("answer broken off: %s", errors.exceptions[0])
+        finally:
+            await self._owned.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        await send(start)
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _ClientGone(Exception):
+    pass
+
+
+async def _raise_when_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _ClientGone
+
+
+async def events(source: AsyncGenerator[T, None], render: Callable[[T], BaseModel]) -> Response:
+    """Return `source` as a stream of events.
+
+    Waits for the first event, so that what is refused at once is refused with a status.
+
+    Raises:
+        ForkdError: Whatever `source` raises before its first event.
+    """
+    first = await anext(source)
+    return Stream(_lines(first, source, render), owned=source, media_type=NDJSON)
+
+
+async def _lines(
+    first: T, rest: AsyncIterator[T], render: Callable[[T], BaseModel]
+) -> AsyncIterator[bytes]:
+    try:
+        yield _line(render(first))
+        async for event in rest:
+            yield _line(render(event))
+    except ForkdError as error:
+        log.warning("operation failed: %s (%s)", error, error.code)
+        yield _line(ErrorEvent(**body_of(error).model_dump()))
+
+
+def _line(event: BaseModel) -> bytes:
+    return event.model_dump_json().encode() + b"\n"
+
+
+async def last(source: AsyncGenerator[object, None], kind: type[T]) -> T:
+    """Return the result that ends `source`, for a client that asked for no stream."""
+    event = None
+    async with contextlib.aclosing(source):
+        async for event in source:
+            pass
+    if not isinstance(event, kind):
+        raise EngineError("the operation ended without a result")
+    return event

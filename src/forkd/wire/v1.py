@@ -1,0 +1,468 @@
+"""Requests, answers and events of version 1 of the REST API.
+
+Clients see these types and nothing else of forkd, so fields are added, never renamed or removed.
+Requests refuse members they do not know: a misspelt option must not become a silent default.
+Answers ignore them when read: an older client talks to a newer daemon.
+
+Sizes and times carry their unit in their name.  Names that another implementation of the same
+idea made popular are kept (`snapshot_tag`, `timeout_secs`, `created_at_unix`, `exit_code`), so
+that a client written for that one works here too.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from forkd.wire import limits
+
+Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
+Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
+Arg = Annotated[str, Field(max_length=limits.ARG_CHARS_MAX)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.TIMEOUT_SECS_MAX)]
+
+
+class Request(BaseModel):
+    """What a client sends: frozen, strict, without members we do not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Query(BaseModel):
+    """A request's query string: text, so `strict` has no place here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(BaseModel):
+    """What a client receives."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+# Errors
+
+
+class ErrorBody(Answer):
+    """Body of every answer that is not a success, and last event of a stream that failed."""
+
+    error: str = Field(description="What went wrong, in a sentence; may be reworded at any time.")
+    code: str = Field(description="Stable name of the kind of error; see errors.json.")
+    field: str | None = Field(default=None, description="The request's field at fault.")
+    context: dict[str, str | int] = Field(
+        default_factory=dict, description="Ids and numbers that belong to the message."
+    )
+
+
+# System
+
+
+class Health(Answer):
+    """The daemon answers."""
+
+    ok: bool
+
+
+class Version(Answer):
+    """What runs here."""
+
+    version: str
+    api: Literal["v1"] = "v1"
+
+
+class HostInfo(Answer):
+    """The host the daemon runs on, and what it carries."""
+
+    version: str
+    hostname: str
+    kernel: str
+    cpu_model: str
+    cpus: int
+    memory_total_mib: int
+    memory_available_mib: int
+    state_free_mib: int = Field(description="Free space where snapshots are stored.")
+    kvm: bool
+    pvm: bool = Field(description="This KVM interprets stock guests; they will be very slow.")
+    cgroups: bool
+    network: bool
+    snapshots: int
+    sandboxes: int
+    uptime_s: float
+
+
+# Snapshots
+
+
+class SnapshotCreate(Request):
+    """Bake a snapshot from a recipe: boot, warm up, freeze."""
+
+    tag: Tag
+    recipe: Path = Field(
+        description="recipe.toml or the folder that holds it, as a path on the daemon's host."
+    )
+
+
+class SnapshotInfo(Answer):
+    """One stored snapshot."""
+
+    tag: str
+    dir: str
+    created_at_unix: int
+    status: Literal["writing", "ready", "failed"]
+    bootable: bool = Field(description="Whether sandboxes can be forked from it now.")
+    recipe: str
+    image_key: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    runtime: str = Field(description="The warm runtime: `python` or `none`.")
+    stored_bytes: int = Field(description="What its files take in the store.")
+    sandboxes: int = Field(description="How many sandboxes forked from it are alive.")
+    error: str | None = Field(default=None, description="Why `status` is `failed`.")
+
+
+class SnapshotInfoDetail(SnapshotInfo):
+    """One stored snapshot, with what it stands on and what stands on it."""
+
+    memory_logical_bytes: int
+    parent_tag: str | None
+    chain_depth: int
+    ancestors: list[str] = Field(description="Its chain without itself, base first.")
+    dependents: list[str] = Field(description="Snapshots that name it as their parent.")
+    sandbox_ids: list[str] = Field(description="Live forks of it.")
+
+
+# Images
+
+
+class ImageBuild(Request):
+    """Build an image, or find it built already."""
+
+    recipe: Path
+
+
+class ImageInfo(Answer):
+    """One built image; paths are on the daemon's host."""
+
+    key: str = Field(description="Names the contents: the same recipe gives the same key.")
+    name: str
+    kernel: str
+    initramfs: str | None
+    rootfs: str
+    disk_mib: int
+
+
+# Streams of progress (application/x-ndjson)
+
+
+class ProgressEvent(Answer):
+    """A long operation has come this far."""
+
+    event: Literal["progress"] = "progress"
+    stage: str
+    message: str
+    fraction: float | None = Field(default=None, ge=0, le=1, description="None: not known.")
+
+
+class SnapshotEvent(Answer):
+    """Last event of a bake that succeeded."""
+
+    event: Literal["snapshot"] = "snapshot"
+    snapshot: SnapshotInfo
+
+
+class ImageEvent(Answer):
+    """Last event of a build that succeeded."""
+
+    event: Literal["image"] = "image"
+    image: ImageInfo
+
+
+class ErrorEvent(ErrorBody):
+    """Last event of an operation that failed after its stream had begun."""
+
+    event: Literal["error"] = "error"
+
+
+SnapshotStreamEvent = Annotated[
+    ProgressEvent | SnapshotEvent | ErrorEvent, Field(discriminator="event")
+]
+ImageStreamEvent = Annotated[ProgressEvent | ImageEvent | ErrorEvent, Field(discriminator="event")]
+
+
+# Sandboxes
+
+
+class SandboxCreate(Request):
+    """Fork `n` sandboxes from a snapshot."""
+
+    snapshot_tag: Tag
+    n: int = Field(default=1, ge=1, le=limits.FORK_COUNT_MAX)
+    memory_limit_mib: int | None = Field(
+        default=None, ge=limits.MEMORY_LIMIT_MIB_MIN, le=limits.MEMORY_LIMIT_MIB_MAX
+    )
+    disk_limit_mib: int | None = Field(default=None, ge=1, le=limits.DISK_LIMIT_MIB_MAX)
+    cpu_limit: Number | None = Field(
+        default=None, ge=0.01, le=limits.CPU_LIMIT_MAX, description="In cores."
+    )
+    network: bool = Field(default=False, description="Give each a network interface and address.")
+    all_or_nothing: bool = Field(
+        default=False, description="If one fails, end those that are ready and answer an error."
+    )
+    deadline_secs: Number = Field(
+        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        ge=0.1,
+        le=limits.FORK_DEADLINE_SECS_MAX,
+        description="Time each child has until its agent has answered.",
+    )
+
+
+class ForkTimes(Answer):
+    """Stages of one fork, in milliseconds; `total` from its clone to its agent's answer."""
+
+    clone: float
+    build: float
+    resume: float
+    agent: float
+    total: float
+
+
+class SandboxInfo(Answer):
+    """One sandbox."""
+
+    id: str
+    snapshot_tag: str
+    status: Literal["starting", "running", "stopping", "exited"]
+    created_at_unix: int
+    hostname: str
+    pid: int | None = Field(description="Its VMM process; None unless it runs.")
+    guest_addr: str | None = Field(description="None without a network.")
+    memory_limit_mib: int | None
+    disk_limit_mib: int | None
+    fork_ms: ForkTimes | None
+    exit_reason: str | None = None
+
+
+class SandboxFailure(Answer):
+    """A fork that did not become a sandbox.  Nothing of it remains."""
+
+    id: str
+    snapshot_tag: str
+    status: Literal["failed"] = "failed"
+    stage: str
+    error: str
+    code: str = Field(description="In the words of the control protocol.")
+
+
+ForkOutcome = SandboxInfo | SandboxFailure
+
+
+class Pong(Answer):
+    """The agent in the guest answered."""
+
+    pong: bool = True
+    version: str
+    pid: int
+    uptime_s: float
+    runtime: Literal["none", "starting", "ready", "failed"]
+    warmup_ready: bool
+
+
+# Exec and eval
+
+
+class TerminalSize(Request):
+    """A terminal's size, in characters."""
+
+    rows: int = Field(ge=1, le=limits.TTY_SIDE_MAX)
+    columns: int = Field(ge=1, le=limits.TTY_SIDE_MAX)
+
+
+class _ExecBase(Request):
+    args: list[Arg] = Field(min_length=1, max_length=limits.ARGS_MAX, description="No shell.")
+    env: dict[str, Arg] = Field(default_factory=dict, max_length=limits.ENV_MAX)
+    cwd: Path | None = None
+    user: str | None = Field(default=None, min_length=1, max_length=limits.USER_CHARS_MAX)
+
+
+class Exec(_ExecBase):
+    """Run a program and wait for it."""
+
+    timeout_secs: TimeoutSecs = limits.TIMEOUT_SECS_DEFAULT
+    stdin: str | None = Field(default=None, max_length=limits.STDIN_CHARS_MAX)
+
+
+class ExecStart(_ExecBase):
+    """Run a program with its streams attached: first message of the exec WebSocket."""
+
+    timeout_secs: TimeoutSecs | None = None
+    stdin: bool = Field(default=False, description="False: standard input is /dev/null.")
+    tty: TerminalSize | None = None
+
+
+class ExecStarted(Answer):
+    """The program runs."""
+
+    event: Literal["started"] = "started"
+    pid: int
+
+
+class ExecControl(Request):
+    """Do something to a program that runs; exactly one member."""
+
+    signal: int | None = Field(default=None, ge=1, le=64)
+    resize: TerminalSize | None = None
+
+
+class ExecExit(Answer):
+    """How a program ended."""
+
+    exit_code: int | None = Field(description="None if a signal ended it.")
+    signal: int | None = None
+    timed_out: bool = False
+    duration_s: float
+
+
+class ExecResult(ExecExit):
+    """How a program ended, and what it wrote.
+
+    `exit_code` here is the shell's: 128 + signal if a signal ended the program.
+    """
+
+    exit_code: int
+    stdout: str = Field(description="UTF-8; other bytes become U+FFFD.")
+    stderr: str
+    truncated: bool = Field(description="Output beyond the limit was dropped.")
+
+
+class Kind(IntEnum):
+    """First byte of each message of the exec WebSocket; the guest protocol's frame kinds."""
+
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CONTROL = 5
+    STDIN = 16
+    STDIN_EOF = 17
+    STDOUT = 18
+    STDERR = 19
+
+
+class Eval(Request):
+    """Run code in the sandbox's warm runtime."""
+
+    code: str = Field(max_length=limits.CODE_CHARS_MAX)
+    timeout_secs: TimeoutSecs = limits.TIMEOUT_SECS_DEFAULT
+
+
+class EvalException(Answer):
+    """An exception that the code raised and did not catch."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class EvalResult(Answer):
+    """What the code gave.  An exception is a result too."""
+
+    result: str | None = Field(description="`repr` of the last expression; None without one.")
+    has_value: bool
+    value: JsonValue = Field(default=None, description="The last expression, if JSON can say it.")
+    value_is_json: bool
+    stdout: str
+    stderr: str
+    truncated: bool = Field(default=False, description="Output beyond the limit was dropped.")
+    error: str | None = Field(default=None, description="`type: message` of `exception`.")
+    exception: EvalException | None = None
+    timed_out: bool = False
+    exit_code: int = Field(description="0; 1 if there was an exception or the time ran out.")
+
+
+# Files
+
+
+class FileEntry(Answer):
+    """One file, folder or link in a guest."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size_bytes: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at_ns: int
+    target: str | None = None
+
+
+class FileList(Answer):
+    """What is in a folder, by name."""
+
+    entries: list[FileEntry]
+
+
+class FileWritten(Answer):
+    """A file was written whole."""
+
+    bytes: int
+
+
+class FilePath(Query):
+    """Which file."""
+
+    path: Path
+
+
+class FileRead(FilePath):
+    """Which part of which file."""
+
+    offset: int = Field(default=0, ge=0)
+    length: int | None = Field(default=None, ge=0)
+
+
+class FileWrite(FilePath):
+    """Where a file goes; its contents are the request's body."""
+
+    mode: int | None = Field(default=None, ge=0, le=0o7777, description="Decimal; 420 is 0644.")
+    make_parents: bool = False
+
+
+class FileRemove(FilePath):
+    """What to remove."""
+
+    recursive: bool = False
+
+
+class LogsRead(Query):
+    """How to read a console log."""
+
+    follow: bool = Field(default=False, description="Go on until the sandbox ends.")
+
+
+class SandboxFilter(Query):
+    """Which sandboxes to list."""
+
+    snapshot_tag: Tag | None = None
+
+
+class MakeDir(Request):
+    """Make a folder."""
+
+    path: Path
+    parents: bool = False
+    mode: int | None = Field(default=None, ge=0, le=0o7777)
+
+
+class Move(Request):
+    """Rename within one guest."""
+
+    source: Path
+    target: Path
+
+
+Json = dict[str, Any]
+"""A JSON object before a type has looked at it."""
