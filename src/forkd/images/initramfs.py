@@ -1,0 +1,186 @@
+"""Build the initramfs: our agent as `/init`, and the modules that lead to the root file system.
+
+    /init                      the agent, a static program
+    /etc/forkd/modules         paths of the modules, one per line, in the order of loading
+    /lib/modules/<name>.ko     the modules
+    /dev /proc /run /sys /newroot, and /dev/console
+
+A stock kernel has next to nothing built in, so the archive carries what `MODULES` names and
+what these depend on.  It is not compressed: a microVM copies it faster than it unpacks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from forkd.errors import BuildError
+from forkd.host import files
+from forkd.images import cpio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from forkd.images.kernel import Kernel
+    from forkd.images.layout import Cache
+    from forkd.images.steps import Build
+
+MODULES = (
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_rng",
+    "vmw_vsock_virtio_transport",
+    "crc32c_generic",  # ext4 asks for "crc32c" by name; this one runs on every CPU
+    "ext4",
+    "overlay",
+)
+"""What a guest needs of a stock kernel, before its root is there and after."""
+
+AGENT_BYTES_MAX = 64 * 1024 * 1024
+"""Largest agent; it stays in the guest's memory."""
+
+_FORMAT = "forkd-initramfs-1"
+
+
+def build_initramfs(kernel: Kernel, agent: Path, cache: Cache, build: Build) -> Path:
+    """Return the initramfs of `kernel` with `agent` in it, made if the cache has none.
+
+    Raises:
+        BuildError: The agent is no static program, or the kernel lacks a module.
+    """
+    program = _read_agent(agent)
+    modules = read_modules(kernel.modules)
+    entries = archive_entries(program, modules)
+    data = cpio.archive(entries)
+    key = hashlib.sha256(_FORMAT.encode() + data).hexdigest()[:32]
+    path = cache.initramfs / f"{key}.cpio"
+    if not path.exists():
+        files.write_atomic(path, data)
+    build.tell("initramfs", f"initramfs of {len(modules)} modules, {len(data) >> 10} KiB", 1.0)
+    return path
+
+
+def archive_entries(agent: bytes, modules: Mapping[str, bytes]) -> list[cpio.Entry]:
+    """Return what is in the archive; `modules` are in the order of loading."""
+    folders = ("dev", "etc", "etc/forkd", "lib", "lib/modules", "newroot", "proc", "run", "sys")
+    order = "".join(f"/lib/modules/{name}\n" for name in modules)
+    return [
+        *(cpio.folder(name) for name in folders),
+        cpio.character("dev/console", 5, 1),
+        cpio.regular("init", agent, 0o755),
+        cpio.regular("etc/forkd/modules", order.encode()),
+        *(cpio.regular(f"lib/modules/{name}", data) for name, data in modules.items()),
+    ]
+
+
+def read_modules(folder: Path | None) -> dict[str, bytes]:
+    """Return the modules in `folder` that a guest needs, by file name, in order of loading.
+
+    Without a folder there are none: such a kernel has built in what it needs.
+
+    Raises:
+        BuildError: One is missing.
+    """
+    if folder is None:
+        return {}
+    try:
+        dependencies = parse_dependencies((folder / "modules.dep").read_text())
+        built_in = _built_in(folder)
+        paths = load_order(MODULES, dependencies, built_in)
+        return {_file_name(path): _module(folder / path) for path in paths}
+    except OSError as error:
+        raise BuildError(f"cannot read the modules in {folder}: {error.strerror}") from error
+
+
+def parse_dependencies(text: str) -> dict[str, tuple[str, ...]]:
+    """Return what `modules.dep` says: for each module's path, the paths it depends on."""
+    lines = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {path: tuple(needed.split()) for path, _, needed in lines}
+
+
+def load_order(
+    names: Iterable[str], dependencies: Mapping[str, tuple[str, ...]], built_in: frozenset[str]
+) -> list[str]:
+    """Return the paths of the modules `names` and all they need, each after what it needs.
+
+    Raises:
+        BuildError: A module is neither there nor built in, or they need each other.
+    """
+    by_name = {module_name(path): path for path in dependencies}
+    order: list[str] = []
+    under_way: set[str] = set()
+    for name in names:
+        if name in built_in:
+            continue
+        if name not in by_name:
+            raise BuildError(f"the kernel has no module {name}", module=name)
+        _visit(by_name[name], dependencies.__getitem__, order, under_way)
+    return order
+
+
+def _visit(
+    path: str,
+    needs: Callable[[str], tuple[str, ...]],
+    order: list[str],
+    under_way: set[str],
+) -> None:
+    if path in order:
+        return
+    if path in under_way:
+        raise BuildError(f"modules.dep leads in a circle at {path}", module=path)
+    under_way.add(path)
+    try:
+        for needed in needs(path):
+            _visit(needed, needs, order, under_way)
+    except KeyError as error:
+        raise BuildError(f"modules.dep lacks what {path} needs", module=path) from error
+    order.append(path)
+
+
+def module_name(path: str) -> str:
+    """Return a module's name: its file's, without suffixes, and with `_` for `-`."""
+    return PurePosixPath(path).name.partition(".ko")[0].replace("-", "_")
+
+
+def _built_in(folder: Path) -> frozenset[str]:
+    table = folder / "modules.builtin"
+    lines = table.read_text().splitlines() if table.exists() else []
+    return frozenset(module_name(line) for line in lines)
+
+
+def _file_name(path: str) -> str:
+    return PurePosixPath(path).name.removesuffix(".xz")
+
+
+def _module(path: Path) -> bytes:
+    data = path.read_bytes()
+    return lzma.decompress(data) if path.suffix == ".xz" else data
+
+
+def _read_agent(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(AGENT_BYTES_MAX + 1)
+    except OSError as error:
+        raise BuildError(f"no agent at {path}: {error.strerror}", path=str(path)) from error
+    if len(data) > AGENT_BYTES_MAX:
+        raise BuildError(f"the agent {path} is larger than {AGENT_BYTES_MAX} bytes")
+    if (wrong := _why_not_static(data)) is not None:
+        raise BuildError(f"{path} cannot be the agent: {wrong}", path=str(path))
+    return data
+
+
+def _why_not_static(data: bytes) -> str | None:
+    """Say why a program cannot run where there are no libraries; None if it can."""
+    if not data.startswith(b"\x7fELF\x02"):
+        return "it is not a 64-bit ELF program"
+    program_headers = int.from_bytes(data[32:40], "little")
+    size, count = (int.from_bytes(data[at : at + 2], "little") for at in (54, 56))
+    interpreter = 3
+    kinds = (program_headers + size * index for index in range(count))
+    if any(int.from_bytes(data[at : at + 4], "little") == interpreter for at in kinds):
+        return "it is linked dynamically"
+    return None

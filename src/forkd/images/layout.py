@@ -1,0 +1,106 @@
+"""Where things lie in the cache folder.
+
+    kernels/<version>/{vmlinuz,modules/,kernel.json}
+    initramfs/<key>.cpio
+    images/<key>/{rootfs.ext4,image.json,manifest.json}
+    locks/<name>.lock
+
+Everything but a lock is written aside, under a name that begins with `.partial-`, and
+renamed when it is whole; so a name without that prefix always means a finished thing.
+Everything can be deleted at any time: it is built again when next needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkd.errors import BuildError
+from forkd.host import files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PARTIAL_PREFIX = ".partial-"
+
+
+def default_cache_folder() -> Path:
+    """Return where a user's cache is: `$XDG_CACHE_HOME/forkd` or `~/.cache/forkd`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "forkd"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A cache folder."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: Path | None = None) -> Cache:
+        """Return the cache in `folder`, or the user's; its folders exist from now on.
+
+        Raises:
+            BuildError: They cannot be made.
+        """
+        cache = cls((folder or default_cache_folder()).absolute())
+        try:
+            for each in (cache.kernels, cache.initramfs, cache.images, cache.locks):
+                each.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(f"cannot use the cache {cache.folder}: {error.strerror}") from error
+        return cache
+
+    @property
+    def kernels(self) -> Path:
+        """Kernels, one folder for each version."""
+        return self.folder / "kernels"
+
+    @property
+    def initramfs(self) -> Path:
+        """Archives that a kernel runs first."""
+        return self.folder / "initramfs"
+
+    @property
+    def images(self) -> Path:
+        """Root file systems, one folder for each key."""
+        return self.folder / "images"
+
+    @property
+    def locks(self) -> Path:
+        """Lock files; they stay when their lock goes."""
+        return self.folder / "locks"
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Keep every other builder of the thing called `name` waiting."""
+        with files.lock(self.locks / f"{name}.lock"):
+            yield
+
+    @contextlib.contextmanager
+    def partial(
+        self, path: Path, remove: Callable[[Path], None] = files.remove_tree
+    ) -> Iterator[Path]:
+        """Give a new folder beside `path` to build in, and remove what is left of it after.
+
+        Use it under the `lock` of the thing.  Renaming the folder to `path` finishes it.
+        What an earlier builder of the same thing left in a crash is removed first.
+        """
+        aside = path.with_name(PARTIAL_PREFIX + path.name)
+        remove(aside)
+        aside.mkdir()
+        try:
+            yield aside
+        finally:
+            remove(aside)
+
+    def sweep(self, remove: Callable[[Path], None] = files.remove_tree) -> None:
+        """Remove what crashed builders of root file systems left and nobody is building now."""
+        for aside in self.images.glob(f"{PARTIAL_PREFIX}*"):
+            name = f"image-{aside.name.removeprefix(PARTIAL_PREFIX)}"
+            with files.try_lock(self.locks / f"{name}.lock") as mine:
+                if mine:
+                    remove(aside)

@@ -1,0 +1,387 @@
+"""Read a recipe: one TOML file that says what a machine boots and how it warms up.
+
+    name = "python-numpy"
+
+    [image]
+    debian = { packages = ["python3", "python3-numpy"] }
+
+    [machine]
+    memory_mib = 512
+
+    [warmup]
+    runtime = "python"
+    file = "warmup.py"
+
+A recipe may come from anyone, so it can do no more than it says: keys that we do not know
+are refused with the nearest one that we do, every path stays inside the recipe's folder,
+names of packages and requirements can be nothing else (no options, no URLs), and every
+value has a limit with a name.  Values are frozen; `load_recipe` is the only way in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from forkd.errors import InvalidRequest, NotFound
+
+RECIPE_FILE_NAME = "recipe.toml"
+
+RECIPE_BYTES_MAX = 1024 * 1024
+"""Largest recipe, and largest warm-up file; a warm-up travels to the guest in one frame."""
+
+PACKAGES_MAX = 1_000
+"""Most packages named by one recipe; what they depend on is not counted."""
+
+REQUIREMENTS_MAX = 1_000
+"""Most Python requirements named by one recipe."""
+
+FILES_MAX = 1_000
+"""Most entries of `files`; an entry may be a whole folder."""
+
+ENV_MAX = 256
+"""Most environment variables that a recipe sets."""
+
+ENV_VALUE_BYTES_MAX = 32 * 1024
+"""Longest value of one environment variable."""
+
+COMMAND_ARGS_MAX = 256
+"""Most arguments of a command in a recipe."""
+
+TEXT_BYTES_MAX = 4_096
+"""Longest path, argument or description."""
+
+CODE_BYTES_MAX = 512 * 1024
+"""Longest warm-up, and longest post-fork code."""
+
+VCPUS_MAX = 8
+"""Most virtual CPUs of a machine."""
+
+MEMORY_MIB_MIN = 128
+"""Least memory of a machine: a stock kernel and its initramfs do not fit in less."""
+
+MEMORY_MIB_MAX = 1 << 20
+"""Most memory of a machine, 1 TiB."""
+
+MEMORY_MIB_STEP = 2
+"""Memory comes in huge pages of 2 MiB."""
+
+DISK_MIB_MIN = 16
+"""Smallest disk: an ext4 file system of this size still holds a small image."""
+
+DISK_MIB_MAX = 1 << 24
+"""Largest disk, 16 TiB: the limit of ext4 with 4 KiB blocks."""
+
+DISK_MIB_DEFAULT = 2_048
+
+WARM_UP_S_MAX = 3_600.0
+"""Longest that a warm-up may take."""
+
+CMDLINE_BYTES_MAX = 1_024
+"""Longest addition to the kernel's command line: half of what x86 kernels take."""
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not hold a NUL")
+    return text
+
+
+def _guest_path(text: str) -> str:
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError("must be an absolute path without '..'")
+    return str(path)
+
+
+def _inner_path(text: str) -> str:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError("must be a path inside the recipe's folder, without '..'")
+    return str(path)
+
+
+def _pattern(pattern: str) -> StringConstraints:
+    return StringConstraints(pattern=pattern, max_length=TEXT_BYTES_MAX)
+
+
+Text = Annotated[str, Field(max_length=TEXT_BYTES_MAX), AfterValidator(_no_nul)]
+GuestPath = Annotated[Text, AfterValidator(_guest_path)]
+InnerPath = Annotated[Text, AfterValidator(_inner_path)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+Package = Annotated[str, _pattern(r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$")]
+Suite = Annotated[str, _pattern(r"^[a-z][a-z0-9-]*$")]
+Requirement = Annotated[
+    str,
+    _pattern(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?\s*([<>=!~][A-Za-z0-9<>=!~.*+, -]*)?$"
+    ),
+]
+User = Annotated[str, _pattern(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$")]
+EnvName = Annotated[str, _pattern(r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvValue = Annotated[str, Field(max_length=ENV_VALUE_BYTES_MAX), AfterValidator(_no_nul)]
+Env = Annotated[Mapping[EnvName, EnvValue], Field(max_length=ENV_MAX)]
+Command = Annotated[tuple[Text, ...], Field(min_length=1, max_length=COMMAND_ARGS_MAX)]
+Code = Annotated[str, Field(max_length=CODE_BYTES_MAX), AfterValidator(_no_nul)]
+CommandLine = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=CMDLINE_BYTES_MAX)]
+
+
+class _Frozen(BaseModel):
+    """A part of a recipe: nothing unknown in it, and nothing changes it later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DebianSource(_Frozen):
+    """Packages of a Debian suite, with what they depend on."""
+
+    suite: Suite = "bookworm"
+    packages: Annotated[tuple[Package, ...], Field(max_length=PACKAGES_MAX)] = ()
+    variant: Literal["minbase", "important", "standard"] = "minbase"
+
+
+class ImageSource(_Frozen):
+    """Where the root file system comes from: exactly one of these.
+
+    Attributes:
+        debian: Packages.
+        oci: An OCI layout folder, an OCI or `docker save` archive, or a registry reference.
+        rootfs: A finished ext4 file system, used as it is.
+    """
+
+    debian: DebianSource | None = None
+    oci: Text | None = None
+    rootfs: Text | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("debian", "oci", "rootfs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("name exactly one of debian, oci and rootfs")
+        return self
+
+
+class RecipeFile(_Frozen):
+    """A file, or a folder with all in it, copied into the root file system.
+
+    Attributes:
+        source: Its path inside the recipe's folder.
+        target: Its path in the guest.
+        mode: Permissions of files; None takes 0755 if the source is executable, else 0644.
+    """
+
+    source: InnerPath
+    target: GuestPath
+    mode: Annotated[int, Field(strict=True, ge=0, le=0o7777)] | None = None
+
+
+class Pip(_Frozen):
+    """Python packages put beside the image's own."""
+
+    requirements: Annotated[tuple[Requirement, ...], Field(max_length=REQUIREMENTS_MAX)] = ()
+
+
+class MachineShape(_Frozen):
+    """The machine that the image is baked in.
+
+    Attributes:
+        vcpus: Virtual CPUs.
+        memory_mib: Memory, in MiB.
+        disk_mib: Size of the disk; None is `DISK_MIB_DEFAULT`, or the size of a given rootfs.
+        kernel: `debian` for Debian's own, or the path of a bzImage or vmlinux.
+        modules: Folder with the modules of a kernel given by path, as under `/lib/modules`;
+            None if the kernel has built in what it needs.
+        cmdline: Added to the kernel's command line.
+    """
+
+    vcpus: Annotated[int, Field(strict=True, ge=1, le=VCPUS_MAX)] = 1
+    memory_mib: Annotated[
+        int, Field(strict=True, ge=MEMORY_MIB_MIN, le=MEMORY_MIB_MAX, multiple_of=MEMORY_MIB_STEP)
+    ] = 512
+    disk_mib: Annotated[int, Field(strict=True, ge=DISK_MIB_MIN, le=DISK_MIB_MAX)] | None = None
+    kernel: Text = "debian"
+    modules: Text | None = None
+    cmdline: CommandLine = ""
+
+
+class Ready(_Frozen):
+    """When a warm-up counts as done: once this command ends with status 0 in the guest."""
+
+    command: Command
+
+
+class WarmUp(_Frozen):
+    """What happens once in the parent, and what happens in each child.
+
+    Attributes:
+        runtime: Whether a persistent interpreter is started.
+        code: What it evaluates first; `load_recipe` also puts the contents of `file` here.
+        file: The same, as a file inside the recipe's folder.
+        post_fork: Code that the interpreter runs in each child.
+        post_fork_command: A program that runs in each child.
+        ready: What to wait for beside the code; None waits for nothing else.
+        timeout_s: Seconds that all of it may take.
+    """
+
+    runtime: Literal["python", "none"] = "none"
+    code: Code = ""
+    file: InnerPath | None = None
+    post_fork: Code = ""
+    post_fork_command: Command | None = None
+    ready: Ready | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=WARM_UP_S_MAX, allow_inf_nan=False)] = 120.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.code and self.file is not None:
+            raise ValueError("give code or file, not both")
+        if self.runtime == "none" and (self.code or self.file is not None or self.post_fork):
+            raise ValueError("code, file and post_fork need runtime = 'python'")
+        return self
+
+
+class Recipe(_Frozen):
+    """All of a recipe; `folder` is where it was read from.
+
+    Attributes:
+        env: Environment of what runs in the guest, over that of an OCI image.
+        cwd: Where it runs; None is `/`, or what the OCI image says.
+        user: As whom; None is `root`, or what the OCI image says.
+        init: Who is process 1: our agent, or the image's own init with the agent beside it.
+    """
+
+    folder: Path
+    name: Name
+    description: Text = ""
+    image: ImageSource
+    files: Annotated[tuple[RecipeFile, ...], Field(max_length=FILES_MAX)] = ()
+    pip: Pip = Pip()
+    env: Env = {}
+    cwd: GuestPath | None = None
+    user: User | None = None
+    init: Literal["agent", "image"] = "agent"
+    machine: MachineShape = MachineShape()
+    warmup: WarmUp = WarmUp()
+
+    @model_validator(mode="after")
+    def _nothing_is_added_to_a_finished_rootfs(self) -> Self:
+        if self.image.rootfs is not None and (
+            self.files or self.pip.requirements or self.machine.disk_mib is not None
+        ):
+            raise ValueError("files, pip and machine.disk_mib do not go with image.rootfs")
+        return self
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read the recipe in `path`, a folder or the TOML file itself.
+
+    Raises:
+        NotFound: There is no such recipe.
+        InvalidRequest: It is not TOML, or says something we do not understand;
+            `context["field"]` is the key at fault.
+    """
+    file = path / RECIPE_FILE_NAME if path.is_dir() else path
+    text = _read_text(file, what="recipe")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{file} is not TOML: {error}") from error
+    return parse_recipe(table, folder=file.parent.absolute())
+
+
+def parse_recipe(table: Mapping[str, Any], *, folder: Path) -> Recipe:
+    """Return the recipe that `table` says, its warm-up file read.
+
+    Raises:
+        InvalidRequest: See `load_recipe`.
+        NotFound: Its warm-up file does not exist.
+    """
+    if "folder" in table:
+        raise InvalidRequest("recipe has the unknown key 'folder'", field="folder")
+    try:
+        recipe = Recipe.model_validate({**table, "folder": folder})
+    except ValidationError as error:
+        raise _refusal(error) from error
+    if recipe.warmup.file is None:
+        return recipe
+    code = _read_text(inside(recipe.folder, recipe.warmup.file), what="warm-up")
+    if len(code) > CODE_BYTES_MAX:
+        raise InvalidRequest(
+            f"{recipe.warmup.file} is longer than {CODE_BYTES_MAX}", field="warmup.file"
+        )
+    return recipe.model_copy(update={"warmup": recipe.warmup.model_copy(update={"code": code})})
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of `name` in `folder`, with links followed.
+
+    Raises:
+        InvalidRequest: A symbolic link leads out of the folder.
+    """
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise InvalidRequest(f"{name} leads out of the recipe's folder", field="files")
+    return path
+
+
+def _read_text(file: Path, *, what: str) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(RECIPE_BYTES_MAX + 1)
+    except OSError as error:
+        raise NotFound(f"no {what} at {file}: {error.strerror}", path=str(file)) from error
+    if len(data) > RECIPE_BYTES_MAX:
+        raise InvalidRequest(f"{file} is larger than {RECIPE_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not UTF-8: {error.reason}") from error
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    """Say the first thing wrong with a recipe, for a person."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    parts = first["loc"]
+    field = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, parts)))
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(_unknown_key(field, parts), field=field)
+    reason = first["msg"].removeprefix("Value error, ")
+    where = f"recipe key '{field}'" if field else "recipe"
+    return InvalidRequest(f"{where}: {reason}", field=field)
+
+
+def _unknown_key(field: str, parts: tuple[int | str, ...]) -> str:
+    known = set(_model_at(parts[:-1]).model_fields) - {"folder"}
+    nearest = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.0)
+    return f"recipe has the unknown key '{field}'; did you mean '{nearest[0]}'?"
+
+
+def _model_at(parts: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the part of a recipe that the path `parts` leads to."""
+    model: type[BaseModel] = Recipe
+    for part in parts:
+        if isinstance(part, str):
+            model = next(_models_in(model.model_fields[part].annotation))
+    return model
+
+
+def _models_in(annotation: Any) -> typing.Iterator[type[BaseModel]]:  # noqa: ANN401 - a type
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,65 @@
+"""What every step of a build shares: telling how far it is, being cancelled, failing clearly.
+
+A `Build` is handed from step to step.  Programs run under it end with it, and when one
+fails, the error says which, and ends with the last it wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forkd.errors import BuildError, HostError
+from forkd.host import process
+from forkd.model.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+
+def _silent(_: Progress) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One build under way.
+
+    Attributes:
+        progress: Told of each step, in the thread that builds.
+        cancel: Ends the build when set, from any thread; None for a build nobody ends.
+    """
+
+    progress: Callable[[Progress], None] = field(default=_silent)
+    cancel: process.Cancel | None = None
+
+    def tell(self, stage: str, message: str, fraction: float | None = None) -> None:
+        """Report a step, and stop here if the build was cancelled.
+
+        Raises:
+            BuildError: It was.
+        """
+        if self.cancel is not None and self.cancel.is_set():
+            raise BuildError("the build was cancelled", stage=stage)
+        self.progress(Progress(stage, fraction, message))
+
+    def run(
+        self,
+        args: Sequence[str | Path],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> process.Finished:
+        """Run one program of this build.
+
+        Raises:
+            BuildError: It is not installed, failed, took too long or was cancelled.
+        """
+        watch = process.Watch(on_line=on_line, cancel=self.cancel)
+        try:
+            return process.run(args, timeout_s=timeout_s, env=env, cwd=cwd, watch=watch)
+        except HostError as error:
+            raise BuildError(str(error), **error.context) from error
