@@ -1,0 +1,1 @@
+"""Limits of sandboxes: what to write (`limits`, pure) and writing it (`tree`)."""

@@ -1,0 +1,84 @@
+"""One cgroup per sandbox that has limits, below one of ours."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from forkd.cgroups.limits import CONTROLLERS, settings
+from forkd.errors import HostError
+from forkd.host import cgroupfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.cgroups.limits import Limits
+
+
+class CgroupTree:
+    """The groups of one daemon's sandboxes; every method may block, and may run in any thread.
+
+    Args:
+        root: Our own group, directly below one with the controllers; made when
+            the first limit is asked for.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._prepared = False
+        self._lock = threading.Lock()
+
+    def usable(self) -> bool:
+        """Whether this host lets us limit sandboxes."""
+        return cgroupfs.controllers(self._root.parent) >= set(CONTROLLERS)
+
+    def path(self, name: str) -> Path:
+        """Return where the group of one sandbox is."""
+        return self._root / name
+
+    def create(self, name: str, limits: Limits) -> Path:
+        """Make the group of one sandbox with all its limits, or nothing.
+
+        Raises:
+            HostError: A limit could not be set.
+        """
+        self._prepare()
+        group = self.path(name)
+        cgroupfs.make(group)
+        try:
+            for file, value in settings(limits):
+                cgroupfs.write(group, file, value)
+        except HostError:
+            cgroupfs.remove(group)
+            raise
+        return group
+
+    def remove(self, name: str) -> bool:
+        """End what is left in a sandbox's group and remove it; False while that takes time.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        group = self.path(name)
+        cgroupfs.end(group)
+        return cgroupfs.remove(group)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the sandboxes that have a group."""
+        return cgroupfs.children(self._root)
+
+    def _prepare(self) -> None:
+        with self._lock:
+            if self._prepared:
+                return
+            missing = set(CONTROLLERS) - cgroupfs.controllers(self._root.parent)
+            if missing:
+                raise HostError(
+                    f"limits need cgroup v2 with {', '.join(sorted(missing))} "
+                    f"at {self._root.parent}, which this host lacks"
+                )
+            wanted = " ".join(f"+{name}" for name in CONTROLLERS)
+            cgroupfs.write(self._root.parent, "cgroup.subtree_control", wanted)
+            cgroupfs.make(self._root)
+            cgroupfs.write(self._root, "cgroup.subtree_control", wanted)
+            self._prepared = True

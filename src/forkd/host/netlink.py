@@ -1,0 +1,93 @@
+"""Network links, through /dev/net/tun and netlink."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from forkd.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TUN = "/dev/net/tun"
+_TUNSETIFF = 0x400454CA
+_TUNSETPERSIST = 0x400454CB
+_IFF_TAP = 0x0002
+_IFF_NO_PI = 0x1000
+_IFF_VNET_HDR = 0x4000
+_IFREQ = struct.Struct("16sH22x")
+
+
+def can_make_taps() -> bool:
+    """Whether taps can be made here."""
+    return os.access(_TUN, os.R_OK | os.W_OK) and os.geteuid() == 0
+
+
+def add_tap(name: str) -> None:
+    """Make a tap that stays until it is removed, down and without an address.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    request = _IFREQ.pack(name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR)
+    try:
+        descriptor = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(descriptor, _TUNSETIFF, request)
+            fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise HostError(f"cannot make the tap {name}: {error.strerror}", tap=name) from error
+
+
+def set_up(name: str, address: str, prefix_length: int) -> None:
+    """Give a link an address and set it up.
+
+    Raises:
+        HostError: The kernel refused, or there is no such link.
+    """
+    with _netlink(f"cannot set up {name}") as route:
+        index = socket.if_nametoindex(name)
+        route.addr("add", index=index, address=address, prefixlen=prefix_length)
+        route.link("set", index=index, state="up")
+
+
+def remove(name: str) -> None:
+    """Remove a link; one that does not exist is fine.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    try:
+        index = socket.if_nametoindex(name)
+    except OSError:
+        return
+    with _netlink(f"cannot remove {name}") as route:
+        route.link("del", index=index)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all links."""
+    return tuple(name for _, name in socket.if_nameindex())
+
+
+@contextlib.contextmanager
+def _netlink(complaint: str) -> Iterator[IPRoute]:
+    try:
+        with IPRoute() as route:
+            yield route
+    except NetlinkError as error:
+        if error.code != errno.ENODEV:
+            raise HostError(f"{complaint}: {os.strerror(error.code)}") from error
+    except OSError as error:
+        raise HostError(f"{complaint}: {error.strerror}") from error

@@ -1,0 +1,104 @@
+"""Which tap and which addresses a sandbox gets.
+
+Every tap is a network of its own, a /30 with the host at one end and the guest
+at the other, so that no two sandboxes share a link.  Everything follows from a
+slot's index, which is all that has to be remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import TYPE_CHECKING
+
+from forkd.errors import CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+PREFIX_LENGTH = 30
+"""Prefix length of one link: a network of two ends."""
+
+TAP_PREFIX_MAX = 8
+"""Longest prefix of tap names; names have at most 15 characters."""
+
+POOL = IPv4Network("10.200.0.0/16")
+"""Where addresses come from unless settings say otherwise: 16,384 links."""
+
+_SLOT_ADDRESSES = 1 << (32 - PREFIX_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One link between the host and a sandbox.
+
+    Attributes:
+        index: Its place in the pool.
+        tap: Name of the host's end.
+        mac: Hardware address of the guest's end.
+        host: Address of the host's end.
+        guest: Address of the guest's end.
+    """
+
+    index: int
+    tap: str
+    mac: str
+    host: str
+    guest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All links that there can be.
+
+    Attributes:
+        pool: Where addresses come from, /16 to /30.
+        tap_prefix: What the names of our taps begin with.
+    """
+
+    pool: IPv4Network = POOL
+    tap_prefix: str = "fk"
+
+    @property
+    def slots(self) -> int:
+        """How many links there can be at once."""
+        return self.pool.num_addresses // _SLOT_ADDRESSES
+
+    def slot(self, index: int) -> Slot:
+        """Return the link at `index`, 0 to `slots` - 1."""
+        first = self.pool.network_address + index * _SLOT_ADDRESSES
+        return Slot(
+            index=index,
+            tap=f"{self.tap_prefix}{index:04x}",
+            mac=f"02:66:6b:00:{index >> 8:02x}:{index & 0xFF:02x}",
+            host=str(first + 1),
+            guest=str(first + 2),
+        )
+
+    def free(self, count: int, taken: Collection[int]) -> tuple[int, ...]:
+        """Return `count` indices that are not in `taken`, lowest first.
+
+        Raises:
+            CapacityError: There are not so many.
+        """
+        found = tuple(self._first_free(count, taken))
+        if len(found) < count:
+            raise CapacityError(
+                f"no more than {self.slots} sandboxes can have a network at once", asked=count
+            )
+        return found
+
+    def is_ours(self, link: str) -> bool:
+        """Whether a link's name is one that this plan gives."""
+        digits = link.removeprefix(self.tap_prefix)
+        if digits == link or len(digits) != len("ffff"):
+            return False
+        return all(digit in "0123456789abcdef" for digit in digits)
+
+    def _first_free(self, count: int, taken: Collection[int]) -> Iterator[int]:
+        for index in range(self.slots):
+            if count == 0:
+                return
+            if index not in taken:
+                count -= 1
+                yield index

@@ -1,0 +1,192 @@
+"""Which sandboxes there are, in SQLite.
+
+A row is written before anything of its sandbox exists and removed after everything
+of it is gone, so that a daemon that was killed at any point leaves nothing that its
+successor does not know of.  Every method may block and may run in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from forkd.errors import StoreError
+from forkd.model.ids import SandboxId, Tag
+from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY,
+    tag TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    hostname TEXT NOT NULL,
+    pid INTEGER,
+    address TEXT,
+    memory_limit_mib INTEGER,
+    disk_limit_mib INTEGER,
+    spawn TEXT,
+    exit_reason TEXT,
+    network_index INTEGER
+) STRICT, WITHOUT ROWID;
+"""
+
+_UPSERT = """
+INSERT OR REPLACE INTO sandboxes VALUES (
+    :id, :tag, :state, :created_at, :hostname, :pid, :address, :memory_limit_mib,
+    :disk_limit_mib, :spawn, :exit_reason, :network_index
+)
+"""
+
+_BUSY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRow:
+    """A sandbox as it is remembered.
+
+    Attributes:
+        sandbox: What its owner last published.
+        network_index: Its slot in the network plan; None without a network.
+    """
+
+    sandbox: Sandbox
+    network_index: int | None = None
+
+
+class Database:
+    """The sandboxes below one state folder; close it when done."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the database, or make it.
+
+        Raises:
+            StoreError: It is damaged, or of a later version.
+        """
+        self._lock = threading.Lock()
+        with _as_store_error():
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with _as_store_error():
+                self._prepare()
+        except StoreError:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the database; idempotent."""
+        with self._lock:
+            self._connection.close()
+
+    def put(self, rows: Iterable[SandboxRow]) -> None:
+        """Write rows, all or none; those of the same id are replaced.
+
+        Raises:
+            StoreError: They could not be written.
+        """
+        with self._transaction() as connection:
+            connection.executemany(_UPSERT, [_to_columns(row) for row in rows])
+
+    def remove(self, ids: Iterable[SandboxId]) -> None:
+        """Remove rows, all or none; ids without a row are fine.
+
+        Raises:
+            StoreError: They could not be removed.
+        """
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM sandboxes WHERE id = ?", [(id_,) for id_ in ids])
+
+    def rows(self) -> tuple[SandboxRow, ...]:
+        """Return every row, oldest first.
+
+        Raises:
+            StoreError: The database is damaged.
+        """
+        with self._transaction() as connection:
+            cursor = connection.execute("SELECT * FROM sandboxes ORDER BY created_at, id")
+            return tuple(_from_columns(columns) for columns in cursor)
+
+    def _prepare(self) -> None:
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"the database has version {version}, and we read up to {SCHEMA_VERSION}"
+            )
+        if version == 0:
+            self._connection.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, _as_store_error():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def _as_store_error() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"the database does not work: {error}") from error
+
+
+def _to_columns(row: SandboxRow) -> dict[str, str | int | None]:
+    sandbox = row.sandbox
+    return {
+        "id": sandbox.id,
+        "tag": sandbox.tag,
+        "state": sandbox.state.value,
+        "created_at": sandbox.created_at.isoformat(),
+        "hostname": sandbox.hostname,
+        "pid": sandbox.pid,
+        "address": sandbox.address,
+        "memory_limit_mib": sandbox.memory_limit_mib,
+        "disk_limit_mib": sandbox.disk_limit_mib,
+        "spawn": None if sandbox.spawn is None else json.dumps(asdict(sandbox.spawn)),
+        "exit_reason": sandbox.exit_reason,
+        "network_index": row.network_index,
+    }
+
+
+def _from_columns(columns: sqlite3.Row) -> SandboxRow:
+    try:
+        spawn = columns["spawn"]
+        sandbox = Sandbox(
+            id=SandboxId(columns["id"]),
+            tag=Tag(columns["tag"]),
+            state=SandboxState(columns["state"]),
+            created_at=datetime.fromisoformat(columns["created_at"]),
+            hostname=columns["hostname"],
+            pid=columns["pid"],
+            address=columns["address"],
+            memory_limit_mib=columns["memory_limit_mib"],
+            disk_limit_mib=columns["disk_limit_mib"],
+            spawn=None if spawn is None else SpawnTimes(**json.loads(spawn)),
+            exit_reason=columns["exit_reason"],
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"a row of the database is damaged: {error}") from error
+    return SandboxRow(sandbox, columns["network_index"])

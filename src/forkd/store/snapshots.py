@@ -1,0 +1,154 @@
+"""Snapshots on disk: a folder per tag that is whole or absent.
+
+    <state>/staging/         what is being written or removed; emptied at start
+    <state>/snapshots/<tag>/ manifest.json, state, memory, disk.layer
+    <state>/images/<key>/    rootfs.ext4: the layer below every disk of that image
+
+A folder gets its name by one rename after everything in it is on disk.  Every method
+may block.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+from forkd.errors import ForkdError, StoreError
+from forkd.host import files
+from forkd.model.ids import parse_tag
+from forkd.store import manifest as manifests
+from forkd.store.headers import Magic, read_header
+from forkd.store.manifest import MANIFEST_FILE, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from forkd.model.ids import Tag
+
+STATE_FILE = "state"
+MEMORY_FILE = "memory"
+LAYER_FILE = "disk.layer"
+ROOTFS_FILE = "rootfs.ext4"
+
+_MAGIC = {STATE_FILE: Magic.STATE, MEMORY_FILE: Magic.MEMORY, LAYER_FILE: Magic.LAYER}
+
+
+class SnapshotStore:
+    """The snapshots below one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._snapshots = state_dir / "snapshots"
+        self._staging = state_dir / "staging"
+        self._images = state_dir / "images"
+
+    def prepare(self) -> None:
+        """Make the folders and remove what an earlier daemon left half-done."""
+        for folder in (self._snapshots, self._staging, self._images):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for leftover in self._staging.iterdir():
+            files.remove_tree(leftover)
+
+    def folder(self, tag: Tag) -> Path:
+        """Return where the files of `tag` are, or would be."""
+        return self._snapshots / tag
+
+    def exists(self, tag: Tag) -> bool:
+        """Whether there is anything under `tag`."""
+        return self.folder(tag).exists()
+
+    def tags(self) -> tuple[Tag, ...]:
+        """Return every tag that has a folder; what is no tag is not ours."""
+        return tuple(sorted(filter(None, map(_tag_of, self._snapshots.iterdir()))))
+
+    def stage(self) -> Path:
+        """Make a new empty folder to write a snapshot in."""
+        folder = self._staging / secrets.token_hex(8)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def discard(self, staged: Path) -> None:
+        """Remove a staged folder and all that is in it; one that is gone is fine."""
+        files.remove_tree(staged)
+
+    def publish(self, staged: Path, manifest: Manifest) -> None:
+        """Give a staged snapshot its name, after everything in it is on disk.
+
+        Raises:
+            StoreError: The files in it are not those that the manifest names.
+        """
+        _check_files(staged, manifest)
+        files.write_atomic(staged / MANIFEST_FILE, manifests.encode(manifest))
+        files.publish(staged, self._snapshots / manifest.tag)
+
+    def load(self, tag: Tag) -> Manifest:
+        """Read a snapshot's manifest, and check its files by their headers and lengths.
+
+        Raises:
+            StoreError: Something is missing, too new or damaged.
+        """
+        folder = self.folder(tag)
+        manifest = manifests.load(folder)
+        _check_files(folder, manifest)
+        if manifest.disk_bytes and not self.rootfs(manifest.image_key).is_file():
+            raise StoreError(f"the image of {tag} is missing", image_key=manifest.image_key)
+        return manifest
+
+    def delete(self, tag: Tag) -> None:
+        """Remove a snapshot: its name in one step, then its files."""
+        aside = self._staging / secrets.token_hex(8)
+        self.folder(tag).rename(aside)
+        files.sync_folder(self._snapshots)
+        files.remove_tree(aside)
+
+    def rootfs(self, image_key: str) -> Path:
+        """Return where the store keeps an image's root file system, or would."""
+        return self._images / image_key / ROOTFS_FILE
+
+    def keep_rootfs(self, image_key: str, source: Path) -> Path:
+        """Keep an image's root file system, so that snapshots survive the image cache.
+
+        It costs no space where both are on one file system: a hard link, or shared blocks.
+        """
+        kept = self.rootfs(image_key)
+        if kept.exists():
+            return kept
+        staged = self.stage()
+        try:
+            try:
+                (staged / ROOTFS_FILE).hardlink_to(source)
+            except OSError:
+                files.copy_sparse(source, staged / ROOTFS_FILE)
+            shutil.rmtree(kept.parent, ignore_errors=True)
+            files.publish(staged, kept.parent)
+        finally:
+            files.remove_tree(staged)
+        return kept
+
+    def drop_unused_images(self, used_keys: Collection[str]) -> None:
+        """Remove the root file systems of images that no snapshot stands on."""
+        for folder in self._images.iterdir():
+            if folder.name not in used_keys:
+                files.remove_tree(folder)
+
+
+def _tag_of(folder: Path) -> Tag | None:
+    try:
+        return parse_tag(folder.name)
+    except ForkdError:
+        return None
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    named = {file.name for file in manifest.files}
+    wanted = {STATE_FILE, MEMORY_FILE} | ({LAYER_FILE} if manifest.disk_bytes else set())
+    if named != wanted:
+        raise StoreError(f"{manifest.tag} names the files {sorted(named)}, not {sorted(wanted)}")
+    for file in manifest.files:
+        header = read_header(folder / file.name, _MAGIC[file.name])
+        if header.digest != file.digest:
+            raise StoreError(
+                f"{file.name} of {manifest.tag} is damaged: it is not the file that was saved",
+                reason="damaged",
+            )
