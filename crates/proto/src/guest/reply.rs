@@ -1,0 +1,238 @@
+//! What the agent answers.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::InvalidRequest;
+
+/// Payload of an EVENT frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The agent serves; sent once, to the host's port.
+    Booted {
+        /// Version of the agent.
+        version: String,
+    },
+    /// The process of an `exec` runs.
+    Started {
+        /// As the guest numbers it.
+        pid: u32,
+    },
+    /// The file of a `read_file` is open, and its bytes follow.
+    File {
+        /// Its size now; what follows may differ if somebody writes to it.
+        size_bytes: u64,
+        /// Permission bits.
+        mode: u32,
+    },
+}
+
+/// Payload of an ERROR frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What clients match on.
+    pub code: ErrorCode,
+    /// For a person.
+    pub message: String,
+    /// The member of the request at fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+}
+
+impl From<InvalidRequest> for ErrorBody {
+    fn from(error: InvalidRequest) -> Self {
+        Self { code: ErrorCode::InvalidRequest, message: error.message, field: error.field }
+    }
+}
+
+/// Why an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "PROTOCOL.md says what each means")]
+pub enum ErrorCode {
+    Protocol,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    Exists,
+    NotADirectory,
+    IsADirectory,
+    NotEmpty,
+    NoSpace,
+    TooLarge,
+    ExecFailed,
+    NoRuntime,
+    RuntimeFailed,
+    Busy,
+    WarmUpFailed,
+    WarmUpTimeout,
+    ReseedFailed,
+    HookFailed,
+    NetworkFailed,
+    Io,
+    /// A code of a later version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// State of the warm runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuntimeState {
+    /// There is none.
+    None,
+    /// It was started and has not answered yet.
+    Starting,
+    /// It takes requests.
+    Ready,
+    /// It died, or was killed because it could not be interrupted.
+    Failed,
+}
+
+/// Answer to `ping`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pong {
+    /// Version of the agent.
+    pub version: String,
+    /// The agent's process id.
+    pub pid: u32,
+    /// Since the guest booted.
+    pub uptime_s: f64,
+    /// State of the runtime.
+    pub runtime: RuntimeState,
+}
+
+/// Answer to `exec`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExecReply {
+    /// Null if a signal ended it.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Whether that was because of `timeout_s`.
+    pub timed_out: bool,
+    /// From start to end.
+    pub duration_s: f64,
+}
+
+/// Answer to `eval`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalReply {
+    /// Whether the last statement was an expression with a value other than None.
+    pub has_value: bool,
+    /// Its `repr`, perhaps cut.
+    pub repr: Option<String>,
+    /// Its value, if JSON can say it.
+    pub value: Value,
+    /// Whether `value` holds it (null may be the value).
+    pub value_is_json: bool,
+    /// The exception that ended the code.
+    pub error: Option<EvalError>,
+    /// Whether that was the interruption after `timeout_s`.
+    pub timed_out: bool,
+}
+
+/// A Python exception, as data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvalError {
+    /// Name of its class.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its text.
+    pub message: String,
+    /// As Python prints it, without our own frames.
+    pub traceback: String,
+}
+
+/// Answer to `read_file` and `write_file`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BytesReply {
+    /// Bytes sent or received.
+    pub bytes: u64,
+}
+
+/// What a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A device, a pipe or a socket.
+    Other,
+}
+
+/// One path, described.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Last part of the path.
+    pub name: String,
+    /// What it is; links are not followed.
+    pub kind: EntryKind,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of its contents, in nanoseconds since the epoch.
+    pub modified_at_ns: i64,
+    /// Where a symbolic link points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// Answer to `list_dir`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entries {
+    /// By name.
+    pub entries: Vec<Entry>,
+}
+
+/// Answer to `warm`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WarmReply {
+    /// From request to readiness.
+    pub duration_s: f64,
+}
+
+/// Answer to `quiesce`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuiesceReply {
+    /// The kernel's `MemAvailable`.
+    pub available_bytes: u64,
+}
+
+/// Whether an image's hook ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hook {
+    /// The image has none.
+    None,
+    /// It ran and succeeded.
+    Ran,
+}
+
+/// Answer to `post_fork`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostForkReply {
+    /// The guest's clock when it answered.
+    pub realtime_ns: i64,
+    /// Each random number generator that was reseeded.
+    pub reseeded: Vec<String>,
+    /// Whether the image's hook ran.
+    pub hook: Hook,
+}
+
+/// Answer to `set_time`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeReply {
+    /// The guest's clock after setting.
+    pub realtime_ns: i64,
+}
