@@ -1,0 +1,122 @@
+"""Build a root file system of Debian packages with mmdebstrap.
+
+The result is a small, ordinary Debian: apt works in it.  Manual pages, translations and
+documentation are left out, now and in what a child installs later; licences stay.  Python
+packages arrive compiled, by their own maintainer scripts, so no child does it again.
+
+mmdebstrap copies the host's resolver and host name into what it builds; those are blanked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from forkd.images.namespace import as_root, is_root
+from forkd.images.rootfs import MOUNT_POINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from forkd.images.recipe import DebianSource
+    from forkd.images.steps import Build
+
+DEBIAN_TIMEOUT_S = 3_600.0
+UNPACK_TIMEOUT_S = 900.0
+
+LEFT_OUT = (
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+    "/usr/share/doc/*",
+)
+KEPT_AFTER_ALL = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
+
+BLANKED = ("etc/hostname", "etc/resolv.conf", "etc/machine-id")
+"""Files that say something of the host, or of one machine; the agent fills them in."""
+
+REMOVED = (
+    "var/log/apt/*",
+    "var/log/*.log",
+    "var/cache/ldconfig/aux-cache",
+    "var/cache/debconf/*-old",
+    "var/lib/dpkg/*-old",
+    "var/lib/apt/extended_states.bak",
+)
+
+_STEPS = (
+    ("running apt-get update", 0.05),
+    ("downloading packages", 0.15),
+    ("extracting archives", 0.35),
+    ("installing essential", 0.45),
+    ("installing remaining", 0.60),
+    ("cleaning package lists", 0.85),
+    ("creating tarball", 0.90),
+)
+
+
+def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
+    """Make the existing empty `folder` a Debian root file system.
+
+    Raises:
+        BuildError: A package does not exist or does not install, or the archive is out of
+            reach; the message ends with mmdebstrap's own words.
+    """
+    archive = folder.with_suffix(".tar")
+    build.tell("packages", f"Debian {source.suite} and {len(source.packages)} packages", 0.0)
+    args: list[str | Path] = [
+        *("mmdebstrap", f"--mode={'root' if is_root() else 'unshare'}", "--format=tar"),
+        *(f"--variant={source.variant}", '--aptopt=Acquire::Languages "none"'),
+        *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+        *(f"--dpkgopt=path-include={path}" for path in KEPT_AFTER_ALL),
+        *((f"--include={','.join(source.packages)}",) if source.packages else ()),
+        *(source.suite, archive),
+    ]
+
+    def on_line(line: str) -> None:
+        for words, fraction in _STEPS:
+            if words in line:
+                build.tell("packages", line.removeprefix("I: "), fraction)
+
+    build.run(as_root(args) if is_root() else args, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
+    unpack: list[str | Path] = [
+        "tar",
+        "-x",
+        "--numeric-owner",
+        "--xattrs",
+        "--xattrs-include=*",
+        "-C",
+        folder,
+    ]
+    build.run(as_root([*unpack, "--exclude=./dev/*", "-f", archive]), timeout_s=UNPACK_TIMEOUT_S)
+    archive.unlink()
+    _clean(folder)
+    build.tell("packages", "packages installed", 1.0)
+
+
+def _clean(folder: Path) -> None:
+    for pattern in REMOVED:
+        for path in folder.glob(pattern):
+            path.unlink()
+    for name in BLANKED:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).touch(mode=0o644)
+    for name in MOUNT_POINTS:
+        (folder / name).mkdir(exist_ok=True)
+
+
+def installed_packages(folder: Path) -> dict[str, str]:
+    """Return the version of each Debian package in a root file system; empty if it is none."""
+    status = folder / "var" / "lib" / "dpkg" / "status"
+    if status.is_symlink() or not status.is_file():
+        return {}
+    return dict(_packages(status.read_text(errors="replace")))
+
+
+def _packages(status: str) -> Iterator[tuple[str, str]]:
+    for record in status.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version|Status): (.*)$", record, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed"):
+            yield fields["Package"], fields["Version"]

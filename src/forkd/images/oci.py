@@ -1,0 +1,165 @@
+"""Unpack an OCI image into a root file system, with what it says of environment and user.
+
+    oci = "layout-folder"            a folder with an OCI layout, as `skopeo copy` makes
+    oci = "image.tar"                an OCI archive, or what `docker save` writes
+    oci = "name:tag"                 a registry's image, where the network allows
+    oci = "docker-archive:image.tar" any of these said outright: oci:, oci-archive:,
+                                     docker-archive:, docker://
+
+skopeo copies the image into a layout of our own and checks every digest; umoci unpacks the
+layers.  Neither runs anything of the image, and umoci keeps `..` and symbolic links inside
+the folder it unpacks to.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from forkd.errors import BuildError
+from forkd.images.namespace import as_root
+from forkd.images.rootfs import MOUNT_POINTS, make_folder
+
+if TYPE_CHECKING:
+    from forkd.images.steps import Build
+
+
+COPY_TIMEOUT_S = 1_800.0
+UNPACK_TIMEOUT_S = 1_800.0
+
+ENTRIES_SEARCHED_MAX = 100_000
+"""Most entries of an archive looked at to tell which kind it is."""
+
+_SCHEMES = ("oci:", "oci-archive:", "docker-archive:", "docker:")
+_ARCHITECTURE = ("--override-os", "linux", "--override-arch", "amd64")
+_STAGED = "staged"
+
+
+@dataclass(frozen=True, slots=True)
+class OciConfig:
+    """What an OCI image says of the processes that run in it."""
+
+    env: dict[str, str]
+    cwd: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class OciReference:
+    """Where an OCI image is.
+
+    Attributes:
+        transport: The kind of place, as skopeo names it.
+        rest: The place: a path, perhaps with `:tag`, or `//` and a registry's reference.
+        path: The file or folder to which `rest` leads; None for a registry.
+    """
+
+    transport: str
+    rest: str
+    path: Path | None
+
+    def __str__(self) -> str:
+        return f"{self.transport}:{self.rest}"
+
+
+def parse_reference(text: str, folder: Path) -> OciReference:
+    """Return where `text` leads; paths are relative to `folder`.
+
+    Raises:
+        BuildError: It names a file that is missing or no image archive.
+    """
+    for scheme in _SCHEMES:
+        if text.startswith(scheme):
+            return _explicit(scheme.removesuffix(":"), text.removeprefix(scheme), folder)
+    path = folder / text
+    if path.is_dir():
+        return OciReference("oci", str(path), path)
+    if path.is_file():
+        return OciReference(_archive_kind(path), str(path), path)
+    if text.startswith(("/", ".")) or text.endswith((".tar", ".tar.gz")):
+        raise BuildError(f"no OCI image at {path}", path=str(path))
+    return OciReference("docker", f"//{text}", None)
+
+
+def _explicit(transport: str, rest: str, folder: Path) -> OciReference:
+    if transport == "docker":
+        return OciReference(transport, f"//{rest.removeprefix('//')}", None)
+    name, colon, tag = rest.partition(":")
+    path = folder / name
+    if not path.exists():
+        raise BuildError(f"no OCI image at {path}", path=str(path))
+    return OciReference(transport, f"{path}{colon}{tag}", path)
+
+
+def _archive_kind(path: Path) -> str:
+    """Tell what `docker save` wrote from an OCI archive; newer ones are both."""
+    found = set()
+    try:
+        with tarfile.open(path) as archive:
+            for count, member in enumerate(archive):
+                name = member.name.removeprefix("./")
+                if name == "manifest.json":
+                    return "docker-archive"
+                found.add(name)
+                if count > ENTRIES_SEARCHED_MAX:
+                    break
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise BuildError(f"{path} is no image archive: {error}", path=str(path)) from error
+    if "index.json" in found:
+        return "oci-archive"
+    raise BuildError(f"{path} is no image archive: it has no index.json or manifest.json")
+
+
+def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, OciConfig]:
+    """Unpack the image at `source` below the existing folder `bundle`.
+
+    Returns:
+        Its root file system, a folder in `bundle`, and its settings.
+
+    Raises:
+        BuildError: It is out of reach, damaged, or not for x86-64 Linux.
+    """
+    layout = bundle / "layout"
+    staged = f"oci:{layout}:{_STAGED}"
+    build.tell("packages", f"copying {source}", 0.0)
+    build.run(
+        ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", str(source), staged],
+        timeout_s=COPY_TIMEOUT_S,
+    )
+    inspected = build.run(
+        ["skopeo", *_ARCHITECTURE, "inspect", "--config", staged], timeout_s=COPY_TIMEOUT_S
+    )
+    config = parse_config(inspected.stdout)
+    build.tell("packages", "unpacking layers", 0.5)
+    unpacked = bundle / "unpacked"
+    build.run(
+        as_root(["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]),
+        timeout_s=UNPACK_TIMEOUT_S,
+    )
+    folder = unpacked / "rootfs"
+    for name in MOUNT_POINTS:
+        make_folder(folder, PurePosixPath("/") / name)
+    build.tell("packages", "image unpacked", 1.0)
+    return folder, config
+
+
+def parse_config(data: bytes) -> OciConfig:
+    """Return what an image's configuration says.
+
+    Raises:
+        BuildError: It is no such configuration, or one for another machine.
+    """
+    try:
+        document = json.loads(data)
+        system, architecture = document["os"], document["architecture"]
+        settings: dict[str, Any] = document.get("config") or {}
+        env = dict(line.split("=", 1) for line in settings.get("Env") or [])
+        config = OciConfig(env, settings.get("WorkingDir") or "/", settings.get("User") or "root")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BuildError(f"the image's configuration is damaged: {error}") from error
+    if (system, architecture) != ("linux", "amd64"):
+        raise BuildError(f"the image is for {system} on {architecture}, not linux on amd64")
+    return config

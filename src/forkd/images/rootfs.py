@@ -1,0 +1,177 @@
+"""Turn a folder into the ext4 file system that a machine boots.
+
+The file system is made for machines that are forked, not for a disk that lives for years:
+
+- no journal: memory and disk are always frozen together, so there is never a replay, and
+  each child would copy journal blocks to protect nothing;
+- inode tables are zeroed now, so that no `ext4lazyinit` thread wakes up in every child;
+- no blocks reserved for root, who is everybody in a sandbox;
+- 4 KiB blocks, which is what the layers above it are made of;
+- UUID and hash seed come from the image's key, and holes stay holes.
+
+What we add to a root file system goes through `install`, which never follows a symbolic
+link out of it: an image from elsewhere may well have one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from forkd.errors import BuildError
+from forkd.images.namespace import as_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forkd.images.steps import Build
+
+EXT4_TIMEOUT_S = 1_800.0
+
+LINKS_MAX = 40
+"""Most symbolic links followed on the way to one file, as in the kernel."""
+
+BLOCK_BYTES = 4_096
+
+MOUNT_POINTS = ("dev", "proc", "run", "sys", "tmp")
+"""Folders that the agent mounts over; an image may come without them."""
+
+_SUPERBLOCK_OFFSET = 1024
+_MAGIC_OFFSET = 0x38
+_MAGIC = 0xEF53
+_KEY_NAMESPACE = uuid.UUID("5f8a2f0e-9f4c-4f1d-9f0b-7d6f2d1c6e11")
+
+
+def make_ext4(folder: Path, image: Path, *, disk_mib: int, key: str, build: Build) -> None:
+    """Write the ext4 file system `image` with what is in `folder`.
+
+    Raises:
+        BuildError: It does not fit into `disk_mib`.
+    """
+    identity = str(uuid.uuid5(_KEY_NAMESPACE, key))
+    features = "^has_journal,^resize_inode"
+    extended = f"lazy_itable_init=0,nodiscard,root_owner=0:0,hash_seed={identity}"
+    build.tell("rootfs", f"writing a file system of {disk_mib} MiB", 0.0)
+    args: list[str | Path] = [
+        *("mke2fs", "-q", "-F", "-t", "ext4", "-b", str(BLOCK_BYTES), "-m", "0"),
+        *("-O", features, "-E", extended, "-U", identity, "-L", "forkd-root"),
+        *("-d", folder, image, f"{disk_mib}M"),
+    ]
+    try:
+        build.run(as_root(args), timeout_s=EXT4_TIMEOUT_S)
+    except BuildError as error:
+        if "Could not allocate" in str(error) or "No free space" in str(error):
+            raise BuildError(_too_small(disk_mib), **error.context) from error
+        raise
+    build.run(["fallocate", "--dig-holes", image], timeout_s=EXT4_TIMEOUT_S)
+    build.tell("rootfs", f"file system of {image.stat().st_blocks >> 11} MiB written", 1.0)
+
+
+def _too_small(disk_mib: int) -> str:
+    return f"the image does not fit into {disk_mib} MiB; raise machine.disk_mib"
+
+
+def check_ext4(path: Path) -> int:
+    """Return the size in bytes of the ext4 file system in `path`.
+
+    Raises:
+        BuildError: It is missing, no ext4, or no whole number of blocks.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(_SUPERBLOCK_OFFSET)
+            superblock = file.read(BLOCK_BYTES - _SUPERBLOCK_OFFSET)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BuildError(f"no root file system at {path}: {error.strerror}") from error
+    if superblock[_MAGIC_OFFSET : _MAGIC_OFFSET + 2] != struct.pack("<H", _MAGIC):
+        raise BuildError(f"{path} is no ext4 file system", path=str(path))
+    if size % BLOCK_BYTES:
+        raise BuildError(f"{path} is no whole number of {BLOCK_BYTES}-byte blocks")
+    return size
+
+
+def resolve(root: Path, path: PurePosixPath) -> Path:
+    """Return where the guest's `path` is under `root`, with links followed as the guest would.
+
+    The last component is not followed: it is about to be replaced.
+
+    Raises:
+        BuildError: More than `LINKS_MAX` links, or a file where a folder should be.
+    """
+    todo = list(reversed(path.parts[1:]))
+    done = PurePosixPath("/")
+    links = 0
+    while todo:
+        part = todo.pop()
+        done = done.parent if part == ".." else done / part
+        here = root / done.relative_to("/")
+        if not todo:
+            return here
+        if here.is_symlink():
+            links += 1
+            if links > LINKS_MAX:
+                raise BuildError(f"too many symbolic links on the way to {path}", path=str(path))
+            target = PurePosixPath(here.readlink())
+            todo.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+            done = PurePosixPath("/") if target.is_absolute() else done.parent
+        elif here.exists() and not here.is_dir():
+            raise BuildError(f"{done} is not a folder, so there is no {path}", path=str(path))
+    return root / done.relative_to("/")
+
+
+def make_folder(root: Path, path: PurePosixPath) -> Path:
+    """Return the folder `path` under `root`, made with what leads to it where missing."""
+    for parent in (*reversed(path.parents), path):
+        here = resolve(root, parent / "_").parent
+        if not here.exists():
+            here.mkdir(mode=0o755)
+            here.chmod(0o755)
+    return resolve(root, path / "_").parent
+
+
+def install(root: Path, target: PurePosixPath, data: Path | bytes, mode: int) -> None:
+    """Put a file under the guest's name `target`, in place of what is there.
+
+    Raises:
+        BuildError: The image does not allow it, see `resolve`.
+    """
+    try:
+        make_folder(root, target.parent)
+        here = resolve(root, target)
+        if here.is_dir() and not here.is_symlink():
+            raise BuildError(f"{target} is a folder in the image", path=str(target))
+        here.unlink(missing_ok=True)
+        if isinstance(data, bytes):
+            here.write_bytes(data)
+        else:
+            shutil.copyfile(data, here)
+        here.chmod(mode)
+    except OSError as error:
+        raise BuildError(f"cannot install {target}: {error.strerror}") from error
+
+
+def install_tree(root: Path, target: PurePosixPath, source: Path) -> None:
+    """Put all files in the folder `source` under the guest's folder `target`."""
+    for path, relative in walk_files(source):
+        install(root, target / relative, path, default_mode(path))
+
+
+def walk_files(folder: Path) -> Iterator[tuple[Path, PurePosixPath]]:
+    """Give each file in a folder, by name, with its path relative to the folder.
+
+    Symbolic links and what is no regular file are left out.
+    """
+    for each in sorted(folder.rglob("*")):
+        if each.is_file() and not each.is_symlink():
+            yield each, PurePosixPath(each.relative_to(folder))
+
+
+def default_mode(path: Path) -> int:
+    """Return the permissions of a file that a recipe gives none for."""
+    return 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
