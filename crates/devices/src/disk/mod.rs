@@ -1,0 +1,374 @@
+//! A disk made of layers: immutable ones below, one private top.
+//!
+//! ```text
+//!   guest write ──► top        private to one machine, sparse, limited
+//!                   layer n    frozen tops and layer files: some blocks each
+//!                   …
+//!   guest read  ◄── layer 0    the image: every block
+//! ```
+//!
+//! A block is read from the highest layer that holds it; one that none holds
+//! is zeros.  A write goes to the top, copying the rest of its block up first
+//! if it covers only part.  [`LayeredDisk::freeze`] turns the top into a layer
+//! and goes on with a new one, at a cost that does not depend on its size:
+//! that is how siblings share a past without sharing a future.
+//!
+//! # Trust
+//!
+//! Ranges come from a guest by way of [`crate::virtio::block`], and are checked
+//! here again.  What a guest can make the host store is bounded by the top's
+//! limit, and what it can make the host remember by the size of its disk:
+//! one bit per block, in leaves that exist only where something was written.
+//!
+//! # Host side
+//!
+//! Layers are read through [`Blocks`], the top is written through [`Top`].
+//! Lower layers are behind [`Arc`], so that a forked process uses those of its
+//! parent without opening or parsing anything.
+
+mod layer;
+mod presence;
+
+use std::io;
+use std::sync::Arc;
+
+pub use layer::{Layer, LayerError, Run};
+use presence::Presence;
+
+use crate::virtio::block::Disk;
+
+/// The unit in which layers hold data.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Most layers below a top.
+pub const LAYERS_MAX: usize = 256;
+
+const BLOCK_LENGTH: usize = 4096;
+
+/// Zeros written at a time.
+static ZEROS: [u8; 16 * BLOCK_LENGTH] = [0; 16 * BLOCK_LENGTH];
+
+/// Something that holds a layer's bytes.
+pub trait Blocks: Send + Sync {
+    /// Fills `buffer` from `offset`.  What was never written reads as anything;
+    /// it is not asked for.
+    ///
+    /// # Errors
+    ///
+    /// If all of it cannot be had.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+/// Something that holds the bytes of a top: every block at its own offset.
+pub trait Top: Blocks {
+    /// Stores `data` at `offset`, all of it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Returns when everything stored is durable.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made so.
+    fn sync(&self) -> io::Result<()>;
+
+    /// The range will not be read again before it is written; its space may be
+    /// given back.
+    ///
+    /// # Errors
+    ///
+    /// If the attempt failed; the default makes none.
+    fn punch(&self, _offset: u64, _length: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a disk was asked so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Reads.
+    pub reads: u64,
+    /// Writes, zeroing included.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Writes refused because the top was at its limit.
+    pub refused: u64,
+}
+
+/// The disk.
+#[derive(Debug)]
+pub struct LayeredDisk<T> {
+    size_bytes: u64,
+    layers: Vec<Arc<Layer>>,
+    top: T,
+    // Invariant: exactly the blocks that `top` has been given.
+    present: Presence,
+    top_limit_bytes: u64,
+    stats: DiskStats,
+}
+
+/// Who has a block.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Top,
+    Layer { index: usize, offset: u64 },
+    Nobody,
+}
+
+impl<T: Top + 'static> LayeredDisk<T> {
+    /// A disk of `size_bytes` over `layers`, lowest first, with an empty `top`
+    /// that may hold up to `top_limit_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError`] if the layers do not fit the disk.
+    pub fn new(
+        size_bytes: u64,
+        layers: Vec<Arc<Layer>>,
+        top: T,
+        top_limit_bytes: u64,
+    ) -> Result<Self, LayerError> {
+        if size_bytes == 0 || size_bytes % BLOCK_BYTES != 0 {
+            return Err(LayerError::DiskSize(size_bytes));
+        }
+        if layers.len() > LAYERS_MAX {
+            return Err(LayerError::TooMany(layers.len()));
+        }
+        if let Some(index) = layers.iter().position(|layer| layer.size_bytes() > size_bytes) {
+            return Err(LayerError::TooLarge { index, size_bytes: layers[index].size_bytes() });
+        }
+        let present = Presence::default();
+        Ok(Self { size_bytes, layers, top, present, top_limit_bytes, stats: DiskStats::default() })
+    }
+
+    /// The layers below the top, lowest first.
+    pub fn layers(&self) -> &[Arc<Layer>] {
+        &self.layers
+    }
+
+    /// The top.  Of its bytes, only those of [`LayeredDisk::top_runs`] mean
+    /// anything, each block at its own offset.
+    pub fn top(&self) -> &T {
+        &self.top
+    }
+
+    /// The blocks that the top holds: ascending, disjoint, not adjacent.
+    pub fn top_runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.present.runs()
+    }
+
+    /// Bytes that the top holds.
+    pub fn top_bytes(&self) -> u64 {
+        self.present.blocks() * BLOCK_BYTES
+    }
+
+    /// What was asked so far.
+    pub fn stats(&self) -> DiskStats {
+        self.stats
+    }
+
+    /// Makes the top the highest immutable layer, goes on with the empty `top`,
+    /// and returns that layer.  Costs the same whatever the top holds.
+    pub fn freeze(&mut self, top: T) -> Arc<Layer> {
+        let frozen = std::mem::replace(&mut self.top, top);
+        let present = std::mem::take(&mut self.present);
+        let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present));
+        self.layers.push(Arc::clone(&layer));
+        layer
+    }
+
+    fn check(&self, offset: u64, length: u64) -> io::Result<()> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.size_bytes => Ok(()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Who has `block`, and for how many blocks up to `max` in one piece.
+    fn source(&self, block: u64, max: u64) -> (Source, u64) {
+        match self.present.span(block, max) {
+            (true, blocks) => (Source::Top, blocks),
+            (false, blocks) => self.source_below(block, blocks),
+        }
+    }
+
+    fn source_below(&self, block: u64, mut max: u64) -> (Source, u64) {
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let extent = layer.extent(block, max);
+            max = extent.blocks;
+            if let Some(offset) = extent.offset {
+                return (Source::Layer { index, offset }, max);
+            }
+        }
+        (Source::Nobody, max)
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let mut rest = buffer;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let within = at % BLOCK_BYTES;
+            let wanted = (within + rest.len() as u64).div_ceil(BLOCK_BYTES);
+            let (source, blocks) = self.source(at / BLOCK_BYTES, wanted);
+            let length = shorter(rest.len(), blocks * BLOCK_BYTES - within);
+            let (piece, tail) = rest.split_at_mut(length);
+            match source {
+                Source::Top => self.top.read_at(at, piece)?,
+                Source::Layer { index, offset } => {
+                    self.layers[index].read_at(offset + within, piece)?;
+                }
+                Source::Nobody => piece.fill(0),
+            }
+            rest = tail;
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.admit(offset, data.len() as u64)?;
+        let mut rest = data;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let within = at % BLOCK_BYTES;
+            let whole = rest.len() - rest.len() % BLOCK_LENGTH;
+            let length = if within == 0 && whole > 0 {
+                whole
+            } else {
+                shorter(rest.len(), BLOCK_BYTES - within)
+            };
+            let (piece, tail) = rest.split_at(length);
+            let block = at / BLOCK_BYTES;
+            if length % BLOCK_LENGTH == 0 || self.present.contains(block) {
+                self.top.write_at(at, piece)?;
+            } else {
+                self.copy_up(block, within, piece)?;
+            }
+            let blocks = (within + length as u64).div_ceil(BLOCK_BYTES);
+            (block..block + blocks).for_each(|block| self.present.insert(block));
+            rest = tail;
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Refuses a write that would put the top past its limit.
+    fn admit(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        let mut block = offset / BLOCK_BYTES;
+        let end = (offset + length).div_ceil(BLOCK_BYTES);
+        let mut added = 0;
+        while block < end {
+            let (present, blocks) = self.present.span(block, end - block);
+            added += if present { 0 } else { blocks };
+            block += blocks;
+        }
+        if added > 0 && self.top_bytes() + added * BLOCK_BYTES > self.top_limit_bytes {
+            self.stats.refused += 1;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    /// Writes a block that the top lacks, of which `piece` is only a part.
+    fn copy_up(&self, block: u64, within: u64, piece: &[u8]) -> io::Result<()> {
+        let mut whole = [0; BLOCK_LENGTH];
+        self.read(block * BLOCK_BYTES, &mut whole)?;
+        let start = usize::try_from(within).map_err(|_| io::ErrorKind::InvalidInput)?;
+        whole[start..start + piece.len()].copy_from_slice(piece);
+        self.top.write_at(block * BLOCK_BYTES, &whole)
+    }
+
+    /// Takes blocks from `first` to `end` out of the top, so that they read as
+    /// the layers below.
+    fn drop_from_top(&mut self, first: u64, end: u64) -> io::Result<()> {
+        let mut block = first;
+        while block < end {
+            let (present, blocks) = self.present.span(block, end - block);
+            if present {
+                (block..block + blocks).for_each(|block| self.present.remove(block));
+                self.top.punch(block * BLOCK_BYTES, blocks * BLOCK_BYTES)?;
+            }
+            block += blocks;
+        }
+        Ok(())
+    }
+
+    /// Zeros whole blocks: where nothing lies below, forgetting them is enough.
+    fn zero_blocks(&mut self, first: u64, end: u64) -> io::Result<()> {
+        let mut block = first;
+        while block < end {
+            let (source, blocks) = self.source_below(block, end - block);
+            if matches!(source, Source::Nobody) {
+                self.drop_from_top(block, block + blocks)?;
+            } else {
+                self.write_zeros(block * BLOCK_BYTES, blocks * BLOCK_BYTES)?;
+            }
+            block += blocks;
+        }
+        Ok(())
+    }
+
+    fn write_zeros(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < length {
+            let piece = &ZEROS[..shorter(ZEROS.len(), length - done)];
+            self.write(offset + done, piece)?;
+            done += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+fn shorter(length: usize, limit: u64) -> usize {
+    usize::try_from(limit).map_or(length, |limit| length.min(limit))
+}
+
+impl<T: Top + 'static> Disk for LayeredDisk<T> {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buffer.len() as u64)?;
+        self.stats.reads += 1;
+        self.read(offset, buffer)
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len() as u64)?;
+        self.stats.writes += 1;
+        self.write(offset, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stats.flushes += 1;
+        self.top.sync()
+    }
+
+    /// Whole blocks leave the top, and its limit, and read as the layers below
+    /// from then on; parts of blocks at either end stay as they are.
+    fn discard(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.check(offset, length)?;
+        self.drop_from_top(offset.div_ceil(BLOCK_BYTES), (offset + length) / BLOCK_BYTES)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.check(offset, length)?;
+        self.stats.writes += 1;
+        let end = offset + length;
+        let (first, last) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+        if first > last {
+            return self.write_zeros(offset, length);
+        }
+        self.write_zeros(offset, first * BLOCK_BYTES - offset)?;
+        self.zero_blocks(first, last)?;
+        self.write_zeros(last * BLOCK_BYTES, end - last * BLOCK_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests;
