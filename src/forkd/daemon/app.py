@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-import forkd
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
 from forkd.daemon.routes import files, processes, sandboxes, snapshots, system

@@ -67,7 +67,7 @@ def exec_request(request: v1.Exec | v1.ExecStart) -> model_exec.ExecRequest:
         user=request.user,
         timeout_s=request.timeout_secs,
         stdin=bool(request.stdin),
-        tty=tty and tty_size(tty),
+        tty=None if tty is None else tty_size(tty),
     )
 
 
@@ -190,7 +190,7 @@ def sandbox(live: Sandbox) -> v1.SandboxInfo:
         guest_addr=live.address,
         memory_limit_mib=live.memory_limit_mib,
         disk_limit_mib=live.disk_limit_mib,
-        fork_ms=live.spawn and _times(live.spawn),
+        fork_ms=None if live.spawn is None else _times(live.spawn),
         exit_reason=live.exit_reason,
     )
 
@@ -253,13 +253,15 @@ def eval_result(result: model_exec.EvalResult) -> v1.EvalResult:
         stdout=result.stdout,
         stderr=result.stderr,
         truncated=result.output_truncated,
-        error=fault and f"{fault.type}: {fault.message}",
-        exception=fault and v1.EvalException(
-            type=fault.type, message=fault.message, traceback=fault.traceback
-        ),
+        error=None if fault is None else f"{fault.type}: {fault.message}",
+        exception=None if fault is None else _exception(fault),
         timed_out=result.timed_out,
         exit_code=1 if fault is not None or result.timed_out else 0,
     )
+
+
+def _exception(fault: model_exec.EvalFault) -> v1.EvalException:
+    return v1.EvalException(type=fault.type, message=fault.message, traceback=fault.traceback)
 
 
 def file_entry(entry: FileEntry) -> v1.FileEntry:

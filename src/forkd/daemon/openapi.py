@@ -51,7 +51,7 @@ def _streamed_schemas() -> dict[str, Any]:
     _, models = models_json_schema(
         [(each, "serialization") for each in STREAMED + MESSAGES], ref_template=REFERENCE
     )
-    unions = {
+    unions: dict[str, TypeAdapter[Any]] = {
         "SnapshotStreamEvent": TypeAdapter(v1.SnapshotStreamEvent),
         "ImageStreamEvent": TypeAdapter(v1.ImageStreamEvent),
     }

@@ -130,23 +130,31 @@ def _tcp(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Itera
 
 @contextlib.contextmanager
 def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
+    with _bound_unix_socket(path, mode) as bound:
+        try:
+            yield bound
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _bound_unix_socket(path: Path, mode: int) -> socket.socket:
     """Bind `path` under its final mode, so that it is never open to more than it should be."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o777 & ~mode)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
-            mask = os.umask(0o777 & ~mode)
-            try:
-                bound.bind(str(path))
-            finally:
-                os.umask(mask)
-            bound.listen(BACKLOG)
-            try:
-                yield bound
-            finally:
-                path.unlink(missing_ok=True)
+        bound.bind(str(path))
+        bound.listen(BACKLOG)
     except OSError as error:
+        bound.close()
         raise HostError(f"cannot listen on {path}: {error}") from error
+    except Conflict:
+        bound.close()
+        raise
+    finally:
+        os.umask(mask)
+    return bound
 
 
 def _remove_stale(path: Path) -> None:

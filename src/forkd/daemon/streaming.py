@@ -126,10 +126,10 @@ def _line(event: BaseModel) -> bytes:
 
 async def last(source: AsyncGenerator[object, None], kind: type[T]) -> T:
     """Return the result that ends `source`, for a client that asked for no stream."""
-    event = None
+    result = None
     async with contextlib.aclosing(source):
         async for event in source:
-            pass
-    if not isinstance(event, kind):
+            result = event
+    if not isinstance(result, kind):
         raise EngineError("the operation ended without a result")
-    return event
+    return result

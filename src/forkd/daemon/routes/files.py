@@ -27,9 +27,7 @@ async def read_file(
     sandbox: IdOf, query: Annotated[v1.FileRead, Query()], service: ServiceOf
 ) -> Response:
     """Return a file's bytes; `X-File-Size` and `X-File-Mode` describe the file as opened."""
-    reader = await service.read_file(
-        sandbox, query.path, offset=query.offset, length=query.length
-    )
+    reader = await service.read_file(sandbox, query.path, offset=query.offset, length=query.length)
     headers = {"X-File-Size": str(reader.size_bytes), "X-File-Mode": f"{reader.mode:04o}"}
     return Stream(reader, owned=reader, media_type=BYTES, headers=headers)
 

@@ -17,8 +17,12 @@ routes = router("snapshots")
 
 def _streamed(event: object) -> dict[int | str, dict[str, Any]]:
     content = {streaming.NDJSON: {"schema": {"$ref": f"#/components/schemas/{event}"}}}
-    return {200: {"description": "Events, one a line, for `Accept: " + streaming.NDJSON + "`",
-                  "content": content}}
+    return {
+        200: {
+            "description": "Events, one a line, for `Accept: " + streaming.NDJSON + "`",
+            "content": content,
+        }
+    }
 
 
 def _wants_stream(request: Request) -> bool:

@@ -1,0 +1,1 @@
+"""The asynchronous SDK; `forkd.sdk` names what is public."""

@@ -1,0 +1,88 @@
+"""The client: one daemon, its snapshots, images and sandboxes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from forkd.errors import EngineError
+from forkd.sdk import _requests
+from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
+from forkd.sdk._async.http import AsyncHttp
+from forkd.sdk._endpoint import discover
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Unpack
+
+    from forkd.sdk._async.sandbox import AsyncSandbox
+    from forkd.sdk._endpoint import Endpoint
+
+
+class AsyncClient:
+    """A forkd daemon.
+
+    Without arguments it talks to the daemon that `forkd up` started, or to the one that
+    `FORKD_URL` and `FORKD_TOKEN` name.  Nothing is connected before the first call.
+    """
+
+    def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
+        self._http = AsyncHttp(discover(url, token))
+        self.snapshots = AsyncSnapshots(self._http)
+        self.images = AsyncImages(self._http)
+        self.sandboxes = AsyncSandboxes(self._http)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the daemon is."""
+        return self._http.endpoint
+
+    async def aclose(self) -> None:
+        """Close every connection; sandboxes live on."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def version(self) -> v1.Version:
+        """Return which forkd the daemon is."""
+        return await self._http.call(v1.Version, "GET", "/version")
+
+    async def host(self) -> v1.HostInfo:
+        """Return what the daemon's host is and how full it is."""
+        return await self._http.call(v1.HostInfo, "GET", "/v1/host")
+
+    async def fork(
+        self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
+    ) -> list[AsyncSandbox]:
+        """Fork `n` sandboxes from a snapshot: all of them, or an error and none.
+
+        Raises:
+            NotFound: There is no snapshot of that tag.
+            CapacityError: The host has no room for so many.
+            EngineError: At least one did not become ready.
+        """
+        request = _requests.fork(tag, n, options, all_or_nothing=True)
+        ready, failed = await self.sandboxes.create(request)
+        if failed:
+            raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
+        return ready
+
+    async def try_fork(
+        self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
+    ) -> tuple[list[AsyncSandbox], list[v1.SandboxFailure]]:
+        """Fork up to `n` sandboxes; returns the ready ones, and why the others are not.
+
+        Raises:
+            EngineError: Not one became ready.
+        """
+        request = _requests.fork(tag, n, options, all_or_nothing=False)
+        return await self.sandboxes.create(request)

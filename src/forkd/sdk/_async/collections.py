@@ -1,0 +1,139 @@
+"""What a daemon holds: snapshots, images, sandboxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from forkd.sdk._async.sandbox import AsyncSandbox
+from forkd.sdk._requests import build
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable
+    from os import PathLike
+
+    from forkd.sdk._async.http import AsyncHttp
+
+FORK_MARGIN_S = 60.0
+"""Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
+
+FORK_SECS_PER_CHILD = 1.0
+"""Time a fork may take for each of its children; a host without hardware help needs much of it."""
+
+_OUTCOMES = TypeAdapter(list[v1.SandboxInfo | v1.SandboxFailure])
+_SNAPSHOTS = TypeAdapter(list[v1.SnapshotInfo])
+_SANDBOXES = TypeAdapter(list[v1.SandboxInfo])
+
+
+class AsyncSnapshots:
+    """The snapshots of a daemon."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def create(
+        self,
+        tag: str,
+        recipe: str | PathLike[str],
+        *,
+        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
+    ) -> v1.SnapshotInfo:
+        """Bake a snapshot from a recipe; returns when it is ready.
+
+        Leaving before that, by a cancellation say, ends the bake and removes what it made.
+
+        Args:
+            tag: Its name.
+            recipe: A recipe's folder or TOML file, on the daemon's host.
+            on_progress: Called with each step, as it comes.
+
+        Raises:
+            Conflict: A snapshot of that tag exists, or is being baked.
+            BuildError: The image or the warm-up failed.
+        """
+        request = build(v1.SnapshotCreate, tag=tag, recipe=_absolute(recipe))
+        event = await self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        return event.snapshot
+
+    async def list(self) -> builtins.list[v1.SnapshotInfo]:
+        """Return every snapshot, by tag."""
+        return await self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
+
+    async def info(self, tag: str) -> v1.SnapshotInfoDetail:
+        """Return one snapshot, with what it stands on and what stands on it."""
+        return await self._http.call(
+            v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
+        )
+
+    async def delete(self, tag: str) -> None:
+        """Remove a snapshot and its files.
+
+        Raises:
+            Conflict: Sandboxes or other snapshots need it.
+        """
+        await self._http.send("DELETE", f"/v1/snapshots/{self._http.quoted(tag)}")
+
+
+class AsyncImages:
+    """The images of a daemon."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def build(
+        self,
+        recipe: str | PathLike[str],
+        *,
+        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
+    ) -> v1.ImageInfo:
+        """Build the image of a recipe, unless it is built already.
+
+        Raises:
+            BuildError: It could not be built.
+        """
+        request = build(v1.ImageBuild, recipe=_absolute(recipe))
+        event = await self._http.events("/v1/images", request, v1.ImageEvent, on_progress)
+        return event.image
+
+
+class AsyncSandboxes:
+    """The sandboxes of a daemon."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self, tag: str | None = None) -> builtins.list[AsyncSandbox]:
+        """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
+        query = {"snapshot_tag": tag}
+        found = await self._http.call(_SANDBOXES, "GET", "/v1/sandboxes", query=query)
+        return [AsyncSandbox(self._http, each) for each in found]
+
+    async def get(self, id: str) -> AsyncSandbox:  # noqa: A002 - the word for it
+        """Return one sandbox."""
+        info = await self._http.call(
+            v1.SandboxInfo, "GET", f"/v1/sandboxes/{self._http.quoted(id)}"
+        )
+        return AsyncSandbox(self._http, info)
+
+    async def create(
+        self, request: v1.SandboxCreate
+    ) -> tuple[builtins.list[AsyncSandbox], builtins.list[v1.SandboxFailure]]:
+        """Fork as `request` says; `AsyncClient.fork` says it more easily."""
+        found = await self._http.call(
+            _OUTCOMES,
+            "POST",
+            "/v1/sandboxes",
+            body=request,
+            timeout_s=request.deadline_secs + FORK_MARGIN_S + FORK_SECS_PER_CHILD * request.n,
+        )
+        ready = [each for each in found if isinstance(each, v1.SandboxInfo)]
+        failed = [each for each in found if isinstance(each, v1.SandboxFailure)]
+        return [AsyncSandbox(self._http, each) for each in ready], failed
+
+
+def _absolute(path: str | PathLike[str]) -> str:
+    return str(Path(path).absolute())

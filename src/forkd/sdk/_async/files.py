@@ -1,0 +1,103 @@
+"""Files inside a sandbox."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from forkd.errors import NotFound
+from forkd.sdk._requests import build
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import AsyncIterable, AsyncIterator
+
+    from forkd.sdk._async.http import AsyncHttp
+
+
+class AsyncFiles:
+    """The file system of one sandbox; paths are the guest's, and absolute."""
+
+    def __init__(self, http: AsyncHttp, sandbox_path: str) -> None:
+        self._http = http
+        self._path = f"{sandbox_path}/files"
+
+    async def read(self, path: str) -> bytes:
+        """Return a file's contents."""
+        async with self._http.streamed(self._path, {"path": path}) as answer:
+            return await answer.aread()
+
+    async def read_text(self, path: str) -> str:
+        """Return a file's contents, which must be UTF-8."""
+        return (await self.read(path)).decode()
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a file for reading: gives an iterator of its bytes, which are never held whole."""
+        query = {"path": path, "offset": offset or None, "length": length}
+        async with self._http.streamed(self._path, query) as answer:
+            yield answer.aiter_bytes()
+
+    async def write(
+        self,
+        path: str,
+        contents: bytes | str | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        make_parents: bool = False,
+    ) -> int:
+        """Write a file, whole or not at all; returns its length in bytes.
+
+        Args:
+            path: Where.
+            contents: What; an iterable is sent as it comes, and may be larger than memory.
+            mode: Permissions; those of the file that is replaced, else 0644, if None.
+            make_parents: Make the folders above it that are missing.
+        """
+        query = {"path": path, "mode": mode, "make_parents": make_parents or None}
+        data = contents.encode() if isinstance(contents, str) else contents
+        written = await self._http.call(
+            v1.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
+        )
+        return written.bytes
+
+    async def stat(self, path: str) -> v1.FileEntry:
+        """Return what a path is; symbolic links are not followed."""
+        return await self._http.call(
+            v1.FileEntry, "GET", f"{self._path}/stat", query={"path": path}
+        )
+
+    async def exists(self, path: str) -> bool:
+        """Return whether there is anything at a path."""
+        try:
+            await self.stat(path)
+        except NotFound as error:
+            if "guest_code" not in error.context:  # it is the sandbox that does not exist
+                raise
+            return False
+        return True
+
+    async def list(self, path: str) -> builtins.list[v1.FileEntry]:
+        """Return what is in a folder, by name."""
+        found = await self._http.call(
+            v1.FileList, "GET", f"{self._path}/list", query={"path": path}
+        )
+        return found.entries
+
+    async def make_dir(self, path: str, *, parents: bool = False, mode: int | None = None) -> None:
+        """Make a folder; with `parents` also those above it, and one that exists is fine."""
+        request = build(v1.MakeDir, path=path, parents=parents, mode=mode)
+        await self._http.send("POST", f"{self._path}/mkdir", body=request)
+
+    async def move(self, source: str, target: str) -> None:
+        """Rename a file or a folder."""
+        request = build(v1.Move, source=source, target=target)
+        await self._http.send("POST", f"{self._path}/move", body=request)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty folder, or with `recursive` a whole one."""
+        query = {"path": path, "recursive": recursive or None}
+        await self._http.send("DELETE", self._path, query=query)

@@ -1,0 +1,109 @@
+"""Where the daemon is, and what to show it to be let in.
+
+The first of these that says something wins:
+
+1.  what the caller passes to `Client(...)`;
+2.  `FORKD_URL` and `FORKD_TOKEN`;
+3.  `endpoint.json`, which `forkd up` leaves in its state folder: `{"url", "token_file"}`;
+4.  the daemon's own socket, `/run/forkd/forkd.sock`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from forkd.errors import InvalidRequest
+
+SOCKET_DEFAULT = "unix:///run/forkd/forkd.sock"
+
+FILE_BYTES_MAX = 64 * 1024
+"""An endpoint or token file longer than this is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A daemon's address.
+
+    Attributes:
+        url: `http://host:port`, `https://host:port` or `unix:///path`.
+        token: The bearer token; None if none is needed.
+    """
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        named = parts.path if parts.scheme == "unix" else parts.hostname
+        if parts.scheme not in {"unix", "http", "https"} or not named:
+            raise InvalidRequest(
+                f"url must be http://host:port, https://host:port or unix:///path, not {self.url}",
+                field="url",
+            )
+
+    @property
+    def socket(self) -> str | None:
+        """Path of the Unix socket; None over TCP."""
+        parts = urlsplit(self.url)
+        return parts.path if parts.scheme == "unix" else None
+
+    @property
+    def http_url(self) -> str:
+        """Base of the URLs of requests."""
+        return "http://forkd" if self.socket is not None else self.url.rstrip("/")
+
+    @property
+    def websocket_url(self) -> str:
+        """Base of the URLs of WebSockets."""
+        return "ws" + self.http_url.removeprefix("http")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+
+def discover(url: str | None = None, token: str | None = None) -> Endpoint:
+    """Return the daemon to talk to; see the top of this file for the order.
+
+    Raises:
+        InvalidRequest: An address cannot be understood, or a file that names one is damaged.
+    """
+    token = token or os.environ.get("FORKD_TOKEN") or None
+    url = url or os.environ.get("FORKD_URL") or None
+    if url is not None:
+        return Endpoint(url, token)
+    path = state_dir() / "endpoint.json"
+    if path.exists():
+        return _read(path, token)
+    return Endpoint(SOCKET_DEFAULT, token)
+
+
+def state_dir() -> Path:
+    """Return the folder where `forkd up` keeps its state: `FORKD_HOME`, or the user's own."""
+    if home := os.environ.get("FORKD_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "forkd"
+
+
+def _read(path: Path, token: str | None) -> Endpoint:
+    try:
+        said = json.loads(_text(path))
+        token_file = said.get("token_file")
+        if token is None and token_file is not None:
+            token = _text(Path(token_file)).strip()
+        return Endpoint(str(said["url"]), token)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InvalidRequest(
+            f"{path} does not name a daemon ({error}); `forkd up` writes it anew"
+        ) from error
+
+
+def _text(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.read(FILE_BYTES_MAX)

@@ -1,0 +1,85 @@
+"""Requests, checked before they travel: the wire's own types refuse what the daemon would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from pydantic import ValidationError
+
+from forkd.errors import InvalidRequest
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import BaseModel
+
+M = TypeVar("M", bound="BaseModel")
+
+
+class ForkOptions(TypedDict, total=False):
+    """What each sandbox of one fork gets; what is left out is not limited.
+
+    Attributes:
+        memory_limit_mib: Memory of each sandbox, its VMM included; no swap.
+        disk_limit_mib: Size of each sandbox's private disk layer.
+        cpu_limit: CPU time of each sandbox, in cores.
+        network: Give each a network interface and an address of its own.
+        deadline_s: Time each has until its agent has answered.
+    """
+
+    memory_limit_mib: int | None
+    disk_limit_mib: int | None
+    cpu_limit: float | None
+    network: bool
+    deadline_s: float | None
+
+
+class ExecOptions(TypedDict, total=False):
+    """How a program runs; what is left out is as the image says.
+
+    Attributes:
+        env: Variables added to the image's.
+        cwd: Where it starts.
+        user: Who it runs as: a name, or `uid[:gid]`.
+    """
+
+    env: Mapping[str, str] | None
+    cwd: str | None
+    user: str | None
+
+
+def build(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks them
+    """Return a request; members that are None are left to their defaults.
+
+    Raises:
+        InvalidRequest: A member is malformed or out of range; `context["field"]` names it.
+    """
+    given = {key: value for key, value in members.items() if value is not None}
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "request"
+        raise InvalidRequest(f"{field}: {first['msg']}", field=field) from None
+
+
+def fork(tag: str, n: int, options: ForkOptions, *, all_or_nothing: bool) -> v1.SandboxCreate:
+    """Return the request for a fork."""
+    members: dict[str, Any] = dict(options)
+    members["deadline_secs"] = members.pop("deadline_s", None)
+    return build(v1.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **members)
+
+
+def program(args: object) -> list[str]:
+    """Return the arguments of a program as a list.
+
+    Raises:
+        InvalidRequest: They are one string, which would need a shell to be split.
+    """
+    if isinstance(args, str | bytes):
+        raise InvalidRequest(
+            'args must be a list, such as ["ls", "-l"]; for a shell: ["sh", "-c", "ls | wc"]',
+            field="args",
+        )
+    return [str(each) for each in args]  # type: ignore[attr-defined]  # Iterable, or TypeError

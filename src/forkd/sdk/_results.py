@@ -1,0 +1,90 @@
+"""What calls return, where the wire's own types are not what a caller wants to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from forkd.errors import GuestError
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from forkd.wire import v1
+
+
+@dataclass(frozen=True, slots=True)
+class EvalError:
+    """An exception that the evaluated code raised and did not catch."""
+
+    type: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What code evaluated in a sandbox gave.
+
+    Attributes:
+        value: The last expression where JSON can say it, else None; see `value_is_json`.
+        repr: Its `repr`; None if the code did not end in an expression.
+        stdout: What the code printed.
+        stderr: What it printed to standard error.
+        error: The exception it raised; None if it raised none.
+        value_is_json: Whether `value` is the value, and not None for want of JSON.
+        timed_out: It was interrupted; its namespace lives on.
+        truncated: Some output was dropped, because there was too much.
+    """
+
+    value: JsonValue
+    repr: str | None
+    stdout: str
+    stderr: str
+    error: EvalError | None
+    value_is_json: bool = False
+    timed_out: bool = False
+    truncated: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the code ran to its end."""
+        return self.error is None and not self.timed_out
+
+    def check(self) -> EvalResult:
+        """Return this result, if the code ran to its end.
+
+        Raises:
+            GuestError: It raised, with its traceback in the message, or its time ran out.
+        """
+        if self.error is not None:
+            raise GuestError(f"{self.error}\n{self.error.traceback}", guest_code="exception")
+        if self.timed_out:
+            raise GuestError("the code's time ran out", guest_code="timed_out")
+        return self
+
+
+def eval_result(answer: v1.EvalResult) -> EvalResult:
+    """Return the daemon's answer as callers see it."""
+    fault = answer.exception
+    return EvalResult(
+        value=answer.value,
+        repr=answer.result,
+        stdout=answer.stdout,
+        stderr=answer.stderr,
+        error=None if fault is None else EvalError(fault.type, fault.message, fault.traceback),
+        value_is_json=answer.value_is_json,
+        timed_out=answer.timed_out,
+        truncated=answer.truncated,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes that a program wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes

@@ -1,0 +1,179 @@
+"""What cannot be translated: the connections themselves, written by hand in both flavours.
+
+Everything above this module exists once, in `_async`; `tools/async_to_sync.py` makes `_sync` of
+it.  A pair here has the same methods, and its errors are forkd's: a daemon that cannot be
+reached, and a connection that breaks, are both `TransportError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from websockets.asyncio.client import connect as async_connect
+from websockets.asyncio.client import unix_connect as async_unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.sync.client import connect as sync_connect
+from websockets.sync.client import unix_connect as sync_unix_connect
+
+from forkd.errors import ForkdError, TransportError
+from forkd.sdk._errors import from_answer
+from forkd.wire.limits import MESSAGE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from websockets.asyncio.client import ClientConnection as AsyncConnection
+    from websockets.sync.client import ClientConnection as SyncConnection
+
+    from forkd.sdk._endpoint import Endpoint
+
+CONNECT_TIMEOUT_S = 10.0
+"""Time to reach the daemon; once reached, each call says how long its answer may take."""
+
+OPEN_TIMEOUT_S = 60.0
+"""Time for the first answer of a WebSocket, which a busy daemon may be slow to give."""
+
+CONNECTIONS_MAX = 256
+"""Requests in flight at once; more wait their turn, however long that takes."""
+
+_LIMITS = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=32)
+
+
+def timeout(answer_s: float | None) -> httpx.Timeout:
+    """Return the timeouts of a request whose answer may take `answer_s`; None: for ever."""
+    return httpx.Timeout(answer_s, connect=CONNECT_TIMEOUT_S, pool=None)
+
+
+def async_http(endpoint: Endpoint) -> httpx.AsyncClient:
+    """Return a client of `endpoint`, which ignores proxies: the daemon is never behind one."""
+    return httpx.AsyncClient(
+        base_url=endpoint.http_url,
+        headers=endpoint.headers,
+        transport=httpx.AsyncHTTPTransport(uds=endpoint.socket, limits=_LIMITS, trust_env=False),
+        trust_env=False,
+    )
+
+
+def sync_http(endpoint: Endpoint) -> httpx.Client:
+    """Return a client of `endpoint`, as `async_http`."""
+    return httpx.Client(
+        base_url=endpoint.http_url,
+        headers=endpoint.headers,
+        transport=httpx.HTTPTransport(uds=endpoint.socket, limits=_LIMITS, trust_env=False),
+        trust_env=False,
+    )
+
+
+@contextlib.contextmanager
+def transport_errors(endpoint: Endpoint) -> Iterator[None]:
+    """Raise what goes wrong between us and the daemon as `TransportError`."""
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise TransportError(
+            f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one"
+        ) from error
+    except httpx.TimeoutException as error:
+        raise TransportError(f"{endpoint.url} did not answer in time") from error
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise TransportError(f"the connection to {endpoint.url} broke: {error}") from error
+
+
+class AsyncSocket:
+    """A WebSocket of binary messages."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def send(self, message: bytes) -> None:
+        """Send one message; waits while the other side has no room."""
+        try:
+            await self._connection.send(message)
+        except ConnectionClosed as error:
+            raise _broken(error) from error
+
+    async def receive(self) -> bytes:
+        """Return the next message."""
+        try:
+            return await self._connection.recv(decode=False)
+        except ConnectionClosed as error:
+            raise _broken(error) from error
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        await self._connection.close()
+
+
+class SyncSocket:
+    """A WebSocket of binary messages; one thread may receive while others send."""
+
+    def __init__(self, connection: SyncConnection) -> None:
+        self._connection = connection
+
+    def send(self, message: bytes) -> None:
+        """Send one message; waits while the other side has no room."""
+        try:
+            self._connection.send(message)
+        except ConnectionClosed as error:
+            raise _broken(error) from error
+
+    def receive(self) -> bytes:
+        """Return the next message."""
+        try:
+            return self._connection.recv(decode=False)
+        except ConnectionClosed as error:
+            raise _broken(error) from error
+
+    def close(self) -> None:
+        """Close; idempotent."""
+        self._connection.close()
+
+
+async def async_socket(endpoint: Endpoint, path: str) -> AsyncSocket:
+    """Open a WebSocket.
+
+    Raises:
+        ForkdError: The daemon refused, or cannot be reached.
+    """
+    url, options = endpoint.websocket_url + path, _socket_options(endpoint)
+    try:
+        if endpoint.socket is not None:
+            return AsyncSocket(await async_unix_connect(endpoint.socket, url, **options))
+        return AsyncSocket(await async_connect(url, proxy=None, **options))
+    except (OSError, InvalidHandshake, TimeoutError) as error:
+        raise _refused(endpoint, error) from error
+
+
+def sync_socket(endpoint: Endpoint, path: str) -> SyncSocket:
+    """Open a WebSocket, as `async_socket`."""
+    url, options = endpoint.websocket_url + path, _socket_options(endpoint)
+    try:
+        if endpoint.socket is not None:
+            connection = sync_unix_connect(endpoint.socket, url, **options)
+        else:
+            connection = sync_connect(url, proxy=None, **options)
+        return SyncSocket(connection.__enter__())  # its `__exit__` is `close`
+    except (OSError, InvalidHandshake, TimeoutError) as error:
+        raise _refused(endpoint, error) from error
+
+
+def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "additional_headers": endpoint.headers,
+        "compression": None,
+        "max_size": MESSAGE_BYTES_MAX,
+        "open_timeout": OPEN_TIMEOUT_S,
+        "ping_interval": None,
+    }
+
+
+def _broken(error: ConnectionClosed) -> TransportError:
+    return TransportError(f"the connection to the daemon broke: {error}")
+
+
+def _refused(endpoint: Endpoint, error: Exception) -> ForkdError:
+    if isinstance(error, InvalidStatus):
+        return from_answer(error.response.status_code, bytes(error.response.body or b""))
+    return TransportError(f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one")

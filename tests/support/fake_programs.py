@@ -1,0 +1,120 @@
+"""The few programs, and the interpreter, of the guests of `fake_service`."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import io
+import json
+import signal
+import traceback
+from typing import TYPE_CHECKING, Self
+
+from forkd.errors import Conflict, GuestError
+from forkd.model.exec import EvalFault, EvalResult, Exited, Started, Stderr, Stdout
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.exec import ExecEvent, ExecRequest, TtySize
+
+CHUNK = 64 * 1024
+
+
+class FakeExec:
+    """One program: `echo`, `env`, `cat`, `exit N`, `spew BYTES`, `fail`, `sleep`, `size`."""
+
+    def __init__(self, request: ExecRequest) -> None:
+        if request.args[0] == "nope":
+            raise GuestError("nope: no such program", guest_code="exec_failed")
+        self.request = request
+        self.closed = asyncio.Event()
+        self._input: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._signal: asyncio.Queue[int] = asyncio.Queue()
+        self._size: asyncio.Queue[TtySize] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncIterator[ExecEvent]:
+        yield Started(pid=42)
+        name, *rest = self.request.args
+        if name == "cat":
+            while (data := await self._input.get()) is not None:
+                yield Stdout(data)
+        elif name == "spew":
+            left = int(rest[0])
+            while left > 0:
+                yield Stdout(b"x" * min(CHUNK, left))
+                left -= CHUNK
+        elif name == "sleep":
+            number = await self._signal.get()
+            yield Exited(None, number, number == signal.SIGKILL, 0.5)
+            return
+        elif name == "size":
+            size = await self._size.get()
+            yield Stdout(f"{size.rows}x{size.columns}".encode())
+        else:
+            for event in self._at_once(name, rest):
+                yield event
+        code = int(rest[0]) if name == "exit" else 0
+        yield Exited(code, None, timed_out=False, duration_s=0.25)
+
+    def _at_once(self, name: str, rest: list[str]) -> list[ExecEvent]:
+        if name == "env":
+            return [Stdout(json.dumps(dict(self.request.env)).encode())]
+        if name == "fail":
+            return [Stdout(b"out"), Stderr(b"err \xff")]
+        return [Stdout(" ".join(rest).encode() + b"\n")] if name == "echo" else []
+
+    async def write_stdin(self, data: bytes) -> None:
+        if not self.request.stdin:
+            raise Conflict("this program has no standard input")
+        await self._input.put(data)
+
+    async def close_stdin(self) -> None:
+        await self._input.put(None)
+
+    async def send_signal(self, signal: int) -> None:
+        await self._signal.put(signal)
+
+    async def resize(self, size: TtySize) -> None:
+        if self.request.tty is None:
+            raise Conflict("this program has no terminal")
+        await self._size.put(size)
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> EvalResult:
+    """Run `code` here; a `timeout_s` below a second runs out at once."""
+    out, value, has_value, fault = io.StringIO(), None, False, None
+    timed_out = timeout_s is not None and timeout_s < 1
+    try:
+        tree = ast.parse(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        with contextlib.redirect_stdout(out):
+            exec(compile(tree, "<eval>", "exec"), names)  # noqa: S102 - the test's own code
+            if last is not None:
+                value = eval(compile(ast.Expression(last.value), "<eval>", "eval"), names)  # noqa: S307
+                has_value = True
+    except Exception as error:  # noqa: BLE001 - what the code raises is data
+        fault = EvalFault(type(error).__name__, str(error), traceback.format_exc())
+    said = repr(value) if has_value else None
+    is_json = has_value and isinstance(value, int | str | float | list | dict | None)
+    return EvalResult(
+        has_value=has_value,
+        repr=said,
+        value=value if is_json else None,
+        value_is_json=is_json,
+        stdout=out.getvalue(),
+        stderr="",
+        output_truncated=False,
+        error=fault,
+        timed_out=timed_out,
+    )

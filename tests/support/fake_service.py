@@ -1,0 +1,323 @@
+"""A service in memory, for tests of everything above `forkd.service.api.Service`.
+
+Guests are dictionaries, programs are the few of `fake_programs`, and evaluating runs the code
+here.  What a test wants to go wrong it says by name: a recipe called `fails`, a program called
+`nope`, a snapshot tag ending in `-flaky`, whose odd children fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from forkd.errors import Conflict, EngineError, NotFound, WarmUpError
+from forkd.model.files import EntryKind, FileEntry
+from forkd.model.guest import GuestStatus, RuntimeStatus
+from forkd.model.host import HostInfo
+from forkd.model.ids import SandboxId, Tag, new_sandbox_id
+from forkd.model.image import Image
+from forkd.model.progress import Progress
+from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
+from forkd.model.snapshot import Snapshot, SnapshotStatus
+from tests.support.fake_programs import FakeExec, evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+
+    from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.sandbox import ForkOptions
+    from forkd.model.snapshot import SnapshotRequest
+
+THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+MIB = 1 << 20
+
+
+@dataclass
+class FakeGuest:
+    sandbox: Sandbox
+    files: dict[str, bytes] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=lambda: {"/", "/tmp", "/root"})
+    names: dict[str, object] = field(default_factory=dict)
+    console: bytes = b"Linux version 6.1.0\n"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeReader:
+    def __init__(self, data: bytes, size_bytes: int) -> None:
+        self._data = data
+        self.size_bytes = size_bytes
+        self.mode = 0o644
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._data), 65536):
+            yield self._data[start : start + 65536]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class FakeService:
+    """Everything a front end may ask, in memory."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[Tag, Snapshot] = {}
+        self.guests: dict[SandboxId, FakeGuest] = {}
+        self.baking = asyncio.Event()
+        self.bakes_undone = 0
+        self.execs: list[FakeExec] = []
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    async def host_info(self) -> HostInfo:
+        return HostInfo(
+            version="0.1.0",
+            hostname="fake",
+            kernel="6.1.0",
+            cpu_model="Fake CPU",
+            cpus=2,
+            memory_bytes=1 << 34,
+            memory_available_bytes=1 << 33,
+            kvm=True,
+            pvm=False,
+            cgroups=True,
+            network=True,
+            state_free_bytes=1 << 35,
+            snapshots=len(self.snapshots),
+            sandboxes=len(self.guests),
+            uptime_s=1.5,
+        )
+
+    # Images and snapshots
+
+    async def build_image(self, recipe_path: Path) -> AsyncGenerator[Progress | Image, None]:
+        if not recipe_path.name.startswith("good"):
+            raise NotFound(f"no recipe at {recipe_path}", field="recipe")
+        yield Progress("rootfs", 0.5, "half of the root file system")
+        yield Image("key", "good", Path("/k"), None, Path("/r"), 2048 * MIB)
+
+    async def create_snapshot(
+        self, request: SnapshotRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        if request.tag in self.snapshots:
+            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        done = False
+        try:
+            yield Progress("boot", None, "booting")
+            await self._bake(request.recipe_path.name)
+            yield Progress("warm", 1.0, "warm")
+            made = a_snapshot(request.tag, recipe=request.recipe_path.name)
+            self.snapshots[request.tag] = made
+            done = True
+            yield made
+        finally:
+            self.bakes_undone += not done
+
+    async def _bake(self, recipe: str) -> None:
+        self.baking.set()
+        if recipe == "fails":
+            raise WarmUpError("the warm-up raised ValueError: no", recipe=recipe)
+        if recipe == "hangs":
+            await asyncio.Event().wait()
+
+    async def list_snapshots(self) -> tuple[Snapshot, ...]:
+        return tuple(self.snapshots[tag] for tag in sorted(self.snapshots))
+
+    async def get_snapshot(self, tag: Tag) -> Snapshot:
+        if tag not in self.snapshots:
+            raise NotFound(f"there is no snapshot {tag}", tag=tag)
+        return self.snapshots[tag]
+
+    async def delete_snapshot(self, tag: Tag) -> None:
+        await self.get_snapshot(tag)
+        using = [each.sandbox.id for each in self.guests.values() if each.sandbox.tag == tag]
+        if using:
+            raise Conflict(f"snapshot {tag} is needed by {', '.join(using)}", tag=tag)
+        del self.snapshots[tag]
+
+    # Sandboxes
+
+    async def fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        await self.get_snapshot(tag)
+        flaky = tag.endswith(("-flaky", "-broken"))
+        bad = [each for each in range(count) if flaky and (each % 2 or tag.endswith("-broken"))]
+        if bad and options.all_or_nothing:
+            raise EngineError(f"{len(bad)} of {count} failed", tag=tag)
+        good = [self._fork_one(tag, options) for _ in range(count - len(bad))]
+        failures = [ForkFailure(new_sandbox_id(), "agent", "guest", "no answer") for _ in bad]
+        return ForkResult(tuple(good), tuple(failures), wall_ms=12.5)
+
+    def _fork_one(self, tag: Tag, options: ForkOptions) -> Sandbox:
+        made = Sandbox(
+            id=new_sandbox_id(),
+            tag=tag,
+            state=SandboxState.RUNNING,
+            created_at=THEN,
+            hostname="guest",
+            pid=4711,
+            address="10.200.0.2" if options.network else None,
+            memory_limit_mib=options.memory_limit_mib,
+            disk_limit_mib=options.disk_limit_mib,
+            spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
+        )
+        self.guests[made.id] = FakeGuest(made)
+        return made
+
+    async def list_sandboxes(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        every = (each.sandbox for each in self.guests.values())
+        return tuple(each for each in every if tag is None or each.tag == tag)
+
+    async def get_sandbox(self, sandbox: SandboxId) -> Sandbox:
+        return self._guest(sandbox).sandbox
+
+    async def delete_sandbox(self, sandbox: SandboxId) -> None:
+        self._guest(sandbox).ended.set()
+        del self.guests[sandbox]
+
+    async def console_log(self, sandbox: SandboxId) -> bytes:
+        return self._guest(sandbox).console
+
+    async def follow_console_log(self, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
+        guest = self._guest(sandbox)
+        yield guest.console
+        await guest.ended.wait()
+        yield b"reboot: Power down\n"
+
+    def _guest(self, sandbox: SandboxId) -> FakeGuest:
+        if sandbox not in self.guests:
+            raise NotFound(f"there is no sandbox {sandbox}", sandbox=sandbox)
+        return self.guests[sandbox]
+
+    # Inside a sandbox
+
+    async def ping(self, sandbox: SandboxId) -> GuestStatus:
+        self._guest(sandbox)
+        return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
+
+    async def echo(self, sandbox: SandboxId, data: str) -> str:
+        self._guest(sandbox)
+        return data
+
+    async def exec(self, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
+        self._guest(sandbox)
+        self.execs.append(FakeExec(request))
+        return self.execs[-1]
+
+    async def eval(
+        self, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+    ) -> EvalResult:
+        return evaluate(code, self._guest(sandbox).names, timeout_s)
+
+    async def read_file(
+        self, sandbox: SandboxId, path: str, *, offset: int = 0, length: int | None = None
+    ) -> FakeReader:
+        data = self._file(sandbox, path)
+        end = None if length is None else offset + length
+        return FakeReader(data[offset:end], len(data))
+
+    def _file(self, sandbox: SandboxId, path: str) -> bytes:
+        guest = self._guest(sandbox)
+        if path in guest.folders:
+            raise Conflict(f"{path} is a directory", guest_code="is_a_directory")
+        if path not in guest.files:
+            raise NotFound(f"{path}: no such file", guest_code="not_found")
+        return guest.files[path]
+
+    async def write_file(
+        self,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        make_parents: bool = False,
+    ) -> int:
+        del mode
+        guest = self._guest(sandbox)
+        parent = str(Path(path).parent)
+        if make_parents:
+            await self.make_dir(sandbox, parent, parents=True)
+        if parent not in guest.folders:
+            raise NotFound(f"{parent}: no such directory", guest_code="not_found")
+        guest.files[path] = b"".join([each async for each in chunks])
+        return len(guest.files[path])
+
+    async def stat(self, sandbox: SandboxId, path: str) -> FileEntry:
+        if path in self._guest(sandbox).folders:
+            return an_entry(path, EntryKind.DIRECTORY, 4096)
+        return an_entry(path, EntryKind.FILE, len(self._file(sandbox, path)))
+
+    async def list_dir(self, sandbox: SandboxId, path: str) -> tuple[FileEntry, ...]:
+        guest = self._guest(sandbox)
+        if path not in guest.folders:
+            raise NotFound(f"{path}: no such directory", guest_code="not_found")
+        inside = {
+            each
+            for each in guest.folders | set(guest.files)
+            if each != "/" and str(Path(each).parent) == path
+        }
+        return tuple([await self.stat(sandbox, each) for each in sorted(inside)])
+
+    async def make_dir(
+        self, sandbox: SandboxId, path: str, *, parents: bool = False, mode: int | None = None
+    ) -> None:
+        del mode
+        guest = self._guest(sandbox)
+        if path in guest.folders and not parents:
+            raise Conflict(f"{path} exists", guest_code="exists")
+        guest.folders.add(path)
+        if parents:
+            guest.folders |= {str(each) for each in Path(path).parents}
+
+    async def move(self, sandbox: SandboxId, source: str, target: str) -> None:
+        data = self._file(sandbox, source)
+        files = self._guest(sandbox).files
+        del files[source]
+        files[target] = data
+
+    async def remove(self, sandbox: SandboxId, path: str, *, recursive: bool = False) -> None:
+        guest = self._guest(sandbox)
+        if path in guest.folders and recursive:
+            guest.folders = {each for each in guest.folders if not each.startswith(path)}
+            guest.files = {k: v for k, v in guest.files.items() if not k.startswith(path + "/")}
+            return
+        self._file(sandbox, path)
+        del guest.files[path]
+
+
+def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None = None) -> Snapshot:
+    made = Snapshot(
+        tag=Tag(tag),
+        status=SnapshotStatus.READY,
+        created_at=THEN,
+        recipe=recipe,
+        image_key="key",
+        vcpus=1,
+        memory_bytes=512 * MIB,
+        disk_bytes=2048 * MIB,
+        stored_bytes=100 * MIB,
+        runtime="python",
+        parent=None,
+        sandboxes=0,
+        directory=Path("/var/lib/forkd/snapshots") / tag,
+    )
+    return made if status is None else replace(made, status=status)
+
+
+def an_entry(path: str, kind: EntryKind, size_bytes: int) -> FileEntry:
+    return FileEntry(
+        Path(path).name or "/", kind, size_bytes, 0o644, 0, 0, 1_700_000_000_000_000_000
+    )

@@ -1,0 +1,346 @@
+"""The SDK, in both flavours, does over HTTP what the service does."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd import AsyncClient
+from forkd.errors import (
+    Conflict,
+    EngineError,
+    GuestError,
+    InvalidRequest,
+    NotFound,
+    TransportError,
+    WarmUpError,
+)
+from tests.support.fake_service import a_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd import AsyncSandbox
+    from forkd.wire.v1 import ProgressEvent
+    from tests.support.daemon import RunningDaemon
+
+
+@pytest.fixture
+async def client(daemon: RunningDaemon) -> AsyncIterator[AsyncClient]:
+    daemon.service.snapshots = {
+        each: a_snapshot(each) for each in ("warm", "is-flaky", "is-broken")
+    }
+    async with AsyncClient(daemon.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def sandbox(client: AsyncClient) -> AsyncSandbox:
+    return (await client.fork("warm"))[0]
+
+
+async def test_a_bake_reports_its_steps_and_returns_the_snapshot(client: AsyncClient) -> None:
+    steps: list[ProgressEvent] = []
+
+    made = await client.snapshots.create("new", "/recipes/good", on_progress=steps.append)
+
+    assert (made.tag, made.status, made.memory_mib) == ("new", "ready", 512)
+    assert [(each.stage, each.fraction) for each in steps] == [("boot", None), ("warm", 1.0)]
+
+
+async def test_a_bake_that_fails_midway_raises_the_daemons_error(client: AsyncClient) -> None:
+    with pytest.raises(WarmUpError, match="ValueError") as caught:
+        await client.snapshots.create("new", "/recipes/fails")
+
+    assert caught.value.context == {"recipe": "fails"}
+
+
+async def test_a_tag_that_exists_is_a_conflict(client: AsyncClient) -> None:
+    with pytest.raises(Conflict, match="snapshot warm exists"):
+        await client.snapshots.create("warm", "/recipes/good")
+
+
+async def test_an_image_is_built_with_its_steps_reported(client: AsyncClient) -> None:
+    steps: list[ProgressEvent] = []
+
+    made = await client.images.build("/recipes/good", on_progress=steps.append)
+
+    assert (made.key, made.disk_mib, len(steps)) == ("key", 2048, 1)
+
+
+async def test_snapshots_are_listed_described_and_deleted(client: AsyncClient) -> None:
+    await client.snapshots.delete("is-flaky")
+
+    assert [each.tag for each in await client.snapshots.list()] == ["is-broken", "warm"]
+    assert (await client.snapshots.info("warm")).memory_logical_bytes == 512 << 20
+
+
+async def test_a_snapshot_in_use_is_not_deleted(client: AsyncClient, sandbox: AsyncSandbox) -> None:
+    assert (await client.snapshots.info("warm")).sandbox_ids == [sandbox.id]
+
+    with pytest.raises(Conflict, match=sandbox.id):
+        await client.snapshots.delete("warm")
+
+
+async def test_a_fork_gives_as_many_sandboxes_as_asked_for(client: AsyncClient) -> None:
+    made = await client.fork("warm", 3, memory_limit_mib=64, network=True)
+
+    listed = await client.sandboxes.list("warm")
+    assert {each.id for each in made} == {each.id for each in listed}
+    assert (made[0].info.memory_limit_mib, made[0].info.guest_addr) == (64, "10.200.0.2")
+    assert made[0].info.fork_ms is not None
+    assert made[0].info.fork_ms.total == 4.75
+
+
+async def test_a_fork_is_all_or_nothing(client: AsyncClient) -> None:
+    with pytest.raises(EngineError, match="2 of 4 failed"):
+        await client.fork("is-flaky", 4)
+
+    assert await client.sandboxes.list() == []
+
+
+async def test_a_fork_that_may_fail_in_part_says_what_failed(client: AsyncClient) -> None:
+    ready, failed = await client.try_fork("is-flaky", 4)
+
+    assert (len(ready), len(failed)) == (2, 2)
+    assert (failed[0].stage, failed[0].error, failed[0].code) == ("agent", "no answer", "guest")
+
+
+async def test_a_fork_of_which_nothing_remains_is_an_error(client: AsyncClient) -> None:
+    with pytest.raises(EngineError, match="none of 2 became ready"):
+        await client.try_fork("is-broken", 2)
+
+
+async def test_an_unknown_tag_is_not_found(client: AsyncClient) -> None:
+    with pytest.raises(NotFound, match="there is no snapshot nothing"):
+        await client.fork("nothing")
+
+
+@pytest.mark.parametrize("n", [0, 10_001])
+async def test_a_count_out_of_range_names_its_field(client: AsyncClient, n: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await client.fork("warm", n)
+
+    assert caught.value.context["field"] == "n"
+
+
+@pytest.mark.parametrize("tag", ["../etc", "a..b", "", "x" * 65])
+async def test_a_tag_that_could_leave_its_folder_is_refused(client: AsyncClient, tag: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await client.fork(tag)
+
+    assert caught.value.context["field"] == "snapshot_tag"
+
+
+async def test_a_sandbox_as_a_context_is_killed_at_its_end(client: AsyncClient) -> None:
+    async with (await client.fork("warm"))[0] as sandbox:
+        assert (await sandbox.ping()).pong
+
+    with pytest.raises(NotFound):
+        await sandbox.refresh()
+
+
+async def test_a_sandbox_killed_within_its_context_is_fine(sandbox: AsyncSandbox) -> None:
+    async with sandbox:
+        await sandbox.kill()
+
+
+async def test_an_evaluation_keeps_its_names(sandbox: AsyncSandbox) -> None:
+    await sandbox.eval("import math; x = 40")
+
+    result = await sandbox.eval("print('hi'); x + math.floor(2.5)")
+
+    assert (result.value, result.repr, result.stdout, result.ok) == (42, "42", "hi\n", True)
+    assert result.check() is result
+
+
+async def test_an_exception_in_evaluated_code_is_data(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.eval("1 / 0")
+
+    assert str(result.error) == "ZeroDivisionError: division by zero"
+    with pytest.raises(GuestError, match="Traceback"):
+        result.check()
+
+
+async def test_an_evaluation_out_of_time_says_so(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.eval("None", timeout_s=0.5)
+
+    assert (result.timed_out, result.ok) == (True, False)
+    with pytest.raises(GuestError, match="ran out"):
+        result.check()
+
+
+async def test_a_program_returns_its_output_and_exit_code(sandbox: AsyncSandbox) -> None:
+    result = await sandbox.exec(["fail"])
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "out", "err �")
+    assert (await sandbox.exec(["exit", "3"])).exit_code == 3
+
+
+async def test_a_program_gets_its_input_and_environment(sandbox: AsyncSandbox) -> None:
+    assert (await sandbox.exec(["cat"], stdin="hello")).stdout == "hello"
+    assert (await sandbox.exec(["env"], env={"A": "b"})).stdout == '{"A": "b"}'
+
+
+async def test_output_beyond_the_limit_is_dropped_and_said_to_be(sandbox: AsyncSandbox) -> None:
+    limit = 8 << 20
+
+    within = await sandbox.exec(["spew", str(limit)])
+    beyond = await sandbox.exec(["spew", str(limit + 1)])
+
+    assert (len(within.stdout), within.truncated) == (limit, False)
+    assert (len(beyond.stdout), beyond.truncated) == (limit, True)
+
+
+async def test_a_program_that_does_not_exist_is_an_error(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(GuestError, match="no such program") as caught:
+        await sandbox.exec(["nope"])
+
+    assert caught.value.context["guest_code"] == "exec_failed"
+
+
+async def test_a_command_line_is_refused_because_no_shell_reads_it(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(InvalidRequest, match='"sh", "-c"'):
+        await sandbox.exec("ls -l")
+
+
+async def test_streams_go_both_ways_while_a_program_runs(sandbox: AsyncSandbox) -> None:
+    async with sandbox.exec_stream(["cat"], stdin=True) as process:
+        await process.write(b"one")
+        first = await anext(process)
+        await process.write(b"two")
+        await process.close_stdin()
+        rest = [each.data async for each in process]
+
+    assert process.pid == 42
+    assert (first.stream, first.data, rest) == ("stdout", b"one", [b"two"])
+    assert process.exit is not None
+    assert process.exit.exit_code == 0
+
+
+async def test_long_input_and_output_pass_unharmed(sandbox: AsyncSandbox) -> None:
+    sent = bytes(range(256)) * 4096
+
+    async with sandbox.exec_stream(["cat"], stdin=True) as process:
+        await process.write(sent)
+        await process.close_stdin()
+        received = b"".join([each.data async for each in process])
+
+    assert received == sent
+
+
+async def test_a_signal_reaches_the_program(sandbox: AsyncSandbox) -> None:
+    async with sandbox.exec_stream(["sleep"]) as process:
+        await process.send_signal(signal.SIGTERM)
+        ended = await process.wait()
+
+    assert (ended.exit_code, ended.signal) == (None, signal.SIGTERM)
+
+
+async def test_a_terminal_is_resized(sandbox: AsyncSandbox) -> None:
+    async with sandbox.exec_stream(["size"], tty=(24, 80)) as process:
+        await process.resize(50, 132)
+        output = [each.data async for each in process]
+
+    assert output == [b"50x132"]
+
+
+async def test_leaving_a_program_ends_it(daemon: RunningDaemon, sandbox: AsyncSandbox) -> None:
+    async with sandbox.exec_stream(["sleep"]):
+        pass
+
+    daemon.wait_for(lambda: daemon.service.execs[0].closed)
+
+
+async def test_a_stream_of_a_program_that_does_not_exist_is_refused(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(GuestError, match="no such program"):
+        async with sandbox.exec_stream(["nope"]):
+            pass
+
+
+async def test_input_that_a_program_does_not_take_is_a_conflict(sandbox: AsyncSandbox) -> None:
+    async with sandbox.exec_stream(["sleep"]) as process:
+        await process.write(b"hello")
+        with pytest.raises(Conflict, match="no standard input"):
+            await process.wait()
+
+
+async def test_a_program_that_was_not_entered_says_so(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(TransportError, match="enter its context"):
+        await sandbox.exec_stream(["cat"]).write(b"x")
+
+
+async def test_a_file_comes_back_as_it_was_written(sandbox: AsyncSandbox) -> None:
+    data = bytes(range(256)) * 1000
+
+    assert await sandbox.files.write("/tmp/a b?&", data) == len(data)
+
+    assert await sandbox.files.read("/tmp/a b?&") == data
+    async with sandbox.files.open("/tmp/a b?&", offset=256, length=2) as pieces:
+        assert [each async for each in pieces] == [b"\0\x01"]
+
+
+async def test_text_is_written_and_read_as_utf8(sandbox: AsyncSandbox) -> None:
+    await sandbox.files.write("/deep/er/x", "grüß", make_parents=True)
+
+    assert await sandbox.files.read_text("/deep/er/x") == "grüß"
+
+
+async def test_a_file_is_sent_as_it_comes(sandbox: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for each in (b"a", b"b", b"c"):
+            yield each
+
+    assert await sandbox.files.write("/tmp/x", pieces()) == 3
+    assert (await sandbox.files.stat("/tmp/x")).size_bytes == 3
+
+
+async def test_folders_are_made_listed_moved_from_and_removed(sandbox: AsyncSandbox) -> None:
+    files = sandbox.files
+    await files.make_dir("/tmp/d", parents=True)
+    await files.write("/tmp/d/one", b"1")
+    await files.move("/tmp/d/one", "/tmp/d/two")
+
+    assert [each.name for each in await files.list("/tmp/d")] == ["two"]
+    await files.remove("/tmp/d", recursive=True)
+    assert not await files.exists("/tmp/d/two")
+
+
+async def test_a_file_that_is_missing_is_not_found(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(NotFound, match="no such file"):
+        await sandbox.files.read("/tmp/nothing")
+    assert not await sandbox.files.exists("/tmp/nothing")
+
+
+async def test_a_sandbox_that_is_missing_is_not_a_file_that_is_missing(
+    sandbox: AsyncSandbox,
+) -> None:
+    await sandbox.kill()
+
+    with pytest.raises(NotFound, match="no sandbox"):
+        await sandbox.files.exists("/tmp")
+
+
+async def test_logs_are_read_and_followed_to_the_end(sandbox: AsyncSandbox) -> None:
+    assert await sandbox.logs() == b"Linux version 6.1.0\n"
+
+    followed = sandbox.follow_logs()
+    first = await anext(followed)
+    await sandbox.kill()
+    rest = [each async for each in followed]
+
+    assert (first, rest) == (b"Linux version 6.1.0\n", [b"reboot: Power down\n"])
+
+
+async def test_the_host_and_the_version_are_told(client: AsyncClient) -> None:
+    assert (await client.host()).memory_total_mib == 16384
+    assert (await client.version()).api == "v1"
+
+
+async def test_a_daemon_that_is_not_there_is_a_transport_error() -> None:
+    """Port 1 is `tcpmux`, which nobody serves."""
+    async with AsyncClient("http://127.0.0.1:1") as client:
+        with pytest.raises(TransportError, match="forkd up"):
+            await client.host()
