@@ -45,7 +45,6 @@ pub(crate) enum Served {
     /// It is done; this many bytes were written to it.
     Used(u32),
     /// There is nothing to put into it: leave it, and end the pass.
-    #[expect(dead_code, reason = "the network device brings it")]
     Waiting,
 }
 

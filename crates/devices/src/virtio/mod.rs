@@ -8,6 +8,7 @@
 pub mod block;
 mod chain;
 pub mod mmio;
+pub mod net;
 pub mod rng;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;

@@ -99,6 +99,7 @@ fn a_readable_part_after_a_writable_one_reads_as_empty() {
 fn a_chain_may_be_as_long_as_the_queue_and_no_longer() {
     let (mut device, mut driver) = started();
     driver.push(0, &vec![(DATA, 1, false); usize::from(QUEUE_SIZE)]);
+    device.process(&driver.memory, 0);
     // The one past it has to come by an indirect table, which we never offered.
     let table = vec![(DATA, 1, false); usize::from(QUEUE_SIZE) + 1];
     indirect(&mut driver, &table);
