@@ -165,7 +165,7 @@ def _make(recipe: Recipe, key: str, aside: Path, build: Build) -> None:
     """Put everything that the cache holds of an image into the folder `aside`."""
     started = time.monotonic()
     scratch = aside / "scratch"
-    scratch.mkdir()
+    scratch.mkdir(mode=0o700)  # programs in it may be set-uid
     if recipe.image.rootfs is not None:
         given = recipe.folder / recipe.image.rootfs
         rootfs.check_ext4(given)

@@ -125,10 +125,11 @@ def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, O
     layout = bundle / "layout"
     staged = f"oci:{layout}:{_STAGED}"
     build.tell("packages", f"copying {source}", 0.0)
-    build.run(
-        ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", str(source), staged],
-        timeout_s=COPY_TIMEOUT_S,
-    )
+    copy = ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", str(source), staged]
+    try:
+        build.run(copy, timeout_s=COPY_TIMEOUT_S)
+    except BuildError as error:
+        raise BuildError(f"cannot copy the image {source}: {error}", **error.context) from error
     inspected = build.run(
         ["skopeo", *_ARCHITECTURE, "inspect", "--config", staged], timeout_s=COPY_TIMEOUT_S
     )

@@ -354,8 +354,9 @@ def _read_text(file: Path, *, what: str) -> str:
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    """Say the first thing wrong with a recipe, for a person."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """Say one thing wrong with a recipe, for a person: a misspelt key before what it caused."""
+    wrong = error.errors(include_url=False, include_context=False)
+    first = next((each for each in wrong if each["type"] == "extra_forbidden"), wrong[0])
     parts = first["loc"]
     field = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, parts)))
     if first["type"] == "extra_forbidden":

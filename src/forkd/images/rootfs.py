@@ -127,12 +127,12 @@ def resolve(root: Path, path: PurePosixPath) -> Path:
 
 def make_folder(root: Path, path: PurePosixPath) -> Path:
     """Return the folder `path` under `root`, made with what leads to it where missing."""
-    for parent in (*reversed(path.parents), path):
-        here = resolve(root, parent / "_").parent
-        if not here.exists():
-            here.mkdir(mode=0o755)
-            here.chmod(0o755)
-    return resolve(root, path / "_").parent
+    folder = resolve(root, path / "_").parent
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir()
+        each.chmod(0o755)  # whatever our umask is
+    return folder
 
 
 def install(root: Path, target: PurePosixPath, data: Path | bytes, mode: int) -> None:
