@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from forkd.cgroups.limits import Limits
 
 
+END_TIMEOUT_S = 30.0
+"""How long a killed process may stay in its cgroup while its memory is torn down."""
+
+
 class CgroupTree:
     """The groups of one daemon's sandboxes; every method may block, and may run in any thread.
 
@@ -49,19 +53,17 @@ class CgroupTree:
             for file, value in settings(limits):
                 cgroupfs.write(group, file, value)
         except HostError:
-            cgroupfs.remove(group)
+            cgroupfs.remove_empty(group)
             raise
         return group
 
-    def remove(self, name: str) -> bool:
-        """End what is left in a sandbox's group and remove it; False while that takes time.
+    def remove(self, name: str) -> None:
+        """End what is left in a sandbox's group and remove it; one that is gone is fine.
 
         Raises:
-            HostError: The kernel refused.
+            HostError: A process did not end within `END_TIMEOUT_S`, or the kernel refused.
         """
-        group = self.path(name)
-        cgroupfs.end(group)
-        return cgroupfs.remove(group)
+        cgroupfs.end(self.path(name), END_TIMEOUT_S)
 
     def names(self) -> tuple[str, ...]:
         """Return the sandboxes that have a group."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from forkd.engine.channel import CONNECT_TIMEOUT_S, Channel, deadline
@@ -18,7 +19,7 @@ from forkd.errors import EngineError, EngineExited
 from forkd.model.sandbox import SpawnTimes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -91,7 +92,11 @@ class Control:
         return self._channel.peer_pid()
 
     async def request(
-        self, op: str, *, timeout_s: float = REQUEST_TIMEOUT_S, **members: JsonValue
+        self,
+        op: str,
+        members: Mapping[str, JsonValue] = MappingProxyType({}),
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> JsonObject:
         """Ask for `op` and return the reply.
 
@@ -109,7 +114,7 @@ class Control:
 
     async def save(self, directory: Path) -> tuple[SavedFile, ...]:
         """Have a paused machine written to `directory`; as `request`."""
-        reply = await self.request("save", timeout_s=SAVE_TIMEOUT_S, directory=str(directory))
+        reply = await self.request("save", {"directory": str(directory)}, timeout_s=SAVE_TIMEOUT_S)
         files = reply.get("files")
         if not isinstance(files, list):
             raise EngineError("the reply to save names no files")

@@ -12,6 +12,7 @@ operations that stream.
 from __future__ import annotations
 
 import contextlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from forkd.engine.channel import Channel, deadline
@@ -57,7 +58,9 @@ class Guest:
             self._idle.pop().close()
 
     @contextlib.asynccontextmanager
-    async def operation(self, op: str, **members: JsonValue) -> AsyncGenerator[Channel, None]:
+    async def operation(
+        self, op: str, members: Mapping[str, JsonValue]
+    ) -> AsyncGenerator[Channel, None]:
         """Begin an operation; the block reads and writes the rest of it.
 
         The connection is kept only if the block ends well, so a block must end
@@ -77,18 +80,22 @@ class Guest:
         self._give_back(channel)
 
     async def ask(
-        self, op: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, **members: JsonValue
+        self,
+        op: str,
+        members: Mapping[str, JsonValue] = MappingProxyType({}),
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> JsonObject:
         """Carry out an operation that has one frame of answer.
 
         Raises:
-            EngineTimeout: It did not come within `answer_timeout_s`.
+            EngineTimeout: It did not come within `timeout_s`.
             EngineExited: The machine is gone.
             ForkdError: The agent refused; `forkd.engine.faults` has the classes.
         """
         async with (
-            deadline(answer_timeout_s, f"the agent did not answer {op}"),
-            self.operation(op, **members) as channel,
+            deadline(timeout_s, f"the agent did not answer {op}"),
+            self.operation(op, members) as channel,
         ):
             return answer(await channel.receive())
 
@@ -107,7 +114,7 @@ class Guest:
 
     async def echo(self, data: str) -> str:
         """Have `data` returned; raises as `ask`."""
-        return str((await self.ask("echo", data=data)).get("data"))
+        return str((await self.ask("echo", {"data": data})).get("data"))
 
     async def eval(self, code: str, timeout_s: float) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
@@ -120,7 +127,7 @@ class Guest:
         streams = {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()}
         async with (
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
-            self.operation("eval", code=code, timeout_s=timeout_s) as channel,
+            self.operation("eval", {"code": code, "timeout_s": timeout_s}) as channel,
         ):
             dropped = False
             while (frame := await channel.receive()).kind in streams:
@@ -152,7 +159,7 @@ class Guest:
         """
         async with (
             deadline(timeout_s + GRACE_S, "the agent did not finish the warm-up"),
-            self.operation("warm", timeout_s=timeout_s, **members) as channel,
+            self.operation("warm", {**members, "timeout_s": timeout_s}) as channel,
         ):
             while (frame := await channel.receive()).kind in {Kind.STDOUT, Kind.STDERR}:
                 on_output(frame.payload)

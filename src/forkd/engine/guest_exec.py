@@ -51,7 +51,7 @@ class GuestExec:
         async with contextlib.AsyncExitStack() as stack:
             async with deadline(ANSWER_TIMEOUT_S, "the agent did not start the command"):
                 channel = await stack.enter_async_context(
-                    guest.operation("exec", **_members(request))
+                    guest.operation("exec", _members(request))
                 )
                 first = await channel.receive()
             if first.kind is not Kind.EVENT:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forkd.engine.channel import Channel
     from forkd.engine.frames import Frame
     from forkd.engine.guest import Guest
-    from forkd.model.json import JsonValue
+    from forkd.model.json import JsonObject, JsonValue
 
 WRITE_CHUNK_BYTES = FRAME_PAYLOAD_MAX // 4
 """Largest piece in which a file is sent: some frames fit into the buffers on the way."""
@@ -48,7 +48,7 @@ class GuestFile:
         async with contextlib.AsyncExitStack() as stack:
             async with deadline(ANSWER_TIMEOUT_S, "the agent did not open the file"):
                 channel = await stack.enter_async_context(
-                    guest.operation("read_file", path=path, offset=offset, length=length)
+                    guest.operation("read_file", {"path": path, "offset": offset, "length": length})
                 )
                 first = await channel.receive()
             if first.kind is not Kind.EVENT:
@@ -116,9 +116,8 @@ async def write_file(
         EngineTimeout: The agent stalled.
         ForkdError: As `Guest.ask`; whatever `chunks` raises, after which no file appears.
     """
-    async with guest.operation(
-        "write_file", path=path, mode=mode, make_parents=make_parents
-    ) as channel:
+    members: JsonObject = {"path": path, "mode": mode, "make_parents": make_parents}
+    async with guest.operation("write_file", members) as channel:
         async with asyncio.TaskGroup() as group:
             # The agent may refuse in the middle, for example when the disk is full.
             early = group.create_task(_outcome(channel), name=f"answer to write {path}")

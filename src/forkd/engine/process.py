@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forkd.host.spawn import Process
 
 CONFIG_FILE = "config.json"
+CONFIG_OPTION = "--config"
 LOG_FILE = "vmm.log"
 CONTROL_SOCKET = "control.sock"
 ZYGOTE_SOCKET = "zygote.sock"
@@ -90,7 +91,7 @@ async def _start(
     config_path = config.directory / CONFIG_FILE
     log = config.directory / LOG_FILE
     write_atomic(config_path, json.dumps(members(config)).encode(), mode=0o600)
-    process, stdout = spawn.start([vmm, role, "--config", config_path], log=log)
+    process, stdout = spawn.start([vmm, role, CONFIG_OPTION, config_path], log=log)
     try:
         async with deadline(LISTEN_TIMEOUT_S, f"the {role} did not begin to listen"):
             line = await _first_line(stdout)

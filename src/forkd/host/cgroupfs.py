@@ -6,12 +6,16 @@ runs without a limit that it was given.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
+import select
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Where cgroup v2 is mounted on every host with systemd, and in the helper machine."""
@@ -23,6 +27,18 @@ def controllers(group: Path) -> frozenset[str]:
         return frozenset((group / "cgroup.controllers").read_text().split())
     except OSError:
         return frozenset()
+
+
+def remove_empty(group: Path) -> None:
+    """Remove a group that never had a process.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    try:
+        group.rmdir()
+    except OSError as error:
+        raise HostError(f"cannot remove the cgroup {group}: {error.strerror}") from error
 
 
 def make(group: Path) -> None:
@@ -54,30 +70,33 @@ def write(group: Path, file: str, value: str) -> None:
         raise HostError(f"cannot set {path} to {value}: {error.strerror}") from error
 
 
-def end(group: Path) -> None:
-    """Kill every process in a group; one that does not exist is fine.
+def end(group: Path, timeout_s: float) -> None:
+    """Kill every process in a group and remove it; one that does not exist is fine.
 
     Raises:
-        HostError: The kernel refused.
-    """
-    if group.exists():
-        write(group, "cgroup.kill", "1")
-
-
-def remove(group: Path) -> bool:
-    """Remove a group without processes; returns False while some still end in it.
-
-    Raises:
-        HostError: The kernel refused for another reason.
+        HostError: A process did not end within `timeout_s`, or the kernel refused.
     """
     try:
-        with contextlib.suppress(FileNotFoundError):
-            group.rmdir()
+        with (group / "cgroup.events").open("rb", buffering=0) as events:
+            write(group, "cgroup.kill", "1")
+            _wait_until_empty(events, group, timeout_s)
+        group.rmdir()
+    except FileNotFoundError:
+        return
     except OSError as error:
-        if error.errno == errno.EBUSY:
-            return False
         raise HostError(f"cannot remove the cgroup {group}: {error.strerror}") from error
-    return True
+
+
+def _wait_until_empty(events: FileIO, group: Path, timeout_s: float) -> None:
+    poll = select.poll()
+    poll.register(events, select.POLLPRI)
+    until = time.monotonic() + timeout_s
+    while b"populated 1" in events.read():
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise HostError(f"a process in {group} survives SIGKILL for {timeout_s:g} s")
+        poll.poll(left_s * 1_000)
+        events.seek(0)
 
 
 def children(group: Path) -> tuple[str, ...]:

@@ -96,9 +96,12 @@ class SnapshotStore:
         return manifest
 
     def delete(self, tag: Tag) -> None:
-        """Remove a snapshot: its name in one step, then its files."""
+        """Remove a snapshot, its name in one step, then its files; one that is gone is fine."""
         aside = self._staging / secrets.token_hex(8)
-        self.folder(tag).rename(aside)
+        try:
+            self.folder(tag).rename(aside)
+        except FileNotFoundError:
+            return
         files.sync_folder(self._snapshots)
         files.remove_tree(aside)
 

@@ -1,0 +1,82 @@
+"""Hear from the agent in a machine that it has booted.
+
+The agent connects to the host once, on a port of its own; the VMM turns that into a
+connection to a socket beside the machine's, which must listen before the machine starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+from forkd.engine.channel import Channel, deadline
+from forkd.engine.control import Watch
+from forkd.engine.frames import Kind
+from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET
+from forkd.errors import EngineError, EngineExited
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+BOOTED_PORT = 1025
+"""The vsock port of the host on which agents announce themselves."""
+
+
+class BootListener:
+    """Listens for one machine's agent; open it before the machine starts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / f"{VSOCK_SOCKET}_{BOOTED_PORT}"
+        self._booted: asyncio.Future[str] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._booted = asyncio.get_running_loop().create_future()
+        self._server = await asyncio.start_unix_server(self._greet, self._path)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._booted is not None:
+            self._booted.cancel()
+        self._path.unlink(missing_ok=True)
+
+    async def booted(self, timeout_s: float) -> str:
+        """Return the agent's version when it has booted.
+
+        Raises:
+            EngineTimeout: It did not within `timeout_s`.
+            EngineExited: The machine ended first; the message has the reason.
+        """
+        if self._booted is None:
+            raise EngineError("nobody listens for this machine's agent")
+        watch = await Watch.open(self._directory / CONTROL_SOCKET, self._ended)
+        try:
+            async with deadline(timeout_s, "the guest did not boot to its agent"):
+                return await self._booted
+        finally:
+            watch.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer)
+        try:
+            frame = await channel.receive()
+            members = frame.members() if frame.kind is Kind.EVENT else {}
+        except EngineError:
+            members = {}  # a guest may send what it likes; only the right words count
+        finally:
+            channel.close()
+        if members.get("event") == "booted" and self._booted and not self._booted.done():
+            self._booted.set_result(str(members.get("version")))
+
+    def _ended(self, reason: str) -> None:
+        if self._booted and not self._booted.done():
+            self._booted.set_exception(EngineExited(f"the machine ended as it booted: {reason}"))

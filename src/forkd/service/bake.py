@@ -1,0 +1,177 @@
+"""Boot a machine, warm it, and write it down: how a snapshot comes to be.
+
+    boot -> configure -> warm -> quiesce -> pause -> save -> stop
+
+The machine lives in a folder of its own and ends with this function, whichever way
+that goes.  Waiting is always for an event, never for a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.engine.boot import BootListener
+from forkd.engine.configs import DiskConfig, MachineConfig
+from forkd.engine.control import Control
+from forkd.engine.guest import Guest
+from forkd.engine.process import (
+    CONSOLE_LOG,
+    CONTROL_SOCKET,
+    VSOCK_SOCKET,
+    end,
+    log_tail,
+    start_machine,
+)
+from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidRequest
+from forkd.host import files
+from forkd.model.progress import Progress
+from forkd.service.tasks import to_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from forkd.engine.control import SavedFile
+    from forkd.images.builder import BuiltImage
+    from forkd.images.recipe import WarmUp
+    from forkd.model.json import JsonObject
+    from forkd.service.settings import HostSettings
+
+BOOT_TIMEOUT_S = 300.0
+"""How long a stock kernel may take to boot to its agent: 5 s where it is emulated, twice."""
+
+QUIESCE_TIMEOUT_S = 120.0
+"""How long a guest may take to write its disk and drop its caches."""
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BakePlan:
+    """What is baked.
+
+    Attributes:
+        built: The image and its recipe.
+        rootfs: The lowest layer of the disk, as the store keeps it.
+        staged: The empty folder to save into.
+    """
+
+    built: BuiltImage
+    rootfs: Path
+    staged: Path
+
+
+async def bake(
+    settings: HostSettings, plan: BakePlan, tell: Callable[[Progress], None]
+) -> tuple[SavedFile, ...]:
+    """Boot and warm a machine and save it to `plan.staged`; nothing else remains of it.
+
+    Raises:
+        WarmUpError: The warm-up failed, or was not ready in time.
+        BuildError: The machine did not boot, or ended; the message has its last words.
+        HostError: The kernel refused something.
+    """
+    directory = settings.bakes_dir / secrets.token_hex(8)
+    directory.mkdir(mode=0o700)
+    try:
+        return await _bake_in(directory, settings, plan, tell)
+    except (GuestError, Conflict, InvalidRequest) as error:
+        raise BuildError(f"the guest refused to be baked: {error}", **error.context) from error
+    except EngineError as error:
+        last_words = await asyncio.to_thread(log_tail, directory / CONSOLE_LOG)
+        raise BuildError(f"{error}; the end of its console: {last_words}") from error
+    finally:
+        await to_end(asyncio.to_thread(files.remove_tree, directory))
+
+
+async def _bake_in(
+    directory: Path, settings: HostSettings, plan: BakePlan, tell: Callable[[Progress], None]
+) -> tuple[SavedFile, ...]:
+    tell(Progress("boot", 0.0, f"booting {plan.built.kernel_version}"))
+    async with BootListener(directory) as listener, _machine(directory, settings, plan) as control:
+        await listener.booted(BOOT_TIMEOUT_S)
+        tell(Progress("boot", 1.0, "the agent answers"))
+        guest = Guest(directory / VSOCK_SOCKET)
+        with contextlib.closing(guest):
+            await _warm(guest, plan.built, tell)
+            tell(Progress("quiesce", None, "making the guest cheap to fork"))
+            await guest.ask("quiesce", timeout_s=QUIESCE_TIMEOUT_S)
+        tell(Progress("save", 0.0, "writing memory, state and disk"))
+        await control.request("pause")
+        saved = await control.save(plan.staged)
+        tell(Progress("save", 1.0, f"wrote {sum(file.bytes for file in saved) // _MIB} MiB"))
+        return saved
+
+
+@contextlib.asynccontextmanager
+async def _machine(
+    directory: Path, settings: HostSettings, plan: BakePlan
+) -> AsyncGenerator[Control, None]:
+    """Start the machine; it is gone when the block ends."""
+    process = await start_machine(settings.vmm, _config(directory, plan))
+    with process:
+        try:
+            async with await Control.connect(directory / CONTROL_SOCKET) as control:
+                yield control
+        finally:
+            # What it is worth is saved by now, and a kill needs no answer.
+            await to_end(end(process))
+
+
+def _config(directory: Path, plan: BakePlan) -> MachineConfig:
+    shape, image = plan.built.recipe.machine, plan.built.image
+    return MachineConfig(
+        directory=directory,
+        kernel=image.kernel,
+        initramfs=image.initramfs,
+        cmdline=_cmdline(plan.built),
+        vcpus=shape.vcpus,
+        memory_bytes=shape.memory_mib * _MIB,
+        disk=DiskConfig((plan.rootfs,), image.disk_bytes),
+    )
+
+
+def _cmdline(built: BuiltImage) -> str | None:
+    words = [built.recipe.machine.cmdline]
+    if built.recipe.init == "image":
+        words.append("forkd.init=image")
+    return " ".join(filter(None, words)) or None
+
+
+async def _warm(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None]) -> None:
+    recipe, warmup = built.recipe, built.recipe.warmup
+    await guest.ask("configure", _configure_members(built))
+    if warmup.runtime == "none" and warmup.ready is None:
+        return
+    tell(Progress("warm", 0.0, f"warming up {recipe.name}"))
+
+    def show(output: bytes) -> None:
+        for line in output.decode(errors="replace").splitlines():
+            if line.strip():
+                tell(Progress("warm", None, line[:200]))
+
+    took_s = await guest.warm(_warm_members(warmup), timeout_s=warmup.timeout_s, on_output=show)
+    tell(Progress("warm", 1.0, f"warm after {took_s:.1f} s"))
+
+
+def _configure_members(built: BuiltImage) -> JsonObject:
+    config, warmup = built.config, built.recipe.warmup
+    members: JsonObject = {"env": dict(config.env), "cwd": config.cwd, "user": config.user}
+    if warmup.post_fork:
+        members["post_fork"] = warmup.post_fork
+    if config.post_fork_command:
+        members["post_fork_command"] = list(config.post_fork_command)
+    return members
+
+
+def _warm_members(warmup: WarmUp) -> JsonObject:
+    members: JsonObject = {}
+    if warmup.runtime == "python":
+        members["python"] = {"code": warmup.code}
+    if warmup.ready is not None:
+        members["ready"] = {"command": list(warmup.ready.command)}
+    return members

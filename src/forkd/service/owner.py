@@ -1,0 +1,213 @@
+"""One task per sandbox, which alone changes the sandbox's state.
+
+Everyone else sends it a message and reads what it last published.  It hears of the
+machine's end from a connection that the machine holds open as long as it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forkd.engine.control import Control, Watch
+from forkd.engine.guest import Guest
+from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET, end
+from forkd.errors import Conflict, EngineError, ForkdError
+from forkd.host.spawn import Process
+from forkd.model.sandbox import SandboxState
+from forkd.service.lifecycle import LifeEvent, next_state
+from forkd.store.database import SandboxRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from forkd.model.sandbox import Sandbox
+    from forkd.network.plan import Slot
+    from forkd.service.resources import Resources
+    from forkd.store.database import Database
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The machine's process is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Delete:
+    """Somebody wants the sandbox gone, and waits for it."""
+
+    done: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTools:
+    """What owners share.
+
+    Attributes:
+        database: Where they write what they publish.
+        resources: Where they give back what the sandbox had.
+        gone: Called when a sandbox is deleted and nothing of it is left.
+        exited: Called when a sandbox has ended by itself.
+    """
+
+    database: Database
+    resources: Resources
+    gone: Callable[[SandboxOwner], None]
+    exited: Callable[[SandboxOwner], None]
+
+
+class SandboxOwner:
+    """Owns one sandbox, from ready to gone.
+
+    Attributes:
+        sandbox: What was last published.
+        slot: Its link; None without a network.
+        guest: Its agent.
+    """
+
+    def __init__(self, sandbox: Sandbox, slot: Slot | None, tools: OwnerTools) -> None:
+        self.sandbox = sandbox
+        self.slot = slot
+        self.directory = tools.resources.directory(sandbox.id)
+        self.guest = Guest(self.directory / VSOCK_SOCKET)
+        self._tools = tools
+        self._inbox: asyncio.Queue[_Ended | _Delete] = asyncio.Queue()
+        self._watch: Watch | None = None
+
+    @property
+    def control(self) -> Path:
+        """The machine's control socket."""
+        return self.directory / CONTROL_SOCKET
+
+    @property
+    def row(self) -> SandboxRow:
+        """How the sandbox is remembered."""
+        return SandboxRow(self.sandbox, None if self.slot is None else self.slot.index)
+
+    async def delete(self) -> None:
+        """Have the sandbox ended; returns when nothing of it is left.
+
+        Raises:
+            ForkdError: Something could not be taken back; it is tried again at the next
+                start, or when this is called again.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait(_Delete(done))
+        await done
+
+    async def run(self) -> None:
+        """Own the sandbox until it is deleted; the task's whole life."""
+        try:
+            await self._open_watch()
+            while not await self._handle(await self._inbox.get()):
+                pass
+        finally:
+            self._close()
+            while not self._inbox.empty():
+                message = self._inbox.get_nowait()
+                if isinstance(message, _Delete) and not message.done.done():
+                    message.done.set_exception(Conflict(f"{self.sandbox.id} is being let go of"))
+
+    async def _open_watch(self) -> None:
+        if self.sandbox.state is not SandboxState.RUNNING:
+            return
+        try:
+            self._watch = await Watch.open(self.control, self._note_end)
+        except EngineError as error:
+            self._note_end(str(error))
+
+    def _note_end(self, reason: str) -> None:
+        self._inbox.put_nowait(_Ended(reason))
+
+    async def _handle(self, message: _Ended | _Delete) -> bool:
+        """Carry out one message; returns whether the sandbox is gone."""
+        if isinstance(message, _Ended):
+            await self._exit(message.reason)
+            return False
+        try:
+            await self._delete()
+        except ForkdError as error:
+            if not message.done.done():
+                message.done.set_exception(error)
+            return False
+        if not message.done.done():
+            message.done.set_result(None)
+        return True
+
+    async def _exit(self, reason: str) -> None:
+        if self.sandbox.state is not SandboxState.RUNNING:
+            return
+        pid = self.sandbox.pid
+        self._publish(LifeEvent.ENDED)
+        self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
+        log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
+        self._close()
+        try:
+            if pid is not None:
+                await stop_machine(self.control, pid)  # it may have only closed the connection
+            await self._release(keep_console=True)
+            await asyncio.to_thread(self._tools.database.put, [self.row])
+        except ForkdError as error:
+            log.warning("sandbox not cleaned", extra={"sandbox": self.sandbox.id, "error": error})
+        self._tools.exited(self)
+
+    async def _delete(self) -> None:
+        pid = self.sandbox.pid
+        if self.sandbox.state is not SandboxState.STOPPING:
+            self._publish(LifeEvent.DELETE)
+        self._close()
+        if pid is not None:
+            await stop_machine(self.control, pid)
+        await self._release(keep_console=False)
+        await asyncio.to_thread(self._tools.database.remove, [self.sandbox.id])
+        log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
+        self._tools.gone(self)
+
+    async def _release(self, *, keep_console: bool) -> None:
+        await asyncio.to_thread(
+            self._tools.resources.release,
+            self.sandbox.id,
+            self.slot,
+            keep_console=keep_console,
+        )
+        self.slot = None
+
+    def _publish(self, event: LifeEvent) -> None:
+        self.sandbox = replace(self.sandbox, state=next_state(self.sandbox.state, event))
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self.guest.close()
+
+
+async def stop_machine(control: Path, pid: int | None) -> None:
+    """End the machine that listens at `control`, which must be process `pid` if that is known.
+
+    A machine that is gone is fine.  The process is held while the connection proves
+    that it lives, so a pid that means another process by now is never killed.
+
+    Raises:
+        EngineError: It survives SIGKILL.
+    """
+    try:
+        connection = await Control.connect(control)
+    except EngineError:
+        return
+    async with connection:
+        peer = connection.peer_pid()
+        if pid is not None and peer != pid:
+            raise EngineError(f"{control} is not held by process {pid}", pid=pid)
+        process = Process.open(peer)
+        if process is None:
+            return
+        with process:
+            await end(process, lambda: connection.request("stop"))

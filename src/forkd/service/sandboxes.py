@@ -1,0 +1,334 @@
+"""All sandboxes of a host: fork them, find them, delete them.
+
+A fork runs in a task of its own, so that a client that goes away in the middle
+leaves no half-made children: the fork is finished, and its sandboxes are deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from forkd.engine.configs import ChildConfig, NetworkConfig
+from forkd.engine.control import ChildFailed, ChildReady, Control
+from forkd.engine.process import CONTROL_SOCKET
+from forkd.errors import CapacityError, EngineError, ForkdError, HostError, NotFound
+from forkd.model.ids import new_sandbox_id
+from forkd.model.limits import EXITED_KEPT_MAX, SANDBOXES_MAX
+from forkd.model.sandbox import (
+    ForkFailure,
+    ForkOptions,
+    ForkResult,
+    Sandbox,
+    SandboxState,
+)
+from forkd.network.plan import PREFIX_LENGTH
+from forkd.service.lifecycle import LifeEvent, next_state
+from forkd.service.owner import OwnerTools, SandboxOwner, stop_machine
+from forkd.service.resources import limits_of
+from forkd.service.tasks import to_end
+from forkd.store.database import SandboxRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.network.plan import Plan, Slot
+    from forkd.service.resources import Place, Resources
+    from forkd.service.tasks import TaskOwner
+    from forkd.service.zygotes import Zygote
+    from forkd.store.database import Database
+
+REQUEST_CHILDREN_MAX = 1_000
+"""Most children in one request to a zygote, so that the request fits into a frame."""
+
+UNDO_AT_ONCE = 32
+"""How many machines of a failed fork are ended at the same time."""
+
+_MIB = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxTools:
+    """What sandboxes need of the rest of the service.
+
+    Attributes:
+        database: Where they are remembered.
+        resources: What they have on the host.
+        tasks: Who owns their tasks.
+        network: Which links there are.
+    """
+
+    database: Database
+    resources: Resources
+    tasks: TaskOwner
+    network: Plan
+
+
+@dataclass(slots=True)
+class _Child:
+    """One child of a fork on its way: what was asked for, and what became of it."""
+
+    sandbox: Sandbox
+    slot: Slot | None
+    place: Place | None = None
+    failure: ForkFailure | None = None
+
+    def fail(self, stage: str, code: str, message: str) -> None:
+        self.failure = ForkFailure(self.sandbox.id, stage, code, message)
+
+
+class Sandboxes:
+    """The sandboxes of one host."""
+
+    def __init__(self, tools: SandboxTools) -> None:
+        self._tools = tools
+        self._owners: dict[SandboxId, SandboxOwner] = {}
+        self._exited: dict[SandboxId, None] = {}
+        self._slots: set[int] = set()
+        self._forking = 0
+        self._owner_tools = OwnerTools(
+            tools.database, tools.resources, gone=self._forget, exited=self._note_exit
+        )
+
+    def list_all(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
+        all_ = (owner.sandbox for owner in self._owners.values())
+        return tuple(sandbox for sandbox in all_ if tag is None or sandbox.tag == tag)
+
+    def alive(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        """Return those whose machine has not ended."""
+        return tuple(s for s in self.list_all(tag) if s.state is not SandboxState.EXITED)
+
+    def owner(self, sandbox: SandboxId) -> SandboxOwner:
+        """Return the owner of a sandbox.
+
+        Raises:
+            NotFound: There is none of that id.
+        """
+        owner = self._owners.get(sandbox)
+        if owner is None:
+            raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
+        return owner
+
+    def adopt(self, row: SandboxRow) -> None:
+        """Own a sandbox that an earlier daemon forked and that runs, or has exited."""
+        index = row.network_index
+        slot = None
+        if index is not None:
+            slot = self._tools.network.slot(index)
+            self._slots.add(index)
+        self._own(row.sandbox, slot)
+        if row.sandbox.state is SandboxState.EXITED:
+            self._exited[row.sandbox.id] = None
+
+    async def fork(self, zygote: Zygote, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        """Fork `count` sandboxes from a zygote; see `forkd.service.api`.
+
+        Raises:
+            CapacityError: The host has no room for so many.
+            EngineError: The zygote ended, or `all_or_nothing` was asked for and one failed.
+        """
+        if len(self._owners) + self._forking + count > SANDBOXES_MAX:
+            raise CapacityError(f"a host has at most {SANDBOXES_MAX} sandboxes", asked=count)
+        children = self._children(tag, count, options)
+        self._forking += count
+        try:
+            return await self._fork(zygote, children, options)
+        except BaseException:
+            await to_end(self._undo(children))
+            raise
+        finally:
+            self._forking -= count
+
+    async def delete_all(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Delete many sandboxes at once; those that are gone are fine, failures are logged."""
+        deletions = [self._delete_quietly(id_) for id_ in sandboxes]
+        await asyncio.gather(*deletions)
+
+    async def _delete_quietly(self, sandbox: SandboxId) -> None:
+        try:
+            await self.owner(sandbox).delete()
+        except NotFound:
+            return
+        except ForkdError as error:
+            log.warning("sandbox not deleted", extra={"sandbox": sandbox, "error": str(error)})
+
+    def _children(self, tag: Tag, count: int, options: ForkOptions) -> list[_Child]:
+        """Decide who the children of a fork are, before anything is made."""
+        slots: list[Slot | None] = [None] * count
+        if options.network:
+            indices = self._tools.network.free(count, self._slots)
+            self._slots.update(indices)
+            slots = [self._tools.network.slot(index) for index in indices]
+        now = datetime.now(UTC)
+        return [_Child(_new_sandbox(tag, now, options, slot), slot) for slot in slots]
+
+    async def _fork(
+        self, zygote: Zygote, children: list[_Child], options: ForkOptions
+    ) -> ForkResult:
+        tools, loop = self._tools, asyncio.get_running_loop()
+        await asyncio.to_thread(tools.database.put, [_row(child) for child in children])
+        await asyncio.to_thread(self._prepare, children, options)
+        started = loop.time()
+        await self._ask_zygote(zygote, children, options)
+        wall_ms = (loop.time() - started) * 1_000
+        failures = tuple(child.failure for child in children if child.failure is not None)
+        if failures and options.all_or_nothing:
+            raise _all_or_nothing_error(failures, len(children))
+        ready = [child for child in children if child.failure is None]
+        await asyncio.to_thread(tools.database.put, [_row(child) for child in ready])
+        await self._release([child for child in children if child.failure is not None])
+        for child in ready:
+            self._own(child.sandbox, child.slot)
+        return ForkResult(tuple(child.sandbox for child in ready), failures, wall_ms)
+
+    def _prepare(self, children: list[_Child], options: ForkOptions) -> None:
+        """Give each child what it has on the host; blocks."""
+        limits = limits_of(options)
+        for child in children:
+            try:
+                child.place = self._tools.resources.prepare(child.sandbox.id, limits, child.slot)
+            except HostError as error:
+                child.fail("prepare", error.code, str(error))
+
+    async def _ask_zygote(
+        self, zygote: Zygote, children: list[_Child], options: ForkOptions
+    ) -> None:
+        """Have the prepared children forked, and note what became of each."""
+        waiting = {str(child.sandbox.id): child for child in children if child.failure is None}
+        configs = [_config(child, options) for child in waiting.values()]
+        if not configs:
+            return
+        async with await Control.connect(zygote.socket) as control:
+            for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
+                batch = configs[start : start + REQUEST_CHILDREN_MAX]
+                outcomes = control.fork(batch, deadline_s=options.deadline_s)
+                async with contextlib.aclosing(outcomes):
+                    async for outcome in outcomes:
+                        child = waiting.pop(outcome.id, None)
+                        if child is not None:
+                            _note(child, outcome)
+        for child in waiting.values():
+            child.fail("zygote", "engine", "the zygote never spoke of this child")
+
+    def _own(self, sandbox: Sandbox, slot: Slot | None) -> None:
+        owner = SandboxOwner(sandbox, slot, self._owner_tools)
+        self._owners[sandbox.id] = owner
+        self._tools.tasks.spawn(owner.run(), name=f"owner of {sandbox.id}")
+
+    async def _undo(self, children: list[_Child]) -> None:
+        """End all children of a fork that failed as a whole."""
+        at_once = asyncio.Semaphore(UNDO_AT_ONCE)
+        await asyncio.gather(*(self._stop(child, at_once) for child in children))
+        await self._release(children)
+
+    async def _stop(self, child: _Child, at_once: asyncio.Semaphore) -> None:
+        control = self._tools.resources.directory(child.sandbox.id) / CONTROL_SOCKET
+        try:
+            async with at_once:
+                await stop_machine(control, child.sandbox.pid)
+        except EngineError as error:
+            id_ = child.sandbox.id
+            log.warning("child not ended", extra={"sandbox": id_, "error": str(error)})
+
+    async def _release(self, children: list[_Child]) -> None:
+        """Take back what children that do not live had, and forget them."""
+        if not children:
+            return
+        released = await asyncio.to_thread(self._release_blocking, children)
+        await asyncio.to_thread(self._tools.database.remove, released)
+        self._slots.difference_update(c.slot.index for c in children if c.slot is not None)
+
+    def _release_blocking(self, children: list[_Child]) -> list[SandboxId]:
+        released = []
+        for child in children:
+            try:
+                self._tools.resources.release(child.sandbox.id, child.slot)
+            except HostError as error:
+                # Its row stays, and with it the next start's duty to try again.
+                log.warning(
+                    "child not cleaned", extra={"sandbox": child.sandbox.id, "error": error}
+                )
+            else:
+                released.append(child.sandbox.id)
+        return released
+
+    def _forget(self, owner: SandboxOwner) -> None:
+        """Forget a sandbox that is gone; its owner calls this."""
+        del self._owners[owner.sandbox.id]
+        self._exited.pop(owner.sandbox.id, None)
+        if owner.slot is not None:
+            self._slots.discard(owner.slot.index)
+
+    def _note_exit(self, owner: SandboxOwner) -> None:
+        """Remember a sandbox that ended by itself for a while; its owner calls this."""
+        self._exited[owner.sandbox.id] = None
+        if len(self._exited) > EXITED_KEPT_MAX:
+            oldest = next(iter(self._exited))
+            del self._exited[oldest]
+            self._tools.tasks.spawn(self._delete_quietly(oldest), name=f"forget {oldest}")
+
+
+def _new_sandbox(tag: Tag, now: datetime, options: ForkOptions, slot: Slot | None) -> Sandbox:
+    id_ = new_sandbox_id()
+    return Sandbox(
+        id=id_,
+        tag=tag,
+        state=SandboxState.STARTING,
+        created_at=now,
+        hostname=id_,
+        address=None if slot is None else slot.guest,
+        memory_limit_mib=options.memory_limit_mib,
+        disk_limit_mib=options.disk_limit_mib,
+    )
+
+
+def _row(child: _Child) -> SandboxRow:
+    return SandboxRow(child.sandbox, None if child.slot is None else child.slot.index)
+
+
+def _config(child: _Child, options: ForkOptions) -> ChildConfig:
+    place, slot = child.place, child.slot
+    if place is None:
+        raise AssertionError("only prepared children are asked for")
+    network = None
+    if slot is not None:
+        network = NetworkConfig(slot.tap, slot.mac, f"{slot.guest}/{PREFIX_LENGTH}")
+    limit_mib = options.disk_limit_mib
+    return ChildConfig(
+        id=child.sandbox.id,
+        directory=place.directory,
+        hostname=child.sandbox.hostname,
+        machine_id=secrets.token_hex(16),
+        boot_id=str(uuid.uuid4()),
+        cgroup=place.cgroup,
+        network=network,
+        top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
+    )
+
+
+def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
+    if isinstance(outcome, ChildFailed):
+        child.fail(outcome.stage, outcome.code, outcome.message)
+        return
+    state = next_state(child.sandbox.state, LifeEvent.READY)
+    child.sandbox = replace(child.sandbox, state=state, pid=outcome.pid, spawn=outcome.times)
+
+
+def _all_or_nothing_error(failures: tuple[ForkFailure, ...], asked: int) -> EngineError:
+    first = failures[0]
+    return EngineError(
+        f"{len(failures)} of {asked} children failed, the first at {first.stage}: {first.message}",
+        stage=first.stage,
+        control_code=first.code,
+        failed=len(failures),
+    )

@@ -1,0 +1,71 @@
+"""Where a host's things are; everything else follows from these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forkd.errors import InvalidRequest
+from forkd.host.cgroupfs import CGROUP_ROOT
+from forkd.network.plan import Plan
+
+SOCKET_PATH_BYTES_MAX = 107
+"""Longest path of a Unix socket: Linux's 108 bytes, with the NUL at its end."""
+
+LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
+"""The longest socket's path below the run folder."""
+
+ZYGOTE_IDLE_S = 600.0
+"""How long a snapshot's zygote stays after its last fork: it costs memory, a start some 100 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Where a host's things are.
+
+    Attributes:
+        vmm: The VMM's program.
+        agent: The agent's program, static, put into each initramfs.
+        cache_dir: Where kernels and images are built and kept; may be removed at any time.
+        state_dir: What must survive a restart: snapshots and the database.
+        run_dir: Machines' sockets, logs and private disks; must have a short path.
+        cgroup_root: The group below which limited sandboxes get theirs.
+        network: Which taps and addresses sandboxes get.
+        zygote_idle_s: How long a snapshot's zygote stays after its last fork.
+
+    Raises:
+        InvalidRequest: `run_dir` is so long that sockets in it could not be named.
+    """
+
+    vmm: Path
+    agent: Path
+    cache_dir: Path
+    state_dir: Path = Path("/var/lib/forkd")
+    run_dir: Path = Path("/run/forkd")
+    cgroup_root: Path = CGROUP_ROOT / "forkd"
+    network: Plan = field(default_factory=Plan)
+    zygote_idle_s: float = ZYGOTE_IDLE_S
+
+    def __post_init__(self) -> None:
+        room = SOCKET_PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")
+        if len(bytes(self.run_dir)) > room:
+            raise InvalidRequest(
+                f"run_dir must have at most {room} bytes, because sockets in it have longer "
+                f"paths: {self.run_dir}",
+                field="run_dir",
+            )
+
+    @property
+    def sandboxes_dir(self) -> Path:
+        """Where each sandbox has its folder."""
+        return self.run_dir / "s"
+
+    @property
+    def zygotes_dir(self) -> Path:
+        """Where each zygote has its folder."""
+        return self.run_dir / "z"
+
+    @property
+    def bakes_dir(self) -> Path:
+        """Where each machine being baked has its folder."""
+        return self.run_dir / "b"
