@@ -1,2 +1,88 @@
-//! Placeholder.
-fn main() {}
+//! `forkd-vmm`: one machine, or one zygote, per process.
+//!
+//! ```text
+//! forkd-vmm machine --config FILE   boot a machine
+//! forkd-vmm zygote --config FILE    hold a snapshot, fork machines from it
+//! forkd-vmm inspect STATE           describe a state file, as JSON
+//! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
+//! ```
+//!
+//! The first two print one line of JSON when they listen; `protocol/control/PROTOCOL.md`
+//! describes everything else they say.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
+use forkd_vmm::bus::End;
+use forkd_vmm::error::Error;
+use forkd_vmm::machine::Machine;
+use forkd_vmm::serve::{self, Server};
+use forkd_vmm::snapshot::state::MachineState;
+use forkd_vmm::zygote::Zygote;
+use forkd_vmm::{probe, process};
+
+const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | inspect STATE | probe";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments.as_slice() {
+        ["machine", "--config", file] => machine(Path::new(file)),
+        ["zygote", "--config", file] => zygote(Path::new(file)),
+        ["inspect", file] => inspect(Path::new(file)),
+        ["probe"] => {
+            println!("{}", serde_json::json!(probe::probe()));
+            Ok(())
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let (code, message) = (error.code(), error.to_string());
+            say(&Event::Failed { id: None, stage: None, code, message });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn say(event: &Event) {
+    println!("{}", serde_json::json!(event));
+}
+
+fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(Error::io(format!("read configuration {}", path.display())))
+}
+
+fn machine(path: &Path) -> Result<(), Error> {
+    let config = MachineConfig::parse(&read_config(path)?)?;
+    let place = serve::place(PathBuf::from(&config.directory))?;
+    let machine = Machine::boot(&config, &place)?;
+    let mut server = Server::new(machine, place)?;
+    server.open()?;
+    say(&Event::Listening { pid: std::process::id() });
+    server.machine().resume();
+    match server.run() {
+        End::Error(message) => {
+            eprintln!("the machine ended: {message}");
+            process::exit_now(1)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn zygote(path: &Path) -> Result<(), Error> {
+    let config = ZygoteConfig::parse(&read_config(path)?)?;
+    let zygote = Zygote::start(&config)?;
+    say(&Event::Listening { pid: std::process::id() });
+    zygote.run()
+}
+
+fn inspect(path: &Path) -> Result<(), Error> {
+    println!("{}", MachineState::read(path)?.describe());
+    Ok(())
+}

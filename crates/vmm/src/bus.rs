@@ -1,0 +1,383 @@
+//! The devices of a machine, and the way of an access to the one it is for.
+//!
+//! vCPU threads come in with port and memory-mapped accesses, the I/O thread with
+//! bytes from sockets and the tap.  Each device has a lock of its own.  Requests
+//! are served on the thread that rang: there is no ioeventfd, since each of those
+//! costs a grace period when a machine is made (DESIGN §10), and a fork is made
+//! more often than a disk is busy.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forkd_devices::virtio::VirtioDevice;
+use forkd_devices::virtio::block::Block;
+use forkd_devices::virtio::mmio::{Effect, Mmio};
+use forkd_devices::virtio::net::Net;
+use forkd_devices::virtio::rng::Rng;
+use kvm_ioctls::VmFd;
+use vm_memory::GuestMemoryMmap;
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::console::ConsoleLog;
+use crate::disk::HostDisk;
+use crate::entropy::KernelEntropy;
+use crate::error::Error;
+use crate::layout;
+use crate::tap::Tap;
+use crate::vsock_host::VsockHost;
+
+/// Why a machine is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered off.
+    Shutdown,
+    /// The guest reset, or its processor gave up (triple fault).
+    Reset,
+    /// Somebody told the machine to stop.
+    Stopped,
+    /// The VMM cannot go on.
+    Error(String),
+}
+
+impl End {
+    /// The reason in the control protocol.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Shutdown => "shutdown",
+            Self::Reset => "reset",
+            Self::Stopped => "stopped",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
+/// An edge-triggered interrupt line of the in-kernel I/O APIC.
+#[derive(Clone, Debug)]
+pub struct Line {
+    vm: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl Line {
+    /// The line `gsi` of `vm`.
+    #[must_use]
+    pub fn new(vm: &Arc<VmFd>, gsi: u32) -> Self {
+        Self { vm: Arc::clone(vm), gsi }
+    }
+}
+
+impl Trigger for Line {
+    type E = kvm_ioctls::Error;
+
+    fn trigger(&self) -> Result<(), Self::E> {
+        self.vm.set_irq_line(self.gsi, true)?;
+        self.vm.set_irq_line(self.gsi, false)
+    }
+}
+
+/// The serial console.
+pub type Console = Serial<Line, NoEvents, ConsoleLog>;
+
+/// The devices, before they are wired to a bus.
+#[derive(Debug)]
+pub struct Devices {
+    /// Serial console.
+    pub serial: Console,
+    /// The disk, if the machine has one.
+    pub block: Option<Mmio<Block<HostDisk>>>,
+    /// Network; without a tap it drops what it is given.
+    pub net: Mmio<Net<Tap>>,
+    /// vsock with its host side.
+    pub vsock: VsockHost,
+    /// Entropy.
+    pub rng: Mmio<Rng<KernelEntropy>>,
+}
+
+/// All devices of a machine, shared by its threads.
+#[derive(Debug)]
+pub struct Bus {
+    memory: GuestMemoryMmap,
+    vm: Arc<VmFd>,
+    serial: Mutex<Console>,
+    block: Option<Mutex<Mmio<Block<HostDisk>>>>,
+    net: Mutex<Mmio<Net<Tap>>>,
+    vsock: Mutex<VsockHost>,
+    rng: Mutex<Mmio<Rng<KernelEntropy>>>,
+    end: Mutex<Option<End>>,
+    ended: EventFd,
+    exits: AtomicU64,
+    rejected: AtomicU64,
+}
+
+/// Takes a lock; a holder that panicked has ended the process already (`panic = "abort"`).
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Bus {
+    /// Wires `devices` to the memory and the interrupt lines of `vm`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if no eventfd is to be had.
+    pub fn new(vm: Arc<VmFd>, memory: GuestMemoryMmap, devices: Devices) -> Result<Self, Error> {
+        let ended =
+            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::io("create an eventfd"))?;
+        Ok(Self {
+            memory,
+            vm,
+            serial: Mutex::new(devices.serial),
+            block: devices.block.map(Mutex::new),
+            net: Mutex::new(devices.net),
+            vsock: Mutex::new(devices.vsock),
+            rng: Mutex::new(devices.rng),
+            end: Mutex::new(None),
+            ended,
+            exits: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+        })
+    }
+
+    /// Becomes readable when the machine is over.
+    #[must_use]
+    pub fn ended(&self) -> &EventFd {
+        &self.ended
+    }
+
+    /// Declares the machine over.  The first reason counts.
+    pub fn end(&self, end: End) {
+        lock(&self.end).get_or_insert(end);
+        // An eventfd's counter cannot overflow here, and a full one is readable too.
+        drop(self.ended.write(1));
+    }
+
+    /// Why the machine is over, if it is.
+    #[must_use]
+    pub fn end_reason(&self) -> Option<End> {
+        lock(&self.end).clone()
+    }
+
+    /// The serial console.
+    pub fn serial(&self) -> MutexGuard<'_, Console> {
+        lock(&self.serial)
+    }
+
+    /// The disk.
+    pub fn block(&self) -> Option<MutexGuard<'_, Mmio<Block<HostDisk>>>> {
+        self.block.as_ref().map(lock)
+    }
+
+    /// The network device.
+    pub fn net(&self) -> MutexGuard<'_, Mmio<Net<Tap>>> {
+        lock(&self.net)
+    }
+
+    /// The entropy device.
+    pub fn rng(&self) -> MutexGuard<'_, Mmio<Rng<KernelEntropy>>> {
+        lock(&self.rng)
+    }
+
+    /// Works with vsock from the host's side; the guest is told of what came of it.
+    pub fn vsock<R>(&self, work: impl FnOnce(&mut VsockHost) -> R) -> R {
+        let (result, interrupt) = {
+            let mut vsock = lock(&self.vsock);
+            let result = work(&mut vsock);
+            (result, vsock.pump(&self.memory))
+        };
+        if interrupt {
+            self.raise(slot_gsi(Slot::Vsock));
+        }
+        result
+    }
+
+    /// Frames may have arrived on the tap.
+    pub fn poll_tap(&self) {
+        let interrupt = self.net().process(&self.memory, 0);
+        if interrupt {
+            self.raise(slot_gsi(Slot::Net));
+        }
+    }
+
+    /// Tells the guest's kernel that its generation id has changed.
+    pub fn announce_generation(&self) {
+        self.raise(layout::GED_GSI);
+    }
+
+    /// Exits to user space that were served, and accesses that hit nothing.
+    #[must_use]
+    pub fn counters(&self) -> (u64, u64) {
+        (self.exits.load(Ordering::Relaxed), self.rejected.load(Ordering::Relaxed))
+    }
+
+    /// Raises interrupts again that were pending when the devices were saved.
+    ///
+    /// The I/O APIC's state holds what was delivered to it; this covers a device whose status was
+    /// set and whose line had not been pulsed yet.  A spurious interrupt is harmless.
+    pub fn raise_pending(&self) {
+        let pending = [
+            (Slot::Block, self.block().is_some_and(|block| block.interrupt_pending())),
+            (Slot::Net, self.net().interrupt_pending()),
+            (Slot::Vsock, lock(&self.vsock).interrupt_pending()),
+            (Slot::Rng, self.rng().interrupt_pending()),
+        ];
+        for (slot, _) in pending.into_iter().filter(|(_, pending)| *pending) {
+            self.raise(slot_gsi(slot));
+        }
+    }
+
+    fn raise(&self, gsi: u32) {
+        if let Err(error) = Line::new(&self.vm, gsi).trigger() {
+            self.end(End::Error(format!("KVM_IRQ_LINE {gsi}: {error}")));
+        }
+    }
+
+    /// A guest's load from a memory-mapped register.
+    pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
+        data.fill(0);
+        let Some((slot, offset)) = slot_of(address) else {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        match slot {
+            Slot::Block => {
+                if let Some(mut block) = self.block() {
+                    block.read(offset, data);
+                }
+            }
+            Slot::Net => self.net().read(offset, data),
+            Slot::Vsock => lock(&self.vsock).read(offset, data),
+            Slot::Rng => self.rng().read(offset, data),
+        }
+    }
+
+    /// A guest's store to a memory-mapped register.
+    pub fn mmio_write(&self, address: u64, data: &[u8]) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
+        let Some((slot, offset)) = slot_of(address) else {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let interrupt = match slot {
+            Slot::Block => self.block().is_some_and(|mut block| {
+                write_and_serve(&mut block, &self.memory, offset, data)
+            }),
+            Slot::Net => write_and_serve(&mut self.net(), &self.memory, offset, data),
+            Slot::Rng => write_and_serve(&mut self.rng(), &self.memory, offset, data),
+            Slot::Vsock => lock(&self.vsock).write(&self.memory, offset, data),
+        };
+        if interrupt {
+            self.raise(slot_gsi(slot));
+        }
+    }
+
+    /// A guest's read from a port.
+    pub fn io_in(&self, port: u16, data: &mut [u8]) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
+        // An empty bus reads as all ones.
+        data.fill(0xff);
+        if let (Some(offset), [byte]) = (serial_offset(port), data) {
+            *byte = self.serial().read(offset);
+        }
+    }
+
+    /// A guest's write to a port.
+    ///
+    /// # Errors
+    ///
+    /// [`End`] if that was the guest's last.
+    pub fn io_out(&self, port: u16, data: &[u8]) -> Result<(), End> {
+        const SLEEP_ENABLE: u8 = 1 << 5;
+        self.exits.fetch_add(1, Ordering::Relaxed);
+        match (port, data) {
+            (layout::SLEEP_PORT, [value]) if value & SLEEP_ENABLE != 0 => Err(End::Shutdown),
+            (layout::RESET_PORT, [layout::RESET_VALUE]) => Err(End::Reset),
+            (_, [byte]) if serial_offset(port).is_some() => {
+                // The log's disk may be full; a guest that talks must not die of it.
+                drop(self.serial().write(serial_offset(port).unwrap_or(0), *byte));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes a register, and serves what that asks for.  Returns whether an interrupt is due.
+pub fn write_and_serve<D: VirtioDevice>(
+    device: &mut Mmio<D>,
+    memory: &GuestMemoryMmap,
+    offset: u64,
+    data: &[u8],
+) -> bool {
+    match device.write(offset, data) {
+        Effect::Notify(queue) => serve(device, memory, queue),
+        _ => false,
+    }
+}
+
+/// Serves a queue until it is empty.  Returns whether an interrupt is due.
+fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue: usize) -> bool {
+    let mut interrupt = false;
+    // A guest that refills its queue faster than we empty it must not keep the thread for ever: a
+    // pass is bounded, and so is the number of passes.  What is left is served at the next ring.
+    for _ in 0..PASSES_MAX {
+        interrupt |= device.process(memory, queue);
+        if !device.unfinished() {
+            break;
+        }
+    }
+    interrupt
+}
+
+/// Passes over one queue for one ring.
+const PASSES_MAX: usize = 64;
+
+/// The virtio-mmio slots, in the order of their addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Block,
+    Net,
+    Vsock,
+    Rng,
+}
+
+const SLOTS: [Slot; layout::VIRTIO_SLOTS] = [Slot::Block, Slot::Net, Slot::Vsock, Slot::Rng];
+
+fn slot_of(address: u64) -> Option<(Slot, u64)> {
+    let offset = address.checked_sub(layout::VIRTIO_BASE)?;
+    let index = usize::try_from(offset / layout::VIRTIO_STRIDE).ok()?;
+    SLOTS.get(index).map(|slot| (*slot, offset % layout::VIRTIO_STRIDE))
+}
+
+fn slot_gsi(slot: Slot) -> u32 {
+    SLOTS.into_iter().zip(layout::VIRTIO_GSI..).find(|(each, _)| *each == slot).map_or(0, |(_, gsi)| gsi)
+}
+
+fn serial_offset(port: u16) -> Option<u8> {
+    port.checked_sub(layout::SERIAL_PORT).filter(|offset| *offset < 8).and_then(|offset| u8::try_from(offset).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_found_at_its_address_and_nothing_beyond() {
+        let address = |slot: u64| layout::VIRTIO_BASE + slot * layout::VIRTIO_STRIDE + 0x10;
+
+        assert_eq!(slot_of(address(0)), Some((Slot::Block, 0x10)));
+        assert_eq!(slot_of(address(3)), Some((Slot::Rng, 0x10)));
+        assert_eq!(slot_of(address(4)), None);
+        assert_eq!(slot_of(layout::VIRTIO_BASE - 1), None);
+    }
+
+    #[test]
+    fn slots_have_the_interrupts_that_the_dsdt_names() {
+        assert_eq!(slot_gsi(Slot::Block), layout::VIRTIO_GSI);
+        assert_eq!(slot_gsi(Slot::Rng), layout::VIRTIO_GSI + 3);
+        assert!(slot_gsi(Slot::Rng) < layout::GED_GSI);
+    }
+}

@@ -1,0 +1,210 @@
+//! The first conversation of a forked machine: make its guest somebody of its own.
+//!
+//! The VMM sends `post_fork` to the agent before it opens `vsock.sock` to anybody,
+//! and compares the wall clock that the agent reports with the host's: an answer
+//! that took long on a busy host may have set a time that was already old.
+//! `protocol/guest/PROTOCOL.md` says what the agent does.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forkd_proto::control::Child;
+use forkd_proto::frame::{self, Decoder, Kind};
+use forkd_proto::guest::{PostFork, Request, Seed, SetTime};
+use forkd_proto::limits::SEED_BYTES;
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::process;
+
+/// A guest's clock may be this far off the host's, in nanoseconds, before it is set again.
+const CLOCK_TOLERANCE_NS: i64 = 20_000_000;
+/// How often the clock is set again before the fork fails.
+const CLOCK_TRIES_MAX: u32 = 8;
+
+/// A conversation under way.
+#[derive(Debug)]
+pub struct Handshake {
+    stream: UnixStream,
+    decoder: Decoder,
+    tries: u32,
+}
+
+#[derive(Deserialize)]
+struct Clock {
+    realtime_ns: i64,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    code: String,
+    message: String,
+}
+
+impl Handshake {
+    /// Sends `post_fork` over `stream`, a fresh connection to the agent's port.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the host has no entropy or the stream is closed.
+    pub fn start(stream: UnixStream, child: &Child) -> Result<Self, Error> {
+        let mut seed = [0; SEED_BYTES];
+        process::random(&mut seed).map_err(Error::io("draw a seed"))?;
+        let request = Request::PostFork(PostFork {
+            sandbox_id: child.id.clone(),
+            hostname: child.hostname.clone(),
+            machine_id: child.machine_id.clone(),
+            boot_id: child.boot_id.clone(),
+            seed: Seed(seed),
+            realtime_ns: realtime_ns(),
+            network: child.network.as_ref().map(forkd_proto::control::ChildNetwork::guest),
+        });
+        let mut handshake = Self { stream, decoder: Decoder::new(), tries: 0 };
+        handshake.send(&request)?;
+        let configured = handshake.stream.set_nonblocking(true);
+        configured.map_err(Error::io("configure the handshake"))?;
+        Ok(handshake)
+    }
+
+    /// The stream, to be watched for input.
+    #[must_use]
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// The stream is ready.  Returns whether the guest is.
+    ///
+    /// `received_ns` is the wall clock at which the answer left the guest: taken by the vCPU thread
+    /// that brought it, so that a wait for this thread does not count as an error of the clock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] with the agent's words if it refused, closed the stream, or could not be
+    /// given the right time.
+    pub fn advance(&mut self, received_ns: i64) -> Result<bool, Error> {
+        let mut buffer = [0; 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(Error::Guest("the agent closed the connection".into())),
+                Ok(read) => self.decoder.push(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Error::Guest(format!("connection to the agent: {error}"))),
+            }
+            if let Some(ready) = self.next_answer(received_ns)? {
+                return Ok(ready);
+            }
+        }
+    }
+
+    fn next_answer(&mut self, received_ns: i64) -> Result<Option<bool>, Error> {
+        let garbled = |why: String| Error::Guest(format!("the agent's answer is garbled: {why}"));
+        let frame = self.decoder.next_frame().map_err(|error| garbled(error.to_string()))?;
+        let clock: Clock = match frame {
+            None => return Ok(None),
+            Some((Kind::Reply, payload)) => {
+                serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?
+            }
+            Some((Kind::Error, payload)) => {
+                let refusal: Refusal =
+                    serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?;
+                return Err(Error::Guest(format!("{} ({})", refusal.message, refusal.code)));
+            }
+            Some((kind, _)) => return Err(garbled(format!("a {kind:?} frame"))),
+        };
+        let off_ns = clock.realtime_ns.saturating_sub(received_ns);
+        if off_ns.abs() <= CLOCK_TOLERANCE_NS {
+            return Ok(Some(true));
+        }
+        if self.tries == CLOCK_TRIES_MAX {
+            return Err(Error::Guest(format!("its clock is still {off_ns} ns off the host's")));
+        }
+        self.tries += 1;
+        self.send(&Request::SetTime(SetTime { realtime_ns: realtime_ns() }))?;
+        Ok(None)
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), Error> {
+        let mut bytes = Vec::new();
+        let payload = serde_json::to_vec(request)
+            .map_err(|error| Error::Guest(format!("the request cannot be encoded: {error}")))?;
+        frame::encode(Kind::Request, &payload, &mut bytes)
+            .map_err(|error| Error::Guest(error.to_string()))?;
+        // A few hundred bytes always fit into an empty socket buffer.
+        self.stream.write_all(&bytes).map_err(Error::io("send to the agent"))
+    }
+}
+
+/// The host's wall clock, in nanoseconds since the epoch.
+#[must_use]
+pub fn realtime_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn child() -> Child {
+        Child {
+            id: "sb-test".into(),
+            directory: "/nonexistent".into(),
+            hostname: "sb-test".into(),
+            machine_id: "0".repeat(32),
+            boot_id: "00000000-0000-4000-8000-000000000000".into(),
+            cgroup: None,
+            network: None,
+            top_limit_bytes: None,
+        }
+    }
+
+    fn start() -> (Handshake, UnixStream) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let handshake = Handshake::start(ours, &child()).unwrap();
+        let request = frame::read_frame(&mut theirs).unwrap().unwrap();
+        assert!(matches!(Request::parse(&request.payload).unwrap(), Request::PostFork(_)));
+        (handshake, theirs)
+    }
+
+    fn reply(stream: &mut UnixStream, off_ns: i64) {
+        let body = format!(r#"{{"realtime_ns":{},"reseeded":[],"hook":"none"}}"#, realtime_ns() + off_ns);
+        frame::write_frame(stream, Kind::Reply, body.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn an_answer_with_the_right_time_makes_the_guest_ready() {
+        let (mut handshake, mut agent) = start();
+
+        reply(&mut agent, 0);
+
+        assert!(handshake.advance(realtime_ns()).unwrap());
+    }
+
+    #[test]
+    fn a_clock_that_is_off_is_set_again_and_in_the_end_fails_the_fork() {
+        let (mut handshake, mut agent) = start();
+        for _ in 0..CLOCK_TRIES_MAX {
+            reply(&mut agent, 3_600_000_000_000);
+            assert!(!handshake.advance(realtime_ns()).unwrap());
+            let request = frame::read_frame(&mut agent).unwrap().unwrap();
+            assert!(matches!(Request::parse(&request.payload).unwrap(), Request::SetTime(_)));
+        }
+
+        reply(&mut agent, 3_600_000_000_000);
+
+        assert!(handshake.advance(realtime_ns()).is_err());
+    }
+
+    #[test]
+    fn a_refusal_carries_the_agents_words() {
+        let (mut handshake, mut agent) = start();
+        let refusal = br#"{"code":"reseed_failed","message":"no entropy"}"#;
+
+        frame::write_frame(&mut agent, Kind::Error, refusal).unwrap();
+
+        let error = handshake.advance(realtime_ns()).unwrap_err().to_string();
+        assert!(error.contains("no entropy (reseed_failed)"), "{error}");
+    }
+}

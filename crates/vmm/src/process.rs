@@ -1,0 +1,341 @@
+//! System calls around processes that neither `std` nor the rust-vmm crates wrap.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::error::Error;
+
+/// `linux/sched.h`; libc's constant is too narrow for it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Which side of a fork this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forked {
+    /// The process that called; holds the child's process id.
+    Parent(libc::pid_t),
+    /// The new process.
+    Child,
+}
+
+/// Forks this process, into `cgroup` (a cgroup2 folder) if given.
+///
+/// `clone3` with `CLONE_INTO_CGROUP` starts the child where it belongs; moving it afterwards would
+/// take a lock that every fork on the host waits for.  The child's exit is announced by SIGCHLD.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming the cgroup if it cannot be opened, or the kernel's refusal to fork.
+pub fn fork_into(cgroup: Option<&Path>) -> Result<Forked, Error> {
+    let folder = cgroup
+        .map(|path| {
+            File::open(path).map_err(Error::io(format!("open cgroup {}", path.display())))
+        })
+        .transpose()?;
+    // SAFETY: all-zero is a valid `clone_args`: no flags, no stack, no pointers.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.exit_signal = libc::SIGCHLD.unsigned_abs().into();
+    if let Some(folder) = &folder {
+        args.flags = CLONE_INTO_CGROUP;
+        args.cgroup = folder.as_raw_fd().unsigned_abs().into();
+    }
+    // SAFETY: without CLONE_VM this is fork(2): the child runs on a copy of this stack.  A zygote
+    // has one thread, so no lock of this process can be held by a thread that the child lacks.
+    let pid = unsafe {
+        libc::syscall(libc::SYS_clone3, &raw const args, std::mem::size_of::<libc::clone_args>())
+    };
+    match libc::pid_t::try_from(pid) {
+        Ok(0) => Ok(Forked::Child),
+        Ok(pid) if pid > 0 => Ok(Forked::Parent(pid)),
+        _ => Err(Error::last_os("clone3")),
+    }
+}
+
+/// Detaches from the caller's session, so that a signal to its terminal or group does not reach us.
+///
+/// # Errors
+///
+/// [`Error::Io`] if this process leads a group already.
+pub fn new_session() -> Result<(), Error> {
+    // SAFETY: no arguments, no memory involved.
+    if unsafe { libc::setsid() } < 0 { Err(Error::last_os("setsid")) } else { Ok(()) }
+}
+
+/// Blocks SIGCHLD and returns a descriptor that reads it, for a poll loop.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn child_signals() -> Result<File, Error> {
+    let mask = child_mask();
+    // SAFETY: `mask` is initialised; the old mask is not asked for.
+    if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) } < 0 {
+        return Err(Error::last_os("sigprocmask"));
+    }
+    // SAFETY: `mask` is initialised; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(Error::last_os("signalfd"));
+    }
+    // SAFETY: the kernel opened `fd` for us just now, and nothing else knows its number.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Undoes the blocking of [`child_signals`], in a child.
+pub fn unblock_child_signals() {
+    let mask = child_mask();
+    // SAFETY: `mask` is initialised; the old mask is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const mask, std::ptr::null_mut()) };
+}
+
+fn child_mask() -> libc::sigset_t {
+    // SAFETY: all-zero is a valid `sigset_t` on Linux.
+    let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `mask` is initialised and SIGCHLD a valid signal.
+    unsafe { libc::sigaddset(&raw mut mask, libc::SIGCHLD) };
+    mask
+}
+
+/// Reaps one child that has ended: its process id and raw wait status.
+#[must_use]
+pub fn reap() -> Option<(libc::pid_t, i32)> {
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+    (pid > 0).then_some((pid, status))
+}
+
+/// Kills `pid`, a child of ours that has not been reaped.
+pub fn kill(pid: libc::pid_t) {
+    // SAFETY: an unreaped child's id cannot belong to another process.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// Ends this process at once: no destructors, no exit handlers.
+///
+/// For a forked child, whose memory holds objects that belong to its parent.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: ends the process; nothing runs afterwards.
+    unsafe { libc::_exit(status) }
+}
+
+/// Sends standard error to `path`, and what the parent had there is closed.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn redirect_stderr(path: &Path) -> Result<(), Error> {
+    let name = path.display();
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(Error::io(format!("open {name}")))?;
+    // SAFETY: both descriptors are open; 2 is replaced atomically.
+    if unsafe { libc::dup2(file.as_raw_fd(), 2) } < 0 {
+        return Err(Error::last_os("dup2"));
+    }
+    Ok(())
+}
+
+/// A pipe, read end first, that no exec'ed process inherits.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn pipe() -> Result<(File, File), Error> {
+    let mut fds = [0; 2];
+    // SAFETY: `fds` has room for the two descriptors.
+    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
+        return Err(Error::last_os("pipe2"));
+    }
+    // SAFETY: the kernel opened it for us just now, and nothing else knows its number.
+    let read = unsafe { File::from_raw_fd(fds[0]) };
+    // SAFETY: as above.
+    let write = unsafe { File::from_raw_fd(fds[1]) };
+    Ok((read, write))
+}
+
+/// User id of the process at the other end of a Unix socket (`SO_PEERCRED`).
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn peer_uid(stream: &UnixStream) -> Result<u32, Error> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(std::mem::size_of::<libc::ucred>()).unwrap_or(0);
+    // SAFETY: the buffer is a `ucred` and `length` its size, as SO_PEERCRED wants.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 { Err(Error::last_os("SO_PEERCRED")) } else { Ok(credentials.uid) }
+}
+
+/// Our own effective user id.
+#[must_use]
+pub fn own_uid() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Raises the limit of open files as far as it goes: a zygote's service has a socket per child.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is initialised.  Where the kernel refuses, the old limit holds.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
+/// Opens the tap device `name`, which must exist, without packet information.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if the name is longer than the kernel's 15 bytes, [`Error::Io`] otherwise.
+pub fn open_tap(name: &str) -> Result<File, Error> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.contains(&0) {
+        return Err(Error::Invalid {
+            field: "tap",
+            problem: format!("{name:?} is no interface name (1 to {} bytes)", libc::IFNAMSIZ - 1),
+        });
+    }
+    // SAFETY: all-zero is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (slot, byte) in request.ifr_name.iter_mut().zip(bytes) {
+        *slot = byte.cast_signed();
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or(0);
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .map_err(Error::io("open /dev/net/tun"))?;
+    // SAFETY: TUNSETIFF takes a pointer to an `ifreq`, which outlives the call.
+    if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
+        return Err(Error::last_os(format!("attach to tap {name}")));
+    }
+    set_nonblocking(file.as_raw_fd())?;
+    Ok(file)
+}
+
+fn set_nonblocking(fd: i32) -> Result<(), Error> {
+    // SAFETY: F_SETFL on an open descriptor of ours.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+        return Err(Error::last_os("fcntl"));
+    }
+    Ok(())
+}
+
+/// Random bytes from the host's kernel.
+///
+/// # Errors
+///
+/// The kernel's, in theory: `getrandom` blocks only before the pool is ready.
+pub fn random(buffer: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let rest = &mut buffer[filled..];
+        // SAFETY: pointer and length are those of `rest`.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => filled += got,
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+    Ok(())
+}
+
+/// Duplicates a descriptor for an owner of its own.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn duplicate(fd: &impl std::os::fd::AsFd) -> Result<OwnedFd, Error> {
+    fd.as_fd().try_clone_to_owned().map_err(Error::io("duplicate a descriptor"))
+}
+
+/// Closes a descriptor that a forked child inherited and that its parent's objects still name.
+///
+/// The objects are the parent's; the child never drops them ([`exit_now`]).
+///
+/// # Errors
+///
+/// [`Error::Io`] if it was not open.
+pub fn close_in_child(fd: i32) -> Result<(), Error> {
+    // SAFETY: nothing in the child uses the descriptor any more.
+    if unsafe { libc::close(fd) } < 0 { Err(Error::last_os("close")) } else { Ok(()) }
+}
+
+/// Whether `file` has something to read now.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn readable(file: &File) -> Result<bool, Error> {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one `pollfd`, which outlives the call.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    if ready < 0 { Err(Error::last_os("poll")) } else { Ok(ready > 0) }
+}
+
+/// Bytes of `bytes` bytes mapped at `address` that are in memory (`mincore(2)`).
+#[must_use]
+pub fn resident_bytes(address: *const u8, bytes: usize) -> u64 {
+    let mut pages = vec![0_u8; bytes.div_ceil(4096)];
+    // SAFETY: the range is mapped by the caller, and the vector has a byte per page.
+    let result = unsafe { libc::mincore(address.cast_mut().cast(), bytes, pages.as_mut_ptr()) };
+    if result < 0 {
+        return 0;
+    }
+    pages.iter().filter(|page| **page & 1 == 1).count() as u64 * 4096
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_forked_child_is_reaped_with_its_status() {
+        let (mut read, mut write) = pipe().unwrap();
+
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            write.write_all(b"x").unwrap();
+            exit_now(7);
+        };
+
+        let mut byte = [0];
+        read.read_exact(&mut byte).unwrap();
+        let mut status = 0;
+        // SAFETY: `status` outlives the call; `pid` is our child.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 7);
+    }
+
+    #[test]
+    fn a_cgroup_that_does_not_exist_is_named() {
+        let error = fork_into(Some(Path::new("/nonexistent/cgroup"))).unwrap_err();
+
+        assert!(error.to_string().contains("/nonexistent/cgroup"), "{error}");
+    }
+
+    #[test]
+    fn an_interface_name_one_byte_too_long_is_refused() {
+        let error = open_tap(&"x".repeat(libc::IFNAMSIZ)).unwrap_err();
+
+        assert_eq!(error.code(), forkd_proto::control::ErrorCode::InvalidRequest);
+    }
+}

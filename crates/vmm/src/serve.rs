@@ -1,0 +1,227 @@
+//! The I/O thread of a machine: one poll loop for clients, sockets, the tap and the end.
+//!
+//! It is the process's first thread.  The machine belongs to it; vCPU threads see
+//! only the bus.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_proto::control::{Event, ExitReason, MachineRequest, PauseReply};
+use forkd_proto::frame::Kind;
+use forkd_proto::limits::AGENT_PORT;
+use serde_json::{Value, json};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use crate::bus::End;
+use crate::control::{Control, Token};
+use crate::error::Error;
+use crate::handshake::Handshake;
+use crate::machine::{Machine, Place};
+
+/// Events taken from the kernel at a time.
+const EVENTS_MAX: usize = 32;
+
+// What the upper half of an epoll token says; the lower half is the token within that group.
+const TAG_END: u64 = 1 << 32;
+const TAG_CONTROL: u64 = 2 << 32;
+const TAG_VSOCK: u64 = 3 << 32;
+const TAG_TAP: u64 = 4 << 32;
+const TAG_HANDSHAKE: u64 = 5 << 32;
+const TAG_MASK: u64 = !0 << 32;
+
+/// A folder and a poll loop for one machine.
+///
+/// # Errors
+///
+/// [`Error::Io`] if no epoll descriptor is to be had.
+pub fn place(directory: PathBuf) -> Result<Place, Error> {
+    let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
+    Ok(Place { directory, epoll, vsock_tag: TAG_VSOCK })
+}
+
+/// A machine with its sockets.
+#[derive(Debug)]
+pub struct Server {
+    machine: Machine,
+    place: Place,
+    control: Option<Control>,
+    pending: VecDeque<(Token, Vec<u8>)>,
+}
+
+/// Why a poll loop came back.
+enum Woke {
+    /// Nothing of interest to the caller.
+    Served,
+    /// The machine is over.
+    Ended(End),
+    /// The handshake's stream is ready.
+    Handshake,
+}
+
+impl Server {
+    /// Watches what `machine` needs watched.  Opens no socket yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`].
+    pub fn new(machine: Machine, place: Place) -> Result<Self, Error> {
+        let server = Self { machine, place, control: None, pending: VecDeque::new() };
+        let bus = server.machine.bus();
+        server.watch(bus.ended().as_raw_fd(), TAG_END)?;
+        let net = bus.net();
+        if let Some(tap) = net.device().wire().file() {
+            server.watch(tap.as_raw_fd(), TAG_TAP)?;
+        }
+        drop(net);
+        Ok(server)
+    }
+
+    /// The machine.
+    pub fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    /// Opens `control.sock` and `vsock.sock`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if one cannot be made.
+    pub fn open(&mut self) -> Result<(), Error> {
+        let path = self.place.directory.join("control.sock");
+        self.control = Some(Control::listen(&path, &self.place.epoll, TAG_CONTROL)?);
+        self.machine.bus().vsock(crate::vsock_host::VsockHost::listen)
+    }
+
+    /// Prepares `post_fork`, resumes the guest, and returns when its agent has answered.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] if the agent refuses, the guest ends, or `deadline` passes.
+    pub fn make_own(
+        &mut self,
+        child: &forkd_proto::control::Child,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        // The connection is queued before the guest runs: it finds it with its first instruction.
+        let stream = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
+        let mut handshake = Handshake::start(stream, child)?;
+        self.watch(handshake.stream().as_raw_fd(), TAG_HANDSHAKE)?;
+        self.machine.resume();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Guest("the agent did not answer in time".into()));
+            }
+            match self.poll(Some(left))? {
+                Woke::Served => {}
+                Woke::Ended(end) => {
+                    return Err(Error::Guest(format!("the machine ended: {end:?}")));
+                }
+                Woke::Handshake => {
+                    let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());
+                    if handshake.advance(received_ns)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves the machine until it is over, tells every client, and removes the sockets.
+    pub fn run(mut self) -> End {
+        let end = loop {
+            match self.poll(None) {
+                Ok(Woke::Ended(end)) => break end,
+                Ok(_) => {}
+                Err(error) => break End::Error(error.to_string()),
+            }
+        };
+        if let Some(control) = &mut self.control {
+            let (reason, message) = exit_reason(&end);
+            control.broadcast(Kind::Event, &Event::Exited { reason, message });
+            control.unlink();
+        }
+        end
+    }
+
+    fn watch(&self, fd: i32, token: u64) -> Result<(), Error> {
+        let event = EpollEvent::new(EventSet::IN, token);
+        self.place.epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))
+    }
+
+    fn poll(&mut self, timeout: Option<Duration>) -> Result<Woke, Error> {
+        let mut events = [EpollEvent::default(); EVENTS_MAX];
+        let timeout_ms = timeout.map_or(-1, |left| {
+            i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
+        });
+        let count = match self.place.epoll.wait(timeout_ms, &mut events) {
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(Error::Io { what: "epoll_wait".into(), source: error }),
+        };
+        let mut woke = Woke::Served;
+        for event in &events[..count] {
+            let token = u32::try_from(event.data() & !TAG_MASK).unwrap_or(0);
+            match event.data() & TAG_MASK {
+                TAG_END => {
+                    let end = self.machine.bus().end_reason();
+                    return Ok(Woke::Ended(end.unwrap_or(End::Stopped)));
+                }
+                TAG_CONTROL => self.on_control(token),
+                TAG_VSOCK => self.machine.bus().vsock(|vsock| vsock.on_socket(token)),
+                TAG_TAP => self.machine.bus().poll_tap(),
+                TAG_HANDSHAKE => woke = Woke::Handshake,
+                _ => {}
+            }
+        }
+        self.answer_pending();
+        Ok(woke)
+    }
+
+    fn on_control(&mut self, token: Token) {
+        let requests = self.control.as_mut().map(|control| control.on_socket(token));
+        for request in requests.unwrap_or_default() {
+            self.pending.push_back((token, request));
+        }
+    }
+
+    fn answer_pending(&mut self) {
+        while let Some((token, request)) = self.pending.pop_front() {
+            let answer = self.handle(&request);
+            if let Some(control) = &mut self.control {
+                control.answer(token, answer);
+            }
+        }
+    }
+
+    fn handle(&mut self, request: &[u8]) -> Result<Value, Error> {
+        let machine = &mut self.machine;
+        let reply = match MachineRequest::parse(request)? {
+            MachineRequest::Status => json!(machine.status()),
+            MachineRequest::Metrics => json!(machine.metrics()),
+            MachineRequest::Pause => {
+                machine.pause()?;
+                json!(PauseReply::default())
+            }
+            MachineRequest::Resume => json!(PauseReply { pause_ms: machine.resume() }),
+            MachineRequest::Save(save) => json!(machine.save(&save.directory)?),
+            MachineRequest::Stop => {
+                machine.bus().end(End::Stopped);
+                json!({})
+            }
+        };
+        Ok(reply)
+    }
+}
+
+fn exit_reason(end: &End) -> (ExitReason, Option<String>) {
+    match end {
+        End::Shutdown => (ExitReason::Shutdown, None),
+        End::Reset => (ExitReason::Reset, None),
+        End::Stopped => (ExitReason::Stopped, None),
+        End::Error(message) => (ExitReason::Error, Some(message.clone())),
+    }
+}

@@ -1,0 +1,5 @@
+//! The three files that make a snapshot; `protocol/store/FORMAT.md` is their specification.
+
+pub mod header;
+pub mod runs;
+pub mod state;

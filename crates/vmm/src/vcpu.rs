@@ -1,0 +1,249 @@
+//! vCPU threads: run the guest, hand its accesses to the bus, stop at a safe point when asked.
+//!
+//! A thread stops only when `KVM_RUN` returns `EINTR`.  Then the last exit has
+//! been completed, which KVM does on re-entry, and the registers may be read.
+//!
+//! Stopping a thread is a signal.  Its handler sets `immediate_exit` in the
+//! vCPU's shared page, so a signal that arrives just before `KVM_RUN` is not lost
+//! (`Documentation/virt/kvm/api.rst`, "immediate_exit").
+
+use std::cell::Cell;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::kvm_run;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::bus::{Bus, End};
+use crate::cpu::VcpuState;
+use crate::error::Error;
+
+/// Longest wait for vCPUs to stop.  They stop in microseconds; this ends a wait on a broken host.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Stack of a vCPU thread.  The loop needs a few KiB; what is not touched costs nothing.
+const STACK_BYTES: usize = 256 << 10;
+
+thread_local! {
+    /// The shared page of the vCPU that this thread runs; read by the signal handler.
+    static RUN_PAGE: Cell<*mut kvm_run> = const { Cell::new(ptr::null_mut()) };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Run,
+    Park,
+    End,
+}
+
+#[derive(Debug)]
+struct Inner {
+    mode: Mode,
+    parked: usize,
+    save: bool,
+    saved: Vec<Option<Result<VcpuState, Error>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    msr_indices: Vec<u32>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All vCPU threads of a machine.  Dropping it ends them.
+#[derive(Debug)]
+pub struct Vcpus {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Vcpus {
+    /// Starts one thread per vCPU, parked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a thread or the signal handler cannot be made.
+    pub fn start(fds: Vec<VcpuFd>, bus: &Arc<Bus>, msr_indices: Vec<u32>) -> Result<Self, Error> {
+        install_handler()?;
+        let inner = Inner {
+            mode: Mode::Park,
+            parked: 0,
+            save: false,
+            saved: fds.iter().map(|_| None).collect(),
+        };
+        let shared =
+            Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new(), msr_indices });
+        let mut vcpus = Self { shared, threads: Vec::with_capacity(fds.len()) };
+        for (id, fd) in fds.into_iter().enumerate() {
+            let (shared, bus) = (Arc::clone(&vcpus.shared), Arc::clone(bus));
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || run(id, fd, &shared, &bus))
+                .map_err(Error::io("start a vCPU thread"))?;
+            vcpus.threads.push(thread);
+        }
+        Ok(vcpus)
+    }
+
+    /// Lets the guest run.
+    pub fn resume(&self) {
+        self.shared.lock().mode = Mode::Run;
+        self.shared.changed.notify_all();
+    }
+
+    /// Stops all vCPUs, and returns when the last one has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if one does not stop within [`STOP_TIMEOUT`].
+    pub fn pause(&self) -> Result<(), Error> {
+        let mut inner = self.shared.lock();
+        inner.mode = Mode::Park;
+        self.kick();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while inner.parked < self.threads.len() {
+            inner = self.wait(inner, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the state of all vCPUs, which must be paused.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`] if one cannot be read, [`Error::State`] if they are running.
+    pub fn save(&self) -> Result<Vec<VcpuState>, Error> {
+        let mut inner = self.shared.lock();
+        if inner.mode != Mode::Park {
+            return Err(Error::State("the vCPUs are running; pause the machine first"));
+        }
+        inner.save = true;
+        self.shared.changed.notify_all();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while inner.saved.iter().any(Option::is_none) {
+            inner = self.wait(inner, deadline)?;
+        }
+        inner.save = false;
+        inner.saved.iter_mut().filter_map(Option::take).collect()
+    }
+
+    fn wait<'a>(
+        &self,
+        inner: MutexGuard<'a, Inner>,
+        deadline: Instant,
+    ) -> Result<MutexGuard<'a, Inner>, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::State("a vCPU did not stop in time"));
+        }
+        let waited = self.shared.changed.wait_timeout(inner, left);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn kick(&self) {
+        for thread in &self.threads {
+            // SAFETY: the thread has not been joined, so its id is valid.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), signal()) };
+        }
+    }
+}
+
+impl Drop for Vcpus {
+    fn drop(&mut self) {
+        self.shared.lock().mode = Mode::End;
+        self.shared.changed.notify_all();
+        self.kick();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing more to tell.
+            drop(thread.join());
+        }
+    }
+}
+
+fn signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+extern "C" fn on_signal(_: libc::c_int) {
+    RUN_PAGE.with(|page| {
+        if let Some(page) = NonNull::new(page.get()) {
+            // SAFETY: the page belongs to the vCPU that this very thread runs, and is mapped while
+            // the pointer is set; the kernel reads the byte, nothing else writes it concurrently.
+            unsafe { (&raw mut (*page.as_ptr()).immediate_exit).write_volatile(1) };
+        }
+    });
+}
+
+fn install_handler() -> Result<(), Error> {
+    // SAFETY: all-zero is a valid `sigaction`: no flags (so no SA_RESTART), empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
+    // SAFETY: `action` is initialised, and its handler only touches a byte of a mapped page.
+    let result = unsafe { libc::sigaction(signal(), &raw const action, ptr::null_mut()) };
+    if result < 0 { Err(Error::last_os("sigaction")) } else { Ok(()) }
+}
+
+fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
+    RUN_PAGE.with(|page| page.set(ptr::from_mut(fd.get_kvm_run())));
+    while park(id, &mut fd, shared) {
+        if let Err(end) = run_until_interrupted(&mut fd, bus) {
+            bus.end(end);
+            // The machine is over for all vCPUs; wait to be told so.
+            let mut inner = shared.lock();
+            inner.parked += 1;
+            shared.changed.notify_all();
+            while inner.mode != Mode::End {
+                inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            }
+            break;
+        }
+    }
+    RUN_PAGE.with(|page| page.set(ptr::null_mut()));
+}
+
+/// Waits while the machine is parked.  Returns whether to run.
+fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
+    fd.set_kvm_immediate_exit(0);
+    let mut inner = shared.lock();
+    if inner.mode == Mode::Park {
+        inner.parked += 1;
+        shared.changed.notify_all();
+        while inner.mode == Mode::Park {
+            if inner.save && inner.saved[id].is_none() {
+                inner.saved[id] = Some(VcpuState::save(fd, &shared.msr_indices));
+                shared.changed.notify_all();
+            }
+            inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        inner.parked -= 1;
+    }
+    inner.mode == Mode::Run
+}
+
+fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
+    loop {
+        match fd.run() {
+            Ok(VcpuExit::MmioWrite(address, data)) => bus.mmio_write(address, data),
+            Ok(VcpuExit::MmioRead(address, data)) => bus.mmio_read(address, data),
+            Ok(VcpuExit::IoOut(port, data)) => bus.io_out(port, data)?,
+            Ok(VcpuExit::IoIn(port, data)) => bus.io_in(port, data),
+            Ok(VcpuExit::Intr) => return Ok(()),
+            Ok(VcpuExit::Shutdown) => return Err(End::Reset),
+            Ok(VcpuExit::SystemEvent(..)) => return Err(End::Shutdown),
+            Ok(exit) => return Err(End::Error(format!("unexpected exit: {exit:?}"))),
+            Err(error) if error.errno() == libc::EINTR => return Ok(()),
+            Err(error) if error.errno() == libc::EAGAIN => {}
+            Err(error) => return Err(End::Error(format!("KVM_RUN: {error}"))),
+        }
+    }
+}

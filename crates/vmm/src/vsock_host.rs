@@ -1,0 +1,474 @@
+//! The host's side of vsock: Unix sockets bridged to the streams of the device.
+//!
+//! A client connects to `vsock.sock` and sends `CONNECT <port>\n`; after `OK <port>\n`
+//! the stream is the guest's (Firecracker's convention, which clients know).  A
+//! guest that connects to port P of the host gets the Unix socket
+//! `vsock.sock_P`, if somebody listens there.
+//!
+//! Both the I/O thread and vCPU threads work here, under one lock: a vCPU thread
+//! that brings a packet writes it to the socket at once, which spares a thread
+//! switch in every answer.  Sockets never block; what does not fit waits in the
+//! device, whose credit holds the guest back.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forkd_devices::virtio::mmio::Mmio;
+use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, Vsock, VsockEvent};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use crate::bus::write_and_serve;
+use crate::error::Error;
+use crate::handshake::realtime_ns;
+
+/// Bytes moved between a socket and the device at a time.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Longest greeting, `CONNECT 4294967295\n`.
+const GREETING_BYTES_MAX: usize = 19;
+/// Clients that have connected and not yet said where to; more are refused.
+pub const GREETINGS_MAX: usize = 64;
+
+/// What the I/O loop hands to [`VsockHost::on_socket`]: which socket is ready.
+pub type Token = u32;
+
+/// A stream between a socket and the guest.
+#[derive(Debug)]
+struct Link {
+    stream: UnixStream,
+    /// `OK <port>` is still owed to the client.
+    greets: bool,
+    connected: bool,
+    /// Taken from the device, not yet accepted by the socket.
+    leftover: Vec<u8>,
+    /// The guest will send no more; tell the socket once it has everything.
+    guest_done: bool,
+    /// The socket has delivered its end.
+    client_done: bool,
+    /// The device has forgotten the stream; the link lives until the socket has everything.
+    closed: bool,
+    interest: EventSet,
+}
+
+#[derive(Debug)]
+struct Greeting {
+    stream: UnixStream,
+    line: Vec<u8>,
+}
+
+/// The vsock device with the sockets behind it.
+#[derive(Debug)]
+pub struct VsockHost {
+    device: Mmio<Vsock>,
+    epoll: Arc<Epoll>,
+    tag: u64,
+    path: PathBuf,
+    listener: Option<UnixListener>,
+    greetings: BTreeMap<Token, Greeting>,
+    links: BTreeMap<Token, Link>,
+    by_id: BTreeMap<Id, Token>,
+    ids: BTreeMap<Token, Id>,
+    next_token: Token,
+    chunk: Vec<u8>,
+    received_ns: i64,
+}
+
+/// The token that stands for the listening socket.
+pub const LISTENER: Token = 0;
+
+impl VsockHost {
+    /// Bridges `device` to sockets at `path`, watched by `epoll` under tokens above `tag`.
+    #[must_use]
+    pub fn new(device: Mmio<Vsock>, path: PathBuf, epoll: Arc<Epoll>, tag: u64) -> Self {
+        Self {
+            device,
+            epoll,
+            tag,
+            path,
+            listener: None,
+            greetings: BTreeMap::new(),
+            links: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            next_token: LISTENER + 1,
+            chunk: Vec::new(),
+            received_ns: 0,
+        }
+    }
+
+    /// Wall clock at which the guest last sent anything, in nanoseconds since the epoch.
+    #[must_use]
+    pub fn received_ns(&self) -> i64 {
+        self.received_ns
+    }
+
+    /// Opens `vsock.sock` to clients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the socket cannot be made.
+    pub fn listen(&mut self) -> Result<(), Error> {
+        let name = self.path.display().to_string();
+        let listener =
+            UnixListener::bind(&self.path).map_err(Error::io(format!("listen on {name}")))?;
+        listener.set_nonblocking(true).map_err(Error::io(format!("listen on {name}")))?;
+        self.watch(ControlOperation::Add, listener.as_raw_fd(), EventSet::IN, LISTENER)?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// Connects the VMM itself to a port of the guest.
+    ///
+    /// The stream may be written at once; its bytes wait until the guest has accepted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if no socket is to be had, [`Error::Guest`] if the device has no room.
+    pub fn connect(&mut self, port: u32) -> Result<UnixStream, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+        let id = self
+            .device
+            .device_mut()
+            .open(port)
+            .map_err(|_| Error::Guest("the vsock device has no room for a connection".into()))?;
+        self.add_link(ours, id, false)?;
+        Ok(theirs)
+    }
+
+    /// The transport and the device, for a snapshot.
+    #[must_use]
+    pub fn device(&self) -> &Mmio<Vsock> {
+        &self.device
+    }
+
+    /// Whether an interrupt is pending in the device.
+    #[must_use]
+    pub fn interrupt_pending(&self) -> bool {
+        self.device.interrupt_pending()
+    }
+
+    /// A guest's load from a register.
+    pub fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.device.read(offset, data);
+    }
+
+    /// A guest's store to a register.  Returns whether an interrupt is due.
+    pub fn write(&mut self, memory: &GuestMemoryMmap, offset: u64, data: &[u8]) -> bool {
+        let interrupt = write_and_serve(&mut self.device, memory, offset, data);
+        self.pump(memory) | interrupt
+    }
+
+    /// A socket is ready.  Call [`Self::pump`] afterwards.
+    pub fn on_socket(&mut self, token: Token) {
+        if token == LISTENER {
+            self.accept();
+        } else if self.greetings.contains_key(&token) {
+            self.greet(token);
+        } else if self.links.contains_key(&token) {
+            self.to_socket(token);
+            self.from_socket(token);
+            self.settle(token);
+        }
+    }
+
+    /// Moves everything that can move.  Returns whether an interrupt is due.
+    pub fn pump(&mut self, memory: &GuestMemoryMmap) -> bool {
+        let mut interrupt = self.device.process(memory, RX_QUEUE);
+        loop {
+            let events: Vec<VsockEvent> = self.device.device_mut().drain_events().collect();
+            if events.is_empty() {
+                return interrupt;
+            }
+            for event in events {
+                self.on_event(event);
+            }
+            interrupt |= self.device.process(memory, RX_QUEUE);
+        }
+    }
+
+    fn on_event(&mut self, event: VsockEvent) {
+        if let VsockEvent::Incoming { id, host_port, .. } = event {
+            return self.connect_out(id, host_port);
+        }
+        let id = match event {
+            VsockEvent::Connected(id)
+            | VsockEvent::Readable(id)
+            | VsockEvent::Writable(id)
+            | VsockEvent::Closed(id) => id,
+            VsockEvent::HalfClosed { id, .. } => id,
+            VsockEvent::Incoming { .. } => return,
+        };
+        let Some(token) = self.by_id.get(&id).copied() else { return };
+        let host_port = self.device.device().status(id).map_or(0, |status| status.ports.host);
+        if let Some(link) = self.links.get_mut(&token) {
+            match event {
+                VsockEvent::Connected(_) => link.accepted(host_port),
+                VsockEvent::HalfClosed { done, .. } => link.guest_done |= done,
+                _ => {}
+            }
+        }
+        self.to_socket(token);
+        self.from_socket(token);
+        if let (VsockEvent::Closed(_), Some(link)) = (event, self.links.get_mut(&token)) {
+            (link.closed, link.guest_done) = (true, true);
+            self.by_id.remove(&id);
+            self.ids.remove(&token);
+        }
+        self.settle(token);
+    }
+
+    fn accept(&mut self) {
+        while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
+            if self.greetings.len() >= GREETINGS_MAX || stream.set_nonblocking(true).is_err() {
+                continue; // dropping the stream is the refusal
+            }
+            let token = self.take_token();
+            if self.watch(ControlOperation::Add, stream.as_raw_fd(), EventSet::IN, token).is_ok() {
+                self.greetings.insert(token, Greeting { stream, line: Vec::new() });
+            }
+        }
+    }
+
+    fn greet(&mut self, token: Token) {
+        let Some(mut greeting) = self.greetings.remove(&token) else { return };
+        match greeting.read() {
+            Ok(None) => {
+                self.greetings.insert(token, greeting);
+            }
+            Ok(Some(port)) => match self.device.device_mut().open(port) {
+                Ok(id) => self.insert_link(token, greeting.stream, id, true),
+                Err(_) => self.forget(&greeting.stream),
+            },
+            Err(()) => self.forget(&greeting.stream),
+        }
+    }
+
+    fn connect_out(&mut self, id: Id, port: u32) {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!("_{port}"));
+        let stream = UnixStream::connect(Path::new(&path));
+        let accepted = stream.and_then(|stream| {
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        });
+        match accepted {
+            Ok(stream) => {
+                let wanted = self.device.device_mut().accept(id);
+                if wanted && self.add_link(stream, id, false).is_ok() {
+                    if let Some(link) =
+                        self.by_id.get(&id).and_then(|token| self.links.get_mut(token))
+                    {
+                        link.connected = true;
+                    }
+                } else {
+                    self.device.device_mut().reset(id);
+                }
+            }
+            Err(_) => self.device.device_mut().refuse(id),
+        }
+    }
+
+    fn add_link(&mut self, stream: UnixStream, id: Id, greets: bool) -> Result<(), Error> {
+        stream.set_nonblocking(true).map_err(Error::io("configure a socket"))?;
+        let token = self.take_token();
+        self.watch(ControlOperation::Add, stream.as_raw_fd(), EventSet::IN, token)?;
+        self.insert_link(token, stream, id, greets);
+        Ok(())
+    }
+
+    /// Adds a link whose socket is watched for input already.
+    fn insert_link(&mut self, token: Token, stream: UnixStream, id: Id, greets: bool) {
+        let link = Link {
+            stream,
+            greets,
+            connected: false,
+            leftover: Vec::new(),
+            guest_done: false,
+            client_done: false,
+            closed: false,
+            interest: EventSet::IN,
+        };
+        self.links.insert(token, link);
+        self.by_id.insert(id, token);
+        self.ids.insert(token, id);
+        self.settle(token);
+    }
+
+    /// Guest to socket.
+    fn to_socket(&mut self, token: Token) {
+        let Some(link) = self.links.get_mut(&token) else { return };
+        while link.flush() {
+            let Some(id) = self.ids.get(&token) else { return };
+            self.chunk.resize(CHUNK_BYTES, 0);
+            let taken = self.device.device_mut().take(*id, &mut self.chunk);
+            if taken == 0 {
+                return;
+            }
+            link.leftover.extend_from_slice(&self.chunk[..taken]);
+            self.received_ns = realtime_ns();
+        }
+    }
+
+    /// Socket to guest.
+    fn from_socket(&mut self, token: Token) {
+        let (Some(link), Some(id)) = (self.links.get_mut(&token), self.ids.get(&token)) else {
+            return;
+        };
+        self.chunk.resize(CHUNK_BYTES, 0);
+        let device = self.device.device_mut();
+        while link.connected && !link.client_done {
+            let room = device.writable(*id).min(CHUNK_BYTES);
+            if room == 0 {
+                return;
+            }
+            match link.stream.read(&mut self.chunk[..room]) {
+                Ok(0) => {
+                    link.client_done = true;
+                    device.shutdown(*id, Shutdown::Write);
+                }
+                Ok(read) => {
+                    device.send(*id, &self.chunk[..read]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    link.client_done = true;
+                    device.reset(*id);
+                }
+            }
+        }
+    }
+
+    /// Watches the socket of a link for what it can use now, or drops a link that is over.
+    fn settle(&mut self, token: Token) {
+        let Some(link) = self.links.get_mut(&token) else { return };
+        let drained = link.leftover.is_empty();
+        if link.closed && drained {
+            if let Some(link) = self.links.remove(&token) {
+                self.forget(&link.stream);
+            }
+            return;
+        }
+        if link.guest_done && drained {
+            // The client may be gone; then there is nobody to tell.
+            drop(link.stream.shutdown(std::net::Shutdown::Write));
+        }
+        let room = self.ids.get(&token).map_or(0, |id| self.device.device_mut().writable(*id));
+        let mut interest = EventSet::empty();
+        interest.set(EventSet::IN, link.connected && !link.client_done && room > 0);
+        interest.set(EventSet::OUT, !drained);
+        if interest != link.interest {
+            link.interest = interest;
+            let fd = link.stream.as_raw_fd();
+            // The descriptor is ours and watched, so this cannot fail but for want of memory.
+            drop(self.watch(ControlOperation::Modify, fd, interest, token));
+        }
+    }
+
+    fn forget(&self, stream: &UnixStream) {
+        drop(self.watch(ControlOperation::Delete, stream.as_raw_fd(), EventSet::empty(), 0));
+    }
+
+    fn watch(
+        &self,
+        operation: ControlOperation,
+        fd: i32,
+        interest: EventSet,
+        token: Token,
+    ) -> Result<(), Error> {
+        let event = EpollEvent::new(interest, self.tag | u64::from(token));
+        self.epoll.ctl(operation, fd, event).map_err(Error::io("watch a vsock socket"))
+    }
+
+    fn take_token(&mut self) -> Token {
+        let taken = |host: &Self, token| {
+            token == LISTENER
+                || host.greetings.contains_key(&token)
+                || host.links.contains_key(&token)
+        };
+        while taken(self, self.next_token) {
+            self.next_token = self.next_token.wrapping_add(1);
+        }
+        let token = self.next_token;
+        self.next_token = token.wrapping_add(1);
+        token
+    }
+}
+
+impl Drop for VsockHost {
+    fn drop(&mut self) {
+        if self.listener.is_some() {
+            // Best effort: the folder may be gone already.
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+impl Link {
+    fn accepted(&mut self, host_port: u32) {
+        self.connected = true;
+        if self.greets {
+            self.leftover.extend_from_slice(format!("OK {host_port}\n").as_bytes());
+        }
+    }
+
+    /// Writes what is left over.  Returns whether nothing remains.
+    fn flush(&mut self) -> bool {
+        while !self.leftover.is_empty() {
+            match self.stream.write(&self.leftover) {
+                Ok(written) => {
+                    self.leftover.drain(..written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // The client is gone: what it did not read is of use to nobody.
+                Err(_) => self.leftover.clear(),
+            }
+        }
+        true
+    }
+}
+
+impl Greeting {
+    /// The port, once the line is complete; `Err` if it is no greeting.
+    fn read(&mut self) -> Result<Option<u32>, ()> {
+        let mut byte = [0];
+        loop {
+            match self.stream.read(&mut byte) {
+                Ok(1) if byte[0] == b'\n' => return parse_greeting(&self.line).map(Some).ok_or(()),
+                Ok(1) if self.line.len() < GREETING_BYTES_MAX => self.line.push(byte[0]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => return Err(()),
+            }
+        }
+    }
+}
+
+fn parse_greeting(line: &[u8]) -> Option<u32> {
+    std::str::from_utf8(line).ok()?.strip_prefix("CONNECT ")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_names_a_port_or_is_none() {
+        assert_eq!(parse_greeting(b"CONNECT 1024"), Some(1024));
+        assert_eq!(parse_greeting(b"CONNECT 4294967296"), None);
+        assert_eq!(parse_greeting(b"GET / HTTP/1.1"), None);
+    }
+
+    #[test]
+    fn a_greeting_one_byte_too_long_is_refused() {
+        let (mut client, stream) = UnixStream::pair().unwrap();
+        client.write_all(&[b'C'; GREETING_BYTES_MAX + 1]).unwrap();
+
+        assert_eq!(Greeting { stream, line: Vec::new() }.read(), Err(()));
+    }
+}

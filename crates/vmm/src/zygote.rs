@@ -1,0 +1,402 @@
+//! A zygote: one process that holds a snapshot, and forks machines from it.
+//!
+//! It has one thread, verifies and parses everything once, and never touches the
+//! guest's memory that it maps; so a `clone3` of it is a machine's memory, ready.
+//! A child builds its VM, resumes, and reports through a pipe when its agent has
+//! answered.  Children do not depend on the zygote afterwards.
+//!
+//! Partial failure: every child of a request is reported exactly once, as ready or
+//! as failed; a child that dies without a word is reported by its exit.  Of a
+//! failed child no process and no file in its folder remains.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_proto::control::{
+    Child, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest, ZygoteStatus,
+};
+use forkd_proto::frame::Kind;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use crate::control::{Control, Token};
+use crate::error::Error;
+use crate::machine::ForkPlan;
+use crate::process::{self, Forked};
+use crate::serve::{self, Server};
+
+/// Children of one zygote that may be on their way to ready at the same time; the rest wait.
+///
+/// A host with few processors gains nothing from more, and each waits in the kernel a good part of
+/// its way (DESIGN §3), so it is well above the number of processors.
+pub const STARTING_MAX: usize = 64;
+/// Longest report of a child: pipes take this much at once or not at all (`PIPE_BUF`).
+const REPORT_BYTES_MAX: usize = 4096;
+/// Longest message in a report, so that it fits.
+const MESSAGE_BYTES_MAX: usize = 1024;
+/// Files that a machine may have made in its folder before it failed.
+const MACHINE_FILES: [&str; 6] =
+    ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top", "vmm.log"];
+
+const TAG_CONTROL: u64 = 1 << 32;
+const TAG_REPORTS: u64 = 2 << 32;
+const TAG_CHILDREN: u64 = 3 << 32;
+const TAG_MASK: u64 = !0 << 32;
+
+/// What a child writes to the pipe, once.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Report {
+    Ready { pid: i32, ms: ForkMs },
+    Failed { pid: i32, stage: String, code: ErrorCode, message: String },
+}
+
+#[derive(Debug)]
+struct Alive {
+    id: String,
+    directory: PathBuf,
+    /// Whose request it belongs to, until it has been reported.
+    batch: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Batch {
+    token: Token,
+    started: Instant,
+    deadline: Duration,
+    waiting: std::vec::IntoIter<Child>,
+    starting: usize,
+    ready: u64,
+    failed: u64,
+}
+
+/// The zygote's process.
+#[derive(Debug)]
+pub struct Zygote {
+    plan: ForkPlan,
+    epoll: Arc<Epoll>,
+    control: Control,
+    reports: (File, File),
+    buffer: Vec<u8>,
+    signals: File,
+    children: BTreeMap<i32, Alive>,
+    batches: BTreeMap<u64, Batch>,
+    next_batch: u64,
+    stopping: bool,
+}
+
+impl Zygote {
+    /// Loads the snapshot and listens at `zygote.sock`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ForkPlan::load`]; [`Error::Io`].
+    pub fn start(config: &ZygoteConfig) -> Result<Self, Error> {
+        process::raise_file_limit();
+        let plan = ForkPlan::load(config)?;
+        let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
+        let reports = process::pipe()?;
+        let signals = process::child_signals()?;
+        for (fd, tag) in [(reports.0.as_raw_fd(), TAG_REPORTS), (signals.as_raw_fd(), TAG_CHILDREN)] {
+            let event = EpollEvent::new(EventSet::IN, tag);
+            epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))?;
+        }
+        let control = Control::listen(&config.directory.join("zygote.sock"), &epoll, TAG_CONTROL)?;
+        Ok(Self {
+            plan,
+            epoll,
+            control,
+            reports,
+            buffer: Vec::new(),
+            signals,
+            children: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            next_batch: 0,
+            stopping: false,
+        })
+    }
+
+    /// Serves requests until told to stop.  In a forked child, returns when that machine is over.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the poll loop breaks.
+    pub fn run(mut self) -> Result<(), Error> {
+        let mut events = [EpollEvent::default(); 32];
+        while !self.stopping {
+            let count = match self.epoll.wait(-1, &mut events) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                waited => waited.map_err(Error::io("epoll_wait"))?,
+            };
+            for event in &events[..count] {
+                let token = u32::try_from(event.data() & !TAG_MASK).unwrap_or(0);
+                match event.data() & TAG_MASK {
+                    TAG_CONTROL => self.on_control(token),
+                    TAG_REPORTS => self.read_reports()?,
+                    TAG_CHILDREN => self.reap()?,
+                    _ => {}
+                }
+            }
+            self.fork_waiting();
+        }
+        self.control.unlink();
+        Ok(())
+    }
+
+    fn on_control(&mut self, token: Token) {
+        for request in self.control.on_socket(token) {
+            match ZygoteRequest::parse(&request) {
+                Err(error) => self.control.answer::<()>(token, Err(error.into())),
+                Ok(ZygoteRequest::Status) => {
+                    let status = self.status();
+                    self.control.answer(token, Ok(status));
+                }
+                Ok(ZygoteRequest::Stop) => {
+                    self.stopping = true;
+                    self.control.answer(token, Ok(json!({})));
+                }
+                Ok(ZygoteRequest::Fork(fork)) => self.accept(token, fork),
+            }
+        }
+    }
+
+    fn status(&self) -> ZygoteStatus {
+        let (memory_bytes, vcpus) = self.plan.size();
+        ZygoteStatus {
+            pid: std::process::id(),
+            children: self.children.len() as u64,
+            memory_bytes,
+            vcpus,
+            resident_bytes: self.plan.resident_bytes(),
+        }
+    }
+
+    fn accept(&mut self, token: Token, fork: Fork) {
+        let batch = Batch {
+            token,
+            started: Instant::now(),
+            deadline: Duration::from_secs_f64(fork.deadline_s),
+            waiting: fork.children.into_iter(),
+            starting: 0,
+            ready: 0,
+            failed: 0,
+        };
+        self.batches.insert(self.next_batch, batch);
+        self.next_batch += 1;
+    }
+
+    /// Starts children that wait, as far as [`STARTING_MAX`] allows, and ends finished batches.
+    fn fork_waiting(&mut self) {
+        let mut starting: usize = self.batches.values().map(|batch| batch.starting).sum();
+        for number in self.batches.keys().copied().collect::<Vec<_>>() {
+            while starting < STARTING_MAX {
+                let next = self.batches.get_mut(&number).and_then(|batch| {
+                    batch.waiting.next().map(|child| (child, batch.deadline))
+                });
+                let Some((child, deadline)) = next else { break };
+                starting += usize::from(self.fork_one(number, child, deadline));
+            }
+            self.finish(number);
+        }
+    }
+
+    /// Forks one child.  Returns whether it is on its way.
+    fn fork_one(&mut self, number: u64, child: Child, deadline: Duration) -> bool {
+        let cloned = Instant::now();
+        match process::fork_into(child.cgroup.as_deref()) {
+            Ok(Forked::Child) => self.become_machine(&child, cloned, cloned + deadline),
+            Ok(Forked::Parent(pid)) => {
+                let Child { id, directory, .. } = child;
+                self.children.insert(pid, Alive { id, directory, batch: Some(number) });
+                if let Some(batch) = self.batches.get_mut(&number) {
+                    batch.starting += 1;
+                }
+                true
+            }
+            Err(error) => {
+                let (code, message) = (error.code(), error.to_string());
+                self.report_failed(number, child.id, "clone", code, message);
+                false
+            }
+        }
+    }
+
+    /// In the child: the machine's whole life.
+    fn become_machine(&self, child: &Child, cloned: Instant, deadline: Instant) -> ! {
+        let mut ms = ForkMs { clone: since(cloned), ..ForkMs::default() };
+        let mut stage = "prepare";
+        match self.make(child, deadline, cloned, &mut ms, &mut stage) {
+            Ok(server) => {
+                let pid = std::process::id().cast_signed();
+                self.send_report(&Report::Ready { pid, ms });
+                let end = server.run();
+                process::exit_now(i32::from(matches!(end, crate::bus::End::Error(_))));
+            }
+            Err(error) => {
+                remove_files(&child.directory);
+                let mut message = error.to_string();
+                message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+                let pid = std::process::id().cast_signed();
+                let stage = stage.to_owned();
+                self.send_report(&Report::Failed { pid, stage, code: error.code(), message });
+                process::exit_now(1);
+            }
+        }
+    }
+
+    fn make(
+        &self,
+        child: &Child,
+        deadline: Instant,
+        cloned: Instant,
+        ms: &mut ForkMs,
+        stage: &mut &str,
+    ) -> Result<Server, Error> {
+        self.close_inherited()?;
+        process::new_session()?;
+        process::unblock_child_signals();
+        process::redirect_stderr(&child.directory.join("vmm.log"))?;
+        *stage = "build";
+        let place = serve::place(child.directory.clone())?;
+        let machine = self.plan.fork(child, &place)?;
+        let mut server = Server::new(machine, place)?;
+        ms.build = since(cloned) - ms.clone;
+        *stage = "agent";
+        server.make_own(child, deadline)?;
+        ms.agent = since(cloned) - ms.clone - ms.build;
+        *stage = "open";
+        server.open()?;
+        ms.total = since(cloned);
+        Ok(server)
+    }
+
+    /// Closes what belongs to the zygote alone, so that its clients see its end and not ours.
+    fn close_inherited(&self) -> Result<(), Error> {
+        self.control.close_in_child()?;
+        process::close_in_child(self.reports.0.as_raw_fd())?;
+        process::close_in_child(self.signals.as_raw_fd())?;
+        process::close_in_child(self.epoll.as_raw_fd())
+    }
+
+    fn send_report(&self, report: &Report) {
+        let mut line = serde_json::to_vec(report).unwrap_or_default();
+        line.push(b'\n');
+        debug_assert!(line.len() <= REPORT_BYTES_MAX);
+        // If the zygote is gone there is nobody to report to, and the machine lives on.
+        drop((&self.reports.1).write_all(&line));
+    }
+
+    fn read_reports(&mut self) -> Result<(), Error> {
+        let mut chunk = [0; REPORT_BYTES_MAX];
+        let read = self.reports.0.read(&mut chunk).map_err(Error::io("read reports"))?;
+        self.buffer.extend_from_slice(&chunk[..read]);
+        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            if let Ok(report) = serde_json::from_slice(&line) {
+                self.on_report(report);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_report(&mut self, report: Report) {
+        let (Report::Ready { pid, .. } | Report::Failed { pid, .. }) = &report;
+        let Some(child) = self.children.get_mut(pid) else { return };
+        let Some(number) = child.batch.take() else { return };
+        let id = child.id.clone();
+        match report {
+            Report::Ready { pid, ms } => {
+                let Some(batch) = self.batches.get_mut(&number) else { return };
+                batch.starting -= 1;
+                batch.ready += 1;
+                let event = Event::Ready { id, pid: pid.unsigned_abs(), ms };
+                self.control.send(batch.token, Kind::Event, &event);
+            }
+            Report::Failed { pid, stage, code, message } => {
+                // It is about to exit; nobody waits for that.
+                self.children.remove(&pid);
+                self.child_gone(number);
+                self.report_failed(number, id, &stage, code, message);
+            }
+        }
+    }
+
+    fn child_gone(&mut self, number: u64) {
+        if let Some(batch) = self.batches.get_mut(&number) {
+            batch.starting -= 1;
+        }
+    }
+
+    fn report_failed(
+        &mut self,
+        number: u64,
+        id: String,
+        stage: &str,
+        code: ErrorCode,
+        message: String,
+    ) {
+        let Some(batch) = self.batches.get_mut(&number) else { return };
+        batch.failed += 1;
+        let stage = Some(stage.to_owned());
+        let event = Event::Failed { id: Some(id), stage, code, message };
+        self.control.send(batch.token, Kind::Event, &event);
+    }
+
+    fn finish(&mut self, number: u64) {
+        let done = self
+            .batches
+            .get(&number)
+            .is_some_and(|batch| batch.starting == 0 && batch.waiting.len() == 0);
+        if let Some(batch) = self.batches.get(&number).filter(|_| done) {
+            let wall_ms = since(batch.started);
+            let reply = ForkReply { ready: batch.ready, failed: batch.failed, wall_ms };
+            self.control.answer(batch.token, Ok(reply));
+            self.batches.remove(&number);
+        }
+    }
+
+    /// Children have ended.  One that was not reported yet has failed.
+    fn reap(&mut self) -> Result<(), Error> {
+        let mut signal = [0; 128];
+        // The descriptor says only that there is something; `reap` says what.
+        drop(self.signals.read(&mut signal));
+        // A child writes its report before it exits, so read first what is there.
+        while process::readable(&self.reports.0)? {
+            self.read_reports()?;
+        }
+        while let Some((pid, status)) = process::reap() {
+            let Some(child) = self.children.remove(&pid) else { continue };
+            match child.batch {
+                Some(number) => {
+                    remove_files(&child.directory);
+                    self.child_gone(number);
+                    let message = format!("its process ended before it was ready (status {status:#x})");
+                    self.report_failed(number, child.id, "process", ErrorCode::Guest, message);
+                }
+                None => {
+                    let pid = pid.unsigned_abs();
+                    let event = Event::ChildExited { id: child.id, pid, status };
+                    self.control.broadcast(Kind::Event, &event);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+fn remove_files(directory: &Path) {
+    for name in MACHINE_FILES {
+        // Most were never made.
+        drop(std::fs::remove_file(directory.join(name)));
+    }
+}
