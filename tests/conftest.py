@@ -1,0 +1,7 @@
+"""Lists the plugins of support/; nothing else.
+
+`needs` is not here: it adds options, so pyproject.toml loads it before the
+command line is read.
+"""
+
+pytest_plugins = ["tests.support.leaks", "tests.support.daemon"]

@@ -1,0 +1,104 @@
+"""Decide whether this machine can run a test, from what the test says it needs.
+
+A test states requirements, never places: `@pytest.mark.needs("kvm", "root")`.
+The same test then runs natively where the requirement holds, or inside the
+helper machine that `make test-machine` boots, without knowing which.
+
+An unmet need skips the test on a laptop.  With `--strict-needs`, which CI and
+the helper machine always pass, it fails instead: a suite that silently skips
+is a suite that does not exist.  A need that only the host outside can meet,
+such as the network, is waived there by name: `--waive-needs network`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+NETWORK_DEADLINE_S = 2.0
+"""How long the Debian archive's address may take to answer before there is no network."""
+
+ARCHIVE = ("deb.debian.org", 80)
+"""Where the tests that need the network get their packages."""
+
+
+def has_stock_kvm() -> bool:
+    """Whether KVM opens and is not the paravirtual one, which cannot run a stock guest."""
+    return os.access("/dev/kvm", os.R_OK | os.W_OK) and not Path("/sys/module/kvm_pvm").exists()
+
+
+def has_program(name: str) -> Callable[[], bool]:
+    """Return a probe for a program on the path."""
+    return lambda: shutil.which(name) is not None
+
+
+def has_built(*names: str) -> Callable[[], bool]:
+    """Return a probe for files that `make build` leaves in the build folder."""
+    return lambda: all((ROOT / "build" / "bin" / name).exists() for name in names)
+
+
+@cache
+def has_network() -> bool:
+    """Whether the Debian archive answers."""
+    try:
+        socket.create_connection(ARCHIVE, NETWORK_DEADLINE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+PROBES: dict[str, Callable[[], bool]] = {
+    "kvm": has_stock_kvm,
+    "root": lambda: os.geteuid() == 0,
+    "cgroup2": lambda: Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+    "tun": lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK),
+    "binaries": has_built("forkd-vmm", "forkd-agent"),
+    "nft": has_program("nft"),
+    "qemu": has_program("qemu-system-x86_64"),
+    "mmdebstrap": has_program("mmdebstrap"),
+    "skopeo": has_program("skopeo"),
+    "umoci": has_program("umoci"),
+    "network": has_network,
+}
+
+
+def unmet(item: pytest.Item) -> list[str]:
+    """Return what `item` needs and this machine lacks, in the order stated."""
+    stated = [need for mark in item.iter_markers("needs") for need in mark.args]
+    unknown = [need for need in stated if need not in PROBES]
+    if unknown:
+        pytest.fail(f"unknown needs: {', '.join(unknown)}", pytrace=False)
+    return [need for need in stated if not PROBES[need]()]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--strict-needs", action="store_true", help="fail, not skip, on an unmet need")
+    parser.addoption(
+        "--waive-needs", default="", metavar="NEED,…", help="needs that may skip even so"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*what): host features this test requires")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = unmet(item)
+    if not missing:
+        return
+    reason = f"this machine lacks: {', '.join(missing)}"
+    waived = set(item.config.getoption("--waive-needs").split(","))
+    if item.config.getoption("--strict-needs") and not waived.issuperset(missing):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
