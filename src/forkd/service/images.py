@@ -36,7 +36,7 @@ async def build(
     def work(cancel: Cancel) -> BuiltImage:
         return builder.build(
             recipe_path,
-            cache=Cache(settings.cache_dir),
+            cache=Cache.open(settings.cache_dir),
             agent=settings.agent,
             progress=lambda step: _tell_from_thread(loop, tell, step),
             cancel=cancel,
