@@ -1,0 +1,294 @@
+"""An image is built once, by one builder, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forkd.errors import BuildError, ForkdError
+from forkd.host.process import Cancel
+from forkd.images import kernel
+from forkd.images.builder import build, build_rootfs
+from forkd.images.layout import PARTIAL_PREFIX, Cache
+from forkd.images.recipe import parse_recipe
+from forkd.images.steps import Build
+from tests.support.ext4 import check, listing, read
+from tests.support.oci import regular, write_layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.images.builder import BuiltImage
+    from forkd.model.progress import Progress
+
+pytestmark = pytest.mark.timeout(300)
+
+BZIMAGE = bytes(0x202) + b"HdrS" + b"\x0f\x02" + bytes(64)
+
+DEBIAN = """
+name = "small"
+env = { GREETING = "hello" }
+cwd = "/srv"
+user = "daemon"
+files = [{ source = "motd", target = "/etc/motd", mode = 0o600 }]
+[image]
+debian = { packages = ["python3-minimal"] }
+[pip]
+requirements = ["six"]
+[machine]
+kernel = "vmlinuz"
+disk_mib = 512
+[warmup]
+post_fork_command = ["/bin/true"]
+"""
+
+
+@pytest.fixture
+def recipe_folder(tmp_path: Path) -> Path:
+    """A recipe that builds in under a second, and a kernel for it."""
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    write_layout(folder / "layout", [[regular("bin/true", b"x")]])
+    (folder / "vmlinuz").write_bytes(BZIMAGE)
+    (folder / "recipe.toml").write_text(
+        'name = "tiny"\n[image]\noci = "layout"\n[machine]\nkernel = "vmlinuz"\ndisk_mib = 32\n'
+    )
+    return folder
+
+
+def built(folder: Path, cache: Cache, events: list[Progress] | None = None) -> BuiltImage:
+    progress = (lambda _: None) if events is None else events.append
+    return build(folder, cache=cache, agent=None, progress=progress)
+
+
+@pytest.mark.needs("skopeo", "umoci")
+def test_an_unchanged_recipe_is_not_built_again_and_a_changed_one_is(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    first = built(recipe_folder, cache)
+    before = first.image.rootfs.stat()
+    events: list[Progress] = []
+
+    again = built(recipe_folder, cache, events)
+    recipe = recipe_folder / "recipe.toml"
+    recipe.write_text('cwd = "/srv"\n' + recipe.read_text())
+    changed = built(recipe_folder, cache)
+
+    assert again.image == first.image
+    assert first.image.rootfs.stat() == before
+    assert [event.message.endswith("from the cache") for event in events] == [True]
+    assert changed.image.key != first.image.key
+
+
+@pytest.mark.needs("skopeo", "umoci")
+def test_the_image_says_what_it_is_and_its_file_system_is_sound(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    image = built(recipe_folder, Cache.open(tmp_path / "cache")).image
+
+    manifest = json.loads((image.rootfs.parent / "manifest.json").read_text())
+    assert (manifest["key"], manifest["disk_bytes"]) == (image.key, image.disk_bytes)
+    assert image.disk_bytes == 32 << 20
+    assert check(image.rootfs) == ""
+    assert sorted(each.name for each in image.rootfs.parent.iterdir()) == [
+        "image.json",
+        "manifest.json",
+        "rootfs.ext4",
+    ]
+
+
+@pytest.mark.needs("skopeo", "umoci")
+def test_two_builders_of_one_image_build_it_once(recipe_folder: Path, tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    events: list[Progress] = []
+    builders = [
+        threading.Thread(target=built, args=(recipe_folder, cache, events)) for _ in range(4)
+    ]
+
+    for each in builders:
+        each.start()
+    for each in builders:
+        each.join(timeout=60)
+
+    assert sum(event.message == "image unpacked" for event in events) == 1
+    assert sum(event.message.endswith("from the cache") for event in events) == 3
+
+
+@pytest.mark.needs("skopeo", "umoci")
+def test_a_killed_builder_leaves_only_what_the_next_one_removes(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    command = [sys.executable, "-m", "forkd.images", "build", str(recipe_folder), "--json"]
+    with subprocess.Popen(  # noqa: S603 - our own arguments
+        [*command, "--cache", str(cache.folder)], stdout=subprocess.PIPE, text=True
+    ) as builder:
+        assert builder.stdout is not None
+        for line in builder.stdout:
+            if json.loads(line).get("message") == "unpacking layers":
+                builder.kill()
+    left = [each.name for each in cache.images.iterdir()]
+
+    image = built(recipe_folder, cache).image
+
+    assert left == [f"{PARTIAL_PREFIX}{image.key}"]
+    assert [each.name for each in cache.images.iterdir()] == [image.key]
+
+
+@pytest.mark.needs("skopeo", "umoci")
+def test_a_cancelled_build_leaves_nothing(recipe_folder: Path, tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+
+    with Cancel() as cancel, pytest.raises(BuildError, match="cancelled"):
+        build(
+            recipe_folder,
+            cache=cache,
+            agent=None,
+            progress=lambda event: cancel.set() if event.stage == "rootfs" else None,
+            cancel=cancel,
+        )
+
+    assert list(cache.images.iterdir()) == []
+
+
+def test_the_command_line_reports_a_refusal_as_one_event(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "x"\nimge = {}\n')
+
+    done = subprocess.run(  # noqa: S603 - our own arguments
+        [sys.executable, "-m", "forkd.images", "build", str(tmp_path), "--json"],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {
+        "event": "failed",
+        "code": "invalid_request",
+        "message": "recipe has the unknown key 'imge'; did you mean 'image'?",
+        "context": {"field": "imge"},
+    }
+
+
+def test_a_kernel_that_is_no_kernel_stops_the_build_before_anything_else(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    (recipe_folder / "vmlinuz").write_text("no kernel")
+    cache = Cache.open(tmp_path / "cache")
+
+    with pytest.raises(BuildError, match="is no kernel"):
+        built(recipe_folder, cache)
+
+    assert list(cache.images.iterdir()) == []
+
+
+def test_a_finished_file_system_is_taken_as_it_is(recipe_folder: Path, tmp_path: Path) -> None:
+    image = recipe_folder / "disk.ext4"
+    subprocess.run(  # noqa: S603 - our own arguments
+        ["/sbin/mke2fs", "-q", "-t", "ext4", str(image), "24M"], check=True, timeout=60
+    )
+    table: dict[str, Any] = {"name": "given", "image": {"rootfs": "disk.ext4"}}
+
+    root = build_rootfs(
+        parse_recipe(table, folder=recipe_folder), Cache.open(tmp_path / "cache"), Build()
+    )
+
+    assert root.disk_bytes == 24 << 20
+    assert root.path.read_bytes() == image.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
+    """A real Debian with a file, a Python package and settings of its own."""
+    folder = tmp_path_factory.mktemp("debian")
+    (folder / "recipe.toml").write_text(DEBIAN)
+    (folder / "motd").write_text("welcome")
+    (folder / "vmlinuz").write_bytes(BZIMAGE)
+    return built(folder, Cache.open(folder / "cache"))
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_debian_packages_files_and_requirements_are_all_there(debian: BuiltImage) -> None:
+    image = debian.image.rootfs
+
+    packages = listing(image, "/usr/local/lib/python3.11/dist-packages")
+    assert read(image, "/etc/motd") == b"welcome"
+    assert listing(image, "/etc")["motd"].mode & 0o7777 == 0o600
+    assert "six.py" in packages
+    assert "python3.11" in listing(image, "/usr/bin")
+    assert json.loads(read(image, "/etc/forkd/image.json")) == {
+        "env": {"GREETING": "hello"},
+        "cwd": "/srv",
+        "user": "daemon",
+        "post_fork_command": ["/bin/true"],
+    }
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_python_is_compiled_before_any_child_is_born(debian: BuiltImage) -> None:
+    cached = listing(debian.image.rootfs, "/usr/lib/python3.11/__pycache__")
+
+    assert any(name.startswith("os.cpython-311") for name in cached)
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_nothing_of_the_host_is_in_the_image(debian: BuiltImage) -> None:
+    image = debian.image.rootfs
+
+    for path in ("/etc/hostname", "/etc/resolv.conf", "/etc/machine-id"):
+        assert read(image, path) == b""
+    assert set(listing(image, "/dev")) == {".", ".."}
+    assert set(listing(image, "/root")) == {".", "..", ".bashrc", ".profile"}
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_apt_works_in_the_image_and_keeps_leaving_documentation_out(debian: BuiltImage) -> None:
+    image = debian.image.rootfs
+
+    assert "apt-get" in listing(image, "/usr/bin")
+    assert b"bookworm-security" in read(image, "/etc/apt/sources.list")
+    assert b"path-exclude=/usr/share/man/*" in read(image, "/etc/dpkg/dpkg.cfg.d/99mmdebstrap")
+    assert check(image) == ""
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_the_manifest_names_the_packages_that_were_installed(debian: BuiltImage) -> None:
+    manifest = json.loads((debian.image.rootfs.parent / "manifest.json").read_text())
+
+    assert manifest["packages"]["python3-minimal"].startswith("3.11")
+
+
+@pytest.mark.needs("mmdebstrap", "network")
+def test_a_package_that_does_not_exist_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    table = {"name": "x", "image": {"debian": {"packages": ["forkd-no-such-package"]}}}
+
+    with pytest.raises(ForkdError, match="forkd-no-such-package"):
+        build_rootfs(parse_recipe(table, folder=tmp_path), cache, Build())
+
+    assert list(cache.images.iterdir()) == []
+
+
+@pytest.mark.needs("network")
+def test_debians_kernel_is_fetched_once_and_is_a_kernel_with_modules(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+
+    fetched = kernel.debian_kernel(cache, Build())
+    again = kernel.debian_kernel(cache, Build())
+
+    assert fetched == again
+    assert fetched.modules is not None
+    assert kernel.given_kernel(fetched.vmlinuz, fetched.modules).vmlinuz == fetched.vmlinuz
+    assert sorted(each.name for each in fetched.vmlinuz.parent.iterdir()) == [
+        "kernel.json",
+        "modules",
+        "vmlinuz",
+    ]

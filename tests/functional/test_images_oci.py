@@ -1,0 +1,150 @@
+"""OCI images become root file systems with their settings kept, and cannot reach the host."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import BuildError
+from forkd.images.builder import build_rootfs
+from forkd.images.layout import Cache
+from forkd.images.recipe import parse_recipe
+from forkd.images.steps import Build
+from tests.support.ext4 import listing, read
+from tests.support.oci import folder, hardlink, regular, symlink, write_layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.images.builder import Rootfs
+
+pytestmark = [pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(120)]
+
+CONFIG = {"Env": ["A=image", "B=image"], "WorkingDir": "/srv", "User": "1000:1000"}
+
+
+def build(tmp_path: Path, image: str, **more: object) -> Rootfs:
+    table = {"name": "oci", "image": {"oci": image}, "machine": {"disk_mib": 32}, **more}
+    recipe = parse_recipe(table, folder=tmp_path)
+    return build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build())
+
+
+def hello(tmp_path: Path) -> Path:
+    members = [folder("etc"), regular("etc/hello", b"hi", mode=0o640, owner=1000)]
+    return write_layout(tmp_path / "layout", [members, [regular("etc/.wh.gone")]], CONFIG)
+
+
+def test_contents_owners_and_modes_arrive_in_the_file_system(tmp_path: Path) -> None:
+    hello(tmp_path)
+
+    root = build(tmp_path, "layout")
+
+    assert read(root.path, "/etc/hello") == b"hi"
+    entry = listing(root.path, "/etc")["hello"]
+    assert (entry.mode & 0o7777, entry.uid, entry.gid) == (0o640, 1000, 1000)
+    assert {"dev", "proc", "run", "sys", "tmp"} <= set(listing(root.path, "/"))
+
+
+def test_environment_directory_and_user_are_kept_under_those_of_the_recipe(tmp_path: Path) -> None:
+    hello(tmp_path)
+
+    root = build(tmp_path, "layout", env={"B": "recipe"}, user="root")
+
+    assert root.config.env == {"A": "image", "B": "recipe"}
+    assert (root.config.cwd, root.config.user) == ("/srv", "root")
+    assert b'"A": "image"' in read(root.path, "/etc/forkd/image.json")
+
+
+@pytest.mark.parametrize("transport", ["docker-archive", "oci-archive"])
+def test_an_archive_gives_the_same_as_the_layout_it_was_made_from(
+    tmp_path: Path, transport: str
+) -> None:
+    target = f"{transport}:{tmp_path}/image.tar:name:tag"
+    subprocess.run(  # noqa: S603 - our own arguments
+        ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{hello(tmp_path)}", target],  # noqa: S607
+        check=True,
+        timeout=60,
+    )
+
+    root = build(tmp_path, "image.tar")
+
+    assert read(root.path, "/etc/hello") == b"hi"
+    assert root.config.cwd == "/srv"
+
+
+def test_a_hostile_archive_stays_in_its_folder(tmp_path: Path) -> None:
+    """Parent paths, absolute and relative links, and a hard link, all aimed at `outside`."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    up = "../" * 40
+    members = [
+        regular(f"{up}{str(outside)[1:]}/escaped", b"x"),
+        regular(f"/{outside}/absolute", b"x"),
+        symlink("abs", str(outside)),
+        regular("abs/through", b"x"),
+        symlink("rel", f"{up}{str(outside)[1:]}"),
+        regular("rel/through", b"x"),
+        symlink("etc", str(outside)),
+        symlink("dev", str(outside)),
+        symlink("usr", str(outside)),
+    ]
+    write_layout(tmp_path / "layout", [members])
+
+    root = build(tmp_path, "layout")
+
+    assert [each.name for each in outside.iterdir()] == ["secret"]
+    assert "secret" not in listing(root.path, str(outside))
+    assert b'"cwd"' in read(root.path, f"{outside}/forkd/image.json")
+
+
+def test_a_hard_link_to_the_hosts_files_brings_nothing_in(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    write_layout(tmp_path / "layout", [[hardlink("stolen", f"{'../' * 40}{str(secret)[1:]}")]])
+
+    with pytest.raises(BuildError, match="unpack entry: stolen"):
+        build(tmp_path, "layout")
+
+    assert secret.stat().st_nlink == 1
+
+
+def test_a_recipes_file_behind_a_hostile_link_lands_inside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "motd").write_text("hello")
+    write_layout(tmp_path / "layout", [[symlink("etc", str(outside))]])
+
+    root = build(tmp_path, "layout", files=[{"source": "motd", "target": "/etc/motd"}])
+
+    assert list(outside.iterdir()) == []
+    assert read(root.path, f"{outside}/motd") == b"hello"
+
+
+def test_a_damaged_blob_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    layout = hello(tmp_path)
+    for blob in (layout / "blobs" / "sha256").iterdir():
+        blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(BuildError, match="cannot copy the image oci:"):
+        build(tmp_path, "layout")
+
+    assert list((tmp_path / "cache" / "images").iterdir()) == []
+
+
+def test_an_unreachable_registry_is_one_clear_error(tmp_path: Path) -> None:
+    """Port 9 of this machine is closed, so the answer comes at once and without a network."""
+    with pytest.raises(BuildError, match=r"cannot copy the image docker://127\.0\.0\.1:9/x"):
+        build(tmp_path, "127.0.0.1:9/x")
+
+
+def test_an_image_larger_than_its_disk_says_so(tmp_path: Path) -> None:
+    noise = bytes(range(256)) * 4096 * 40
+    write_layout(tmp_path / "layout", [[regular("big", noise)]])
+
+    with pytest.raises(BuildError, match=r"does not fit into 32 MiB; raise machine\.disk_mib"):
+        build(tmp_path, "layout")
+
+    assert list((tmp_path / "cache" / "images").iterdir()) == []
