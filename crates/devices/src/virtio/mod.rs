@@ -10,6 +10,7 @@ mod chain;
 pub mod mmio;
 pub mod net;
 pub mod rng;
+pub mod vsock;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
