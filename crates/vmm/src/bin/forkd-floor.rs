@@ -1,0 +1,340 @@
+//! `forkd-floor`: what forking machines costs before forkd adds anything.
+//!
+//! ```text
+//! forkd-floor [--n 100] [--repeat 4] [--touch 64]
+//! ```
+//!
+//! A process that maps a 256 MiB image (100 MiB of it resident) copy-on-write forks `n` children.
+//! Each child creates a KVM machine over its own view, dirties `touch` pages from inside the guest
+//! and answers with one I/O exit.  The clock runs from before the first fork until the last answer,
+//! while every child is still alive.  Then all are let go, waited for, and the next round begins.
+//!
+//! One round more than `repeat` is run: the first is cold, and is reported as `cold_ms` but counts
+//! for nothing else.  The result is one line of JSON; `child_ms_*` are latencies of single children,
+//! each from its own fork to its answer.  With `--n 1` that is the floor of one child alone.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuExit};
+use serde_json::{Value, json};
+use vm_memory::{FileOffset, MmapRegion};
+
+type Failure = Box<dyn Error>;
+
+const IMAGE_BYTES: u32 = 256 << 20;
+const RESIDENT_BYTES: u32 = 100 << 20;
+const PAGE_BYTES: u32 = 4096;
+/// Where the guest's stores begin; everything below is its tables and code.
+const TOUCHED_FROM: u32 = 16 << 20;
+
+/// Most children of one round: what a fork request may ask for.
+const N_MAX: u32 = 10_000;
+/// Most measured rounds of one run.
+const REPEAT_MAX: u32 = 1_000;
+/// Most pages that a guest can dirty: the image ends there.
+const TOUCH_MAX: u32 = (IMAGE_BYTES - TOUCHED_FROM) / PAGE_BYTES;
+
+const STAGES: [&str; 6] = ["create_vm", "irqchip", "memslot", "vcpu", "set_state", "run"];
+/// What a child writes: its number, then the nanoseconds of its stages.
+const ANSWER_BYTES: usize = 8 * (1 + STAGES.len());
+/// The number that a child writes when it failed.
+const FAILED: u64 = u64::MAX;
+
+const PML4: u32 = 0x2000;
+const PDPT: u32 = 0x3000;
+const PD: u32 = 0x4000;
+const CODE: u32 = 0x1_0000;
+const STACK_TOP: u32 = 0x2_0000;
+/// Where VT-x keeps a task state segment: three pages below the BIOS that no memslot covers.
+const TSS: usize = 0xfffb_d000;
+/// `test ecx,ecx; jz 1f; 0: inc byte [rsi]; add rsi,4096; dec ecx; jnz 0b; 1: out 0x80,al; jmp 1b`
+const PROGRAM: [u8; 21] = [
+    0x85, 0xc9, 0x74, 0x0d, 0xfe, 0x06, 0x48, 0x81, 0xc6, 0, 0x10, 0, 0, 0xff, 0xc9, 0x75, 0xf3,
+    0xe6, 0x80, 0xeb, 0xfc,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plan {
+    n: u32,
+    repeat: u32,
+    touch: u32,
+}
+
+/// Durations of one round.
+struct Round {
+    wall: Duration,
+    children: Vec<Duration>,
+    stages: [Duration; STAGES.len()],
+}
+
+fn main() -> Result<(), Failure> {
+    let plan = parse(std::env::args().skip(1))?;
+    let kvm = Kvm::new()?;
+    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let view = FileOffset::new(image()?, 0);
+    let memory = MmapRegion::<()>::build(Some(view), IMAGE_BYTES as usize, protection, flags)?;
+    let zygote = Zygote { kvm, cpuid, memory, touch: plan.touch };
+    let cold = zygote.round(plan.n)?;
+    let rounds = (0..plan.repeat).map(|_| zygote.round(plan.n)).collect::<Result<Vec<_>, _>>()?;
+    println!("{}", report(plan, &cold, &rounds));
+    Ok(())
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Plan, Failure> {
+    let mut plan = Plan { n: 100, repeat: 4, touch: 64 };
+    while let Some(option) = words.next() {
+        let (field, least, most) = match option.as_str() {
+            "--n" => (&mut plan.n, 1, N_MAX),
+            "--repeat" => (&mut plan.repeat, 1, REPEAT_MAX),
+            "--touch" => (&mut plan.touch, 0, TOUCH_MAX),
+            other => return Err(format!("{other} is none of --n, --repeat, --touch").into()),
+        };
+        *field = words.next().ok_or_else(|| format!("{option} needs a number"))?.parse()?;
+        if !(least..=most).contains(field) {
+            return Err(format!("{option} is {field}, not {least} to {most}").into());
+        }
+    }
+    Ok(plan)
+}
+
+/// Return an anonymous file that holds a guest: page tables, program, and some resident memory.
+fn image() -> Result<File, Failure> {
+    // SAFETY: the name is a C string that outlives the call, which changes no memory of ours.
+    let descriptor = unsafe { libc::memfd_create(c"floor".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: the kernel opened it for us a moment ago; nothing else knows its number.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(u64::from(IMAGE_BYTES))?;
+    for page in 0..RESIDENT_BYTES / PAGE_BYTES {
+        file.write_all_at(&[1], u64::from(page * PAGE_BYTES))?;
+    }
+    // Present, writable, user, accessed; the last level maps 2 MiB each and is dirty, too.
+    file.write_all_at(&u64::from(PDPT | 0x27).to_le_bytes(), PML4.into())?;
+    file.write_all_at(&u64::from(PD | 0x27).to_le_bytes(), PDPT.into())?;
+    for entry in 0_u64..512 {
+        file.write_all_at(&((entry << 21) | 0xe7).to_le_bytes(), u64::from(PD) + 8 * entry)?;
+    }
+    file.write_all_at(&PROGRAM, CODE.into())?;
+    Ok(file)
+}
+
+/// The process that children are forked from.  It has a single thread.
+struct Zygote {
+    kvm: Kvm,
+    cpuid: CpuId,
+    memory: MmapRegion,
+    touch: u32,
+}
+
+impl Zygote {
+    fn round(&self, n: u32) -> Result<Round, Failure> {
+        let (mut answers, answer) = io::pipe()?;
+        let (released, release) = io::pipe()?;
+        let mut pids = Vec::new();
+        let mut forked_at = Vec::new();
+        let begin = Instant::now();
+        for number in 0..n {
+            forked_at.push(Instant::now());
+            // SAFETY: this process has one thread, so the child finds every lock free.
+            match unsafe { libc::fork() } {
+                -1 => return Err(io::Error::last_os_error().into()),
+                0 => {
+                    drop(release);
+                    self.live(number, answer, released);
+                }
+                pid => pids.push(pid),
+            }
+        }
+        drop(answer);
+        let result = collect(&mut answers, &forked_at);
+        let wall = begin.elapsed();
+        drop(release);
+        for pid in pids {
+            // SAFETY: `pid` is a child of ours that was not waited for; no status is asked for.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        }
+        let (children, stages) = result?;
+        Ok(Round { wall, children, stages })
+    }
+
+    /// Be a child: answer, stay alive until the zygote lets go, end.
+    fn live(&self, number: u32, mut answer: PipeWriter, mut released: PipeReader) -> ! {
+        let mut words = [FAILED; 1 + STAGES.len()];
+        match self.machine() {
+            Ok(stages) => {
+                words[0] = number.into();
+                for (word, stage) in words[1..].iter_mut().zip(stages) {
+                    *word = u64::try_from(stage.as_nanos()).unwrap_or(u64::MAX);
+                }
+            }
+            Err(error) => eprintln!("child {number}: {error}"),
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let said = answer.write_all(&bytes);
+        drop(answer);
+        let status = i32::from(said.and_then(|()| released.read(&mut [0])).is_err());
+        // SAFETY: ends this process without running what its zygote registered to run at exit.
+        unsafe { libc::_exit(status) }
+    }
+
+    /// Make a machine over this process' view of the image and run it to its answer.
+    fn machine(&self) -> Result<[Duration; STAGES.len()], Failure> {
+        let mut clock = Stopwatch(Instant::now());
+        let vm = self.kvm.create_vm()?;
+        let create_vm = clock.lap();
+        vm.set_tss_address(TSS)?;
+        vm.create_irq_chip()?;
+        let irqchip = clock.lap();
+        let slot = kvm_userspace_memory_region {
+            memory_size: IMAGE_BYTES.into(),
+            userspace_addr: self.memory.as_ptr() as u64,
+            ..Default::default()
+        };
+        // SAFETY: `self.memory` covers the slot and lives as long as this process.
+        unsafe { vm.set_user_memory_region(slot) }?;
+        let memslot = clock.lap();
+        let mut vcpu = vm.create_vcpu(0)?;
+        let make_vcpu = clock.lap();
+        vcpu.set_cpuid2(&self.cpuid)?;
+        let mut system = vcpu.get_sregs()?;
+        (system.cr0, system.cr3, system.cr4, system.efer) =
+            (0x8005_0033, PML4.into(), 0x620, 0xd01);
+        let code = segment(0x10, 11, 1, 0);
+        let data = segment(0x18, 3, 0, 1);
+        system.cs = code;
+        (system.ds, system.es, system.fs, system.gs, system.ss) = (data, data, data, data, data);
+        vcpu.set_sregs(&system)?;
+        vcpu.set_regs(&kvm_regs {
+            rip: CODE.into(),
+            rsp: STACK_TOP.into(),
+            rsi: TOUCHED_FROM.into(),
+            rcx: self.touch.into(),
+            rflags: 2,
+            ..Default::default()
+        })?;
+        let set_state = clock.lap();
+        match vcpu.run()? {
+            VcpuExit::IoOut(0x80, _) => {}
+            other => return Err(format!("the guest left with {other:?}").into()),
+        }
+        // Machine and vCPU live on until this process ends, as the zygote's clock demands.
+        std::mem::forget((vcpu, vm));
+        Ok([create_vm, irqchip, memslot, make_vcpu, set_state, clock.lap()])
+    }
+}
+
+fn segment(selector: u16, kind: u8, long: u8, wide: u8) -> kvm_segment {
+    kvm_segment {
+        limit: u32::MAX,
+        selector,
+        type_: kind,
+        present: 1,
+        s: 1,
+        l: long,
+        db: wide,
+        g: 1,
+        ..Default::default()
+    }
+}
+
+struct Stopwatch(Instant);
+
+impl Stopwatch {
+    fn lap(&mut self) -> Duration {
+        let before = std::mem::replace(&mut self.0, Instant::now());
+        self.0 - before
+    }
+}
+
+type Answers = (Vec<Duration>, [Duration; STAGES.len()]);
+
+/// Wait for every child's answer; return their latencies, and their stages summed.
+fn collect(answers: &mut PipeReader, forked_at: &[Instant]) -> Result<Answers, Failure> {
+    let mut children = Vec::new();
+    let mut stages = [Duration::ZERO; STAGES.len()];
+    for _ in forked_at {
+        let mut bytes = [0; ANSWER_BYTES];
+        answers.read_exact(&mut bytes)?;
+        let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let number = words.next().unwrap_or(FAILED);
+        let forked = usize::try_from(number).ok().and_then(|number| forked_at.get(number));
+        children.push(forked.ok_or("a child failed")?.elapsed());
+        for (sum, word) in stages.iter_mut().zip(words) {
+            *sum += Duration::from_nanos(word);
+        }
+    }
+    Ok((children, stages))
+}
+
+fn report(plan: Plan, cold: &Round, rounds: &[Round]) -> Value {
+    let walls: Vec<f64> = rounds.iter().map(|round| milliseconds(round.wall)).collect();
+    let children: Vec<f64> =
+        rounds.iter().flat_map(|round| &round.children).map(|&child| milliseconds(child)).collect();
+    let total = f64::from(plan.n) * f64::from(plan.repeat);
+    let stage = |index: usize| {
+        rounds.iter().map(|round| milliseconds(round.stages[index])).sum::<f64>() / total
+    };
+    json!({
+        "n": plan.n,
+        "repeat": plan.repeat,
+        "touch": plan.touch,
+        "cold_ms": milliseconds(cold.wall),
+        "wall_ms": &walls,
+        "ms_per_child": quantile(&walls, 50) / f64::from(plan.n),
+        "child_ms_p50": quantile(&children, 50),
+        "child_ms_p99": quantile(&children, 99),
+        "stages_ms": STAGES.iter().enumerate().map(|(i, &name)| (name.to_owned(), stage(i).into()))
+            .collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// Return the smallest of `values` that at least `percent` of them do not exceed.
+fn quantile(values: &[f64], percent: usize) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> impl Iterator<Item = String> {
+        line.split_whitespace().map(str::to_owned)
+    }
+
+    #[test]
+    fn options_change_the_plan() {
+        let plan = parse(words("--n 1 --touch 0 --repeat 9")).unwrap();
+        assert_eq!(plan, Plan { n: 1, repeat: 9, touch: 0 });
+    }
+
+    #[test]
+    fn a_number_one_past_its_limit_is_refused() {
+        for line in ["--n 0", "--n 10001", "--repeat 0", "--repeat 1001", "--touch 61441", "--n"] {
+            assert!(parse(words(line)).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_quantile_is_one_of_the_values() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!((quantile(&values, 50), quantile(&values, 99)), (2.0, 4.0));
+    }
+}
