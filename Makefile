@@ -1,0 +1,97 @@
+# Every command a person types here; .ci/run calls these and nothing else.
+# A target with `##` shows in `make help`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMPS := build/stamps
+AGENT_TARGET := x86_64-unknown-linux-gnu
+IN_MACHINE := $(BIN)/python tools/in_machine.py
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help setup build kernel check format lint types layers budgets test test-rust \
+        test-native test-machine shell machine-up machine-down in-machine bench demo gen lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what is missing: packages, virtual environment, Rust
+
+$(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
+	@tools/install_debian_packages
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
+	@echo "setup: making the virtual environment"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@mkdir -p $(STAMPS) && touch $@
+
+build: setup ## Build the VMM and the guest agent into build/bin
+	@tools/check_rust
+	@tools/build_binaries
+
+kernel: setup ## Fetch the Debian kernel that guests and the helper machine boot
+	@$(BIN)/python tools/fetch_kernel.py
+
+check: setup format lint types layers budgets ## Format, lint, types, layers, budgets, unit and contract tests
+	@$(BIN)/pytest -q -p no:cacheprovider tests/unit tests/contract
+
+format:
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@cargo fmt --all --check
+
+lint:
+	@$(BIN)/ruff check --quiet .
+	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+
+types:
+	@$(BIN)/mypy --no-error-summary src tools tests/support tests/machine
+
+layers:
+	@$(BIN)/lint-imports --no-cache >build/layers.log 2>&1 || { cat build/layers.log; exit 1; }
+
+budgets:
+	@$(BIN)/python tools/check_repo.py
+
+test: build kernel ## Run everything, and say what ran where
+	@$(BIN)/python tools/test_all.py
+
+test-rust: setup ## Rust tests that need no KVM
+	@cargo test --quiet --workspace --locked
+
+test-native: build ## Tests that this host can run; K=word selects
+	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
+
+test-machine: build kernel ## Functional tests in the helper machine; K=word selects, ARGS=… adds
+	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional)
+
+shell: build kernel ## A shell in the helper machine
+	@$(IN_MACHINE) shell
+
+machine-up: kernel ## Start the development helper machine
+	@$(IN_MACHINE) up
+
+machine-down: ## Stop it
+	@$(IN_MACHINE) down
+
+in-machine: kernel ## Run CMD='…' in it
+	@$(IN_MACHINE) run -- sh -c '$(CMD)'
+
+bench: build kernel ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+demo: build kernel ## Fork a hundred Linux machines from a warm one
+	@$(BIN)/python -m tools.demo $(ARGS)
+
+gen: setup ## Write every generated file
+	@$(BIN)/python tools/gen.py
+
+lock: ## Pin the versions now in the virtual environment
+	@$(BIN)/pip freeze --exclude-editable >requirements.lock
+
+clean: ## Stop the development machine; remove what was built
+	@[ ! -x $(BIN)/python ] || $(IN_MACHINE) down 2>/dev/null || true
+	rm -rf build target
