@@ -116,7 +116,9 @@ mod tests {
 
     fn set(blocks: &[u64]) -> Presence {
         let mut presence = Presence::default();
-        blocks.iter().for_each(|&block| presence.insert(block));
+        for &block in blocks {
+            presence.insert(block);
+        }
         presence
     }
 

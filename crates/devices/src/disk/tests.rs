@@ -207,7 +207,7 @@ fn a_discard_gives_back_whole_blocks_of_the_top_and_touches_no_others() {
 fn zeroing_reads_as_zeros_and_stores_only_what_lies_over_something() {
     let layer = Layer::from_runs(store(vec![4; 4096]), SIZE, 0, &[run(2, 1)]).unwrap();
     let mut disk = disk(vec![Arc::new(layer)]);
-    disk.write_at(0, &[7; 5 * 4096]).unwrap();
+    disk.write_at(0, &vec![7; 5 * 4096]).unwrap();
 
     disk.write_zeroes(512, 4 * BLOCK_BYTES).unwrap();
 

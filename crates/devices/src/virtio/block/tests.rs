@@ -61,7 +61,8 @@ impl Disk for Plain {
 type Device = Mmio<Block<Plain>>;
 
 fn started() -> (Device, Driver) {
-    let bytes = (0..SECTORS * SECTOR_BYTES).map(|at| (at / SECTOR_BYTES) as u8).collect();
+    // Every byte says which sector it is of.
+    let bytes = (0..64).flat_map(|sector| [sector; 512]).collect();
     let disk = Plain { bytes, broken: false, flushes: 0, discards: Vec::new() };
     let mut device = Mmio::new(Block::new(disk, ID));
     let driver = Driver::started(&mut device);
@@ -109,7 +110,7 @@ fn a_write_longer_than_the_bounce_buffer_arrives_whole() {
     let mut device = Mmio::new(Block::new(disk, ID));
     let mut driver = Driver::started(&mut device);
     let length = 2 * BOUNCE_BYTES_MAX + 512;
-    let data: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+    let data: Vec<u8> = (0..251).cycle().take(length).collect();
     driver.put(BUFFER, &data);
     let pieces = [(BUFFER, u32::try_from(length).unwrap(), false)];
 

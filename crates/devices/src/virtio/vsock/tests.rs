@@ -226,7 +226,7 @@ fn what_the_guest_has_no_buffers_for_is_bounded() {
 fn bytes_keep_their_order_however_they_are_cut() {
     let mut pair = Pair::new();
     let (id, ports) = pair.connected();
-    let bytes: Vec<u8> = (0..200_000_u32).map(|at| (at % 253) as u8).collect();
+    let bytes: Vec<u8> = (0..253).cycle().take(200_000).collect();
     let (mut sent, mut received) = (0, Vec::new());
     while received.len() < bytes.len() {
         sent += pair.host().send(id, &bytes[sent..bytes.len().min(sent + 7_001)]);
@@ -362,7 +362,7 @@ fn a_host_that_stops_reading_drops_what_comes_and_gives_the_credit_back() {
     assert_eq!((header.op, header.flags), (OP_SHUTDOWN, SHUTDOWN_RECEIVE));
 
     for _ in 0..2 * BUFFER_BYTES / PACKET_BYTES_MAX {
-        pair.guest_sends(from_guest(ports, OP_RW), &[1; PACKET_BYTES_MAX as usize]);
+        pair.guest_sends(from_guest(ports, OP_RW), &vec![1; PACKET_BYTES_MAX as usize]);
     }
 
     assert_eq!(pair.device.rejected(), 0);
@@ -503,8 +503,8 @@ fn connections_take_turns() {
     let mut pair = Pair::new();
     let (one, one_ports) = pair.connected();
     let (other, other_ports) = pair.connected();
-    pair.host().send(one, &[1; 40_000]);
-    pair.host().send(other, &[2; 40_000]);
+    pair.host().send(one, &vec![1; 40_000]);
+    pair.host().send(other, &vec![2; 40_000]);
 
     let order: Vec<u32> = (0..4).map(|_| pair.guest_receives().unwrap().0.source_port).collect();
 
