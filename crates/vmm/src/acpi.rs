@@ -11,7 +11,9 @@
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
-use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
+use acpi_tables::madt::{
+    EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic,
+};
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
@@ -63,9 +65,8 @@ fn bytes_of(table: &dyn Aml) -> Vec<u8> {
 }
 
 fn fadt(dsdt: u64) -> Vec<u8> {
-    let io = |port: u16| {
-        GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
-    };
+    let io =
+        |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
     let mut builder = FADTBuilder::new(OEM, TABLE, REVISION)
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
@@ -94,12 +95,7 @@ fn dsdt() -> Vec<u8> {
     let mut body = Vec::new();
     aml::Scope::new("_SB_".into(), vec![&Serial, &VirtioSlots, &GenerationId, &EventDevice])
         .to_aml_bytes(&mut body);
-    let s5 = aml::Package::new(vec![
-        &layout::SLEEP_TYPE_S5,
-        &aml::ZERO,
-        &aml::ZERO,
-        &aml::ZERO,
-    ]);
+    let s5 = aml::Package::new(vec![&layout::SLEEP_TYPE_S5, &aml::ZERO, &aml::ZERO, &aml::ZERO]);
     aml::Name::new("_S5_".into(), &s5).to_aml_bytes(&mut body);
 
     let mut table = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM, TABLE, REVISION);

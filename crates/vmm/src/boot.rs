@@ -62,16 +62,11 @@ pub fn load(
         params.hdr.ramdisk_size = u32_of(length);
     }
     add_e820(&mut params, memory_bytes);
-    memory
-        .write_obj(params, GuestAddress(layout::ZERO_PAGE))
-        .map_err(Error::guest_memory)?;
+    memory.write_obj(params, GuestAddress(layout::ZERO_PAGE)).map_err(Error::guest_memory)?;
     Ok(entry)
 }
 
-fn load_kernel(
-    memory: &GuestMemoryMmap,
-    path: &Path,
-) -> Result<(Entry, setup_header, u64), Error> {
+fn load_kernel(memory: &GuestMemoryMmap, path: &Path) -> Result<(Entry, setup_header, u64), Error> {
     let invalid = |problem: String| Error::Invalid { field: "kernel", problem };
     let name = path.display();
     let mut file = File::open(path).map_err(Error::io(format!("open kernel {name}")))?;
@@ -93,9 +88,8 @@ fn load_kernel(
         return Err(invalid(format!("{name} has no 64-bit entry point; use a 64-bit kernel")));
     }
     // The kernel unpacks itself in place and wants `init_size` bytes for that.
-    let end = loaded
-        .kernel_end
-        .max(header.pref_address.saturating_add(u64::from(header.init_size)));
+    let end =
+        loaded.kernel_end.max(header.pref_address.saturating_add(u64::from(header.init_size)));
     Ok((Entry { rip: loaded.kernel_load.0 + ENTRY_64 }, header, end))
 }
 
@@ -277,10 +271,8 @@ mod tests {
         add_e820(&mut params, 4 << 30);
 
         let table = params.e820_table;
-        let entries: Vec<_> = table[..4]
-            .iter()
-            .map(|entry| (entry.addr, entry.size, entry.r#type))
-            .collect();
+        let entries: Vec<_> =
+            table[..4].iter().map(|entry| (entry.addr, entry.size, entry.r#type)).collect();
         assert_eq!(entries[2], (1 << 20, (3 << 30) - (1 << 20), 1));
         assert_eq!(entries[3], (4 << 30, 1 << 30, 1));
     }

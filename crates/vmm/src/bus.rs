@@ -262,9 +262,9 @@ impl Bus {
             return;
         };
         let interrupt = match slot {
-            Slot::Block => self.block().is_some_and(|mut block| {
-                write_and_serve(&mut block, &self.memory, offset, data)
-            }),
+            Slot::Block => self
+                .block()
+                .is_some_and(|mut block| write_and_serve(&mut block, &self.memory, offset, data)),
             Slot::Net => write_and_serve(&mut self.net(), &self.memory, offset, data),
             Slot::Rng => write_and_serve(&mut self.rng(), &self.memory, offset, data),
             Slot::Vsock => lock(&self.vsock).write(&self.memory, offset, data),
@@ -353,11 +353,17 @@ fn slot_of(address: u64) -> Option<(Slot, u64)> {
 }
 
 fn slot_gsi(slot: Slot) -> u32 {
-    SLOTS.into_iter().zip(layout::VIRTIO_GSI..).find(|(each, _)| *each == slot).map_or(0, |(_, gsi)| gsi)
+    SLOTS
+        .into_iter()
+        .zip(layout::VIRTIO_GSI..)
+        .find(|(each, _)| *each == slot)
+        .map_or(0, |(_, gsi)| gsi)
 }
 
 fn serial_offset(port: u16) -> Option<u8> {
-    port.checked_sub(layout::SERIAL_PORT).filter(|offset| *offset < 8).and_then(|offset| u8::try_from(offset).ok())
+    port.checked_sub(layout::SERIAL_PORT)
+        .filter(|offset| *offset < 8)
+        .and_then(|offset| u8::try_from(offset).ok())
 }
 
 #[cfg(test)]

@@ -177,7 +177,9 @@ impl Connection {
             match self.decoder.next_frame() {
                 Ok(Some((Kind::Request, payload))) => requests.push(payload.to_vec()),
                 Ok(Some((kind, _))) => {
-                    return Err(Some(format!("a {kind:?} frame, where only requests are expected")));
+                    return Err(Some(format!(
+                        "a {kind:?} frame, where only requests are expected"
+                    )));
                 }
                 Ok(None) => return Ok(requests),
                 Err(error) => return Err(Some(error.to_string())),
@@ -192,7 +194,8 @@ mod tests {
     use std::io::Write;
 
     fn control(name: &str) -> (Control, Arc<Epoll>) {
-        let path = std::env::temp_dir().join(format!("forkd-control-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("forkd-control-{}-{name}", std::process::id()));
         let epoll = Arc::new(Epoll::new().unwrap());
         (Control::listen(&path, &epoll, 0).unwrap(), epoll)
     }

@@ -32,6 +32,7 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
 
 /// Everything that is kept of one vCPU.
+#[expect(clippy::unsafe_derive_deserialize, reason = "no method relies on what the fields hold")]
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VcpuState {
     /// What CPUID shows to this vCPU.
@@ -90,8 +91,8 @@ impl VcpuState {
 
     /// Puts the state into a fresh vCPU; see the module's documentation for the order.
     ///
-    /// `defaults` are the MSRs of a fresh vCPU with the same CPUID: those that already have the
-    /// saved value are not written again, which is most of them.
+    /// `msrs` come from [`Self::msrs_beyond`], `cpuid` from [`Self::kvm_cpuid`]: prepared once for
+    /// all forks of a snapshot.
     ///
     /// # Errors
     ///
@@ -186,11 +187,11 @@ fn write_msrs(vcpu: &VcpuFd, batches: &[Msrs]) -> Result<(), Error> {
 /// [`Error::Kvm`] if KVM does not tell.
 pub fn msr_indices(kvm: &Kvm) -> Result<Vec<u32>, Error> {
     let list = kvm.get_msr_index_list().map_err(Error::kvm("KVM_GET_MSR_INDEX_LIST"))?;
-    let last = [MSR_IA32_TSC, MSR_IA32_TSC_DEADLINE];
+    let moving = [MSR_IA32_TSC, MSR_IA32_TSC_DEADLINE];
     let mut indices: Vec<u32> =
-        list.as_slice().iter().copied().filter(|index| !last.contains(index)).collect();
+        list.as_slice().iter().copied().filter(|index| !moving.contains(index)).collect();
     // KVM lists the TSC only on some kernels, and can read and write it on all.
-    indices.extend(last);
+    indices.extend(moving);
     Ok(indices)
 }
 

@@ -43,7 +43,8 @@ impl Lower {
             .iter()
             .enumerate()
             .map(|(index, path)| {
-                let layer = if index == 0 { open_image(path) } else { open_layer(path, size_bytes) };
+                let layer =
+                    if index == 0 { open_image(path) } else { open_layer(path, size_bytes) };
                 layer.map(Arc::new)
             })
             .collect::<Result<_, _>>()?;
@@ -76,11 +77,8 @@ fn open_layer(path: &Path, size_bytes: u64) -> Result<Layer, Error> {
     }
     reader.skip_rest()?;
     let file = reader.finish()?;
-    let runs: Vec<DiskRun> = table
-        .runs
-        .iter()
-        .map(|run| DiskRun { first: run.first, blocks: run.count })
-        .collect();
+    let runs: Vec<DiskRun> =
+        table.runs.iter().map(|run| DiskRun { first: run.first, blocks: run.count }).collect();
     Layer::from_runs(Stored(file), size_bytes, table.data_offset(), &runs)
         .map_err(|error| Error::Damaged(format!("{name}: {error}")))
 }

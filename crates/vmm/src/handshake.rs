@@ -90,7 +90,9 @@ impl Handshake {
                 Ok(read) => self.decoder.push(&buffer[..read]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Error::Guest(format!("connection to the agent: {error}"))),
+                Err(error) => {
+                    return Err(Error::Guest(format!("connection to the agent: {error}")));
+                }
             }
             if let Some(ready) = self.next_answer(received_ns)? {
                 return Ok(ready);
@@ -169,7 +171,8 @@ mod tests {
     }
 
     fn reply(stream: &mut UnixStream, off_ns: i64) {
-        let body = format!(r#"{{"realtime_ns":{},"reseeded":[],"hook":"none"}}"#, realtime_ns() + off_ns);
+        let body =
+            format!(r#"{{"realtime_ns":{},"reseeded":[],"hook":"none"}}"#, realtime_ns() + off_ns);
         frame::write_frame(stream, Kind::Reply, body.as_bytes()).unwrap();
     }
 

@@ -16,8 +16,8 @@ use forkd_devices::virtio::net::Net;
 use forkd_devices::virtio::rng::Rng;
 use forkd_devices::virtio::vsock::Vsock;
 use forkd_proto::control::{
-    Child, DiskMetrics, MachineConfig, MachineState as RunState, MachineStatus, Metrics, SaveReply,
-    SavedFile, TapConfig, ZygoteConfig,
+    Child, MachineConfig, MachineState as RunState, MachineStatus, Metrics, SaveReply, SavedFile,
+    TapConfig, ZygoteConfig,
 };
 use kvm_bindings::{CpuId, Msrs};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -110,7 +110,10 @@ impl Machine {
             .map(|disk| Lower::open(&disk.layers, disk.size_bytes))
             .transpose()?;
         let limit = config.disk.as_ref().and_then(|disk| disk.top_limit_bytes);
-        let disk = lower.as_ref().map(|lower| HostDisk::new(lower, &place.directory, limit)).transpose()?;
+        let disk = lower
+            .as_ref()
+            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .transpose()?;
         let devices = fresh_devices(&vm, place, disk, config.network.as_ref())?;
         let bus = Arc::new(Bus::new(Arc::clone(&vm), memory.clone(), devices)?);
         let vcpus = Vcpus::start(fds, &bus, cpu::msr_indices(&kvm)?)?;
@@ -182,7 +185,7 @@ impl Machine {
             rejected.insert("block".to_owned(), block.rejected());
             block.device().disk().metrics()
         });
-        Metrics { exits, rejected, disk: disk.map(DiskMetrics::from) }
+        Metrics { exits, rejected, disk }
     }
 
     /// Writes the paused machine into `directory`: `state`, `memory` and `disk.layer`.
@@ -232,13 +235,10 @@ impl Machine {
             irqchips: vm::save_irqchips(&self.vm)?,
             clock: vm::save_clock(&self.vm)?,
             serial: save_serial(&self.bus.serial()),
-            block: block.map(|block| {
-                (block.save(), self.lower.as_ref().map_or(0, Lower::size_bytes))
-            }),
+            block: block
+                .map(|block| (block.save(), self.lower.as_ref().map_or(0, Lower::size_bytes))),
             net: (net.save(), mac_of(net.device())),
-            vsock: self.bus.vsock(|vsock| {
-                (vsock.device().save(), vsock.device().device().save())
-            }),
+            vsock: self.bus.vsock(|vsock| (vsock.device().save(), vsock.device().device().save())),
             rng: self.bus.rng().save(),
             generation: self.generation,
         })
@@ -334,7 +334,11 @@ impl ForkPlan {
             self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
         }
         let limit = child.top_limit_bytes;
-        let disk = self.lower.as_ref().map(|lower| HostDisk::new(lower, &place.directory, limit)).transpose()?;
+        let disk = self
+            .lower
+            .as_ref()
+            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .transpose()?;
         let tap = child.network.as_ref().map(|network| network.tap.as_str());
         let devices = saved_devices(&self.state, &vm, place, disk, tap)?;
         generation::renew(&self.memory)?;
@@ -380,7 +384,9 @@ impl Scratch {
             return Ok(None);
         }
         self.vcpu.set_tsc_khz(saved).map(|()| Some(saved)).map_err(|_| {
-            Error::CpuMismatch(format!("a TSC of {saved} kHz; this one runs at {here} and cannot be scaled"))
+            Error::CpuMismatch(format!(
+                "a TSC of {saved} kHz; this one runs at {here} and cannot be scaled"
+            ))
         })
     }
 
@@ -470,10 +476,13 @@ fn saved_devices(
         ),
         _ => None,
     };
-    let vsock =
-        Vsock::restore(&state.vsock.1).map_err(|error| damaged("vsock")(&error))?;
+    let vsock = Vsock::restore(&state.vsock.1).map_err(|error| damaged("vsock")(&error))?;
     Ok(Devices {
-        serial: restore_serial(&state.serial, Line::new(vm, layout::SERIAL_GSI), console_log(place))?,
+        serial: restore_serial(
+            &state.serial,
+            Line::new(vm, layout::SERIAL_GSI),
+            console_log(place),
+        )?,
         block,
         net: Mmio::restore(&state.net.0, Net::new(tap, state.net.1, MTU))
             .map_err(|error| damaged("the network")(&error))?,

@@ -22,7 +22,8 @@ use forkd_vmm::snapshot::state::MachineState;
 use forkd_vmm::zygote::Zygote;
 use forkd_vmm::{probe, process};
 
-const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | inspect STATE | probe";
+const USAGE: &str =
+    "usage: forkd-vmm machine --config FILE | zygote --config FILE | inspect STATE | probe";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -71,8 +71,8 @@ fn build(memory_bytes: u64, image: Option<&File>) -> Result<GuestMemoryMmap, Err
     for (start, length) in layout::ram_regions(memory_bytes) {
         let length_here = usize::try_from(length).map_err(Error::guest_memory)?;
         let mut flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-        let mut builder = MmapRegionBuilder::new(length_here)
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+        let mut builder =
+            MmapRegionBuilder::new(length_here).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
         if let Some(image) = image {
             let image = image.try_clone().map_err(Error::io("duplicate the image"))?;
             builder = builder.with_file_offset(FileOffset::new(image, offset));
@@ -197,9 +197,7 @@ pub fn address_of(page: u64) -> u64 {
 }
 
 fn read_page(region: &GuestRegionMmap, index: u64, page: &mut [u8; 4096]) -> Result<(), Error> {
-    region
-        .read_slice(page, MemoryRegionAddress(index * PAGE_SIZE))
-        .map_err(Error::guest_memory)
+    region.read_slice(page, MemoryRegionAddress(index * PAGE_SIZE)).map_err(Error::guest_memory)
 }
 
 /// `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`): which pages exist at all.
@@ -276,7 +274,8 @@ mod tests {
     fn writes_to_a_view_do_not_reach_the_image() {
         let bytes = layout::MEMORY_BYTES_MIN;
         let image = memfd(bytes).unwrap();
-        let (left, right) = (private_view(bytes, &image).unwrap(), private_view(bytes, &image).unwrap());
+        let (left, right) =
+            (private_view(bytes, &image).unwrap(), private_view(bytes, &image).unwrap());
 
         left.write_slice(b"mine", GuestAddress(0)).unwrap();
 

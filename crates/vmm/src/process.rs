@@ -30,9 +30,7 @@ pub enum Forked {
 /// [`Error::Io`] naming the cgroup if it cannot be opened, or the kernel's refusal to fork.
 pub fn fork_into(cgroup: Option<&Path>) -> Result<Forked, Error> {
     let folder = cgroup
-        .map(|path| {
-            File::open(path).map_err(Error::io(format!("open cgroup {}", path.display())))
-        })
+        .map(|path| File::open(path).map_err(Error::io(format!("open cgroup {}", path.display()))))
         .transpose()?;
     // SAFETY: all-zero is a valid `clone_args`: no flags, no stack, no pointers.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };

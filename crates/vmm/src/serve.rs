@@ -131,6 +131,7 @@ impl Server {
     }
 
     /// Serves the machine until it is over, tells every client, and removes the sockets.
+    #[must_use]
     pub fn run(mut self) -> End {
         let end = loop {
             match self.poll(None) {

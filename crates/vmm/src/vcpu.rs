@@ -5,7 +5,7 @@
 //!
 //! Stopping a thread is a signal.  Its handler sets `immediate_exit` in the
 //! vCPU's shared page, so a signal that arrives just before `KVM_RUN` is not lost
-//! (`Documentation/virt/kvm/api.rst`, "immediate_exit").
+//! (`Documentation/virt/kvm/api.rst`, `immediate_exit`).
 
 use std::cell::Cell;
 use std::os::unix::thread::JoinHandleExt;
@@ -178,8 +178,10 @@ extern "C" fn on_signal(_: libc::c_int) {
     RUN_PAGE.with(|page| {
         if let Some(page) = NonNull::new(page.get()) {
             // SAFETY: the page belongs to the vCPU that this very thread runs, and is mapped while
-            // the pointer is set; the kernel reads the byte, nothing else writes it concurrently.
-            unsafe { (&raw mut (*page.as_ptr()).immediate_exit).write_volatile(1) };
+            // the pointer is set; nothing else of this thread holds a reference to the field.
+            let flag = unsafe { &raw mut (*page.as_ptr()).immediate_exit };
+            // SAFETY: as above; the kernel reads the byte, nothing else writes it concurrently.
+            unsafe { flag.write_volatile(1) };
         }
     });
 }

@@ -38,6 +38,10 @@ pub type Token = u32;
 
 /// A stream between a socket and the guest.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "both directions end on their own, on either side"
+)]
 struct Link {
     stream: UnixStream,
     /// `OK <port>` is still owed to the client.
@@ -130,11 +134,10 @@ impl VsockHost {
     /// [`Error::Io`] if no socket is to be had, [`Error::Guest`] if the device has no room.
     pub fn connect(&mut self, port: u32) -> Result<UnixStream, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
-        let id = self
-            .device
-            .device_mut()
-            .open(port)
-            .map_err(|_| Error::Guest("the vsock device has no room for a connection".into()))?;
+        let id =
+            self.device.device_mut().open(port).map_err(|_| {
+                Error::Guest("the vsock device has no room for a connection".into())
+            })?;
         self.add_link(ours, id, false)?;
         Ok(theirs)
     }
@@ -169,8 +172,8 @@ impl VsockHost {
         } else if self.greetings.contains_key(&token) {
             self.greet(token);
         } else if self.links.contains_key(&token) {
-            self.to_socket(token);
-            self.from_socket(token);
+            self.deliver(token);
+            self.collect(token);
             self.settle(token);
         }
     }
@@ -198,8 +201,8 @@ impl VsockHost {
             VsockEvent::Connected(id)
             | VsockEvent::Readable(id)
             | VsockEvent::Writable(id)
-            | VsockEvent::Closed(id) => id,
-            VsockEvent::HalfClosed { id, .. } => id,
+            | VsockEvent::Closed(id)
+            | VsockEvent::HalfClosed { id, .. } => id,
             VsockEvent::Incoming { .. } => return,
         };
         let Some(token) = self.by_id.get(&id).copied() else { return };
@@ -211,8 +214,8 @@ impl VsockHost {
                 _ => {}
             }
         }
-        self.to_socket(token);
-        self.from_socket(token);
+        self.deliver(token);
+        self.collect(token);
         if let (VsockEvent::Closed(_), Some(link)) = (event, self.links.get_mut(&token)) {
             (link.closed, link.guest_done) = (true, true);
             self.by_id.remove(&id);
@@ -299,22 +302,22 @@ impl VsockHost {
     }
 
     /// Guest to socket.
-    fn to_socket(&mut self, token: Token) {
+    fn deliver(&mut self, token: Token) {
         let Some(link) = self.links.get_mut(&token) else { return };
         while link.flush() {
             let Some(id) = self.ids.get(&token) else { return };
             self.chunk.resize(CHUNK_BYTES, 0);
-            let taken = self.device.device_mut().take(*id, &mut self.chunk);
-            if taken == 0 {
+            let count = self.device.device_mut().take(*id, &mut self.chunk);
+            if count == 0 {
                 return;
             }
-            link.leftover.extend_from_slice(&self.chunk[..taken]);
+            link.leftover.extend_from_slice(&self.chunk[..count]);
             self.received_ns = realtime_ns();
         }
     }
 
     /// Socket to guest.
-    fn from_socket(&mut self, token: Token) {
+    fn collect(&mut self, token: Token) {
         let (Some(link), Some(id)) = (self.links.get_mut(&token), self.ids.get(&token)) else {
             return;
         };
@@ -385,12 +388,12 @@ impl VsockHost {
     }
 
     fn take_token(&mut self) -> Token {
-        let taken = |host: &Self, token| {
+        let in_use = |host: &Self, token| {
             token == LISTENER
                 || host.greetings.contains_key(&token)
                 || host.links.contains_key(&token)
         };
-        while taken(self, self.next_token) {
+        while in_use(self, self.next_token) {
             self.next_token = self.next_token.wrapping_add(1);
         }
         let token = self.next_token;

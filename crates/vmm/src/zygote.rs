@@ -103,7 +103,8 @@ impl Zygote {
         let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
         let reports = process::pipe()?;
         let signals = process::child_signals()?;
-        for (fd, tag) in [(reports.0.as_raw_fd(), TAG_REPORTS), (signals.as_raw_fd(), TAG_CHILDREN)] {
+        for (fd, tag) in [(reports.0.as_raw_fd(), TAG_REPORTS), (signals.as_raw_fd(), TAG_CHILDREN)]
+        {
             let event = EpollEvent::new(EventSet::IN, tag);
             epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))?;
         }
@@ -196,9 +197,10 @@ impl Zygote {
         let mut starting: usize = self.batches.values().map(|batch| batch.starting).sum();
         for number in self.batches.keys().copied().collect::<Vec<_>>() {
             while starting < STARTING_MAX {
-                let next = self.batches.get_mut(&number).and_then(|batch| {
-                    batch.waiting.next().map(|child| (child, batch.deadline))
-                });
+                let next = self
+                    .batches
+                    .get_mut(&number)
+                    .and_then(|batch| batch.waiting.next().map(|child| (child, batch.deadline)));
                 let Some((child, deadline)) = next else { break };
                 starting += usize::from(self.fork_one(number, child, deadline));
             }
@@ -372,18 +374,15 @@ impl Zygote {
         }
         while let Some((pid, status)) = process::reap() {
             let Some(child) = self.children.remove(&pid) else { continue };
-            match child.batch {
-                Some(number) => {
-                    remove_files(&child.directory);
-                    self.child_gone(number);
-                    let message = format!("its process ended before it was ready (status {status:#x})");
-                    self.report_failed(number, child.id, "process", ErrorCode::Guest, message);
-                }
-                None => {
-                    let pid = pid.unsigned_abs();
-                    let event = Event::ChildExited { id: child.id, pid, status };
-                    self.control.broadcast(Kind::Event, &event);
-                }
+            if let Some(number) = child.batch {
+                remove_files(&child.directory);
+                self.child_gone(number);
+                let message = format!("its process ended before it was ready (status {status:#x})");
+                self.report_failed(number, child.id, "process", ErrorCode::Guest, message);
+            } else {
+                let pid = pid.unsigned_abs();
+                let event = Event::ChildExited { id: child.id, pid, status };
+                self.control.broadcast(Kind::Event, &event);
             }
         }
         Ok(())

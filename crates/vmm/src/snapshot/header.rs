@@ -68,9 +68,7 @@ impl Header {
     /// [`Error::NotOurs`] for another magic, [`Error::TooNew`] for a later version (whatever the
     /// rest says), [`Error::Damaged`] if the header's own check does not hold.
     pub fn decode(bytes: &[u8; HEADER_BYTES], kind: Kind, name: &str) -> Result<Self, Error> {
-        let word = |at: usize| {
-            u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
-        };
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         if bytes[..8] != kind.magic() {
             return Err(Error::NotOurs(name.into()));
         }
@@ -303,6 +301,9 @@ mod tests {
         flipped[30] ^= 4;
         let flipped = Header::decode(&flipped, Kind::State, "x").unwrap_err();
 
-        assert_eq!([other.code(), newer.code(), flipped.code()], [ErrorCode::NotOurs, ErrorCode::TooNew, ErrorCode::Damaged]);
+        assert_eq!(
+            [other.code(), newer.code(), flipped.code()],
+            [ErrorCode::NotOurs, ErrorCode::TooNew, ErrorCode::Damaged]
+        );
     }
 }

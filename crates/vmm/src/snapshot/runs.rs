@@ -82,7 +82,8 @@ impl Table {
         let (mut end, mut sum) = (0, 0_u64);
         for index in 0..run_count {
             let run = Run { first: reader.word()?, count: reader.word()? };
-            let after = run.first.checked_add(run.count).ok_or_else(|| damaged(&name, "overflow"))?;
+            let after =
+                run.first.checked_add(run.count).ok_or_else(|| damaged(&name, "overflow"))?;
             let adjacent = index > 0 && run.first <= end;
             if run.count == 0 || adjacent || after > total_bytes / UNIT_BYTES {
                 return Err(damaged(&name, "a run is empty, out of order or out of range"));
@@ -159,7 +160,9 @@ mod tests {
     fn consecutive_units_become_one_run() {
         let mut collector = Collector::default();
 
-        [1, 2, 3, 7].into_iter().for_each(|unit| collector.add(unit));
+        for unit in [1, 2, 3, 7] {
+            collector.add(unit);
+        }
 
         let expected = [Run { first: 1, count: 3 }, Run { first: 7, count: 1 }];
         assert_eq!(collector.into_runs(), expected);
