@@ -15,8 +15,9 @@ from forkd.errors import BuildError, ForkdError
 from forkd.host.process import Cancel
 from forkd.images import kernel
 from forkd.images.builder import build, build_rootfs
+from forkd.images.keys import image_key
 from forkd.images.layout import PARTIAL_PREFIX, Cache
-from forkd.images.recipe import parse_recipe
+from forkd.images.recipe import load_recipe, parse_recipe
 from forkd.images.steps import Build
 from tests.support.ext4 import check, listing, read
 from tests.support.oci import regular, write_layout
@@ -292,3 +293,17 @@ def test_debians_kernel_is_fetched_once_and_is_a_kernel_with_modules(tmp_path: P
         "modules",
         "vmlinuz",
     ]
+
+
+def test_waiting_for_another_builder_can_be_cancelled(recipe_folder: Path, tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    key = image_key(load_recipe(recipe_folder))
+
+    with cache.lock(f"image-{key}"), Cancel() as cancel, pytest.raises(BuildError, match="cancel"):
+        build(
+            recipe_folder,
+            cache=cache,
+            agent=None,
+            progress=lambda event: cancel.set() if "waiting for" in event.message else None,
+            cancel=cancel,
+        )

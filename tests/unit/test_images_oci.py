@@ -28,6 +28,8 @@ def tar(path: Path, *names: str) -> None:
         ("python:3.12-slim", "docker://python:3.12-slim"),
         ("docker://python:3.12", "docker://python:3.12"),
         ("layout", "oci:{folder}/layout"),
+        ("layout:v1", "oci:{folder}/layout:v1"),
+        ("plain:v1", "docker://plain:v1"),
         ("oci:layout:v1", "oci:{folder}/layout:v1"),
         ("saved.tar", "docker-archive:{folder}/saved.tar"),
         ("both.tar", "docker-archive:{folder}/both.tar"),
@@ -36,7 +38,9 @@ def tar(path: Path, *names: str) -> None:
     ],
 )
 def test_each_way_to_name_an_image_is_understood(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "layout").mkdir()
+    for name in ("layout", "plain"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "layout" / "oci-layout").touch()
     tar(tmp_path / "saved.tar", "manifest.json")
     tar(tmp_path / "oci.tar", "./oci-layout", "./index.json")
     tar(tmp_path / "both.tar", "oci-layout", "index.json", "manifest.json")

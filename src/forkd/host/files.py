@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import HostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _FICLONE = 0x40049409
 """ioctl that makes one file share another's blocks (linux/fs.h)."""
@@ -119,12 +119,19 @@ def _copy_ranges(reader: int, writer: int) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
+def lock(path: Path, *, wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock file `path`, waiting for whoever holds it.
 
     The file stays; only its lock goes when the block or the process ends.
+
+    Args:
+        path: Made if it is missing.
+        wait: Called between two attempts; it waits as long as it likes, and gives up by
+            raising.  Without it the kernel wakes us, and nothing can end the wait.
     """
     with _lock_file(path) as descriptor:
+        while wait is not None and not _locked_now(descriptor):
+            wait()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
@@ -133,12 +140,15 @@ def lock(path: Path) -> Iterator[None]:
 def try_lock(path: Path) -> Iterator[bool]:
     """Hold the lock file `path` if nobody else does; the block is told whether."""
     with _lock_file(path) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _locked_now(descriptor)
+
+
+def _locked_now(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

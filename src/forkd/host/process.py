@@ -80,9 +80,13 @@ class Cancel:
 
     def is_set(self) -> bool:
         """Tell whether `set` was called."""
+        return self.wait(0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `set` is called, for `timeout_s` at most; tell whether it was."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._event, selectors.EVENT_READ)
-            return bool(selector.select(0))
+            return bool(selector.select(timeout_s))
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the flag is set."""

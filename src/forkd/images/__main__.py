@@ -1,9 +1,10 @@
-"""Build an image from the command line: `python -m forkd.images build RECIPE`.
+"""Build from the command line: `python -m forkd.images build RECIPE`, or only the `kernel`.
 
 With `--json`, each line of standard output is one event:
 
     {"event": "progress", "stage": "rootfs", "fraction": 0.5, "message": "…"}
     {"event": "built", "key": …, "kernel": …, "initramfs": …, "rootfs": …, …}
+    {"event": "built", "kernel": …, "kernel_version": …, "modules": …}     by `kernel`
     {"event": "failed", "code": "build", "message": "…", "context": {…}}
 
 The exit status is 0 if the last event is `built`, else 1; 2 for a wrong command line.
@@ -21,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.errors import ForkdError
 from forkd.host.process import Cancel
-from forkd.images.builder import BuiltImage, build
+from forkd.images.builder import BuiltImage, build_recipe
+from forkd.images.kernel import debian_kernel
 from forkd.images.layout import Cache
+from forkd.images.recipe import load_recipe
+from forkd.images.steps import Build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,30 +41,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Cancel() as cancel:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: cancel.set())
+        steps = Build(lambda progress: report(_progress_event(progress)), cancel)
         try:
-            built = build(
-                options.recipe,
-                cache=Cache.open(options.cache),
-                agent=options.agent,
-                progress=lambda progress: report(_progress_event(progress)),
-                cancel=cancel,
-            )
+            built = options.command(options, Cache.open(options.cache), steps)
         except ForkdError as error:
             report(_failed_event(error))
             return 1
-    report(built_event(built))
+    report(built)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--cache", type=Path, help="cache folder; yours by default")
+    common.add_argument("--json", action="store_true", help="one JSON event per line")
     parser = argparse.ArgumentParser(prog="python -m forkd.images", description="Build images.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("build", help="build the image of a recipe")
-    command.add_argument("recipe", type=Path, metavar="RECIPE", help="recipe file or its folder")
-    command.add_argument("--cache", type=Path, help="cache folder; yours by default")
-    command.add_argument("--agent", type=Path, help="the static guest agent")
-    command.add_argument("--json", action="store_true", help="one JSON event per line")
+    image = commands.add_parser("build", parents=[common], help="build the image of a recipe")
+    image.add_argument("recipe", type=Path, metavar="RECIPE", help="recipe file or its folder")
+    image.add_argument("--agent", type=Path, help="the static guest agent")
+    image.set_defaults(command=_build_image)
+    fetch = commands.add_parser("kernel", parents=[common], help="fetch Debian's kernel")
+    fetch.set_defaults(command=_fetch_kernel)
     return parser
+
+
+def _build_image(options: argparse.Namespace, cache: Cache, steps: Build) -> dict[str, Any]:
+    return built_event(build_recipe(load_recipe(options.recipe), cache, options.agent, steps))
+
+
+def _fetch_kernel(_: argparse.Namespace, cache: Cache, steps: Build) -> dict[str, Any]:
+    found = debian_kernel(cache, steps)
+    return {
+        "event": "built",
+        "kernel": str(found.vmlinuz),
+        "kernel_version": found.version,
+        "modules": str(found.modules),
+    }
 
 
 def built_event(built: BuiltImage) -> dict[str, Any]:
@@ -107,7 +124,7 @@ def _report_text(event: dict[str, Any]) -> None:
     elif event["event"] == "failed":
         sys.stderr.write(f"error: {event['message']} ({event['code']})\n")
     else:
-        sys.stdout.write(f"{event['rootfs']}\n")
+        sys.stdout.write(f"{event.get('rootfs', event['kernel'])}\n")
 
 
 if __name__ == "__main__":

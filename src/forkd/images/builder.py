@@ -136,7 +136,8 @@ def build_rootfs(recipe: Recipe, cache: Cache, build: Build) -> Rootfs:
         namespace.remove(path, build)
 
     cache.sweep(remove)
-    with cache.lock(f"image-{key}"):
+    wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
+    with cache.lock(f"image-{key}", wait):
         if folder.exists():
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
             return _stored(folder)

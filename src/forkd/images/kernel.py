@@ -60,7 +60,7 @@ def debian_kernel(cache: Cache, build: Build) -> Kernel:
     Raises:
         BuildError: This host's apt does not know the package, or it could not be fetched.
     """
-    with cache.lock("kernel"):
+    with cache.lock("kernel", build.waiting("kernel", "waiting for another builder's kernel")):
         if (cached := newest_cached(cache)) is not None:
             build.tell("kernel", f"Debian kernel {cached.version}, from the cache", 1.0)
             return cached

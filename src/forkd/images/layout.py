@@ -75,9 +75,9 @@ class Cache:
         return self.folder / "locks"
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Keep every other builder of the thing called `name` waiting."""
-        with files.lock(self.locks / f"{name}.lock"):
+    def lock(self, name: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Keep every other builder of the thing called `name` waiting; see `files.lock`."""
+        with files.lock(self.locks / f"{name}.lock", wait=wait):
             yield
 
     @contextlib.contextmanager

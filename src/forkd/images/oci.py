@@ -1,6 +1,6 @@
 """Unpack an OCI image into a root file system, with what it says of environment and user.
 
-    oci = "layout-folder"            a folder with an OCI layout, as `skopeo copy` makes
+    oci = "folder" or "folder:tag"   an OCI layout, as `skopeo copy` makes
     oci = "image.tar"                an OCI archive, or what `docker save` writes
     oci = "name:tag"                 a registry's image, where the network allows
     oci = "docker-archive:image.tar" any of these said outright: oci:, oci-archive:,
@@ -75,8 +75,8 @@ def parse_reference(text: str, folder: Path) -> OciReference:
         if text.startswith(scheme):
             return _explicit(scheme.removesuffix(":"), text.removeprefix(scheme), folder)
     path = folder / text
-    if path.is_dir():
-        return OciReference("oci", str(path), path)
+    if path.is_dir() or (folder / text.partition(":")[0] / "oci-layout").is_file():
+        return _explicit("oci", text, folder)
     if path.is_file():
         return OciReference(_archive_kind(path), str(path), path)
     if text.startswith(("/", ".")) or text.endswith((".tar", ".tar.gz")):

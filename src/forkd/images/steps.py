@@ -6,6 +6,7 @@ fails, the error says which, and ends with the last it wrote.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ from forkd.model.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+
+TURN_S = 0.25
+"""How often a builder that waits for another looks whether it is its turn."""
 
 
 def _silent(_: Progress) -> None:
@@ -43,6 +48,22 @@ class Build:
         if self.cancel is not None and self.cancel.is_set():
             raise BuildError("the build was cancelled", stage=stage)
         self.progress(Progress(stage, fraction, message))
+
+    def waiting(self, stage: str, message: str) -> Callable[[], None]:
+        """Return what to call while another builder has what we want: see `files.lock`.
+
+        Each call takes `TURN_S`, and ends the build if it was cancelled.
+        """
+        cancel = self.cancel
+
+        def wait() -> None:
+            self.tell(stage, message)
+            if cancel is None:
+                time.sleep(TURN_S)
+            else:
+                cancel.wait(TURN_S)
+
+        return wait
 
     def run(
         self,
