@@ -55,6 +55,8 @@ pub enum Request {
     PostFork(PostFork),
     /// Sets the wall clock.
     SetTime(SetTime),
+    /// Moves the wall clock.
+    AdjustTime(AdjustTime),
     /// Powers the machine off.
     Shutdown,
 }
@@ -86,6 +88,7 @@ impl Request {
             "quiesce" => parse::members(members).map(|Nothing {}| Self::Quiesce),
             "post_fork" => parse::members(members).map(Self::PostFork),
             "set_time" => parse::members(members).map(Self::SetTime),
+            "adjust_time" => parse::members(members).map(Self::AdjustTime),
             "shutdown" => parse::members(members).map(|Nothing {}| Self::Shutdown),
             _ => Err(InvalidRequest::field("op", "unknown operation")),
         }?;
@@ -115,7 +118,7 @@ impl Request {
             Self::Warm(warm) => warm.check(),
             Self::Configure(configure) => configure.check(),
             Self::PostFork(post_fork) => post_fork.check(),
-            Self::Ping | Self::Echo(_) | Self::Quiesce | Self::SetTime(_) | Self::Shutdown => {
+            Self::Ping | Self::Echo(_) | Self::Quiesce | Self::SetTime(_) | Self::AdjustTime(_) | Self::Shutdown => {
                 Ok(())
             }
         }
@@ -503,6 +506,14 @@ impl Network {
 pub struct SetTime {
     /// Wall clock, in nanoseconds since the epoch.
     pub realtime_ns: i64,
+}
+
+/// `adjust_time`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdjustTime {
+    /// Nanoseconds to add to the wall clock.
+    pub offset_ns: i64,
 }
 
 fn check_path(field: &str, path: &str) -> Result<(), InvalidRequest> {

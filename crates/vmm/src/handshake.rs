@@ -1,8 +1,8 @@
 //! The first conversation of a forked machine: make its guest somebody of its own.
 //!
 //! The VMM sends `post_fork` to the agent before it opens `vsock.sock` to anybody,
-//! and compares the wall clock that the agent reports with the host's: an answer
-//! that took long on a busy host may have set a time that was already old.
+//! and compares the wall clock that the agent reports with the host's: a request
+//! that took long on a busy host set a time that was already old (ADR 0005).
 //! `protocol/guest/PROTOCOL.md` says what the agent does.
 
 use std::io::{ErrorKind, Read, Write};
@@ -11,16 +11,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkd_proto::control::Child;
 use forkd_proto::frame::{self, Decoder, Kind};
-use forkd_proto::guest::{PostFork, Request, Seed, SetTime};
+use forkd_proto::guest::{AdjustTime, PostFork, Request, Seed};
 use forkd_proto::limits::SEED_BYTES;
 use serde::Deserialize;
 
 use crate::error::Error;
 use crate::process;
 
-/// A guest's clock may be this far off the host's, in nanoseconds, before it is set again.
+/// A guest's clock may be this far off the host's, in nanoseconds, before it is corrected.
 const CLOCK_TOLERANCE_NS: i64 = 20_000_000;
-/// How often the clock is set again before the fork fails.
+/// How often the clock is corrected before the fork fails.
 const CLOCK_TRIES_MAX: u32 = 8;
 
 /// A conversation under way.
@@ -123,7 +123,7 @@ impl Handshake {
             return Err(Error::Guest(format!("its clock is still {off_ns} ns off the host's")));
         }
         self.tries += 1;
-        self.send(&Request::SetTime(SetTime { realtime_ns: realtime_ns() }))?;
+        self.send(&Request::AdjustTime(AdjustTime { offset_ns: -off_ns }))?;
         Ok(None)
     }
 
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_off_is_set_again_and_in_the_end_fails_the_fork() {
+    fn a_clock_that_is_off_is_corrected_and_in_the_end_fails_the_fork() {
         let (mut handshake, mut agent) = start();
         for _ in 0..CLOCK_TRIES_MAX {
             reply(&mut agent, 3_600_000_000_000);
             assert!(!handshake.advance(realtime_ns()).unwrap());
             let request = frame::read_frame(&mut agent).unwrap().unwrap();
-            assert!(matches!(Request::parse(&request.payload).unwrap(), Request::SetTime(_)));
+            assert!(matches!(Request::parse(&request.payload).unwrap(), Request::AdjustTime(_)));
         }
 
         reply(&mut agent, 3_600_000_000_000);
