@@ -4,4 +4,4 @@
 command line is read.
 """
 
-pytest_plugins = ["tests.support.leaks", "tests.support.daemon"]
+pytest_plugins = ["tests.support.leaks", "tests.support.daemon", "tests.support.service_host"]

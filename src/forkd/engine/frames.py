@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
-from forkd.errors import EngineError
+from forkd.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,8 +88,14 @@ def encode_json(kind: Kind, members: Mapping[str, object]) -> bytes:
 
     Raises:
         EngineError: It exceeds `FRAME_PAYLOAD_MAX`.
+        InvalidRequest: It holds text that UTF-8 cannot say.
     """
-    return encode(kind, json.dumps(members, separators=(",", ":")).encode())
+    text = json.dumps(members, separators=(",", ":"), ensure_ascii=False)
+    try:
+        payload = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("text must be Unicode without lone surrogates") from error
+    return encode(kind, payload)
 
 
 def decode_header(header: bytes) -> tuple[Kind, int]:

@@ -1,0 +1,382 @@
+"""A VMM without virtual machines: real processes and sockets, the real contracts.
+
+`forkd-vmm machine|zygote --config FILE` as `protocol/control/PROTOCOL.md` has it, with
+an agent inside that knows the few operations that tests of the service need.  What it
+should do wrong is said in the kernel's command line, as words, and kept in its `state`:
+
+    boot=never | boot=exit       the agent never announces itself; the machine ends
+    save=fail                    the machine refuses to be saved
+    fork=fail:N                  every Nth child fails
+    fork=hang                    children never become ready, and nothing is said of them
+    fork=die                     the zygote ends in the middle of a fork
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Members = dict[str, Any]
+
+MAGIC = {"state": b"FKDSTATE", "memory": b"FKDMEMRY", "disk.layer": b"FKDLAYER"}
+
+
+class Peer:
+    """A blocking connection that carries frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._decoder = FrameDecoder()
+        self._frames: list[Frame] = []
+
+    def receive(self) -> Frame | None:
+        while not self._frames:
+            try:
+                data = self.sock.recv(65536)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._frames = self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def send(self, kind: Kind, members: Members) -> None:
+        self.send_bytes(encode_json(kind, members))
+
+    def send_bytes(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.sendall(data)
+
+
+def serve(path: Path, handle: Callable[[socket.socket], None], backlog: int = 128) -> socket.socket:
+    """Call `handle(sock)` in a thread for every connection to `path`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(backlog)
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=handle, args=[sock], daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return listener
+
+
+class Agent:
+    """What answers in the guest."""
+
+    def __init__(self, identity: Members, knobs: list[str]) -> None:
+        self.identity = identity
+        self.knobs = knobs
+        self.configured: Members = {}
+        self.namespace: dict[str, Any] = {"identity": identity}
+        self.files: dict[str, bytes] = {}
+
+    def handle(self, sock: socket.socket) -> None:
+        greeting = b""
+        while not greeting.endswith(b"\n"):
+            byte = sock.recv(1)
+            if not byte:
+                return
+            greeting += byte
+        sock.sendall(b"OK 1024\n")
+        peer = Peer(sock)
+        while (frame := peer.receive()) is not None:
+            request = frame.members()
+            answer = getattr(self, f"op_{request['op']}", None)
+            if answer is None:
+                peer.send(Kind.ERROR, {"code": "invalid_request", "message": "no such op"})
+            else:
+                answer(peer, request)
+
+    def op_ping(self, peer: Peer, _: Members) -> None:
+        members = {"version": "0", "pid": os.getpid(), "uptime_s": 1.0, "runtime": "ready"}
+        peer.send(Kind.REPLY, members)
+
+    def op_echo(self, peer: Peer, request: Members) -> None:
+        peer.send(Kind.REPLY, {"data": request.get("data", "")})
+
+    def op_configure(self, peer: Peer, request: Members) -> None:
+        self.configured = request
+        peer.send(Kind.REPLY, {})
+
+    def op_quiesce(self, peer: Peer, _: Members) -> None:
+        peer.send(Kind.REPLY, {"available_bytes": 1})
+
+    def op_warm(self, peer: Peer, request: Members) -> None:
+        code = request.get("python", {}).get("code", "")
+        peer.send_bytes(encode(Kind.STDOUT, b"warming\n"))
+        if "hang" in code:
+            signal.pause()
+        if "raise" in code:
+            peer.send(Kind.ERROR, {"code": "warm_up_failed", "message": "ValueError: as asked"})
+            return
+        exec(code, self.namespace)  # noqa: S102 - a test's own code
+        peer.send(Kind.REPLY, {"duration_s": 0.5})
+
+    def op_eval(self, peer: Peer, request: Members) -> None:
+        if request["code"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        out = io.StringIO()
+        error = None
+        value = None
+        try:
+            with contextlib.redirect_stdout(out):
+                value = eval(request["code"], self.namespace)  # noqa: S307 - a test's own code
+        except Exception as raised:  # noqa: BLE001 - whatever the code raises is data
+            error = {"type": type(raised).__name__, "message": str(raised), "traceback": "…"}
+        if out.getvalue():
+            peer.send_bytes(encode(Kind.STDOUT, out.getvalue().encode()))
+        members = {
+            "has_value": error is None,
+            "repr": None if error else repr(value),
+            "value": value,
+            "value_is_json": True,
+            "error": error,
+            "timed_out": False,
+        }
+        peer.send(Kind.REPLY, members)
+
+    def op_exec(self, peer: Peer, request: Members) -> None:
+        """Echo what comes in until it ends or a signal comes; the first argument is said first."""
+        if request["args"][0] == "missing":
+            peer.send(Kind.ERROR, {"code": "exec_failed", "message": "no such program"})
+            return
+        peer.send(Kind.EVENT, {"event": "started", "pid": 7})
+        peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
+        ended = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
+        while request.get("stdin"):
+            frame = peer.receive()
+            if frame is None or frame.kind is Kind.STDIN_EOF:
+                break
+            if frame.kind is Kind.CONTROL:
+                ended = {**ended, "exit_code": None, "signal": frame.members()["signal"]}
+                break
+            peer.send_bytes(encode(Kind.STDOUT, frame.payload))
+        peer.send(Kind.REPLY, ended)
+
+    def op_write_file(self, peer: Peer, request: Members) -> None:
+        data = b""
+        while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
+            data += frame.payload
+            if request["path"] == "/full" and len(data) > 100_000:
+                peer.send(Kind.ERROR, {"code": "no_space", "message": "the disk is full"})
+                peer.sock.shutdown(socket.SHUT_RDWR)
+                return
+        self.files[request["path"]] = data
+        peer.send(Kind.REPLY, {"bytes": len(data)})
+
+    def op_read_file(self, peer: Peer, request: Members) -> None:
+        data = self.files.get(request["path"])
+        if data is None:
+            peer.send(Kind.ERROR, {"code": "not_found", "message": "no such file"})
+            return
+        peer.send(Kind.EVENT, {"event": "file", "size_bytes": len(data), "mode": 0o644})
+        for start in range(0, len(data), 65536):
+            peer.send_bytes(encode(Kind.DATA, data[start : start + 65536]))
+        peer.send(Kind.REPLY, {"bytes": len(data)})
+
+
+class Machine:
+    """One machine in its folder; the process is the machine."""
+
+    def __init__(self, config: Members, agent: Agent) -> None:
+        self.config = config
+        self.directory = Path(config["directory"])
+        self.agent = agent
+        self.paused = False
+        self.ended = threading.Event()
+
+    def listen(self) -> None:
+        (self.directory / "console.log").write_bytes(b"hello from the console\n")
+        (self.directory / "disk.top").write_bytes(b"")
+        self.control = serve(self.directory / "control.sock", self.handle)
+        self.vsock = serve(self.directory / "vsock.sock", self.agent.handle)
+
+    def handle(self, sock: socket.socket) -> None:
+        peer = Peer(sock)
+        while (frame := peer.receive()) is not None:
+            request = frame.members()
+            op = request["op"]
+            if op == "save":
+                self.save(peer, Path(request["directory"]))
+            elif op in {"pause", "resume"}:
+                self.paused = op == "pause"
+                peer.send(Kind.REPLY, {})
+            elif op == "status":
+                peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})
+            elif op == "stop":
+                peer.send(Kind.REPLY, {})
+                self.end()
+            else:
+                peer.send(Kind.ERROR, {"code": "invalid_request", "message": op})
+
+    def save(self, peer: Peer, directory: Path) -> None:
+        if not self.paused or "save=fail" in self.agent.knobs:
+            peer.send(Kind.ERROR, {"code": "state", "message": "not now"})
+            return
+        names = [*self.agent.namespace]
+        plain = {k: self.agent.namespace[k] for k in names if isinstance(k, str) and k[0] != "_"}
+        body = json.dumps({"knobs": self.agent.knobs, "namespace": _jsonable(plain)}).encode()
+        bodies = {"state": body, "memory": b"m" * 8192, "disk.layer": b"d" * 4096}
+        files = [write_stored(directory / name, name, data) for name, data in bodies.items()]
+        peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0})
+
+    def end(self) -> None:
+        for name in ("control.sock", "vsock.sock"):
+            (self.directory / name).unlink(missing_ok=True)
+        self.ended.set()
+
+
+class Zygote:
+    """Holds a snapshot and forks processes that are machines."""
+
+    def __init__(self, config: Members) -> None:
+        state = json.loads(read_stored(Path(config["state"]), "state"))
+        for path in config["memory"]:
+            read_stored(Path(path), "memory")
+        for path in config["disk"]["layers"][1:]:
+            read_stored(Path(path), "disk.layer")
+        self.knobs: list[str] = state["knobs"]
+        self.namespace: Members = state["namespace"]
+        self.ended = threading.Event()
+        self.forking = threading.Lock()
+
+    def handle(self, sock: socket.socket) -> None:
+        peer = Peer(sock)
+        while (frame := peer.receive()) is not None:
+            request = frame.members()
+            if request["op"] == "stop":
+                peer.send(Kind.REPLY, {})
+                self.ended.set()
+                return
+            with self.forking:
+                self.fork(peer, request)
+
+    def fork(self, peer: Peer, request: Members) -> None:
+        every = next((int(k[10:]) for k in self.knobs if k.startswith("fork=fail:")), 0)
+        ready = failed = 0
+        for number, child in enumerate(request["children"], start=1):
+            if "fork=die" in self.knobs and number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if every and number % every == 0:
+                failed += 1
+                why = {"stage": "agent", "code": "guest", "message": "reseed_failed: as asked"}
+                peer.send(Kind.EVENT, {"event": "failed", "id": child["id"], **why})
+                continue
+            pid = spawn_child(child, self)
+            if "fork=hang" in self.knobs:
+                continue
+            ready += 1
+            ms = {"clone": 0.1, "build": 0.2, "resume": 0.1, "agent": 0.5, "total": 0.9}
+            peer.send(Kind.EVENT, {"event": "ready", "id": child["id"], "pid": pid, "ms": ms})
+        if "fork=hang" in self.knobs:
+            signal.pause()
+        peer.send(Kind.REPLY, {"ready": ready, "failed": failed, "wall_ms": 1.0})
+
+
+def spawn_child(child: Members, zygote: Zygote) -> int:
+    """Fork a machine; returns once it listens."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        for descriptor in range(3, 1024):
+            if descriptor != writing:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        agent = Agent(child, zygote.knobs)
+        agent.namespace.update(zygote.namespace)
+        agent.namespace["identity"] = child
+        machine = Machine(child, agent)
+        machine.listen()
+        os.write(writing, b"x")
+        machine.ended.wait()
+        os._exit(0)
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    return pid
+
+
+def write_stored(path: Path, name: str, body: bytes) -> Members:
+    digest = blake3(body)
+    head = struct.pack("<8sIIQ32s", MAGIC[name], 1, 0, len(body), digest.digest())
+    path.write_bytes(head + blake3(head).digest()[:8] + body)
+    return {"name": name, "bytes": 64 + len(body), "digest": digest.hexdigest()}
+
+
+def read_stored(path: Path, name: str) -> bytes:
+    raw = path.read_bytes()
+    if raw[:8] != MAGIC[name] or blake3(raw[64:]).digest() != raw[24:56]:
+        fail("damaged", f"{name}: its body does not match its digest")
+    return raw[64:]
+
+
+def say(members: Members) -> None:
+    sys.stdout.write(json.dumps(members) + "\n")
+    sys.stdout.flush()
+
+
+def fail(code: str, message: str) -> None:
+    say({"event": "failed", "code": code, "message": message})
+    raise SystemExit(1)
+
+
+def _jsonable(values: Members) -> Members:
+    kept = {}
+    for name, value in values.items():
+        with contextlib.suppress(TypeError):
+            json.dumps(value)
+            kept[name] = value
+    return kept
+
+
+def run_machine(config: Members) -> None:
+    knobs = (config.get("cmdline") or "").split()
+    machine = Machine(config, Agent({}, knobs))
+    machine.listen()
+    say({"event": "listening", "pid": os.getpid()})
+    if "boot=exit" in knobs:
+        raise SystemExit(1)
+    if "boot=never" not in knobs:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(machine.directory / "vsock.sock_1025"))
+            sock.sendall(encode_json(Kind.EVENT, {"event": "booted", "version": "0"}))
+    machine.ended.wait()
+
+
+def run_zygote(config: Members) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    zygote = Zygote(config)
+    serve(Path(config["directory"]) / "zygote.sock", zygote.handle)
+    say({"event": "listening", "pid": os.getpid()})
+    zygote.ended.wait()
+
+
+def main() -> None:
+    role, _, path = sys.argv[1:]
+    config = json.loads(Path(path).read_text())
+    {"machine": run_machine, "zygote": run_zygote}[role](config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Errors of machines and agents become the narrowest class that a caller can act on."""
+
+from __future__ import annotations
+
+import pytest
+
+from forkd.engine.faults import control_fault, guest_fault
+from forkd.errors import (
+    Conflict,
+    EngineError,
+    ForkdError,
+    GuestError,
+    HostError,
+    InvalidRequest,
+    NotFound,
+    StoreError,
+    WarmUpError,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("damaged", StoreError),
+        ("too_new", StoreError),
+        ("not_ours", StoreError),
+        ("cpu_mismatch", StoreError),
+        ("kvm", HostError),
+        ("io", HostError),
+        ("state", Conflict),
+        ("guest", GuestError),
+        ("invalid_request", EngineError),
+        ("a code of the future", EngineError),
+    ],
+)
+def test_a_machines_error_keeps_its_code(code: str, kind: type[ForkdError]) -> None:
+    error = control_fault(code, "why")
+
+    assert (type(error), str(error), error.context["control_code"]) == (kind, "why", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("not_found", NotFound),
+        ("exists", Conflict),
+        ("no_runtime", Conflict),
+        ("warm_up_failed", WarmUpError),
+        ("no_space", GuestError),
+        ("busy", GuestError),
+        ("a code of the future", GuestError),
+    ],
+)
+def test_an_agents_error_keeps_its_code(code: str, kind: type[ForkdError]) -> None:
+    error = guest_fault({"code": code, "message": "why"})
+
+    assert (type(error), str(error), error.context["guest_code"]) == (kind, "why", code)
+
+
+def test_the_field_that_an_agent_refused_is_passed_on() -> None:
+    error = guest_fault({"code": "invalid_request", "message": "why", "field": "cwd"})
+
+    assert isinstance(error, InvalidRequest)
+    assert error.context["field"] == "cwd"

@@ -1,0 +1,32 @@
+"""A run folder whose sockets could not be named is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forkd.errors import InvalidRequest
+from forkd.model.ids import new_sandbox_id
+from forkd.service.settings import (
+    LONGEST_SOCKET_NAME,
+    SOCKET_PATH_BYTES_MAX,
+    HostSettings,
+)
+
+
+def settings(run_dir: Path) -> HostSettings:
+    return HostSettings(vmm=Path("/v"), agent=Path("/a"), cache_dir=Path("/c"), run_dir=run_dir)
+
+
+def test_the_longest_run_folder_fits_and_one_byte_more_does_not() -> None:
+    room = SOCKET_PATH_BYTES_MAX - len(LONGEST_SOCKET_NAME) - 1
+    longest = Path("/" + "r" * (room - 1))
+
+    socket = settings(longest).sandboxes_dir / new_sandbox_id() / "vsock.sock_1025"
+    assert len(bytes(socket)) == SOCKET_PATH_BYTES_MAX
+
+    with pytest.raises(InvalidRequest) as refusal:
+        settings(Path(f"{longest}r"))
+
+    assert refusal.value.context["field"] == "run_dir"

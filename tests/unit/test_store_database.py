@@ -1,0 +1,98 @@
+"""Sandboxes are remembered exactly, and damage is one clear error."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import StoreError
+from forkd.model.ids import new_sandbox_id, parse_tag
+from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
+from forkd.store.database import Database, SandboxRow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def row(second: int = 0) -> SandboxRow:
+    sandbox = Sandbox(
+        id=new_sandbox_id(),
+        tag=parse_tag("python"),
+        state=SandboxState.RUNNING,
+        created_at=datetime(2026, 1, 2, second=second, tzinfo=UTC),
+        hostname="name",
+        pid=7,
+        address="10.200.0.2",
+        memory_limit_mib=512,
+        disk_limit_mib=1024,
+        spawn=SpawnTimes(0.1, 0.2, 0.3, 0.4, 1.0),
+        exit_reason=None,
+    )
+    return SandboxRow(sandbox, network_index=3)
+
+
+def test_rows_come_back_as_written_oldest_first_also_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    rows = [row(second=2), row(second=1)]
+    with closing(Database(path)) as database:
+        database.put(rows)
+
+    with closing(Database(path)) as database:
+        assert database.rows() == (rows[1], rows[0])
+
+
+def test_a_row_is_replaced_by_its_id_and_removed_by_it(tmp_path: Path) -> None:
+    first, other = row(), row(second=1)
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        database.put([first, other])
+        changed = replace(
+            first, sandbox=replace(first.sandbox, state=SandboxState.EXITED, spawn=None)
+        )
+        database.put([changed])
+        database.remove([other.sandbox.id, new_sandbox_id()])
+
+        assert database.rows() == (changed,)
+
+
+def test_rows_are_written_all_or_none(tmp_path: Path) -> None:
+    good = row()
+    bad = replace(good, network_index="x" * 3)  # type: ignore[arg-type]  # STRICT tables refuse it
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        with pytest.raises(StoreError):
+            database.put([good, bad])
+
+        assert database.rows() == ()
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    path.write_bytes(b"not a database" * 1_000)
+
+    with pytest.raises(StoreError, match="does not work"):
+        Database(path)
+
+
+def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+
+    with pytest.raises(StoreError, match="version 2"):
+        Database(path)
+
+
+def test_a_damaged_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    with closing(Database(path)) as database:
+        database.put([row()])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE sandboxes SET state = 'asleep'")
+        connection.commit()
+
+    with closing(Database(path)) as database, pytest.raises(StoreError, match="damaged"):
+        database.rows()

@@ -1,0 +1,173 @@
+"""A snapshot is its folder: there whole, or not there."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forkd.errors import StoreError
+from forkd.model.ids import parse_tag
+from forkd.store.manifest import MANIFEST_BYTES_MAX, Cpu, Manifest, StoredFile
+from forkd.store.snapshots import SnapshotStore
+from tests.support.fake_vmm import write_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TAG = parse_tag("python")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    made = SnapshotStore(tmp_path)
+    made.prepare()
+    return made
+
+
+def write_files(folder: Path) -> tuple[StoredFile, ...]:
+    names = ("state", "memory", "disk.layer")
+    written = [write_stored(folder / name, name, name.encode()) for name in names]
+    return tuple(StoredFile.model_validate(file) for file in written)
+
+
+def manifest(files: tuple[StoredFile, ...]) -> Manifest:
+    values: dict[str, Any] = {
+        "tag": TAG,
+        "created_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "recipe": "python-numpy",
+        "image_key": "key",
+        "kernel": "6.1",
+        "vcpus": 1,
+        "memory_bytes": 1 << 27,
+        "disk_bytes": 1 << 20,
+        "runtime": "python",
+        "cpu": Cpu(model="a CPU", features=("sse",)),
+        "files": files,
+    }
+    return Manifest(**values)
+
+
+@pytest.fixture
+def published(store: SnapshotStore, tmp_path: Path) -> Path:
+    rootfs = tmp_path / "cached.ext4"
+    rootfs.write_bytes(b"root")
+    store.keep_rootfs("key", rootfs)
+    staged = store.stage()
+    store.publish(staged, manifest(write_files(staged)))
+    return store.folder(TAG)
+
+
+def test_a_published_snapshot_is_found_and_reads_as_written(
+    store: SnapshotStore, published: Path
+) -> None:
+    assert store.tags() == (TAG,)
+    assert store.load(TAG).recipe == "python-numpy"
+    assert {entry.name for entry in published.iterdir()} == {
+        "manifest.json",
+        "state",
+        "memory",
+        "disk.layer",
+    }
+
+
+def test_what_an_earlier_daemon_was_writing_is_gone_after_a_start(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    write_files(store.stage())
+
+    store.prepare()
+
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert store.tags() == ()
+
+
+def test_a_snapshot_that_lacks_a_file_is_not_published(store: SnapshotStore) -> None:
+    staged = store.stage()
+    files = write_files(staged)
+    (staged / "memory").unlink()
+
+    with pytest.raises(StoreError, match="memory is missing"):
+        store.publish(staged, manifest(files))
+
+    assert store.tags() == ()
+
+
+def damage_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
+    ("no manifest", lambda folder: (folder / "manifest.json").unlink()),
+    ("damaged", lambda folder: (folder / "manifest.json").write_text("{")),
+    ("damaged", lambda folder: (folder / "manifest.json").write_text("[]")),
+    (
+        "exceeds",
+        lambda folder: (folder / "manifest.json").write_bytes(bytes(MANIFEST_BYTES_MAX + 1)),
+    ),
+    ("version 2", lambda folder: damage_manifest(folder, lambda m: m.update(version=2))),
+    ("speaks of", lambda folder: damage_manifest(folder, lambda m: m.update(tag="other"))),
+    ("damaged", lambda folder: damage_manifest(folder, lambda m: m.update(vcpus=0))),
+    ("damaged", lambda folder: damage_manifest(folder, lambda m: m.update(parent="../x"))),
+    ("names the files", lambda folder: damage_manifest(folder, lambda m: m.update(files=[]))),
+    ("state is missing", lambda folder: (folder / "state").unlink()),
+    ("memory is damaged", lambda folder: (folder / "memory").write_bytes(b"FKDMEMRY")),
+    (
+        "not the file that was saved",
+        lambda folder: write_stored(folder / "memory", "memory", b"another"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "damage"), DAMAGE)
+def test_damage_of_any_kind_is_one_clear_error(
+    store: SnapshotStore, published: Path, words: str, damage: Callable[[Path], object]
+) -> None:
+    damage(published)
+
+    with pytest.raises(StoreError, match=words):
+        store.load(TAG)
+
+
+def test_a_deleted_snapshot_is_gone_and_deleting_it_again_is_fine(
+    store: SnapshotStore, published: Path, tmp_path: Path
+) -> None:
+    store.delete(TAG)
+    store.delete(TAG)
+
+    assert not published.exists()
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_an_image_is_kept_once_and_survives_the_cache(store: SnapshotStore, tmp_path: Path) -> None:
+    cached = tmp_path / "cached.ext4"
+    cached.write_bytes(b"root")
+
+    kept = store.keep_rootfs("key", cached)
+    cached.unlink()
+
+    assert kept.read_bytes() == b"root"
+    assert store.keep_rootfs("key", cached) == kept
+
+
+def test_an_image_that_nothing_stands_on_is_dropped(store: SnapshotStore, published: Path) -> None:
+    store.drop_unused_images({"key"})
+    store.load(TAG)
+
+    store.drop_unused_images(set())
+
+    assert published.exists()
+    with pytest.raises(StoreError, match="image of python is missing"):
+        store.load(TAG)
+
+
+def test_what_is_no_tag_is_not_listed(store: SnapshotStore, tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / ".hidden").mkdir()
+
+    assert store.tags() == ()
