@@ -1,0 +1,1 @@
+"""The `forkd` command: parse, call one thing of the SDK, render."""

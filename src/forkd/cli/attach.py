@@ -1,0 +1,132 @@
+"""Connect a program in a guest to this process's streams, terminal and signals.
+
+Three threads at most: the main one passes on output, one pumps standard input, and one sends
+signals.  The latter exists because a signal handler may interrupt anything, a send included, so
+all it does is put a number into a queue.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty as terminal
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from forkd.errors import ForkdError, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    from forkd import Process, Sandbox
+    from forkd.sdk._requests import ExecOptions
+    from forkd.wire.v1 import ExecExit
+
+READ_BYTES = 64 * 1024
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that the program gets in our place, unless it has a terminal, where keys do that."""
+
+_Signals = queue.SimpleQueue[int | None]
+
+
+def attached(  # noqa: PLR0913 - what a program is run with
+    sandbox: Sandbox,
+    args: Sequence[str],
+    options: ExecOptions,
+    *,
+    tty: bool,
+    stdin: bool,
+    timeout_s: float | None,
+) -> ExecExit:
+    """Run a program with our own streams and return how it ended.
+
+    Raises:
+        InvalidRequest: `tty` was asked for and standard input is no terminal.
+        ForkdError: The program could not be started, or was lost.
+    """
+    if tty and not sys.stdin.isatty():
+        raise InvalidRequest("--tty wants standard input to be a terminal", field="tty")
+    size = _size() if tty else None
+    program = sandbox.exec_stream(args, stdin=stdin, tty=size, timeout_s=timeout_s, **options)
+    with program as process, ExitStack() as stack:
+        signals: _Signals = queue.SimpleQueue()
+        stack.enter_context(_passed_on(signals, tty=tty))
+        _thread(_send_signals, process, signals)
+        if tty:
+            stack.enter_context(_raw(sys.stdin.fileno()))
+        if stdin:
+            _thread(_pump_input, process, sys.stdin.fileno())
+        for output in process:
+            _write_all(1 if output.stream == "stdout" else 2, output.data)
+        return process.wait()
+
+
+def _thread(target: object, *args: object) -> None:
+    """Run a pump in a thread that ends with this process: it may wait for a key for ever."""
+    threading.Thread(target=target, args=args, daemon=True).start()  # type: ignore[arg-type]
+
+
+def _pump_input(process: Process, descriptor: int) -> None:
+    try:
+        while data := os.read(descriptor, READ_BYTES):
+            process.write(data)
+        process.close_stdin()
+    except (ForkdError, OSError):
+        return  # the program has ended, which the main thread hears of itself
+
+
+def _send_signals(process: Process, signals: _Signals) -> None:
+    try:
+        while (number := signals.get()) is not None:
+            if number == signal.SIGWINCH:
+                process.resize(*_size())
+            else:
+                process.send_signal(number)
+    except ForkdError:
+        return
+
+
+@contextmanager
+def _passed_on(signals: _Signals, *, tty: bool) -> Iterator[None]:
+    """Queue the signals that concern the program instead of dying of them."""
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        signals.put(number)
+
+    watched = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP) if tty else PASSED_ON
+    before = {number: signal.signal(number, pass_on) for number in watched}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signals.put(None)
+
+
+@contextmanager
+def _raw(descriptor: int) -> Iterator[None]:
+    """Let every key reach the program; the terminal is as before at the end."""
+    before = termios.tcgetattr(descriptor)
+    terminal.setraw(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+
+
+def _size() -> tuple[int, int]:
+    columns, rows = shutil.get_terminal_size()
+    return rows, columns
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,67 @@
+"""What every command shares: the daemon to talk to, `--json`, and the exit codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forkd.errors import (
+    CapacityError,
+    Conflict,
+    Denied,
+    ForkdError,
+    InvalidRequest,
+    NotFound,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    from forkd import Client
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_TIMED_OUT = 124
+EXIT_EXEC_FAILED = 125
+EXIT_NO_PROGRAM = 127
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES: dict[type[ForkdError], int] = {
+    InvalidRequest: EXIT_USAGE,
+    NotFound: 3,
+    Conflict: 4,
+    Denied: 5,
+    CapacityError: 6,
+    TransportError: 7,
+}
+"""Exit status of an error's class, or of its nearest ancestor here; else `EXIT_ERROR`."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass
+class Shared:
+    """What the global options said, and whether the command said `--json`."""
+
+    url: str | None = None
+    token: str | None = None
+    as_json: bool = False
+
+    def client(self, *, as_json: bool = False) -> Client:
+        """Return a client of the daemon that was named; remembers how to show errors."""
+        from forkd.sdk import Client  # noqa: PLC0415 - `forkd --help` should not wait for it
+
+        self.as_json = as_json
+        return Client(self.url, token=self.token)
+
+
+shared = Shared()
+"""The one invocation that this process is."""
+
+
+def exit_code(error: ForkdError) -> int:
+    """Return the exit status that says what kind of error it was."""
+    return next(
+        (EXIT_CODES[each] for each in type(error).__mro__ if each in EXIT_CODES), EXIT_ERROR
+    )

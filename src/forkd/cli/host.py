@@ -1,0 +1,103 @@
+"""`forkd up`, `down`, `doctor`, `build` and `host`: the daemon, where it runs, what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from forkd.cli import recipes, render
+from forkd.cli.context import Json, shared
+from forkd.cli.sandboxes import kill_each
+from forkd.errors import NotFound
+from forkd.machine import build as image_building
+from forkd.machine import lifecycle
+from forkd.sdk import Client
+from forkd.sdk._endpoint import state_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Choice = Literal["auto", "native", "helper"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (up, down, doctor, build, host):
+        app.command()(command)
+
+
+def up(
+    mode: Annotated[Choice, typer.Option(help="Where machines run.")] = "auto",
+    *,
+    json: Json = False,
+) -> None:
+    """Start the daemon, on this host or in the helper machine, unless it runs."""
+    shared.as_json = json
+    tell = (lambda _: None) if json else render.note
+    daemon = lifecycle.up(state_dir(), mode=None if mode == "auto" else mode, progress=tell)
+    if json:
+        render.document(_as_json(daemon))
+    else:
+        where = "on this host" if daemon.mode == "native" else "in the helper machine"
+        render.note(f"forkd runs {where}, at {daemon.url}")
+
+
+def _as_json(daemon: lifecycle.RunningDaemon) -> dict[str, Any]:
+    token_file = None if daemon.token_file is None else str(daemon.token_file)
+    return {"url": daemon.url, "token_file": token_file, "mode": daemon.mode}
+
+
+def down(*, json: Json = False) -> None:
+    """End every sandbox, the daemon, and the helper machine; snapshots are kept."""
+    shared.as_json = json
+    try:
+        daemon = lifecycle.find(state_dir())
+    except NotFound:
+        daemon = None
+    if daemon is not None and daemon.mode == "native":
+        with Client() as client:
+            kill_each(client.sandboxes.list())
+    ran = lifecycle.down(state_dir())
+    if json:
+        render.document({"was_running": ran})
+    else:
+        render.note("forkd has ended" if ran else "no forkd was running")
+
+
+def doctor(*, json: Json = False) -> None:
+    """Find out what this host can do, by trying, and say what to do about the rest."""
+    command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
+
+
+def build(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, folder or TOML file.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Build the image of a recipe, unless it is built already."""
+    path = recipes.find(recipe)
+    with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
+        made = client.images.build(prepared(path, client, steps), on_progress=steps)
+    if json:
+        render.document(made)
+    else:
+        render.note(f"image {made.name}: {made.key}")
+
+
+def prepared(recipe: Path, client: Client, steps: render.Steps) -> Path:
+    """Return the recipe as the daemon will find it, its image built here if it should be."""
+    return image_building.prepare(recipe, client.endpoint.url, state_dir(), steps)
+
+
+def host(*, json: Json = False) -> None:
+    """Show the host that the daemon runs on, and how full it is."""
+    with shared.client(as_json=json) as client:
+        found = client.host()
+    if json:
+        render.document(found)
+    else:
+        render.table(("what", "value"), list(found.model_dump(mode="json").items()))

@@ -1,0 +1,90 @@
+"""The `forkd` command.
+
+| exit status | meaning |
+|---|---|
+| 0 | it worked |
+| 1 | it did not: the host, the store, a machine or some of several sandboxes failed |
+| 2 | the command line, or a value in it, is wrong |
+| 3 | there is no such sandbox, snapshot or file |
+| 4 | it exists, but its state forbids this |
+| 5 | the token is missing or wrong |
+| 6 | the host is full |
+| 7 | no daemon answers |
+| 130 | interrupted |
+
+`forkd exec` ends with the exit code of the program, 128 + n if signal n ended it, and otherwise
+with 124 if its time ran out, 125 if forkd failed, 127 if there is no such program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import forkd
+from forkd.cli import copy, guests, host, render, sandboxes, snapshots
+from forkd.cli.context import EXIT_INTERRUPTED, exit_code, shared
+from forkd.errors import ForkdError
+
+
+class _Group(TyperGroup):
+    """Commands whose errors are messages, not tracebacks."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - click's own types
+        """Run the command; an error of ours becomes a message and an exit status."""
+        try:
+            return super().invoke(ctx)
+        except ForkdError as error:
+            render.failure(error, as_json=shared.as_json)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="fork(2) for virtual machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001 - Typer's callback
+    if value:
+        typer.echo(f"forkd {forkd.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    url: Annotated[
+        str | None, typer.Option(help="The daemon: http://… or unix:///…; else FORKD_URL.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Its bearer token; else FORKD_TOKEN.", show_default=False)
+    ] = None,
+    version: Annotated[  # noqa: ARG001, FBT002 - acts by its callback
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    """fork(2) for virtual machines."""
+    shared.url, shared.token, shared.as_json = url, token, False
+
+
+for module in (host, sandboxes, guests, copy):
+    module.register(app)
+app.add_typer(snapshots.commands, name="snapshot")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

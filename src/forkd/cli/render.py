@@ -1,0 +1,147 @@
+"""What the command prints: results on standard output, everything else on standard error.
+
+With `--json` a result is one JSON document, and so is an error, on standard error.  Without it a
+result is a table, and long steps show how far they are if standard error is a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forkd.errors import ForkdError
+    from forkd.wire.v1 import ProgressEvent
+
+WIDTH_PIPED = 4096
+"""Width of a table that no terminal bounds: what reads a pipe wants whole words."""
+
+HINTS = {
+    "not_found": "`forkd ls` and `forkd snapshot ls` show what there is",
+    "denied": "pass --token, or set FORKD_TOKEN",
+    "capacity": "`forkd kill` makes room; the same command may work then",
+    "host": "`forkd doctor` looks for what this host lacks",
+}
+"""What to do about an error, where its message does not say so itself."""
+
+errors = Console(stderr=True, highlight=False)
+
+
+def document(value: object) -> None:
+    """Print one JSON document."""
+    sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; a value that is absent is a dash."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_PIPED
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column.upper(), no_wrap=True, overflow="ignore")
+    for row in rows:
+        made.add_row(*("-" if cell is None else str(cell) for cell in row))
+    console.print(made)
+
+
+def note(text: str) -> None:
+    """Say something to whoever watches."""
+    errors.print(text, markup=False)
+
+
+def failure(error: ForkdError, *, as_json: bool) -> None:
+    """Say what went wrong and what to do about it."""
+    if as_json:
+        said: dict[str, Any] = {"error": str(error), "code": error.code, "context": error.context}
+        sys.stderr.write(json.dumps(said) + "\n")
+        return
+    errors.print(f"error: {error} ({error.code})", markup=False, soft_wrap=True)
+    hint = HINTS.get(error.code)
+    if hint is not None:
+        errors.print(f"hint: {hint}", markup=False, soft_wrap=True)
+
+
+@dataclass
+class Steps:
+    """A long operation's steps: a bar on a terminal, lines elsewhere, nothing with `--json`."""
+
+    bar: Progress
+    shown: Callable[[str, str, float | None], None]
+
+    def __call__(self, event: ProgressEvent) -> None:
+        """Show one step."""
+        self.shown(event.stage, event.message, event.fraction)
+
+
+@contextmanager
+def steps(*, as_json: bool) -> Iterator[Steps]:
+    """Show the steps of a long operation while the context lasts."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.fields[stage]:>10}", style="bold"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=errors,
+        disable=as_json or not errors.is_terminal,
+    )
+    if as_json:
+        yield Steps(bar, lambda *_: None)
+    elif not errors.is_terminal:
+        yield Steps(bar, _line)
+    else:
+        with bar:
+            yield Steps(bar, _bars(bar))
+
+
+def _line(stage: str, message: str, _: float | None) -> None:
+    note(f"{stage:>10}  {message}")
+
+
+def _bars(bar: Progress) -> Callable[[str, str, float | None], None]:
+    """Return what shows a stage as a bar of its own, complete once the next one begins."""
+    open_stages: list[tuple[str, Any]] = []
+
+    def show(stage: str, message: str, fraction: float | None) -> None:
+        if not open_stages or open_stages[-1][0] != stage:
+            if open_stages:
+                bar.update(open_stages[-1][1], total=1, completed=1)
+            open_stages.append((stage, bar.add_task(message, stage=stage, total=None)))
+        total = None if fraction is None else 1
+        bar.update(open_stages[-1][1], description=message, total=total, completed=fraction or 0)
+
+    return show
+
+
+def age(unix: int) -> str:
+    """Return how long ago a time was, in its largest unit."""
+    seconds = max(0, int(datetime.now(UTC).timestamp()) - unix)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def mib(size_bytes: int) -> str:
+    """Return a size in MiB."""
+    return f"{size_bytes / (1 << 20):.0f} MiB"

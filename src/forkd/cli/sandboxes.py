@@ -1,0 +1,160 @@
+"""`forkd fork`, `ls`, `kill`, `logs`: sandboxes from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forkd.cli import render
+from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forkd import Sandbox
+    from forkd.sdk._requests import ForkOptions
+    from forkd.wire.v1 import SandboxFailure
+
+KILLERS_MAX = 16
+"""Sandboxes ended at once."""
+
+Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for name, command in (("fork", fork), ("ls", list_), ("kill", kill), ("logs", logs)):
+        app.command(name)(command)
+
+
+def fork(  # noqa: PLR0913 - one for each option
+    tag: Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)],
+    n: Annotated[int, typer.Option("-n", "--n", help="How many.")] = 1,
+    *,
+    memory: Annotated[int | None, typer.Option(help="Memory limit of each, in MiB.")] = None,
+    disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
+    cpu: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
+    network: Annotated[bool, typer.Option("--network", help="Give each an address.")] = False,
+    all_or_nothing: Annotated[
+        bool, typer.Option("--all-or-nothing", help="If one fails, keep none.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fork sandboxes from a snapshot; their ids are printed, one a line."""
+    options: ForkOptions = {
+        "memory_limit_mib": memory,
+        "disk_limit_mib": disk,
+        "cpu_limit": cpu,
+        "network": network,
+    }
+    failed: list[SandboxFailure] = []
+    with shared.client(as_json=json) as client:
+        start = time.perf_counter()
+        if all_or_nothing:
+            ready = client.fork(tag, n, **options)
+        else:
+            ready, failed = client.try_fork(tag, n, **options)
+        wall_s = time.perf_counter() - start
+    if json:
+        render.document([*(each.info for each in ready), *failed])
+    else:
+        _show_fork(ready, failed, wall_s)
+    if failed:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _show_fork(ready: Sequence[Sandbox], failed: Sequence[SandboxFailure], wall_s: float) -> None:
+    for each in ready:
+        typer.echo(each.id)
+    for failure in failed:
+        render.note(f"{failure.id} failed in {failure.stage}: {failure.error} ({failure.code})")
+    times = [each.info.fork_ms.total for each in ready if each.info.fork_ms is not None]
+    typical = f", {statistics.median(times):.1f} ms each (median)" if times else ""
+    render.note(f"{len(ready)} ready, {len(failed)} failed in {wall_s:.2f} s{typical}")
+
+
+def list_(
+    tag: Annotated[str | None, typer.Option(help="Only forks of this snapshot.")] = None,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Ids only.")] = False,
+    json: Json = False,
+) -> None:
+    """List sandboxes."""
+    with shared.client(as_json=json) as client:
+        found = [each.info for each in client.sandboxes.list(tag)]
+    if json:
+        render.document(found)
+    elif quiet:
+        for each in found:
+            typer.echo(each.id)
+    else:
+        columns = ("id", "snapshot", "status", "pid", "address", "memory limit", "age")
+        rows = [
+            (
+                each.id,
+                each.snapshot_tag,
+                each.status,
+                each.pid,
+                each.guest_addr,
+                each.memory_limit_mib and f"{each.memory_limit_mib} MiB",
+                render.age(each.created_at_unix),
+            )
+            for each in found
+        ]
+        render.table(columns, rows)
+
+
+def kill(
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of sandboxes.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Every fork of this snapshot.")] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="Every sandbox.")] = False,
+    json: Json = False,
+) -> None:
+    """End sandboxes and remove everything that was their own."""
+    if bool(ids) + bool(tag) + all_ != 1:
+        raise InvalidRequest("say which: ids, --tag TAG or --all", field="ids")
+    with shared.client(as_json=json) as client:
+        listed = [client.sandboxes.get(each) for each in ids or ()]
+        chosen = listed or client.sandboxes.list(tag)
+        killed = kill_each(chosen)
+    if json:
+        render.document({"killed": killed})
+    elif not ids:
+        render.note(f"{len(killed)} killed")
+
+
+def kill_each(chosen: Sequence[Sandbox]) -> list[str]:
+    """End sandboxes, several at a time; those that ended by themselves are fine."""
+
+    def end(sandbox: Sandbox) -> str:
+        with contextlib.suppress(NotFound):
+            sandbox.kill()
+        return sandbox.id
+
+    with ThreadPoolExecutor(KILLERS_MAX) as pool:
+        return list(pool.map(end, chosen))
+
+
+def logs(
+    sandbox: Id,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    json: Json = False,
+) -> None:
+    """Print what the guest wrote to its console."""
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox)
+        if json:
+            render.document({"id": found.id, "log": found.logs().decode(errors="replace")})
+            return
+        for piece in found.follow_logs() if follow else [found.logs()]:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()

@@ -1,0 +1,339 @@
+"""Start a daemon where it can run, find it again, and end it: `forkd up` and `forkd down`.
+
+Where this host can run a stock guest itself, and we are root, the daemon is a process of this
+host (*native*).  Everywhere else it is a process of the helper machine (*helper*), which gets its
+port forwarded to this host's loopback, behind a token only the user can read.
+
+One state folder holds one daemon, which outlives us.  What is there:
+
+    endpoint.json   where it answers: {"url", "token_file", "mode", "pid", "start_ticks"}
+    api.token       what it wants to hear; helper mode only
+    daemon.log      what it said; native mode only (in the helper: /var/lib/forkd/daemon.log)
+    machine/        the helper machine and its disk, on which the snapshots are
+
+Nothing here polls: a daemon is started with `--detach`, which returns when it listens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import forkd
+from forkd import programs
+from forkd.errors import EngineError, HostError, NotFound
+from forkd.machine.config import Forward, MachineConfig, Share
+from forkd.machine.kernel import default_cache, find_kernel
+from forkd.machine.machine import Machine
+from forkd.machine.process import ProcessId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Mode = Literal["native", "helper"]
+Progress = "Callable[[str], object]"
+
+START_DEADLINE_S = 120.0
+"""Time a native daemon has until it listens: it may have to reap what a crash left behind."""
+
+PROBE_DEADLINE_S = 60.0
+"""Time a guest of a few instructions has; under a bad KVM it takes for ever."""
+
+STOP_DEADLINE_S = 60.0
+"""Time a daemon has to end its requests and to let go of everything."""
+
+DAEMON_PORT = 8889
+"""Where the daemon listens inside the helper machine."""
+
+DAEMON_TOKEN_FILE = "/run/forkd-api-token"  # noqa: S105 - where it is, not what it is
+
+SOCKET = "forkd.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDaemon:
+    """A daemon that `up` started.
+
+    Attributes:
+        url: Where it answers.
+        token_file: Who holds what is in it may ask; None on a Unix socket.
+        mode: Where it runs.
+        process: The daemon itself in native mode, the helper machine's QEMU else.
+    """
+
+    url: str
+    token_file: Path | None
+    mode: Mode
+    process: ProcessId
+
+
+def choose_mode(*, is_root: bool, native: str | None) -> tuple[Mode, str]:
+    """Return where a daemon should run, and why, in a sentence.
+
+    Args:
+        is_root: Whether we may make machines' cgroups and network.
+        native: Why this host's KVM cannot run a stock guest; None if it can.
+    """
+    if native is not None:
+        return "helper", f"machines run in the helper machine: {native}"
+    if not is_root:
+        return "helper", "machines run in the helper machine: only root may make them here"
+    return "native", "machines run on this host: its KVM runs a stock guest"
+
+
+def why_not_native() -> str | None:
+    """Say why this host's KVM cannot run a stock guest, found out by letting it; None if it can."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "/dev/kvm is missing or closed to you"
+    command = [str(programs.find(programs.VMM)), "probe"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program
+            command, capture_output=True, timeout=PROBE_DEADLINE_S, check=False
+        )
+        said = json.loads(done.stdout)
+        return None if said["ok"] else str(said.get("reason") or "a stock guest does not run")
+    except subprocess.TimeoutExpired:
+        return f"a guest of a few instructions took longer than {PROBE_DEADLINE_S:.0f} s"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"trying a guest failed: {error}"
+
+
+def find(state_dir: Path) -> RunningDaemon:
+    """Return the daemon of a state folder.
+
+    Raises:
+        NotFound: None runs.
+    """
+    try:
+        said: dict[str, Any] = json.loads((state_dir / "endpoint.json").read_text("utf-8"))
+        token_file = said["token_file"]
+        daemon = RunningDaemon(
+            url=said["url"],
+            token_file=None if token_file is None else Path(token_file),
+            mode=said["mode"],
+            process=ProcessId(said["pid"], said["start_ticks"]),
+        )
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise NotFound(f"no daemon was started in {state_dir}") from error
+    if not daemon.process.is_alive():
+        raise NotFound(f"the daemon of {state_dir} has ended")
+    return daemon
+
+
+def up(
+    state_dir: Path, *, mode: Mode | None = None, progress: Callable[[str], object]
+) -> RunningDaemon:
+    """Return the daemon of a state folder, started unless it runs.
+
+    Args:
+        state_dir: The folder; made if need be, for its owner only.
+        mode: Where it must run; found out by trying if None.
+        progress: Told each step, and why the mode was chosen, in a sentence.
+
+    Raises:
+        HostError: Something that is needed is missing, or the daemon did not start.
+        EngineError: The daemon said why it could not start.
+    """
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(state_dir):
+        try:
+            return find(state_dir)
+        except NotFound:
+            (state_dir / "endpoint.json").unlink(missing_ok=True)
+        chosen: Mode
+        if mode is None:
+            progress("looking for a usable KVM")
+            chosen, why = choose_mode(is_root=os.geteuid() == 0, native=why_not_native())
+            progress(why)
+        else:
+            chosen = mode
+        start = _start_native if chosen == "native" else _start_helper
+        daemon = start(state_dir.resolve(), progress)
+        _publish(state_dir, daemon)
+        return daemon
+
+
+def down(state_dir: Path) -> bool:
+    """End the daemon of a state folder, and the helper machine; return whether any ran.
+
+    Sandboxes of a native daemon outlive it: end them first.
+
+    Raises:
+        HostError: It does not end.
+    """
+    if not state_dir.is_dir():
+        return False
+    with _locked(state_dir):
+        ran = _end_native(state_dir)
+        try:
+            Machine.attach(state_dir / "machine").stop()
+            ran = True
+        except NotFound:
+            pass
+        for name in ("endpoint.json", "api.token"):
+            (state_dir / name).unlink(missing_ok=True)
+    return ran
+
+
+def _end_native(state_dir: Path) -> bool:
+    try:
+        daemon = find(state_dir)
+    except NotFound:
+        return False
+    if daemon.mode == "native" and not daemon.process.end(
+        (signal.SIGTERM, signal.SIGKILL), grace_s=STOP_DEADLINE_S
+    ):
+        raise HostError(f"the daemon, process {daemon.process.pid}, does not end")
+    return True
+
+
+def _start_native(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:
+    progress("starting the daemon")
+    command = [
+        *_daemon_command(state_dir / "store", default_cache()),
+        *("--socket", str(state_dir / SOCKET), "--run-dir", f"/run/forkd-{os.getuid()}"),
+        *("--log", str(state_dir / "daemon.log")),
+    ]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program
+            command, capture_output=True, timeout=START_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HostError(f"the daemon did not listen within {START_DEADLINE_S:.0f} s") from error
+    pid = int(_listening(done.stdout, done.stderr)["pid"])
+    process = ProcessId.of(pid)
+    if process is None:
+        raise HostError(f"the daemon ended at once; {state_dir}/daemon.log says why")
+    return RunningDaemon(f"unix://{state_dir / SOCKET}", None, "native", process)
+
+
+def _start_helper(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:
+    machine = _machine(state_dir, progress)
+    progress("starting the daemon")
+    token = secrets.token_urlsafe(32)
+    token_file = state_dir / "api.token"
+    _write_private(token_file, token)
+    output, complaints = bytearray(), bytearray()
+    _put_token(machine, token_file)
+    command = [
+        *_daemon_command(Path("/var/lib/forkd"), default_cache()),
+        *("--bind", f"0.0.0.0:{DAEMON_PORT}", "--token-file", DAEMON_TOKEN_FILE, "--socket", ""),
+        *("--log", "/var/lib/forkd/daemon.log"),
+    ]
+    machine.run(command, env=_environment(), on_stdout=output.extend, on_stderr=complaints.extend)
+    _listening(bytes(output), bytes(complaints))
+    port = next(each.host_port for each in machine.forwards if each.guest_port == DAEMON_PORT)
+    return RunningDaemon(f"http://127.0.0.1:{port}", token_file, "helper", machine.process)
+
+
+def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
+    """Return the helper machine, which sees our programs and the cache of images."""
+    cache = default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    progress("preparing the helper machine")
+    kernel = find_kernel()
+    shares = (
+        Share(cache, str(cache), writable=True),
+        *(Share(each, str(each), changing=False) for each in _program_folders()),
+    )
+    config = MachineConfig(
+        kernel.image,
+        kernel.modules,
+        kernel.release,
+        shares=shares,
+        forwards=(Forward(_free_port(), DAEMON_PORT),),
+    )
+    return Machine.start(state_dir / "machine", config, progress=progress)
+
+
+def _program_folders() -> list[Path]:
+    """Return the folders with Python's packages, forkd's source, and its two programs."""
+    source = Path(forkd.__file__).resolve().parents[1]
+    found = [programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)]
+    folders = {Path(sys.prefix).resolve(), source, *found}
+    inside = {each for each in folders for other in folders - {each} if each.is_relative_to(other)}
+    return sorted(folders - inside)
+
+
+def _put_token(machine: Machine, token_file: Path) -> None:
+    script = f"umask 077 && cat > {DAEMON_TOKEN_FILE}"
+    with token_file.open("rb") as file:
+        status = machine.run(["/bin/sh", "-c", script], stdin=file.fileno())
+    if status != 0:
+        raise HostError("the helper machine did not take the daemon's token")
+
+
+def _daemon_command(state_dir: Path, cache_dir: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "forkd.daemon", "serve", "--detach"),
+        *("--state-dir", str(state_dir), "--cache-dir", str(cache_dir)),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """Return what the daemon in the helper machine must know of ours."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "FORKD_VMM": str(programs.find(programs.VMM)),
+        "FORKD_AGENT": str(programs.find(programs.AGENT)),
+    }
+
+
+def _listening(output: bytes, complaints: bytes) -> dict[str, Any]:
+    """Return what a detached daemon said when it listened.
+
+    Raises:
+        EngineError: It said, or did not even say, why it does not.
+    """
+    try:
+        said: dict[str, Any] = json.loads(output)
+        if said["event"] == "listening":
+            return said
+        raise EngineError(f"the daemon did not start: {said['message']} ({said['code']})")
+    except (ValueError, LookupError, TypeError):
+        tail = (output + complaints).decode(errors="replace").strip()[-2000:]
+        raise EngineError(f"the daemon did not start: {tail or 'it said nothing'}") from None
+
+
+def _publish(state_dir: Path, daemon: RunningDaemon) -> None:
+    said = {
+        "url": daemon.url,
+        "token_file": None if daemon.token_file is None else str(daemon.token_file),
+        "mode": daemon.mode,
+        **asdict(daemon.process),
+    }
+    _write_private(state_dir / "endpoint.json", json.dumps(said))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.unlink(missing_ok=True)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    aside.rename(path)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """Hold the folder's lock; another `up` or `down` waits for it."""
+    with (state_dir / "lock").open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

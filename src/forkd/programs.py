@@ -1,0 +1,55 @@
+"""Find the two programs that are not Python: the VMM and the guest agent.
+
+Both sides need them, the daemon to start machines and `forkd up` to try whether it could, so this
+imports nothing of either.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from forkd.errors import HostError
+
+VMM = "forkd-vmm"
+AGENT = "forkd-agent"
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+_BUILT = {
+    VMM: ("target/release/forkd-vmm", "target/x86_64-unknown-linux-gnu/release/forkd-vmm"),
+    AGENT: ("target/x86_64-unknown-linux-gnu/release/forkd-agent",),
+}
+"""Where cargo leaves them in a checkout; the agent only where it is linked statically."""
+
+_VARIABLES = {VMM: "FORKD_VMM", AGENT: "FORKD_AGENT"}
+
+
+def find(name: str) -> Path:
+    """Return the program called `name`.
+
+    It is what its variable names (`FORKD_VMM`, `FORKD_AGENT`), or is beside this Python, or was
+    built in this checkout, or is on `PATH`: the first of these.
+
+    Raises:
+        HostError: It is nowhere; `make build` makes it.
+    """
+    for path in _candidates(name):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path.absolute()
+    raise HostError(
+        f"the program {name} is nowhere to be found: `make build` makes it, and "
+        f"{_VARIABLES[name]} says where it is",
+        program=name,
+    )
+
+
+def _candidates(name: str) -> list[Path]:
+    named = os.environ.get(_VARIABLES[name])
+    if named:
+        return [Path(named)]
+    found = shutil.which(name)
+    built = [_CHECKOUT / each for each in _BUILT[name]]
+    return [Path(sys.executable).parent / name, *built, *([Path(found)] if found else [])]

@@ -1,0 +1,310 @@
+"""Find out what a host can do, by trying, and say what to do about the rest.
+
+`gather` looks and tries; `judge` is a function of what was found.  A *failed* check means that
+sandboxes cannot run here in any way; a *warning* means that something is missing or slow, or that
+`forkd up` has to go round by the helper machine; a *skipped* one could not be tried.
+
+Whether KVM can run a stock guest is tried with a guest, by `forkd-vmm probe`: that /dev/kvm can be
+opened says little, since a KVM of the PVM kind opens as well and then interprets every instruction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from forkd import programs
+from forkd.errors import HostError
+from forkd.host import cgroupfs, kvm, netlink, proc, process
+from forkd.images.kernel import newest_cached
+from forkd.images.layout import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+PROBE_TIMEOUT_S = 60.0
+"""Time that a guest of a few instructions has; under a bad KVM it takes for ever."""
+
+MEMORY_GOOD_MIB, MEMORY_LEAST_MIB = 4096, 1024
+"""Memory for a hundred sandboxes in the helper machine; for a few."""
+
+DISK_GOOD_MIB, DISK_LEAST_MIB = 10_240, 3072
+"""Space for several images and snapshots; for one of each, while it is built."""
+
+CONTROLLERS = ("cpu", "memory", "pids")
+
+BUILDERS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg"}
+OCI_TOOLS = {"skopeo": "skopeo", "umoci": "umoci"}
+QEMU = "qemu-system-x86_64"
+
+MIB = 1 << 20
+
+
+class Status(StrEnum):
+    """How a check came out."""
+
+    PASS = "PASS"  # noqa: S105 - not a password
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What was looked at.
+        status: How it came out.
+        found: What was found, in a sentence.
+        advice: What to do about it; empty if nothing.
+    """
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the daemon would keep things."""
+
+    state_dir: Path
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What `forkd-vmm probe` said: whether a stock guest ran, or why not."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A host, as far as forkd cares."""
+
+    system: str
+    architecture: str
+    is_root: bool
+    cpu_model: str
+    kvm_opens: bool
+    is_pvm: bool
+    probe: Probe | None
+    controllers: frozenset[str]
+    makes_taps: bool
+    installed: frozenset[str]
+    missing_programs: tuple[str, ...]
+    cached_kernel: str | None
+    memory_available_mib: int
+    state_free_mib: int
+    cache_free_mib: int
+
+
+def examine(places: Places) -> list[Check]:
+    """Look at this host and judge it."""
+    return judge(gather(places))
+
+
+# Effects
+
+
+def gather(places: Places) -> Facts:
+    """Look at this host, and try what can only be known by trying."""
+    return Facts(
+        system=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        is_root=os.geteuid() == 0,
+        cpu_model=proc.cpu().model,
+        kvm_opens=kvm.is_usable(),
+        is_pvm=kvm.is_pvm(),
+        probe=_probe(),
+        controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
+        makes_taps=netlink.can_make_taps(),
+        installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, QEMU))),
+        missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
+        cached_kernel=_cached_kernel(places.cache_dir),
+        memory_available_mib=proc.memory_bytes()[1] // MIB,
+        state_free_mib=_free_mib(places.state_dir),
+        cache_free_mib=_free_mib(places.cache_dir),
+    )
+
+
+def _probe() -> Probe | None:
+    """Let the VMM try a guest; None if that cannot be tried."""
+    if not kvm.is_usable() or _is_missing(programs.VMM):
+        return None
+    try:
+        done = process.run([programs.find(programs.VMM), "probe"], timeout_s=PROBE_TIMEOUT_S)
+        said = json.loads(done.stdout)
+        return Probe(bool(said["ok"]), str(said.get("reason") or ""))
+    except HostError as error:
+        return Probe(ok=False, reason=str(error).splitlines()[0])
+    except (ValueError, LookupError, TypeError) as error:
+        return Probe(ok=False, reason=f"the probe's answer makes no sense: {error}")
+
+
+def _is_missing(program: str) -> bool:
+    try:
+        programs.find(program)
+    except HostError:
+        return True
+    return False
+
+
+def _cached_kernel(folder: Path) -> str | None:
+    if not (folder / "kernels").is_dir():
+        return None
+    found = newest_cached(Cache(folder))
+    return None if found is None else str(found.image)
+
+
+def _free_mib(folder: Path) -> int:
+    """Return the space where `folder` is, or would be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free // MIB
+
+
+# Judgement
+
+
+def judge(facts: Facts) -> list[Check]:
+    """Return every check, most fundamental first."""
+    return [
+        _platform(facts),
+        _programs(facts),
+        _native(facts),
+        _helper(facts),
+        _root(facts),
+        _cgroups(facts),
+        _taps(facts),
+        _tools("images of Debian packages", BUILDERS, facts),
+        _tools("images from OCI", OCI_TOOLS, facts),
+        _kernel(facts),
+        _amount("memory", facts.memory_available_mib, MEMORY_GOOD_MIB, MEMORY_LEAST_MIB),
+        _amount("disk for snapshots", facts.state_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
+        _amount("disk for images", facts.cache_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
+    ]
+
+
+def _platform(facts: Facts) -> Check:
+    found = f"{facts.system} on {facts.architecture}, {facts.cpu_model}"
+    if facts.system.startswith("Linux") and facts.architecture == "x86_64":
+        return Check("platform", Status.PASS, found)
+    return Check("platform", Status.FAIL, found, "forkd runs on Linux on x86_64 only")
+
+
+def _programs(facts: Facts) -> Check:
+    if not facts.missing_programs:
+        return Check("programs", Status.PASS, f"{programs.VMM} and {programs.AGENT} are here")
+    missing = " and ".join(facts.missing_programs)
+    return Check("programs", Status.FAIL, f"{missing} not found", "`make build` makes them")
+
+
+def _native(facts: Facts) -> Check:
+    """Whether machines can run on this host itself."""
+    name, around = "KVM", "`forkd up` uses the helper machine instead"
+    if not facts.kvm_opens:
+        return Check(
+            name,
+            Status.WARN,
+            "/dev/kvm is missing or closed to you",
+            f"enable virtualisation in the firmware, or join the group kvm; {around}",
+        )
+    if facts.probe is not None and not facts.probe.ok:
+        return Check(name, Status.WARN, f"a stock guest does not run: {facts.probe.reason}", around)
+    if facts.is_pvm:
+        return Check(name, Status.WARN, "this KVM is PVM, which interprets stock guests", around)
+    if facts.probe is None:
+        return Check(name, Status.SKIP, "it opens, but no guest could be tried", "`make build`")
+    return Check(name, Status.PASS, "a stock guest runs")
+
+
+def _helper(facts: Facts) -> Check:
+    """Whether the helper machine could stand in."""
+    name = "helper machine"
+    if QEMU in facts.installed:
+        return Check(name, Status.PASS, f"{QEMU} is installed")
+    needed = _native(facts).status is not Status.PASS or not facts.is_root
+    status = Status.FAIL if needed else Status.SKIP
+    return Check(name, status, f"{QEMU} is not installed", "apt install qemu-system-x86")
+
+
+def _root(facts: Facts) -> Check:
+    if facts.is_root:
+        return Check("privileges", Status.PASS, "root")
+    advice = "`forkd up` uses the helper machine, which needs none; or run it as root"
+    return Check("privileges", Status.WARN, "not root", advice)
+
+
+def _cgroups(facts: Facts) -> Check:
+    missing = [each for each in CONTROLLERS if each not in facts.controllers]
+    if not missing:
+        return Check("cgroup v2", Status.PASS, f"controllers {', '.join(CONTROLLERS)}")
+    return Check(
+        "cgroup v2",
+        Status.WARN,
+        f"controllers missing: {', '.join(missing)}",
+        "forks with a limit will be refused; boot with systemd.unified_cgroup_hierarchy=1",
+    )
+
+
+def _taps(facts: Facts) -> Check:
+    if facts.makes_taps:
+        return Check("network", Status.PASS, "taps can be made")
+    advice = "forks with a network will be refused; `modprobe tun`, as root"
+    return Check("network", Status.WARN, "/dev/net/tun is missing or closed to you", advice)
+
+
+def _tools(name: str, needed: dict[str, str], facts: Facts) -> Check:
+    missing = [each for each in needed if each not in facts.installed]
+    if not missing:
+        return Check(name, Status.PASS, f"{', '.join(needed)} installed")
+    packages = " ".join(needed[each] for each in missing)
+    return Check(name, Status.WARN, f"{', '.join(missing)} missing", f"apt install {packages}")
+
+
+def _kernel(facts: Facts) -> Check:
+    if facts.cached_kernel is not None:
+        return Check("guest kernel", Status.PASS, facts.cached_kernel)
+    return Check("guest kernel", Status.WARN, "none fetched yet", "the first build fetches it")
+
+
+def _amount(name: str, mib: int, good: int, least: int) -> Check:
+    found = f"{mib} MiB free"
+    if mib >= good:
+        return Check(name, Status.PASS, found)
+    status = Status.WARN if mib >= least else Status.FAIL
+    return Check(name, status, found, f"{good} MiB are good, {least} MiB the least")
+
+
+# Report
+
+
+def exit_status(found: Iterable[Check]) -> int:
+    """Return 1 if something keeps sandboxes from running here, else 0."""
+    return int(any(each.status is Status.FAIL for each in found))
+
+
+def as_json(found: Iterable[Check]) -> str:
+    """Return the checks as one JSON document."""
+    return json.dumps([asdict(each) for each in found], indent=2)
+
+
+def as_text(found: Iterable[Check]) -> str:
+    """Return the checks for a person, each with what to do about it."""
+    lines: list[str] = []
+    for each in found:
+        lines.append(f"{each.status:4}  {each.name}: {each.found}")
+        if each.advice and each.status is not Status.PASS:
+            lines.append(f"      -> {each.advice}")
+    return "\n".join(lines)
