@@ -4,13 +4,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMPS := build/stamps
-AGENT_TARGET := x86_64-unknown-linux-gnu
 IN_MACHINE := $(BIN)/python tools/in_machine.py
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup build kernel check format lint types layers budgets test test-rust \
+.PHONY: help setup build check static format lint types layers budgets test test-rust \
         test-native test-machine shell machine-up machine-down in-machine bench demo gen lock clean
 
 help: ## Show this list
@@ -33,11 +32,10 @@ build: setup ## Build the VMM and the guest agent into build/bin
 	@tools/check_rust
 	@tools/build_binaries
 
-kernel: setup ## Fetch the Debian kernel that guests and the helper machine boot
-	@$(BIN)/python tools/fetch_kernel.py
-
-check: setup format lint types layers budgets ## Format, lint, types, layers, budgets, unit and contract tests
+check: setup static ## Format, lint, types, layers, budgets, unit and contract tests
 	@$(BIN)/pytest -q -p no:cacheprovider tests/unit tests/contract
+
+static: format lint types layers budgets
 
 format:
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
@@ -56,7 +54,7 @@ layers:
 budgets:
 	@$(BIN)/python tools/check_repo.py
 
-test: build kernel ## Run everything, and say what ran where
+test: build ## Run everything, and say what ran where
 	@$(BIN)/python tools/test_all.py
 
 test-rust: setup ## Rust tests that need no KVM
@@ -65,25 +63,25 @@ test-rust: setup ## Rust tests that need no KVM
 test-native: build ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
-test-machine: build kernel ## Functional tests in the helper machine; K=word selects, ARGS=… adds
+test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
 	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional)
 
-shell: build kernel ## A shell in the helper machine
+shell: build ## A shell in the helper machine
 	@$(IN_MACHINE) shell
 
-machine-up: kernel ## Start the development helper machine
+machine-up: setup ## Start the development helper machine
 	@$(IN_MACHINE) up
 
 machine-down: ## Stop it
 	@$(IN_MACHINE) down
 
-in-machine: kernel ## Run CMD='…' in it
+in-machine: setup ## Run CMD='…' in it
 	@$(IN_MACHINE) run -- sh -c '$(CMD)'
 
-bench: build kernel ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
+bench: build ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-demo: build kernel ## Fork a hundred Linux machines from a warm one
+demo: build ## Fork a hundred Linux machines from a warm one
 	@$(BIN)/python -m tools.demo $(ARGS)
 
 gen: setup ## Write every generated file

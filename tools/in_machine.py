@@ -6,9 +6,9 @@
     tools/in_machine.py shell       an interactive shell
 
 Inside, the checkout is at its own path, read-only, and shows changes at once;
-so is the cache of kernels and images.  The rest of the host's root is as it was
-when the machine started, under a layer that forgets.  The host's /tmp is at
-/host/tmp; /var/lib/forkd is a disk that lasts.
+so is the cache of kernels and images.  The virtual environment and the rest of
+the host's root are as they were when the machine started, under a layer that
+forgets.  The host's /tmp is at /host/tmp; /var/lib/forkd is a disk that lasts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError, NotFound
 from forkd.machine import Machine, MachineConfig, Share, find_kernel
 from forkd.machine.kernel import default_cache
 from forkd.machine.terminal import run_in_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "build" / "machine"
@@ -43,7 +48,7 @@ def main() -> int:
     try:
         return act(arguments.action, command)
     except ForkdError as error:
-        print(f"error: {error} ({error.code})", file=sys.stderr)
+        say(f"error: {error} ({error.code})")
         return 125
 
 
@@ -53,7 +58,7 @@ def act(action: str, command: list[str]) -> int:
         try:
             Machine.attach(STATE).stop()
         except NotFound:
-            print("no machine runs", file=sys.stderr)
+            say("no machine runs")
         return 0
     machine = development_machine()
     if action == "up":
@@ -66,12 +71,21 @@ def development_machine() -> Machine:
     try:
         return Machine.attach(STATE)
     except NotFound:
-        kernel = find_kernel()
-    shares = [Share(ROOT, str(ROOT)), Share(Path("/tmp"), "/host/tmp")]
-    default_cache().mkdir(parents=True, exist_ok=True)
-    shares.append(Share(default_cache(), str(default_cache())))
-    config = MachineConfig(kernel.image, kernel.modules, kernel.release, shares=tuple(shares))
-    return Machine.start(STATE, config, progress=lambda text: print(text, file=sys.stderr))
+        return Machine.start(STATE, checkout_config(), progress=say)
+
+
+def checkout_config() -> MachineConfig:
+    """Return a machine that sees this checkout, its cache, and the host's /tmp."""
+    kernel = find_kernel()
+    venv, cache = ROOT / ".venv", default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    shares = (
+        Share(ROOT, str(ROOT)),
+        Share(venv, str(venv), changing=False),
+        Share(cache, str(cache)),
+        Share(Path(tempfile.gettempdir()), "/host/tmp"),
+    )
+    return MachineConfig(kernel.image, kernel.modules, kernel.release, shares=shares)
 
 
 def run(machine: Machine, command: list[str]) -> int:
@@ -81,6 +95,11 @@ def run(machine: Machine, command: list[str]) -> int:
     cwd = str(here) if here.is_relative_to(ROOT) else str(ROOT)
     if sys.stdin.isatty() and sys.stdout.isatty():
         return run_in_terminal(machine, command, env=environment(), cwd=cwd)
+    return run_with_streams(machine, command, cwd=cwd)
+
+
+def run_with_streams(machine: Machine, command: list[str], *, cwd: str) -> int:
+    """Run `command` with our standard streams; return its exit code."""
     return machine.run(
         command, env=environment(), cwd=cwd, stdin=sys.stdin.fileno(),
         on_stdout=_writer(sys.stdout.fileno()), on_stderr=_writer(sys.stderr.fileno()),
@@ -103,7 +122,12 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _writer(descriptor: int):
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    sys.stderr.write(f"{text}\n")
+
+
+def _writer(descriptor: int) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:

@@ -41,7 +41,7 @@ ENDING_DEADLINE_S = 10.0
 MARK = "FORKD_TEST_RUN"
 """Environment variable by which a process is known to be ours."""
 
-FILE_PATTERNS = ("/tmp/forkd*", "/run/forkd*", "/run/forkd/*", "/dev/shm/forkd*")  # noqa: S108
+FILE_PATTERNS = ("/tmp/forkd*", "/run/forkd*", "/run/forkd/*", "/dev/shm/forkd*")
 """Where forkd may put files outside the folders that a test gives it."""
 
 CGROUPS = Path("/sys/fs/cgroup")

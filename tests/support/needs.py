@@ -8,6 +8,9 @@ An unmet need skips the test on a laptop.  With `--strict-needs`, which CI and
 the helper machine always pass, it fails instead: a suite that silently skips
 is a suite that does not exist.  A need that only the host outside can meet,
 such as the network, is waived there by name: `--waive-needs network`.
+
+So that each test runs once, `--unmet-to FILE` lists what was skipped here, and
+`--unmet-from FILE` runs only that elsewhere.
 """
 
 from __future__ import annotations
@@ -83,14 +86,26 @@ def unmet(item: pytest.Item) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--strict-needs", action="store_true", help="fail, not skip, on an unmet need")
-    parser.addoption(
-        "--waive-needs", default="", metavar="NEED,…", help="needs that may skip even so"
-    )
+    group = parser.getgroup("needs")
+    group.addoption("--strict-needs", action="store_true", help="fail, not skip, on an unmet need")
+    group.addoption("--waive-needs", default="", metavar="NEED,…", help="may skip even so")
+    group.addoption("--unmet-to", type=Path, metavar="FILE", help="list tests skipped for a need")
+    group.addoption("--unmet-from", type=Path, metavar="FILE", help="run only the tests listed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*what): host features this test requires")
+    if (listing := config.getoption("--unmet-to")) is not None:
+        listing.write_text("", encoding="utf-8")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (listing := config.getoption("--unmet-from")) is None:
+        return
+    wanted = set(listing.read_text(encoding="utf-8").splitlines())
+    left_out = [item for item in items if item.nodeid not in wanted]
+    items[:] = [item for item in items if item.nodeid in wanted]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -101,4 +116,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     waived = set(item.config.getoption("--waive-needs").split(","))
     if item.config.getoption("--strict-needs") and not waived.issuperset(missing):
         pytest.fail(reason, pytrace=False)
+    if (listing := item.config.getoption("--unmet-to")) is not None:
+        with listing.open("a", encoding="utf-8") as file:
+            file.write(f"{item.nodeid}\n")
     pytest.skip(reason)

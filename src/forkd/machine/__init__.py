@@ -1,6 +1,11 @@
-"""The helper machine: a QEMU machine that has a real KVM where the host has none."""
+"""The helper machine: a QEMU machine that has a real KVM where the host has none.
 
-from forkd.machine.config import Accel, Forward, MachineConfig, Share
+Part of the client side, so that the CLI can start one; it loads no host code.
+Why it is as it is: docs/adr/0003.
+"""
+
+from forkd.machine.accel import Accel
+from forkd.machine.config import Forward, MachineConfig, Share
 from forkd.machine.kernel import Kernel, find_kernel
 from forkd.machine.machine import Machine
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
+from forkd.machine.accel import Accel, default_accel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CPUS_MAX = 8
 """Most virtual CPUs; beyond that emulated ones spend their time on each other."""
@@ -27,13 +30,6 @@ STATE_DISK_GIB = 64
 
 SHARES_MAX = 16
 """Most shared folders; each takes one PCI slot."""
-
-
-class Accel(StrEnum):
-    """How QEMU runs the helper machine's code."""
-
-    KVM = "kvm"
-    TCG = "tcg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class MachineConfig:
     kernel: Path
     modules: Path
     release: str
-    accel: Accel = Accel.TCG
+    accel: Accel = field(default_factory=default_accel)
     cpus: int = field(default_factory=default_cpus)
     memory_mib: int = field(default_factory=default_memory_mib)
     shares: tuple[Share, ...] = ()

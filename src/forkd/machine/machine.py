@@ -108,7 +108,7 @@ class Machine:
         endpoint = client.Endpoint(record["executor_port"], token)
         return cls(state_dir.resolve(), process, endpoint, forwards)
 
-    def run(
+    def run(  # noqa: PLR0913 - what a process is given; all but the first by keyword
         self,
         args: Sequence[str],
         *,
@@ -200,7 +200,7 @@ def _prepare(state_dir: Path, config: MachineConfig) -> None:
 def _write_private(path: Path, data: bytes) -> None:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 
 
@@ -211,7 +211,7 @@ def _make_disk(path: Path) -> None:
     options = "lazy_itable_init=0,lazy_journal_init=0,assume_storage_prezeroed=1"
     arguments = ["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-i", "65536", "-E", options]
     try:
-        subprocess.run(
+        subprocess.run(  # noqa: S603 - constants and a path of ours
             [*arguments, str(partial), f"{STATE_DISK_GIB}G"],
             check=True, capture_output=True, timeout=BOOT_DEADLINE_S,
         )  # fmt: skip

@@ -10,12 +10,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from forkd.machine.config import Accel, MachineConfig
+from forkd.machine.accel import Accel
 from forkd.machine.executor import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from forkd.machine.config import MachineConfig
 
 PROGRAM = "qemu-system-x86_64"
 

@@ -1,0 +1,147 @@
+"""Run every suite where it can run, and say at the end what ran where.
+
+A suite that fails does not keep later ones from running: one run shows all that
+is broken.  Tests whose needs this host does not meet run in the helper machine,
+and only those, so that each test runs once.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "results"
+UNMET = RESULTS / "unmet.txt"
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+FUNCTIONAL = tuple(
+    str(path.relative_to(ROOT))
+    for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
+    if path.is_dir()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Something to run.
+
+    Attributes:
+        name: As the table shows it.
+        place: Where it runs.
+        command: How.
+        junit: What it leaves its counts in; None if it prints them as cargo does.
+    """
+
+    name: str
+    place: str
+    command: tuple[str, ...]
+    junit: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a suite went; counts are None where it has none."""
+
+    suite: Suite
+    passed: bool
+    duration_s: float
+    counts: tuple[int, int, int] | None
+
+
+def suites() -> list[Suite]:
+    """Return all suites in the order in which they run, quick ones first."""
+    native, inside = RESULTS / "native.xml", RESULTS / "machine.xml"
+    return [
+        Suite("format, lint, types, layers", "this host", ("make", "static")),
+        Suite("Rust", "this host", ("make", "test-rust")),
+        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
+        _pytest("functional", native, "--unmet-to", str(UNMET), *FUNCTIONAL),
+        Suite(
+            "functional, needs KVM or root",
+            "helper machine",
+            (sys.executable, "-m", "tests.machine.run", "--fresh", "--junit", str(inside),
+             "-q", "--unmet-from", str(UNMET.relative_to(ROOT)), *FUNCTIONAL),
+            inside,
+        ),
+    ]  # fmt: skip
+
+
+def _pytest(name: str, junit: Path, *arguments: str) -> Suite:
+    return Suite(name, "this host", (*PYTEST, f"--junitxml={junit}", *arguments), junit)
+
+
+def run(suite: Suite) -> Outcome:
+    """Run one suite, its output passing through."""
+    sys.stdout.write(f"\n== {suite.name}, on {suite.place}\n")
+    sys.stdout.flush()
+    began_s = time.monotonic()
+    if suite.junit is not None:
+        suite.junit.unlink(missing_ok=True)
+        status, output = subprocess.run(suite.command, cwd=ROOT, check=False).returncode, ""  # noqa: S603 - ours
+    else:
+        status, output = _tee(suite.command)
+    counts = counts_of_junit(suite.junit) if suite.junit else counts_of_cargo(output)
+    return Outcome(suite, status == 0, time.monotonic() - began_s, counts)
+
+
+def _tee(command: tuple[str, ...]) -> tuple[int, str]:
+    lines = []
+    with subprocess.Popen(  # noqa: S603 - ours
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            lines.append(line)
+    return process.returncode, "".join(lines)
+
+
+def counts_of_junit(path: Path) -> tuple[int, int, int] | None:
+    """Return how many tests passed, failed and were skipped; None without a file."""
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    total = failed = skipped = 0
+    for suite in ET.parse(path).getroot().iter("testsuite"):  # noqa: S314 - pytest wrote it
+        total += int(suite.get("tests", 0))
+        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    return total - failed - skipped, failed, skipped
+
+
+def counts_of_cargo(output: str) -> tuple[int, int, int] | None:
+    """Return the sums of cargo's `test result` lines; None if there are none."""
+    found = re.findall(r"test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored", output)
+    if not found:
+        return None
+    passed, failed, skipped = (sum(map(int, column)) for column in zip(*found, strict=True))
+    return passed, failed, skipped
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return what ran where, one line each."""
+    lines = [f"{'suite':32}{'where':16}{'passed':>7}{'failed':>7}{'skipped':>8}{'time':>8}"]
+    for outcome in outcomes:
+        counts = outcome.counts or (("ok" if outcome.passed else "-"), "-", "-")
+        numbers = f"{counts[0]:>7}{counts[1]:>7}{counts[2]:>8}"
+        verdict = "" if outcome.passed else "  FAILED"
+        lines.append(
+            f"{outcome.suite.name:32}{outcome.suite.place:16}{numbers}"
+            f"{outcome.duration_s:>7.0f}s{verdict}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run all suites, print the table; fail if any did."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    outcomes = [run(suite) for suite in suites()]
+    sys.stdout.write(f"\n{table(outcomes)}\n")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
