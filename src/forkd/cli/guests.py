@@ -19,6 +19,7 @@ from forkd.cli.context import (
     shared,
 )
 from forkd.errors import ForkdError, InvalidRequest
+from forkd.wire.limits import TIMEOUT_SECS_DEFAULT
 
 if TYPE_CHECKING:
     from forkd import EvalResult
@@ -49,16 +50,16 @@ def exec_(  # noqa: PLR0913 - one for each option
     json: Json = False,
 ) -> None:
     """Run a program in a sandbox, with this command's streams, and end as it ends."""
+    program = args[1:] if args[0] == "--" else args
     options: ExecOptions = {"env": _environment(env or []), "cwd": cwd, "user": user}
     try:
         with shared.client(as_json=json) as client:
             found = client.sandboxes.get(sandbox)
             if json:
-                limit = {} if timeout is None else {"timeout_s": timeout}
-                result = found.exec(args, **limit, **options)
+                result = found.exec(program, timeout_s=timeout or TIMEOUT_SECS_DEFAULT, **options)
                 render.document(result)
                 raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
-            ended = attached(found, args, options, tty=tty, stdin=not no_stdin, timeout_s=timeout)
+            ended = attached(found, program, options, tty=tty, stdin=not no_stdin, timeout_s=timeout)
     except ForkdError as error:
         render.failure(error, as_json=json)
         missing = error.context.get("guest_code") in {"exec_failed", "not_found"}

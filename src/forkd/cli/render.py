@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from forkd.errors import ForkdError
-    from forkd.wire.v1 import ProgressEvent
 
 WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
@@ -66,7 +65,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def note(text: str) -> None:
     """Say something to whoever watches."""
-    errors.print(text, markup=False)
+    errors.print(text, markup=False, soft_wrap=True)
 
 
 def failure(error: ForkdError, *, as_json: bool) -> None:
@@ -81,6 +80,17 @@ def failure(error: ForkdError, *, as_json: bool) -> None:
         errors.print(f"hint: {hint}", markup=False, soft_wrap=True)
 
 
+class Step(Protocol):
+    """One step of a long operation, the daemon's or our own."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def fraction(self) -> float | None: ...
+
+
 @dataclass
 class Steps:
     """A long operation's steps: a bar on a terminal, lines elsewhere, nothing with `--json`."""
@@ -88,7 +98,7 @@ class Steps:
     bar: Progress
     shown: Callable[[str, str, float | None], None]
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: Step) -> None:
         """Show one step."""
         self.shown(event.stage, event.message, event.fraction)
 

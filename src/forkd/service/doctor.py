@@ -164,7 +164,7 @@ def _cached_kernel(folder: Path) -> str | None:
     if not (folder / "kernels").is_dir():
         return None
     found = newest_cached(Cache(folder))
-    return None if found is None else str(found.image)
+    return None if found is None else found.version
 
 
 def _free_mib(folder: Path) -> int:

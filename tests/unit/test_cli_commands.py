@@ -1,0 +1,323 @@
+"""The command does what the SDK does, prints it twice over, and ends with a documented status."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fake_service import a_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.cli import Ended
+    from tests.support.daemon import RunningDaemon
+
+    Forkd = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def snapshots(daemon: RunningDaemon) -> None:
+    daemon.service.snapshots = {each: a_snapshot(each) for each in ("warm", "is-flaky", "is-broken")}
+
+
+@pytest.fixture
+def sandbox(forkd: Forkd) -> str:
+    return forkd("fork", "warm").out.strip()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    folder = tmp_path / "good"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text("")
+    return folder
+
+
+def test_a_snapshot_is_baked_from_a_folder(forkd: Forkd, recipe: Path) -> None:
+    ended = forkd("snapshot", "create", "new", "--recipe", str(recipe))
+
+    assert ended.code == 0
+    assert "booting" in ended.err
+    assert "snapshot new: 512 MiB, 1 vCPUs" in ended.err
+
+
+def test_a_baked_snapshot_is_one_json_document(forkd: Forkd, recipe: Path) -> None:
+    ended = forkd("snapshot", "create", "new", "-r", str(recipe), "--json")
+
+    assert (ended.document["tag"], ended.document["bootable"], ended.err) == ("new", True, "")
+
+
+def test_a_recipe_that_does_not_exist_is_named_beside_those_that_do(
+    forkd: Forkd, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = recipe.parent / "recipes"
+    shelf.mkdir()
+    recipe.rename(shelf / "some-recipe")
+    monkeypatch.chdir(recipe.parent)
+
+    ended = forkd("snapshot", "create", "new", "-r", "nothing")
+
+    assert ended.code == 3
+    assert "no recipe 'nothing'" in ended.err
+    assert "some-recipe" in ended.err
+
+
+def test_an_image_is_built(forkd: Forkd, recipe: Path) -> None:
+    (recipe / "recipe.toml").rename(recipe / "good.toml")
+
+    ended = forkd("build", str(recipe / "good.toml"), "--json")
+
+    assert ended.document["key"] == "key"
+
+
+def test_snapshots_are_listed_described_and_removed(forkd: Forkd) -> None:
+    assert [each["tag"] for each in forkd("snapshot", "ls", "--json").document] == [
+        "is-broken",
+        "is-flaky",
+        "warm",
+    ]
+    assert "512 MiB" in forkd("snapshot", "ls").out
+    assert "/var/lib/forkd/snapshots/warm" in forkd("snapshot", "info", "warm").out
+    assert forkd("snapshot", "rm", "warm", "is-flaky", "--json").document == {
+        "removed": ["warm", "is-flaky"]
+    }
+
+
+def test_a_fork_prints_ids_alone_on_standard_output(forkd: Forkd) -> None:
+    ended = forkd("fork", "warm", "-n", "3", "--memory", "64")
+
+    listed = forkd("ls", "--quiet")
+    assert ended.code == 0
+    assert ended.out.splitlines() == listed.out.splitlines()
+    assert len(ended.out.splitlines()) == 3
+    assert "3 ready, 0 failed" in ended.err
+
+
+def test_a_fork_that_fails_in_part_says_what_failed_and_ends_with_1(forkd: Forkd) -> None:
+    ended = forkd("fork", "is-flaky", "-n", "4")
+
+    assert ended.code == 1
+    assert len(ended.out.splitlines()) == 2
+    assert "failed in agent: no answer (guest)" in ended.err
+
+
+def test_a_fork_that_fails_in_part_is_one_json_list(forkd: Forkd) -> None:
+    ended = forkd("fork", "is-flaky", "-n", "2", "--json")
+
+    assert [each["status"] for each in ended.document] == ["running", "failed"]
+
+
+def test_all_or_nothing_leaves_nothing(forkd: Forkd) -> None:
+    assert forkd("fork", "is-flaky", "-n", "2", "--all-or-nothing").code == 1
+    assert forkd("ls", "--quiet").out == ""
+
+
+def test_sandboxes_are_listed_in_a_table_that_no_pipe_cuts(forkd: Forkd, sandbox: str) -> None:
+    line = forkd("ls").out.splitlines()[1]
+
+    assert line.split()[:4] == [sandbox, "warm", "running", "4711"]
+
+
+def test_sandboxes_are_killed_by_id_by_tag_and_all(forkd: Forkd, sandbox: str) -> None:
+    forkd("fork", "warm", "-n", "2")
+    forkd("fork", "is-flaky", "-n", "1")
+
+    assert forkd("kill", sandbox, "--json").document == {"killed": [sandbox]}
+    assert "2 killed" in forkd("kill", "--tag", "warm").err
+    assert "1 killed" in forkd("kill", "--all").err
+
+
+@pytest.mark.parametrize("args", [[], ["--all", "--tag", "warm"]])
+def test_killing_wants_to_know_whom(forkd: Forkd, args: list[str]) -> None:
+    assert forkd("kill", *args).code == 2
+
+
+def test_an_evaluation_prints_what_a_prompt_would(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("eval", sandbox, "print('hi')\n6 * 7")
+
+    assert (ended.code, ended.out) == (0, "hi\n42\n")
+
+
+def test_code_comes_from_a_file_or_standard_input(
+    forkd: Forkd, sandbox: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code.py").write_text("'file'")
+
+    assert forkd("eval", sandbox, "--file", str(tmp_path / "code.py")).out == "'file'\n"
+    assert forkd("eval", sandbox, "-", stdin=b"'input'").out == "'input'\n"
+    assert forkd("eval", sandbox).code == 2
+
+
+def test_an_exception_in_code_is_its_traceback_and_status_1(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("eval", sandbox, "1 / 0")
+
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_an_evaluation_as_json_has_its_value(forkd: Forkd, sandbox: str) -> None:
+    document = forkd("eval", sandbox, "[1, 'x']", "--json").document
+
+    assert (document["value"], document["error"]) == ([1, "x"], None)
+
+
+def test_code_out_of_time_ends_with_124(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("eval", sandbox, "0", "--timeout", "0.5").code == 124
+
+
+def test_a_program_has_our_streams_and_we_its_exit_code(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("exec", sandbox, "fail")
+    assert (ended.code, ended.out) == (0, "out")
+    assert ended.err.startswith("err ")
+
+    assert forkd("exec", sandbox, "--", "exit", "7").code == 7
+    assert forkd("exec", sandbox, "cat", stdin=b"to and fro").out == "to and fro"
+
+
+def test_options_after_the_program_are_the_programs(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("exec", sandbox, "echo", "--json", "-n").out == "--json -n\n"
+
+
+def test_a_program_gets_variables_and_no_others(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("exec", "-e", "A=1", "-e", "B=x=y", sandbox, "env")
+
+    assert json.loads(ended.out) == {"A": "1", "B": "x=y"}
+    assert forkd("exec", "-e", "=1", sandbox, "env").code == 2
+
+
+def test_a_programs_result_as_json_has_both_outputs(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("exec", "--json", sandbox, "fail")
+
+    assert (ended.document["stdout"], ended.document["truncated"]) == ("out", False)
+
+
+def test_a_program_that_does_not_exist_ends_with_127(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("exec", sandbox, "nope")
+
+    assert ended.code == 127
+    assert "error: nope: no such program (guest)" in ended.err
+
+
+def test_a_program_in_no_sandbox_ends_with_125(forkd: Forkd) -> None:
+    assert forkd("exec", "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", "true").code == 125
+
+
+def test_a_terminal_is_wanted_where_there_is_none(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("exec", "--tty", sandbox, "cat")
+
+    assert ended.code == 125
+    assert "terminal" in ended.err
+
+
+def test_a_file_is_copied_there_and_back(forkd: Forkd, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\0\xff")
+    (tmp_path / "a").chmod(0o750)
+
+    assert forkd("cp", str(tmp_path / "a"), f"{sandbox}:/tmp").code == 0
+    there_and_back = forkd("cp", f"{sandbox}:/tmp/a", str(tmp_path / "b"), "--json")
+
+    assert there_and_back.document == {"files": 1, "bytes": 2, "skipped": []}
+    assert (tmp_path / "b").read_bytes() == b"\0\xff"
+    assert not list(tmp_path.glob("tmp*"))
+
+
+def test_a_folder_is_copied_whole_without_its_links(
+    forkd: Forkd, sandbox: str, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "file").write_text("x")
+    (tree / "link").symlink_to("/etc/passwd")
+
+    up = forkd("cp", str(tree), f"{sandbox}:/root/")
+    down = forkd("cp", f"{sandbox}:/root/tree", str(tmp_path / "back"))
+
+    assert (up.code, down.code) == (1, 0)
+    assert f"left out: {tree}/link" in up.err
+    assert (tmp_path / "back" / "deep" / "file").read_text() == "x"
+    assert not (tmp_path / "back" / "link").exists()
+
+
+def test_a_guest_cannot_name_a_file_outside_the_target(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, tmp_path: Path
+) -> None:
+    guest = next(iter(daemon.service.guests.values()))
+    guest.folders.add("/root/..")
+    (tmp_path / "target").mkdir()
+
+    ended = forkd("cp", f"{sandbox}:/root", str(tmp_path / "target" / "new"))
+
+    assert ended.code == 2
+    assert "'..'" in ended.err
+
+
+def test_a_copy_within_one_host_is_refused(forkd: Forkd) -> None:
+    assert forkd("cp", "/a", "/b").code == 2
+
+
+def test_a_file_that_is_missing_ends_with_3(forkd: Forkd, sandbox: str, tmp_path: Path) -> None:
+    assert forkd("cp", f"{sandbox}:/nothing", str(tmp_path)).code == 3
+    assert forkd("cp", str(tmp_path / "nothing"), f"{sandbox}:/tmp").code == 3
+
+
+def test_logs_are_printed(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("logs", sandbox).out == "Linux version 6.1.0\n"
+    assert forkd("logs", sandbox, "--json").document["log"] == "Linux version 6.1.0\n"
+
+
+def test_the_host_is_shown(forkd: Forkd) -> None:
+    assert "Fake CPU" in forkd("host").out
+    assert forkd("host", "--json").document["cpus"] == 2
+
+
+def test_an_unknown_tag_is_an_error_a_hint_and_status_3(forkd: Forkd) -> None:
+    ended = forkd("fork", "nothing")
+
+    assert ended.code == 3
+    assert ended.err.splitlines() == [
+        "error: there is no snapshot nothing (not_found)",
+        "hint: `forkd ls` and `forkd snapshot ls` show what there is",
+    ]
+
+
+def test_an_error_as_json_has_its_code(forkd: Forkd) -> None:
+    said = json.loads(forkd("fork", "nothing", "--json").err)
+
+    assert (said["code"], said["context"]) == ("not_found", {"tag": "nothing"})
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["fork", "warm", "-n", "0"], 2),
+        (["fork", "warm", "-n", "10001"], 2),
+        (["fork", "../warm"], 2),
+        (["snapshot", "rm", "a..b"], 2),
+        (["--url", "ftp://x", "ls"], 2),
+        (["--url", "http://127.0.0.1:1", "ls"], 7),
+        (["nonsense"], 2),
+    ],
+)
+def test_each_kind_of_error_has_its_status(forkd: Forkd, args: list[str], code: int) -> None:
+    ended = forkd(*args)
+
+    assert ended.code == code
+    assert "Traceback" not in ended.err
+
+
+def test_a_wrong_token_ends_with_5(forkd: Forkd, daemon: RunningDaemon) -> None:
+    ended = forkd("--url", daemon.tcp_url, "--token", "wrong", "ls")
+
+    assert ended.code == 5
+    assert "FORKD_TOKEN" in ended.err
+
+
+def test_a_conflict_ends_with_4(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("snapshot", "rm", "warm")
+
+    assert ended.code == 4
+    assert sandbox in ended.err
