@@ -1,0 +1,1 @@
+"""Measure what forkd costs; README.md has the method."""

@@ -1,0 +1,202 @@
+"""`make bench`: measure in one go where KVM works, show the figures, keep them.
+
+    python -m benchmarks [--quick] [--recipe FOLDER] [--output FILE]
+
+Where this host's KVM runs a stock guest the measuring happens here, else in the helper machine.
+The image is built here in either case.  What is written: `build/bench.json`, and the plots
+`build/bench.svg` and `build/bench.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import report
+from forkd import programs
+from forkd.errors import EngineError, ForkdError, HostError, NotFound
+from forkd.machine import Machine
+from forkd.machine.build import build_image
+from forkd.machine.kernel import default_cache
+from forkd.machine.lifecycle import why_not_native
+from tools import in_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOOR = "forkd-floor"
+
+PLACE_HELPER = "helper machine"
+WORK_HELPER = "/var/lib/forkd"
+"""The helper machine's disk; its other folders are memory."""
+
+console = Console(stderr=True, highlight=False)
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure forkd.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
+    options = parser.parse_args()
+    try:
+        bench = measure(options.recipe.absolute(), quick=options.quick)
+    except ForkdError as error:
+        console.print(f"error: {error} ({error.code})", markup=False)
+        return 1
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(bench, indent=2) + "\n")
+    report.show(bench)
+    for suffix in (".svg", ".png"):
+        report.plot(bench, options.output.with_suffix(suffix))
+    console.print(f"written: {options.output}, and plots beside it")
+    return 0
+
+
+def measure(recipe: Path, *, quick: bool) -> dict[str, Any]:
+    """Build the image, measure where KVM works, and return the figures.
+
+    Raises:
+        ForkdError: Something is missing, or the measuring failed.
+    """
+    with _progress() as bar:
+        build_image(recipe, lambda step: bar.tell(step.message, None))
+        bar.tell("looking for a usable KVM", None)
+        reason = why_not_native()
+        if reason is None:
+            place, work = "this host", tempfile.gettempdir()
+        else:
+            place, work = PLACE_HELPER, WORK_HELPER
+        follower = _Follower(bar.tell)
+        command = _command(recipe, place, work) + (["--quick"] if quick else [])
+        if reason is None:
+            _run_here(command, follower)
+        else:
+            with _helper(lambda text: bar.tell(text, None)) as machine:
+                _run_inside(machine, command, follower)
+    return follower.result()
+
+
+def _command(recipe: Path, place: str, work: str) -> list[str]:
+    vmm, agent = programs.find(programs.VMM), programs.find(programs.AGENT)
+    return [
+        *(sys.executable, "-m", "benchmarks.run", "--place", place, "--work", work),
+        *("--vmm", str(vmm), "--agent", str(agent), "--floor", str(find_floor(vmm))),
+        *("--cache", str(default_cache()), "--recipe", str(recipe)),
+    ]
+
+
+def find_floor(vmm: Path) -> Path:
+    """Return the floor program that was built with `vmm`.
+
+    Raises:
+        HostError: It is nowhere.
+    """
+    for folder in (vmm.resolve().parent, ROOT / "target" / "release"):
+        if (folder / FLOOR).is_file():
+            return folder / FLOOR
+    raise HostError(f"{FLOOR} is not built: `make build` makes it", program=FLOOR)
+
+
+def _run_here(command: list[str], follower: _Follower) -> None:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:  # noqa: S603 - ours
+        for line in process.stdout or ():
+            follower.feed(line)
+
+
+def _run_inside(machine: Machine, command: list[str], follower: _Follower) -> None:
+    in_machine.compile_sources()
+    complaints = bytearray()
+    machine.run(
+        command,
+        cwd=str(ROOT),
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        on_stdout=follower.feed,
+        on_stderr=complaints.extend,
+    )
+    if complaints:
+        console.print(complaints.decode(errors="replace"), markup=False)
+
+
+@contextmanager
+def _helper(tell: Callable[[str], object]) -> Iterator[Machine]:
+    """Give the development machine; it is stopped again only if it did not run before."""
+    try:
+        yield Machine.attach(in_machine.STATE)
+    except NotFound:
+        machine = Machine.start(in_machine.STATE, in_machine.checkout_config(), progress=tell)
+        try:
+            yield machine
+        finally:
+            machine.stop()
+
+
+class _Follower:
+    """Reads the events of a run, piece by piece."""
+
+    def __init__(self, tell: Callable[[str, float | None], object]) -> None:
+        self._tell = tell
+        self._rest = b""
+        self._last: dict[str, Any] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Take what the run wrote."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._last = json.loads(line)
+            if self._last["event"] == "progress":
+                self._tell(self._last["message"], self._last.get("fraction"))
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures.
+
+        Raises:
+            EngineError: The run ended without any.
+        """
+        match self._last:
+            case {"event": "result", "bench": dict(bench)}:
+                return bench
+            case {"event": "failed", "message": str(message)}:
+                raise EngineError(f"measuring failed: {message}")
+        raise EngineError("measuring ended without a result; what it said is above")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A progress bar, or lines where there is no terminal."""
+
+    progress: Progress
+    task: Any
+
+    def tell(self, message: str, fraction: float | None) -> None:
+        """Show that `message` has begun."""
+        if not console.is_terminal:
+            console.print(message, markup=False)
+        elif fraction is None:
+            self.progress.update(self.task, description=message)
+        else:
+            self.progress.update(self.task, description=message, total=1.0, completed=fraction)
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar]:
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress, progress.add_task("", total=None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

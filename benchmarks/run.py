@@ -1,0 +1,234 @@
+"""Measure everything once, on this machine: `python -m benchmarks.run --help`.
+
+Standard output is one JSON object per line: `{"event":"progress","fraction","message"}`
+as it goes, and `{"event":"result","bench":…}` or `{"event":"failed","code","message"}` at its end.
+`python -m benchmarks` starts this where KVM works, and shows what it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import bed, questions
+from benchmarks.floor import Floor
+from benchmarks.harness import (
+    MIB,
+    Json,
+    Weight,
+    available_mib,
+    machine,
+    median,
+    quantile,
+    summary,
+    weight,
+)
+from forkd.errors import ForkdError
+from forkd.host import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPEATS = {1: 10, 10: 5, 100: 5, 1000: 1}
+"""How many rounds of each width a full run measures; one cold round comes before all."""
+
+REPEATS_QUICK = {1: 5, 10: 2, 100: 2}
+"""The same, when nobody wants to wait for a thousand."""
+
+WIDTH = 100
+"""The width that the budgets are stated for."""
+
+FLOORS_OF_ONE = 3
+"""Floor rounds beside one fork of one child: a single child's latency varies most."""
+
+
+@dataclass(slots=True)
+class Width:
+    """What was measured of forks of one width."""
+
+    n: int
+    floor: Floor
+    answered_ms: list[float] = field(default_factory=list)
+    ready_ms: list[float] = field(default_factory=list)
+    own_ms: list[float] = field(default_factory=list)
+    first_eval_ms: list[float] = field(default_factory=list)
+    first_eval_wall_ms: list[float] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=dict)
+    weights: list[Weight] = field(default_factory=list)
+    taken_mib: list[float] = field(default_factory=list)
+
+    def note(self, herd: bed.Herd) -> None:
+        """Keep the times of a herd that nobody asked anything before all were ready."""
+        self.answered_ms.append(herd.answered_ms)
+        for child in herd.children:
+            self.ready_ms.append(child.ready_ms)
+            self.own_ms.append(child.times.total_ms)
+            for name in ("clone", "build", "resume", "agent"):
+                stage_ms = getattr(child.times, f"{name}_ms")
+                self.stages.setdefault(name, []).append(stage_ms)
+
+    def figures(self) -> Json:
+        """Return what is kept of it."""
+        wall_ms = median(self.answered_ms)
+        return {
+            "n": self.n,
+            "answered": self.n,
+            "rounds": len(self.answered_ms),
+            "wall_ms": wall_ms,
+            "ms_per_child": wall_ms / self.n,
+            "p50_ms": quantile(self.ready_ms, 50),
+            "p99_ms": quantile(self.ready_ms, 99),
+            "child_p50_ms": quantile(self.own_ms, 50),
+            "child_p99_ms": quantile(self.own_ms, 99),
+            "stages_p50_ms": {name: median(times) for name, times in self.stages.items()},
+            "floor_wall_ms": self.floor.wall_ms,
+            "ratio_to_floor": wall_ms / self.floor.wall_ms,
+            "first_eval": {
+                **summary(self.first_eval_ms),
+                "wall_ms": median(self.first_eval_wall_ms),
+            },
+            "memory": self.memory(),
+        }
+
+    def memory(self) -> Json:
+        """Return what the children weighed, all alive after an evaluation in each."""
+        private = [each.private_mib for each in self.weights]
+        return {
+            "n": self.n,
+            "private_mib_p50": quantile(private, 50),
+            "private_mib_p99": quantile(private, 99),
+            "anonymous_mib_p50": quantile([each.anonymous_mib for each in self.weights], 50),
+            "mem_available_mib_per_child": median(self.taken_mib) / self.n,
+        }
+
+
+@dataclass(slots=True)
+class Teller:
+    """Says how far the run has come; the number of steps is known before the first."""
+
+    steps: int
+    done: int = 0
+
+    def begin(self, message: str) -> None:
+        """Say that the next step begins."""
+        say({"event": "progress", "fraction": self.done / self.steps, "message": message})
+        self.done += 1
+
+
+def say(event: Json) -> None:
+    """Write one event."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+async def measure(host_bed: bed.Bed, width: Width, repeat: int, teller: Teller) -> None:
+    """Run the rounds of one width; floor, answers and first evaluations take turns."""
+    for number in range(1, repeat + 1):
+        which = f"{width.n} children, round {number} of {repeat}"
+        teller.begin(f"floor of {which}")
+        await width.floor.round(FLOORS_OF_ONE if width.n == 1 else 1)
+        teller.begin(f"fork of {which}")
+        before_mib = available_mib()
+        async with host_bed.fork(width.n) as herd:
+            await herd.ask_all(questions.numpy)
+            width.taken_mib.append(before_mib - available_mib())
+            width.weights += [weight(child.pid) for child in herd.children]
+            width.note(herd)
+        teller.begin(f"first eval of {which}")
+        async with host_bed.fork(width.n, questions.numpy) as herd:
+            await herd.ask_all(questions.numpy)
+            width.first_eval_ms += [child.asked_ms or 0.0 for child in herd.children]
+            width.first_eval_wall_ms.append(herd.asked_ms)
+
+
+async def bench(options: argparse.Namespace) -> Json:
+    """Bake, measure, and return all figures."""
+    repeats = REPEATS_QUICK if options.quick else REPEATS
+    teller = Teller(3 + 3 * sum(repeats.values()))
+    programs = bed.Programs(options.vmm, options.agent, options.floor)
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    proc.raise_open_files_limit()
+    with bed.settings(programs, options.cache, options.work) as host:
+        teller.begin("bake")
+        baked = await bed.bake(
+            host, options.recipe, lambda text: say({"event": "progress", "message": text})
+        )
+        async with bed.zygote(baked) as host_bed:
+            teller.begin("round trips")
+            async with host_bed.fork(1) as herd:  # also the cold round
+                trips = await questions.round_trips(herd.children[0].guest)
+            widths = [Width(n, Floor(options.floor, n)) for n in repeats]
+            for width in widths:
+                await measure(host_bed, width, repeats[width.n], teller)
+            teller.begin("done")
+    return {
+        "version": 1,
+        "started_at": started_at,
+        "machine": machine(options.place),
+        "snapshot": {
+            "recipe": baked.snapshot.recipe,
+            "vcpus": baked.snapshot.vcpus,
+            "memory_mib": baked.snapshot.memory_bytes // MIB,
+            "stored_mib": baked.snapshot.stored_bytes / MIB,
+        },
+        "boot": {"ms": baked.stages_s.get("boot", 0.0) * 1e3},
+        "bake": {"stages_s": baked.stages_s},
+        "zygote": {"start_ms": host_bed.start_ms},
+        **assemble({width.n: width for width in widths}),
+        **trips,
+    }
+
+
+def assemble(widths: dict[int, Width]) -> Json:
+    """Lay out the figures of all widths, those with a budget under names of their own."""
+    one, hundred = widths[1], widths[WIDTH]
+    floor_of_one_ms = median(one.floor.children_ms)
+    figures: Json = {
+        "floor": hundred.floor.figures() | {"one_child_ms": floor_of_one_ms},
+        "fork": hundred.figures(),
+        "first_eval": summary(one.first_eval_ms)
+        | {"ratio_to_floor": median(one.first_eval_ms) / floor_of_one_ms},
+        "memory": hundred.memory(),
+        "forks": [width.figures() for width in widths.values()],
+    }
+    if 1000 in widths:  # noqa: PLR2004 - the name of the key below
+        thousand = widths[1000].figures()
+        ratio = thousand["ms_per_child"] / figures["fork"]["ms_per_child"]
+        figures["fork_1000"] = {
+            "answered": thousand["answered"],
+            "ms_per_child": thousand["ms_per_child"],
+            "ratio_to_100": ratio,
+            "private_mib_p50": thousand["memory"]["private_mib_p50"],
+        }
+    return figures
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    for name in ("vmm", "agent", "floor", "cache", "recipe", "work"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--place", default="this host", help="what to call this machine")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    try:
+        figures = asyncio.run(bench(parse(arguments)))
+    except ForkdError as error:
+        say({"event": "failed", "code": error.code, "message": str(error)})
+        return 1
+    say({"event": "result", "bench": figures})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
