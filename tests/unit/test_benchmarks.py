@@ -1,0 +1,88 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bed import Child, Herd
+from benchmarks.floor import Floor
+from benchmarks.harness import Weight, available_mib, machine, median, quantile, summary, weight
+from benchmarks.report import ROWS, look_up, plot, show
+from benchmarks.run import Width, assemble
+from forkd.engine.guest import Guest
+from forkd.engine.process import VSOCK_SOCKET
+from forkd.host import proc
+from forkd.model.sandbox import SpawnTimes
+
+FLOOR_FIGURES = {"create_vm": 1.0, "run": 2.0}
+
+
+@pytest.fixture
+def widths() -> dict[int, Width]:
+    made = {}
+    for n in (1, 100, 1000):
+        floor = Floor(Path("floor"), n, [n * 2.0], [1.5], [FLOOR_FIGURES])
+        width = Width(n, floor)
+        guest = Guest(Path(VSOCK_SOCKET))
+        times = SpawnTimes(1.0, 2.0, 3.0, 4.0, 10.0)
+        children = [Child(1, guest, times, ready_ms=6.0 * (i + 1)) for i in range(n)]
+        width.note(Herd(Path("herd"), children))
+        width.first_eval_ms += [9.0] * n
+        width.first_eval_wall_ms.append(7.0 * n)
+        width.weights += [Weight(2.5, 2.0)] * n
+        width.taken_mib.append(5.0 * n)
+        made[n] = width
+    return made
+
+
+def test_a_quantile_is_the_least_sample_that_covers_its_share() -> None:
+    assert [quantile([4, 1, 3, 2], percent) for percent in (1, 25, 26, 50, 99)] == [1, 1, 2, 2, 4]
+    assert median([5.0]) == 5.0
+
+
+def test_a_quantile_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        quantile([], 50)
+
+
+def test_a_summary_keeps_what_a_table_shows() -> None:
+    assert summary([3.0, 1.0, 2.0]) == {"count": 3, "p50_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0}
+
+
+def test_ratios_compare_walls_with_the_floor_of_the_same_width(widths: dict[int, Width]) -> None:
+    figures = assemble(widths)
+    assert figures["fork"]["answered"] == 100
+    assert figures["fork"]["wall_ms"] == 600.0
+    assert figures["fork"]["ratio_to_floor"] == 3.0
+    assert figures["first_eval"]["ratio_to_floor"] == 6.0
+    assert figures["fork_1000"] == {
+        "answered": 1000,
+        "ms_per_child": 6.0,
+        "ratio_to_100": 1.0,
+        "private_mib_p50": 2.5,
+    }
+    assert figures["memory"]["mem_available_mib_per_child"] == 5.0
+
+
+def test_every_row_of_the_table_is_a_figure_of_the_run(widths: dict[int, Width]) -> None:
+    elsewhere = {"vsock_echo", "eval", "exec", "boot", "bake", "zygote"}
+    figures = assemble(widths)
+    for row in ROWS:
+        assert row.path.split(".")[0] in elsewhere or look_up(figures, row.path) is not None
+
+
+def test_a_run_without_a_thousand_can_be_shown_and_drawn(
+    widths: dict[int, Width], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del widths[1000]
+    bench = {"machine": machine("a test"), **assemble(widths)}
+    show(bench)
+    plot(bench, tmp_path / "bench.svg")
+    assert "100 forked" in capsys.readouterr().out
+    assert (tmp_path / "bench.svg").read_text().startswith("<?xml")
+
+
+def test_a_process_weighs_something_and_less_than_the_host_has() -> None:
+    mine = weight(os.getpid())
+    assert 1 < mine.private_mib < proc.memory_bytes()[0]
+    assert mine.anonymous_mib > 0
+    assert available_mib() > 0
