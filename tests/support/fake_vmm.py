@@ -164,7 +164,7 @@ class Agent:
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
         peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
-        ended = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
+        ended: Members = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
         while request.get("stdin"):
             frame = peer.receive()
             if frame is None or frame.kind is Kind.STDIN_EOF:
@@ -219,7 +219,7 @@ class Machine:
             request = frame.members()
             op = request["op"]
             if op == "save":
-                self.save(peer, Path(request["directory"]))
+                self.save(peer, Path(str(request["directory"])))
             elif op in {"pause", "resume"}:
                 self.paused = op == "pause"
                 peer.send(Kind.REPLY, {})

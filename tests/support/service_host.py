@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -24,11 +25,14 @@ from forkd.service.host_service import HostService
 from forkd.service.settings import HostSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from forkd.model.progress import Progress
 
 ROOT = Path(__file__).parents[2]
+
+UNTIL_DEADLINE_S = 30.0
+UNTIL_INTERVAL_S = 0.001
 
 TAG = parse_tag("python")
 
@@ -119,6 +123,13 @@ def make_host(folder: Path, run_dir: Path) -> FakeHost:
         cgroup_root=folder / "cgroup" / "forkd",
     )
     return FakeHost(folder, settings)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once something outside of this process holds, for which there is no event."""
+    async with asyncio.timeout(UNTIL_DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - the event is another process'
+            await asyncio.sleep(UNTIL_INTERVAL_S)
 
 
 @pytest.fixture

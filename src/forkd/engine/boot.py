@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from forkd.engine.channel import Channel, deadline
+from forkd.engine.channel import deadline
 from forkd.engine.control import Watch
-from forkd.engine.frames import Kind
+from forkd.engine.frames import FrameDecoder, Kind
 from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.errors import EngineError, EngineExited
+from forkd.model.json import JsonObject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 BOOTED_PORT = 1025
 """The vsock port of the host on which agents announce themselves."""
+
+GREETING_BYTES_MAX = 4_096
+"""How much of an announcement is read at once; a proper one has some 50 bytes."""
+
+GREETING_TIMEOUT_S = 10.0
+"""How long a connection may take to say it."""
 
 
 class BootListener:
@@ -66,14 +73,18 @@ class BootListener:
             watch.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = Channel(reader, writer)
+        """Hear one connection out; a guest may send anything, only the right words count."""
+        decoder, members = FrameDecoder(), JsonObject()
         try:
-            frame = await channel.receive()
-            members = frame.members() if frame.kind is Kind.EVENT else {}
-        except EngineError:
-            members = {}  # a guest may send what it likes; only the right words count
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                while not (frames := decoder.feed(await reader.read(GREETING_BYTES_MAX))):
+                    if reader.at_eof():
+                        return
+            members = frames[0].members() if frames[0].kind is Kind.EVENT else members
+        except (EngineError, OSError, TimeoutError):
+            return
         finally:
-            channel.close()
+            writer.transport.abort()
         if members.get("event") == "booted" and self._booted and not self._booted.done():
             self._booted.set_result(str(members.get("version")))
 

@@ -1,7 +1,9 @@
 """A Unix socket that carries frames.
 
-`Channel` is a thin pair of stream reader and writer.  Losing the peer is always
-`EngineExited`, and a missed deadline `EngineTimeout`, whichever call notices.
+Losing the peer is always `EngineExited`, and a missed deadline `EngineTimeout`, whichever
+call notices.  Reading and writing are independent: what the peer said before it went away
+can still be read after a write has failed, because that is where it said why.  For this
+the socket is used directly; a stream's transport drops what is unread when a write fails.
 """
 
 from __future__ import annotations
@@ -12,36 +14,34 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Self
 
-from forkd.engine.frames import (
-    HEADER_BYTES,
-    Frame,
-    Kind,
-    decode_header,
-    encode,
-    encode_json,
-)
+from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
 from forkd.errors import EngineExited, EngineTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
     from pathlib import Path
     from types import TracebackType
 
 CONNECT_TIMEOUT_S = 10.0
 """How long a VMM may take to accept a connection: it does nothing else meanwhile."""
 
-READ_BUFFER_BYTES = 256 * 1024
-"""How much of a stream waits in memory for its reader; twice this at most."""
+READ_BYTES = 256 * 1024
+"""How much is read at once: a quarter of the largest frame."""
 
 _UCRED = struct.Struct("iII")
 
 
 class Channel:
-    """One connection; use it from one task at a time."""
+    """One connection; one task may read and others write at the same time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected socket, which must not block."""
+        self._sock = sock
+        self._decoder = FrameDecoder()
+        self._frames: list[Frame] = []
+        self._writing = asyncio.Lock()
+        self._users = 0
+        self._closed = False
 
     @classmethod
     async def connect(cls, path: Path) -> Self:
@@ -51,12 +51,17 @@ class Channel:
             EngineExited: Nobody listens there.
             EngineTimeout: Nobody accepted within `CONNECT_TIMEOUT_S`.
         """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
-                reader, writer = await asyncio.open_unix_connection(path, limit=READ_BUFFER_BYTES)
+                await asyncio.get_running_loop().sock_connect(sock, str(path))
         except OSError as error:
+            sock.close()
             raise EngineExited(f"nobody listens at {path}: {error.strerror}") from error
-        return cls(reader, writer)
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,20 +75,33 @@ class Channel:
         self.close()
 
     @property
-    def ended(self) -> bool:
-        """Whether the connection is known to be of no further use."""
-        return self._reader.at_eof() or self._writer.is_closing()
+    def idle(self) -> bool:
+        """Whether the connection is open and the peer has said nothing that was not read."""
+        if self._closed or self._frames or self._decoder.pending:
+            return False
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def peer_pid(self) -> int:
         """Return the process that listens at the other end, as the kernel knows it."""
-        sock: socket.socket = self._writer.get_extra_info("socket")
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, _, _ = _UCRED.unpack(raw)
         return int(pid)
 
     def close(self) -> None:
-        """Let go of the connection, without waiting for what was not yet sent."""
-        self._writer.transport.abort()
+        """Let go of the connection; whoever uses it now gets `EngineExited`.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._users == 0:
+            self._sock.close()
 
     async def line(self, text: str, bytes_max: int) -> str:
         """Send a line and return the one that answers it, both without their ends.
@@ -91,17 +109,17 @@ class Channel:
         Raises:
             EngineExited: The peer is gone, or answers with more than `bytes_max` bytes.
         """
-        try:
-            self._writer.write(text.encode() + b"\n")
-            answer = await self._reader.readuntil(b"\n")
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise EngineExited(f"the connection ended in answer to {text!r}") from error
-        if len(answer) > bytes_max:
-            raise EngineExited(f"the answer to {text!r} is no line")
+        await self._write(text.encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            # Byte by byte: what follows the line belongs to the frames.
+            answer += await self._read(1)
+            if len(answer) > bytes_max:
+                raise EngineExited(f"the answer to {text!r} is no line")
         return answer.decode(errors="replace").rstrip("\n")
 
     async def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send a frame; returns when the peer has room for more.
+        """Send a frame; returns when the peer has room for it.
 
         Raises:
             EngineExited: The peer is gone.
@@ -120,18 +138,40 @@ class Channel:
             EngineExited: The peer is gone.
             EngineError: It sent what is no frame.
         """
-        try:
-            kind, length = decode_header(await self._reader.readexactly(HEADER_BYTES))
-            return Frame(kind, await self._reader.readexactly(length) if length else b"")
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise EngineExited("the machine ended the connection") from error
+        while not self._frames:
+            self._frames = self._decoder.feed(await self._read(READ_BYTES))
+        return self._frames.pop(0)
+
+    async def _read(self, bytes_max: int) -> bytes:
+        with self._use():
+            data = await asyncio.get_running_loop().sock_recv(self._sock, bytes_max)
+        if not data:
+            raise EngineExited("the machine ended the connection")
+        return data
 
     async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            with self._use():
+                try:
+                    await asyncio.get_running_loop().sock_sendall(self._sock, data)
+                except asyncio.CancelledError:
+                    self.close()  # half a frame may be on its way
+                    raise
+
+    @contextlib.contextmanager
+    def _use(self) -> Generator[None, None, None]:
+        """Keep the descriptor while the event loop knows it, and name a loss of the peer."""
+        if self._closed:
+            raise EngineExited("the connection is closed")
+        self._users += 1
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            yield
         except OSError as error:
             raise EngineExited("the machine ended the connection") from error
+        finally:
+            self._users -= 1
+            if self._closed and self._users == 0:
+                self._sock.close()
 
 
 @contextlib.asynccontextmanager

@@ -122,6 +122,11 @@ class FrameDecoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a frame was fed."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> list[Frame]:
         """Take more of the stream; return the frames that are complete now.
 

@@ -168,7 +168,7 @@ class Guest:
     async def _borrow(self) -> Channel:
         while self._idle:
             channel = self._idle.pop()
-            if not channel.ended:
+            if channel.idle:
                 return channel
             channel.close()
         channel = await Channel.connect(self._vsock)
@@ -182,10 +182,10 @@ class Guest:
         return channel
 
     def _give_back(self, channel: Channel) -> None:
-        if channel.ended or len(self._idle) >= IDLE_CHANNELS_MAX:
-            channel.close()
-        else:
+        if channel.idle and len(self._idle) < IDLE_CHANNELS_MAX:
             self._idle.append(channel)
+        else:
+            channel.close()
 
 
 def _check_greeting(line: str) -> None:

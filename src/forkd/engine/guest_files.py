@@ -118,19 +118,26 @@ async def write_file(
     """
     members: JsonObject = {"path": path, "mode": mode, "make_parents": make_parents}
     async with guest.operation("write_file", members) as channel:
-        async with asyncio.TaskGroup() as group:
-            # The agent may refuse in the middle, for example when the disk is full.
-            early = group.create_task(_outcome(channel), name=f"answer to write {path}")
-            try:
-                await _send_all(channel, chunks, early)
-                async with deadline(ANSWER_TIMEOUT_S, "the agent did not finish a file"):
-                    outcome = await early
-            except BaseException:
-                early.cancel()
-                raise
+        try:
+            outcome = await _exchange(channel, chunks)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # there is one: only `chunks` and we can fail
         if isinstance(outcome, EngineError):
             raise outcome
         return int(number(answer(outcome), "bytes"))
+
+
+async def _exchange(channel: Channel, chunks: AsyncIterable[bytes]) -> Frame | EngineError:
+    """Send a file and return the answer, which may come early: when the disk is full, say."""
+    async with asyncio.TaskGroup() as group:
+        answering = group.create_task(_outcome(channel), name="answer to write_file")
+        try:
+            await _send_all(channel, chunks, answering)
+            async with deadline(ANSWER_TIMEOUT_S, "the agent did not finish a file"):
+                return await answering
+        except BaseException:
+            answering.cancel()
+            raise
 
 
 async def _outcome(channel: Channel) -> Frame | EngineError:
@@ -142,12 +149,12 @@ async def _outcome(channel: Channel) -> Frame | EngineError:
 
 
 async def _send_all(
-    channel: Channel, chunks: AsyncIterable[bytes], early: asyncio.Task[Frame | EngineError]
+    channel: Channel, chunks: AsyncIterable[bytes], answering: asyncio.Task[Frame | EngineError]
 ) -> None:
     try:
         async for chunk in chunks:
             for start in range(0, len(chunk), WRITE_CHUNK_BYTES):
-                if early.done():
+                if answering.done():
                     return
                 async with deadline(ANSWER_TIMEOUT_S, "the agent stalled in a file"):
                     await channel.send(Kind.DATA, chunk[start : start + WRITE_CHUNK_BYTES])

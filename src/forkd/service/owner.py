@@ -104,16 +104,24 @@ class SandboxOwner:
 
     async def run(self) -> None:
         """Own the sandbox until it is deleted; the task's whole life."""
+        gone = False
         try:
             await self._open_watch()
-            while not await self._handle(await self._inbox.get()):
-                pass
+            while not gone:
+                gone = await self._handle(await self._inbox.get())
         finally:
             self._close()
             while not self._inbox.empty():
-                message = self._inbox.get_nowait()
-                if isinstance(message, _Delete) and not message.done.done():
-                    message.done.set_exception(Conflict(f"{self.sandbox.id} is being let go of"))
+                self._answer_late(self._inbox.get_nowait(), gone=gone)
+
+    def _answer_late(self, message: _Ended | _Delete, *, gone: bool) -> None:
+        """Answer who asked while the last message was being handled."""
+        if isinstance(message, _Ended) or message.done.done():
+            return
+        if gone:
+            message.done.set_result(None)
+        else:
+            message.done.set_exception(Conflict(f"{self.sandbox.id} is being let go of"))
 
     async def _open_watch(self) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:

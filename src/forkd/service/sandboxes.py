@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import ChildConfig, NetworkConfig
-from forkd.engine.control import ChildFailed, ChildReady, Control
+from forkd.engine.control import ChildFailed, ChildReady
 from forkd.engine.process import CONTROL_SOCKET
 from forkd.errors import CapacityError, EngineError, ForkdError, HostError, NotFound
 from forkd.model.ids import new_sandbox_id
@@ -38,11 +38,11 @@ from forkd.store.database import SandboxRow
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from forkd.engine.control import Control
     from forkd.model.ids import SandboxId, Tag
     from forkd.network.plan import Plan, Slot
     from forkd.service.resources import Place, Resources
     from forkd.service.tasks import TaskOwner
-    from forkd.service.zygotes import Zygote
     from forkd.store.database import Database
 
 REQUEST_CHILDREN_MAX = 1_000
@@ -130,8 +130,8 @@ class Sandboxes:
         if row.sandbox.state is SandboxState.EXITED:
             self._exited[row.sandbox.id] = None
 
-    async def fork(self, zygote: Zygote, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
-        """Fork `count` sandboxes from a zygote; see `forkd.service.api`.
+    async def fork(self, zygote: Control, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        """Fork `count` sandboxes by a connection to a zygote; see `forkd.service.api`.
 
         Raises:
             CapacityError: The host has no room for so many.
@@ -173,7 +173,7 @@ class Sandboxes:
         return [_Child(_new_sandbox(tag, now, options, slot), slot) for slot in slots]
 
     async def _fork(
-        self, zygote: Zygote, children: list[_Child], options: ForkOptions
+        self, zygote: Control, children: list[_Child], options: ForkOptions
     ) -> ForkResult:
         tools, loop = self._tools, asyncio.get_running_loop()
         await asyncio.to_thread(tools.database.put, [_row(child) for child in children])
@@ -201,22 +201,21 @@ class Sandboxes:
                 child.fail("prepare", error.code, str(error))
 
     async def _ask_zygote(
-        self, zygote: Zygote, children: list[_Child], options: ForkOptions
+        self, zygote: Control, children: list[_Child], options: ForkOptions
     ) -> None:
         """Have the prepared children forked, and note what became of each."""
         waiting = {str(child.sandbox.id): child for child in children if child.failure is None}
         configs = [_config(child, options) for child in waiting.values()]
         if not configs:
             return
-        async with await Control.connect(zygote.socket) as control:
-            for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
-                batch = configs[start : start + REQUEST_CHILDREN_MAX]
-                outcomes = control.fork(batch, deadline_s=options.deadline_s)
-                async with contextlib.aclosing(outcomes):
-                    async for outcome in outcomes:
-                        child = waiting.pop(outcome.id, None)
-                        if child is not None:
-                            _note(child, outcome)
+        for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
+            batch = configs[start : start + REQUEST_CHILDREN_MAX]
+            outcomes = zygote.fork(batch, deadline_s=options.deadline_s)
+            async with contextlib.aclosing(outcomes):
+                async for outcome in outcomes:
+                    child = waiting.pop(outcome.id, None)
+                    if child is not None:
+                        _note(child, outcome)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never spoke of this child")
 

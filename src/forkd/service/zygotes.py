@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from forkd.engine.configs import ZygoteConfig
 from forkd.engine.control import Control, Watch
 from forkd.engine.process import ZYGOTE_SOCKET, end, start_zygote
-from forkd.errors import Conflict, ForkdError
+from forkd.errors import Conflict, EngineExited, ForkdError
 from forkd.host import files
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class ZygotePool:
     @contextlib.asynccontextmanager
     async def lease(
         self, tag: Tag, load: Callable[[], ZygoteFiles]
-    ) -> AsyncGenerator[Zygote, None]:
-        """Hold a snapshot's zygote, started if need be, for the time of one fork.
+    ) -> AsyncGenerator[Control, None]:
+        """Hold a connection to a snapshot's zygote, started if need be, for one fork.
 
         Args:
             tag: The snapshot.
@@ -112,11 +112,8 @@ class ZygotePool:
             entry.idle = None
         entry.users += 1
         try:
-            async with entry.lock:
-                if entry.zygote is None:
-                    wanted = await asyncio.to_thread(load)
-                    entry.zygote = await self._start(tag, entry, wanted)
-            yield entry.zygote
+            async with await self._connect(tag, entry, load) as control:
+                yield control
         finally:
             entry.users -= 1
             if entry.users == 0:
@@ -139,6 +136,19 @@ class ZygotePool:
             except ForkdError as error:
                 log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
 
+    async def _connect(self, tag: Tag, entry: _Entry, load: Callable[[], ZygoteFiles]) -> Control:
+        async with entry.lock:
+            if entry.zygote is not None:
+                try:
+                    return await Control.connect(entry.zygote.socket)
+                except EngineExited as error:
+                    self._lost(
+                        tag, entry, entry.zygote.directory, str(error)
+                    )  # its watch has not told us yet
+            wanted = await asyncio.to_thread(load)
+            entry.zygote = await self._start(tag, entry, wanted)
+            return await Control.connect(entry.zygote.socket)
+
     async def _start(self, tag: Tag, entry: _Entry, wanted: ZygoteFiles) -> Zygote:
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
         directory.mkdir(mode=0o700)
@@ -150,7 +160,7 @@ class ZygotePool:
             raise
         try:
             watch = await Watch.open(
-                directory / ZYGOTE_SOCKET, lambda reason: self._lost(tag, entry, reason)
+                directory / ZYGOTE_SOCKET, lambda reason: self._lost(tag, entry, directory, reason)
             )
         except BaseException:
             await end(process)
@@ -160,13 +170,15 @@ class ZygotePool:
         log.info("zygote started", extra={"tag": tag, "pid": process.pid})
         return Zygote(process, directory, watch)
 
-    def _lost(self, tag: Tag, entry: _Entry, reason: str) -> None:
-        """Forget a zygote that ended by itself; the next fork starts another."""
-        zygote, entry.zygote = entry.zygote, None
+    def _lost(self, tag: Tag, entry: _Entry, directory: Path, reason: str) -> None:
+        """Forget the zygote in `directory`, which ended; the next fork starts another."""
+        zygote = entry.zygote
+        if zygote is None or zygote.directory != directory:
+            return  # it was forgotten before
+        entry.zygote = None
         log.warning("zygote ended", extra={"tag": tag, "reason": reason})
-        if zygote is not None:
-            with contextlib.suppress(Conflict):  # the next start removes what is left
-                self._tasks.spawn(self._clean(tag, zygote), name=f"clean zygote {tag}")
+        with contextlib.suppress(Conflict):  # the next start removes what is left
+            self._tasks.spawn(self._clean(tag, zygote), name=f"clean zygote {tag}")
 
     def _expire(self, tag: Tag, entry: _Entry) -> None:
         zygote, entry.zygote, entry.idle = entry.zygote, None, None

@@ -1,0 +1,175 @@
+"""A daemon that was killed at any point leaves nothing that its successor does not handle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import Conflict
+from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.service_host import ROOT, TAG, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.service_host import FakeHost
+
+DAEMON = """
+import asyncio, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from forkd.model.sandbox import ForkOptions
+from forkd.model.snapshot import SnapshotRequest
+from tests.support.service_host import make_host, TAG
+
+async def main():
+    host = make_host(Path({folder!r}), Path({run_dir!r}))
+    async with host.service() as service:
+        {work}
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+FORK = "await service.fork(TAG, 3, ForkOptions())"
+BAKE = """async for event in service.create_snapshot(SnapshotRequest(TAG, Path({recipe!r}))):
+            pass"""
+
+
+class Daemon:
+    """A service in a process of its own that can be killed."""
+
+    def __init__(self, host: FakeHost, work: str) -> None:
+        script = DAEMON.format(
+            root=str(ROOT), folder=str(host.folder), run_dir=str(host.settings.run_dir), work=work
+        )
+        self._process = subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own
+
+    async def kill_when(self, condition: Callable[[], bool]) -> None:
+        """Kill the daemon as soon as `condition` holds."""
+        try:
+            await until(lambda: self._process.poll() is not None or condition())
+            assert self._process.poll() is None, "the daemon ended by itself"
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def folders_in(path: Path) -> int:
+    return len(list(path.iterdir())) if path.exists() else 0
+
+
+async def baked(host: FakeHost, knobs: str = "") -> None:
+    async with host.service() as service:
+        await host.bake(service, host.recipe(knobs=knobs))
+
+
+async def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(
+    fake_host: FakeHost,
+) -> None:
+    recipe = fake_host.recipe(code="hang")
+    daemon = Daemon(fake_host, BAKE.format(recipe=str(recipe)))
+    bakes = fake_host.settings.bakes_dir
+    await daemon.kill_when(lambda: any(bakes.glob("*/console.log")))
+    assert fake_host.vmm_processes() != []
+
+    async with fake_host.service() as service:
+        assert fake_host.vmm_processes() == []
+        assert fake_host.left_over() == []
+        assert await service.list_snapshots() == ()
+
+
+async def test_a_daemon_killed_in_a_fork_leaves_nothing_after_the_next_start(
+    fake_host: FakeHost,
+) -> None:
+    await baked(fake_host, knobs="fork=hang")
+    daemon = Daemon(fake_host, FORK)
+    sandboxes = fake_host.settings.sandboxes_dir
+    await daemon.kill_when(lambda: len(list(sandboxes.glob("*/control.sock"))) == 3)
+    assert len(fake_host.vmm_processes()) == 4
+
+    async with fake_host.service() as service:
+        assert fake_host.vmm_processes() == []
+        assert fake_host.left_over() == []
+        assert await service.list_sandboxes() == ()
+
+
+async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: FakeHost) -> None:
+    await baked(fake_host)
+    ready = fake_host.folder / "ready"
+    daemon = Daemon(fake_host, f"{FORK}; Path({str(ready)!r}).touch()")
+    await daemon.kill_when(ready.exists)
+
+    async with fake_host.service() as service:
+        sandboxes = await service.list_sandboxes()
+        assert [sandbox.state for sandbox in sandboxes] == [SandboxState.RUNNING] * 3
+        assert {sandbox.pid for sandbox in sandboxes} == set(fake_host.vmm_processes())
+        for sandbox in sandboxes:
+            assert (await service.eval(sandbox.id, "answer")).value == 42
+            await service.delete_sandbox(sandbox.id)
+
+        assert fake_host.vmm_processes() == []
+        assert fake_host.left_over() == []
+
+
+async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: FakeHost) -> None:
+    await baked(fake_host)
+    async with fake_host.service() as service:
+        dead, alive = (await service.fork(TAG, 2, ForkOptions())).sandboxes
+    assert dead.pid is not None
+    os.kill(dead.pid, signal.SIGKILL)
+    await until(lambda: dead.pid not in fake_host.vmm_processes())
+
+    async with fake_host.service() as service:
+        found = await service.get_sandbox(dead.id)
+        assert (found.state, found.exit_reason) == (
+            SandboxState.EXITED,
+            "it ended while no daemon was running",
+        )
+        assert b"hello" in await service.console_log(dead.id)
+        assert (await service.get_sandbox(alive.id)).state is SandboxState.RUNNING
+        for sandbox in (dead, alive):
+            await service.delete_sandbox(sandbox.id)
+        assert fake_host.left_over() == []
+
+
+async def test_stopping_the_service_ends_zygotes_but_no_sandbox(fake_host: FakeHost) -> None:
+    await baked(fake_host)
+    async with fake_host.service() as service:
+        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+
+    assert fake_host.vmm_processes() == [sandbox.pid]
+
+    async with fake_host.service() as service:
+        await service.delete_sandbox(sandbox.id)
+
+
+async def test_what_has_no_row_is_removed_at_the_start(fake_host: FakeHost) -> None:
+    await baked(fake_host)
+    stray = fake_host.settings.sandboxes_dir / "sb-unknown"
+    stray.mkdir()
+    (stray / "disk.top").touch()
+
+    async with fake_host.service():
+        assert fake_host.left_over() == []
+
+
+async def test_two_services_cannot_have_the_same_folders(fake_host: FakeHost) -> None:
+    async with fake_host.service():
+        with pytest.raises(Conflict, match="another daemon"):
+            async with fake_host.service():
+                pass
+
+
+async def test_a_service_that_does_not_run_refuses_everything(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        pass
+
+    with pytest.raises(Conflict, match="does not run"):
+        await service.list_sandboxes()
