@@ -380,6 +380,34 @@ impl Vsock {
         self.eventful.remove(&id);
     }
 
+    fn receive_all<M: GuestMemory>(
+        &mut self,
+        memory: &M,
+        queues: &mut [Queue],
+    ) -> Result<Progress, Broken> {
+        let Some(queue) = queues.get_mut(TX_QUEUE) else {
+            return Ok(Progress::default());
+        };
+        let mut payload = Vec::new();
+        serve(memory, queue, |chain| {
+            if self.receive(memory, chain, &mut payload).is_none() {
+                self.reject();
+            }
+            Served::Used(0)
+        })
+    }
+
+    fn deliver_all<M: GuestMemory>(
+        &mut self,
+        memory: &M,
+        queues: &mut [Queue],
+    ) -> Result<Progress, Broken> {
+        let Some(queue) = queues.get_mut(RX_QUEUE) else {
+            return Ok(Progress::default());
+        };
+        serve(memory, queue, |chain| self.deliver(memory, chain))
+    }
+
     /// Takes in one packet from the guest; `None` if it breaks the rules.
     fn receive<M: GuestMemory>(
         &mut self,
@@ -598,23 +626,12 @@ impl VirtioDevice for Vsock {
         index: usize,
     ) -> Result<Progress, Broken> {
         let mut progress = Progress::default();
-        if index == TX_QUEUE
-            && let Some(queue) = queues.get_mut(TX_QUEUE)
-        {
-            let mut payload = Vec::new();
-            progress = serve(memory, queue, |chain| {
-                if self.receive(memory, chain, &mut payload).is_none() {
-                    self.reject();
-                }
-                Served::Used(0)
-            })?;
+        if index == TX_QUEUE {
+            progress = self.receive_all(memory, queues)?;
         }
         // Whatever the guest sent may need an answer.
-        if self.has_pending()
-            && let Some(queue) = queues.get_mut(RX_QUEUE)
-        {
-            let sent = serve(memory, queue, |chain| self.deliver(memory, chain))?;
-            progress = progress.and(sent);
+        if self.has_pending() {
+            progress = progress.and(self.deliver_all(memory, queues)?);
         }
         Ok(progress)
     }
