@@ -132,7 +132,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
         top: T,
         top_limit_bytes: u64,
     ) -> Result<Self, LayerError> {
-        if size_bytes == 0 || size_bytes % BLOCK_BYTES != 0 {
+        if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(LayerError::DiskSize(size_bytes));
         }
         if layers.len() > LAYERS_MAX {
@@ -243,7 +243,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
             };
             let (piece, tail) = rest.split_at(length);
             let block = at / BLOCK_BYTES;
-            if length % BLOCK_LENGTH == 0 || self.present.contains(block) {
+            if length.is_multiple_of(BLOCK_LENGTH) || self.present.contains(block) {
                 self.top.write_at(at, piece)?;
             } else {
                 self.copy_up(block, within, piece)?;

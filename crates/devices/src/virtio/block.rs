@@ -294,7 +294,7 @@ impl<D: Disk> Block<D> {
     fn start_of(&self, sector: u64, length: u64, limit: u64) -> Result<u64, Failure> {
         let start = sector.checked_mul(SECTOR_BYTES).ok_or(Failure::Io)?;
         let end = start.checked_add(length).ok_or(Failure::Io)?;
-        let whole = length % SECTOR_BYTES == 0;
+        let whole = length.is_multiple_of(SECTOR_BYTES);
         if whole && length <= limit && end <= self.disk.size_bytes() {
             Ok(start)
         } else {

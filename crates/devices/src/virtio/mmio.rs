@@ -356,7 +356,7 @@ impl<D: VirtioDevice> Mmio<D> {
             REG_QUEUE_READY => selected.map_or(0, |queue| u32::from(queue.ready())),
             REG_INTERRUPT_STATUS => self.registers.interrupt_status,
             REG_STATUS => self.registers.status,
-            REG_SHM_FIRST..=REG_SHM_LAST if offset % 4 == 0 => NO_SHARED_MEMORY,
+            REG_SHM_FIRST..=REG_SHM_LAST if offset.is_multiple_of(4) => NO_SHARED_MEMORY,
             REG_CONFIG_GENERATION => self.registers.config_generation,
             _ => return None,
         })
