@@ -1,2 +1,56 @@
-//! Placeholder.
-fn main() {}
+//! forkd's agent: what runs inside every guest, and answers for it.
+//!
+//! One static program with four roles, told apart by how it is called:
+//!
+//! | called as                    | role                                                                    |
+//! |------------------------------|-------------------------------------------------------------------------|
+//! | `/init`                      | [`init`]: loads modules, mounts the root, becomes the agent or starts it   |
+//! | `forkd-agent agent`          | the agent of a guest, on vsock                                             |
+//! | `forkd-agent serve --unix P` | the agent without a guest around it, on a Unix socket: development, tests  |
+//! | `forkd-agent stage …`        | [`stage`]: becomes a user's process                                        |
+//!
+//! One thread and one poll loop ([`server`]) serve everybody, because a fork pays for each page that is
+//! touched: a thread's stack is pages, and so is a wake-up.  Only what may block on a disk gets a thread, for as long as it lasts.
+
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+mod boot;
+mod child;
+mod clock;
+mod conn;
+mod entropy;
+mod exec;
+mod failure;
+mod files;
+mod fork;
+mod identity;
+mod image;
+mod init;
+mod log;
+mod mounts;
+mod netlink;
+mod quiesce;
+mod runtime;
+mod server;
+mod spawn;
+mod stage;
+mod stream;
+mod users;
+mod warm;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["/init", ..] => init::run(),
+        [_, "agent"] => boot::guest(),
+        [_, "serve", "--unix", path, rest @ ..] => boot::host(path, rest),
+        [_, "stage", rest @ ..] => stage::run(rest),
+        _ => {
+            eprintln!("usage: forkd-agent agent | serve --unix PATH [--state DIR]");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -70,7 +70,7 @@ impl MachineConfig {
             return Err(InvalidRequest::field("vcpus", format!("not in 1 to {VCPUS_MAX}")));
         }
         let fits = (MEMORY_MIN_BYTES..=MEMORY_MAX_BYTES).contains(&self.memory_bytes);
-        if !fits || self.memory_bytes % MEMORY_ALIGN_BYTES != 0 {
+        if !fits || !self.memory_bytes.is_multiple_of(MEMORY_ALIGN_BYTES) {
             return Err(InvalidRequest::field(
                 "memory_bytes",
                 "not a multiple of 2 MiB from 128 MiB to 1 TiB",
@@ -98,7 +98,7 @@ impl DiskConfig {
         if self.layers.is_empty() {
             return Err(InvalidRequest::field("disk", "has no layers"));
         }
-        if self.size_bytes == 0 || self.size_bytes % 4096 != 0 {
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(4096) {
             return Err(InvalidRequest::field("disk", "size_bytes is no multiple of 4096"));
         }
         self.layers.iter().try_for_each(|path| check_path("disk", path))

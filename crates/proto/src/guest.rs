@@ -118,9 +118,12 @@ impl Request {
             Self::Warm(warm) => warm.check(),
             Self::Configure(configure) => configure.check(),
             Self::PostFork(post_fork) => post_fork.check(),
-            Self::Ping | Self::Echo(_) | Self::Quiesce | Self::SetTime(_) | Self::AdjustTime(_) | Self::Shutdown => {
-                Ok(())
-            }
+            Self::Ping
+            | Self::Echo(_)
+            | Self::Quiesce
+            | Self::SetTime(_)
+            | Self::AdjustTime(_)
+            | Self::Shutdown => Ok(()),
         }
     }
 }

@@ -1,0 +1,412 @@
+"""Evaluate Python in one namespace that lives as long as the guest.
+
+The agent starts this file once, while the guest is warmed up, with one end of
+a socket pair as a file descriptor.  Frames of `protocol/guest` travel over it:
+
+    agent -> runtime   REQUEST  {"op": "eval" | "warm" | "freeze" | "post_fork", ...}
+    agent -> runtime   CONTROL  {"interrupt": true}, followed by SIGINT
+    runtime -> agent   REPLY or ERROR, exactly one for each REQUEST
+
+Standard output and error are not ours: they are pipes that the agent reads, so
+the output of C extensions and of child processes is captured like `print`'s.
+
+Everything happens in the main thread, because only it receives signals; that is
+how an evaluation is interrupted without losing the namespace.
+
+After a fork every byte written to memory costs a page of its own, so the
+paths that a child takes are rehearsed before the snapshot (`freeze`), and what was
+allocated until then is hidden from the garbage collector.
+
+Only the standard library, Python 3.8 and later.
+"""
+
+import ast
+import gc
+import json
+import linecache
+import os
+import select
+import signal
+import struct
+import sys
+import traceback
+import types
+
+REQUEST, REPLY, ERROR, CONTROL = 1, 2, 3, 5
+HEADER = struct.Struct("<IB3x")
+
+REPR_MAX = 65_536
+"""Longest `repr` of a value, in characters."""
+
+VALUE_MAX = 262_144
+"""Largest JSON form of a value, in bytes."""
+
+TEXT_MAX = 65_536
+"""Longest message or traceback, in characters: two of them fit a frame however they are escaped."""
+
+CELLS_MAX = 64
+"""Cells whose source is kept for tracebacks; older ones show line numbers only."""
+
+REHEARSALS = 16
+"""Runs of each path before the snapshot: more than the interpreter needs (8) to settle its bytecode."""
+
+ITEMS_MAX = 1_000
+"""Parts of a value up to which it is small enough for the C encoder, which cannot be stopped half-way."""
+
+
+class Channel:
+    """Frames over a file descriptor."""
+
+    def __init__(self, fd):
+        self._fd = fd
+        self._buffer = b""
+
+    def read(self):
+        """Return the next (kind, payload), or None when the agent has gone."""
+        while True:
+            frame = self._take()
+            if frame is not None:
+                return frame
+            chunk = os.read(self._fd, self._wanted())
+            if not chunk:
+                return None
+            self._buffer += chunk
+
+    def take_interrupt(self):
+        """Say whether the agent has asked for an interruption; its request is used up."""
+        while select.select([self._fd], [], [], 0)[0]:
+            chunk = os.read(self._fd, 4096)
+            if not chunk:
+                return False
+            self._buffer += chunk
+        asked = False
+        while len(self._buffer) >= HEADER.size and HEADER.unpack_from(self._buffer)[1] == CONTROL:
+            if self._take() is None:
+                break
+            asked = True
+        return asked
+
+    def write(self, kind, body, value="null"):
+        """Send `body` as one frame, with the JSON text `value` as its member `value`."""
+        text = json.dumps(body, ensure_ascii=False)
+        if "value_is_json" in body:
+            text = '%s, "value": %s}' % (text[:-1], value)
+        payload = text.encode("utf-8", "replace")
+        rest = HEADER.pack(len(payload), kind) + payload
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def _wanted(self):
+        """How much to read: little for most requests, all of a long one."""
+        if len(self._buffer) < HEADER.size:
+            return 4096
+        length, _ = HEADER.unpack_from(self._buffer)
+        return HEADER.size + length - len(self._buffer)
+
+    def _take(self):
+        if len(self._buffer) < HEADER.size:
+            return None
+        length, kind = HEADER.unpack_from(self._buffer)
+        end = HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        payload = self._buffer[HEADER.size : end]
+        self._buffer = self._buffer[end:]
+        return kind, payload
+
+
+class Interruption:
+    """SIGINT raises KeyboardInterrupt in the user's code, and nowhere else."""
+
+    def __init__(self):
+        self.armed = False
+        self.fired = False
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, _number, _frame):
+        if self.armed:
+            self.fired = True
+            raise KeyboardInterrupt
+
+
+class Runtime:
+    """The namespace, and the four things that can be done to it."""
+
+    def __init__(self, channel):
+        self._channel = channel
+        self._interruption = Interruption()
+        self._pid = os.getpid()
+        self._cells = 0
+        self._on_fork = []
+        # The JSON text of the value of the evaluation under way.
+        self._value = "null"
+        main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        # Pickles and dataclasses look their module up by name.
+        sys.modules["__main__"] = main
+        self._namespace = main.__dict__
+        sys.modules["forkd"] = self._guest_module()
+
+    def serve(self):
+        """Answer requests until the agent goes away."""
+        while True:
+            frame = self._channel.read()
+            if frame is None:
+                return
+            kind, payload = frame
+            # An interruption that came after its evaluation had ended is nobody's.
+            if kind == REQUEST:
+                self._answer(json.loads(payload))
+
+    def _answer(self, request):
+        operation = {
+            "eval": self.evaluate,
+            "warm": self.warm,
+            "freeze": self.freeze,
+            "post_fork": self.post_fork,
+        }[request["op"]]
+        self._value = "null"
+        kind, body = operation(request)
+        flush()
+        if os.getpid() != self._pid:
+            # The code called os.fork() and both of it came back; only one may answer.
+            os._exit(0)
+        self._channel.write(kind, body, self._value)
+
+    def evaluate(self, request):
+        """Run one cell and describe its value."""
+        answer = {
+            "has_value": False,
+            "repr": None,
+            "value_is_json": False,
+            "error": None,
+            "timed_out": False,
+        }
+        answer["error"] = self._guarded(lambda: self._describe(request["code"], answer))
+        if self._interruption.fired:
+            answer["timed_out"] = self._channel.take_interrupt()
+        return REPLY, answer
+
+    def warm(self, request):
+        """Run the image's warm-up."""
+        error = self._guarded(lambda: self._run(request["code"]))
+        if error is not None:
+            return ERROR, {"code": "warm_up_failed", "message": error["traceback"]}
+        return REPLY, {}
+
+    def freeze(self, _request):
+        """Make this process cheap to fork."""
+        for _ in range(REHEARSALS):
+            self.evaluate({"code": "[0.0, 'rehearsal']"})
+            self.evaluate({"code": "_ = 0\n_"})
+            self.evaluate({"code": "1 / 0"})
+        self._namespace.pop("_", None)
+        forget_cells(self._cells)
+        self._cells = 0
+        # A collection in a child would write to the header of every object that it visits, and so copy
+        # every page.  What is frozen is never visited again.
+        gc.collect()
+        gc.freeze()
+        return REPLY, {}
+
+    def post_fork(self, request):
+        """Become somebody else than the siblings: reseed, then run the image's hook."""
+        try:
+            reseeded = reseed(bytes.fromhex(request["seed"]))
+        except Exception:  # whatever numpy and the like may raise
+            return ERROR, {"code": "reseed_failed", "message": cut(traceback.format_exc())}
+        code = request.get("code")
+        for callback in self._on_fork:
+            error = self._guarded(callback)
+            if error is not None:
+                return ERROR, {"code": "hook_failed", "message": error["traceback"]}
+        if code is not None:
+            error = self._guarded(lambda: self._run(code))
+            if error is not None:
+                return ERROR, {"code": "hook_failed", "message": error["traceback"]}
+        hook = "none" if code is None and not self._on_fork else "ran"
+        return REPLY, {"reseeded": reseeded, "hook": hook}
+
+    def _describe(self, code, answer):
+        value = self._run(code)
+        if value is None:
+            return
+        answer["repr"] = cut(repr(value), REPR_MAX)
+        text = as_json(value)
+        if text is not None:
+            self._value = text
+            answer["value_is_json"] = True
+        answer["has_value"] = True
+
+    def _run(self, code):
+        """Run `code` in the namespace; return the value of its last expression, or None."""
+        self._cells += 1
+        name = "<cell %d>" % self._cells
+        # Without a modification time the cache believes us and never looks for a file.
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        linecache.cache.pop("<cell %d>" % (self._cells - CELLS_MAX), None)
+        try:
+            # Most cells are one expression, and compiling it at once is the cheapest way.
+            expression = compile(code, name, "eval", 0, True)
+        except SyntaxError:
+            expression = None
+        if expression is not None:
+            return eval(expression, self._namespace)
+        tree = ast.parse(code, name)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        exec(compile(tree, name, "exec", 0, True), self._namespace)
+        if last is None:
+            return None
+        return eval(compile(last, name, "eval", 0, True), self._namespace)
+
+    def _guarded(self, call):
+        """Call, and return the exception that came out of it as data, or None."""
+        self._interruption.fired = False
+        try:
+            try:
+                self._interruption.armed = True
+                call()
+            finally:
+                self._interruption.armed = False
+        except BaseException as error:  # SystemExit, too: exit() must not end the runtime
+            return as_data(error)
+        return None
+
+    def _guest_module(self):
+        """The module `forkd` as code inside the guest sees it."""
+        module = types.ModuleType("forkd", "What code in a guest can ask of forkd.")
+
+        def on_fork(callback):
+            """Call `callback()` in each fork of this guest, before it answers anything."""
+            if not callable(callback):
+                raise TypeError("on_fork needs a callable")
+            self._on_fork.append(callback)
+            return callback
+
+        module.on_fork = on_fork
+        return module
+
+
+def reseed(seed):
+    """Reseed every generator that is loaded; return their names.
+
+    `secrets`, `os.urandom` and `uuid.uuid4` ask the kernel each time, and hashes
+    hold no randomness.  PYTHONHASHSEED cannot be changed in a living interpreter; it defends against crafted
+    keys, not against siblings.  Generators that the user's code made for itself (`random.Random()`,
+    `numpy.random.default_rng()`) cannot be found from here: `forkd.on_fork` is for them.
+    """
+    names = []
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed(seed)
+        names.append("python.random")
+    if "numpy.random" in modules:
+        words = [int.from_bytes(seed[at : at + 4], "little") for at in range(0, len(seed), 4)]
+        modules["numpy.random"].seed(words)
+        names.append("numpy.random")
+    if "torch" in modules and hasattr(modules["torch"], "manual_seed"):
+        modules["torch"].manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+        names.append("torch")
+    if "_ssl" in modules:
+        # OpenSSL notices a fork by its process id, which is the same in every sibling.
+        modules["_ssl"].RAND_add(seed, float(len(seed)))
+        names.append("openssl")
+    if "tempfile" in modules:
+        # Its generator of names also goes by the process id.
+        modules["tempfile"]._name_sequence = None
+        names.append("tempfile")
+    if "uuid" in modules:
+        # uuid1: the address of the network interface and the last instant used.
+        modules["uuid"]._node = None
+        modules["uuid"]._last_timestamp = None
+        names.append("uuid")
+    return names
+
+
+def as_json(value):
+    """Return the value as JSON text, or None if JSON cannot say it within VALUE_MAX bytes."""
+    try:
+        if count_items(value, ITEMS_MAX) >= 0:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        else:
+            text = as_json_until(VALUE_MAX, value)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return None
+    return text if len(text.encode("utf-8", "replace")) <= VALUE_MAX else None
+
+
+def as_json_until(limit, value):
+    """Return the value as JSON text, stopping soon after `limit` characters."""
+    pieces = []
+    for piece in json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(value):
+        pieces.append(piece)
+        limit -= len(piece)
+        if limit < 0:
+            break
+    return "".join(pieces)
+
+
+def count_items(value, budget):
+    """Return what is left of `budget` after counting the parts of `value`; below 0 if it is too large."""
+    budget -= 1
+    if isinstance(value, str):
+        return budget - len(value) // 256
+    if not isinstance(value, (dict, list, tuple)):
+        return budget
+    if len(value) > budget:
+        return -1
+    for item in value.values() if isinstance(value, dict) else value:
+        budget = count_items(item, budget)
+        if budget < 0:
+            break
+    return budget
+
+
+def as_data(error):
+    """Describe an exception, without our own frames in its traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        message = str(error)
+    except BaseException:  # the exception's own methods may fail
+        text = message = "an exception that cannot be described"
+    return {"type": type(error).__qualname__, "message": cut(message), "traceback": cut(text)}
+
+
+def cut(text, limit=TEXT_MAX):
+    """Cut `text` after `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
+
+
+def forget_cells(count):
+    """Drop the source of the last cells."""
+    for number in range(max(1, count - CELLS_MAX), count + 1):
+        linecache.cache.pop("<cell %d>" % number, None)
+
+
+def flush():
+    """Hand buffered output to the pipes; the user's code may have closed or replaced the streams."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # whatever stands there now
+            continue
+
+
+def main():
+    """Serve the descriptor named on the command line."""
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    sys.argv = [""]
+    # Imports are looked for in the working directory, as in an interactive interpreter, not beside this file.
+    sys.path[0] = ""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    Runtime(Channel(fd)).serve()
+
+
+main()

@@ -1,0 +1,358 @@
+//! `exec`: one process, its streams, its end.
+//!
+//! # When it is over
+//!
+//! The process has ended, and its output has been read to the end.  A process in the background may hold the pipes open for
+//! ever, though; then reading stops [`DRAIN_GRACE`] after the end of the process itself, and of what is in the
+//! pipes at that moment nothing is lost.  Whatever is left of the process group lives on, as it would in a shell; it is the
+//! group of a process that was cancelled or timed out that is killed.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkd_proto::Kind;
+use forkd_proto::guest::{Control, ErrorBody, ErrorCode, Exec as Request, ExecReply, WindowSize};
+use nix::fcntl::OFlag;
+use nix::pty::openpty;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, pipe2};
+
+use crate::child::{Ended, signal_group};
+use crate::failure::{Outcome, failure, refused};
+use crate::image::Defaults;
+use crate::spawn::{self, Launch, Standard};
+use crate::stream::{BACKLOG_MAX, Stream};
+
+/// How long after the end of the process its output is waited for.
+pub const DRAIN_GRACE: Duration = Duration::from_millis(200);
+
+/// Unwritten bytes of standard input from which on the client is read no further.
+const STDIN_MAX: usize = 256 << 10;
+
+/// Most bytes taken from one stream once the grace is over: the capacity of a pipe, and so all that was in it.
+const LAST_BYTES: usize = 64 << 10;
+
+/// What a terminal takes for the end of input: control-D.
+const TERMINAL_EOF: u8 = 4;
+
+/// One process with its streams.
+#[derive(Debug)]
+pub struct Exec {
+    pid: Pid,
+    started: Instant,
+    deadline: Option<Instant>,
+    /// Until a staged process has become the program.
+    verdict: Option<File>,
+    stdin: Option<Arc<File>>,
+    stdin_queue: Vec<u8>,
+    stdin_eof: bool,
+    outputs: [Option<Output>; 2],
+    terminal: bool,
+    ended: Option<(Ended, Instant)>,
+    timed_out: bool,
+}
+
+#[derive(Debug)]
+struct Output {
+    file: Arc<File>,
+    kind: Kind,
+}
+
+/// What comes of driving an [`Exec`].
+#[derive(Debug)]
+pub enum Progress {
+    /// It waits for something.
+    Waiting,
+    /// It could go on at once, were it not for the others.
+    More,
+    /// It is over.
+    Done(Outcome<ExecReply>),
+}
+
+impl Exec {
+    /// Starts the process.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn::launch`].
+    pub fn start(request: &Request, defaults: &Defaults, now: Instant) -> Outcome<Self> {
+        let surroundings =
+            defaults.surroundings(&request.env, request.cwd.as_deref(), request.user.as_deref());
+        let no_pipe = |error: io::Error| refused("cannot make a pipe", &error);
+        let Plumbing { standard, stdin, outputs } = match request.tty {
+            Some(size) => terminal(size).map_err(no_pipe)?,
+            None => pipes(request.stdin).map_err(no_pipe)?,
+        };
+        let tty = request.tty.is_some();
+        let args = &request.args;
+        let launched =
+            spawn::launch(Launch { args, surroundings: &surroundings, standard, tty, keep: None })?;
+        Ok(Self {
+            pid: launched.pid,
+            started: now,
+            deadline: request.timeout_s.map(|s| now + forkd_proto::guest::timeout(s)),
+            verdict: launched.verdict,
+            stdin,
+            stdin_queue: Vec::new(),
+            stdin_eof: false,
+            outputs,
+            terminal: tty,
+            ended: None,
+            timed_out: false,
+        })
+    }
+
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether the program runs, as far as is known.
+    pub fn is_running(&self) -> bool {
+        self.verdict.is_none()
+    }
+
+    /// Everything that the poll loop must watch for it.
+    pub fn descriptors(&self) -> Vec<&File> {
+        let outputs = self.outputs.iter().flatten().map(|output| output.file.as_ref());
+        // The terminal is one descriptor for both directions.
+        let stdin = self.stdin.as_deref().filter(|_| !self.terminal);
+        self.verdict.as_ref().into_iter().chain(stdin).chain(outputs).collect()
+    }
+
+    /// When to drive it even if nothing happens.
+    pub fn wake_at(&self) -> Option<Instant> {
+        let drained = self.ended.map(|(_, at)| at + DRAIN_GRACE);
+        drained.or(self.deadline.filter(|_| !self.timed_out))
+    }
+
+    /// Whether it takes more frames from its client.
+    pub fn wants_input(&self) -> bool {
+        self.stdin_queue.len() < STDIN_MAX
+    }
+
+    /// Its process has ended.
+    pub fn on_exit(&mut self, ended: Ended, now: Instant) {
+        self.ended = Some((ended, now));
+    }
+
+    /// Takes one frame from the client.
+    ///
+    /// # Errors
+    ///
+    /// What makes the frame unacceptable.
+    pub fn on_frame(&mut self, kind: Kind, payload: &[u8]) -> Outcome<()> {
+        match kind {
+            Kind::Stdin if self.stdin.is_some() => self.stdin_queue.extend_from_slice(payload),
+            Kind::StdinEof => self.stdin_eof = true,
+            // To a process that has closed its input, or never had one.
+            Kind::Stdin => {}
+            Kind::Control => self.on_control(Control::parse(payload)?),
+            _ => return Err(failure(ErrorCode::Protocol, format!("{kind:?} during exec"))),
+        }
+        Ok(())
+    }
+
+    fn on_control(&self, control: Control) {
+        match control {
+            Control::Signal(number) => match Signal::try_from(number) {
+                Ok(signal) if self.ended.is_none() => signal_group(self.pid, signal),
+                _ => {}
+            },
+            Control::Resize(size) => {
+                if let Some(terminal) = self.stdin.as_ref().filter(|_| self.terminal)
+                    && let Err(error) = resize(terminal, size)
+                {
+                    crate::log::line(&format!("cannot resize a terminal: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Kills the process group.
+    pub fn cancel(&self) {
+        if self.ended.is_none() {
+            signal_group(self.pid, Signal::SIGKILL);
+        }
+    }
+
+    /// Moves bytes in both directions as far as they go without waiting.
+    pub fn drive(&mut self, stream: &mut Stream, scratch: &mut [u8], now: Instant) -> Progress {
+        if self.deadline.is_some_and(|deadline| now >= deadline) && !self.timed_out {
+            self.timed_out = true;
+            self.cancel();
+        }
+        if self.verdict.is_some() {
+            // Even if it runs now: the client is told before it gets any output.
+            return self
+                .read_verdict()
+                .map_or(Progress::Waiting, |failed| Progress::Done(Err(failed)));
+        }
+        self.write_stdin();
+        let more = self.read_outputs(stream, scratch);
+        match self.ended {
+            Some((ended, at)) if self.outputs.iter().all(Option::is_none) => self.over(ended, at),
+            Some((ended, at)) if now >= at + DRAIN_GRACE && stream.backlog() < BACKLOG_MAX => {
+                self.read_last(stream);
+                self.over(ended, at)
+            }
+            _ if more => Progress::More,
+            _ => Progress::Waiting,
+        }
+    }
+
+    fn over(&self, ended: Ended, at: Instant) -> Progress {
+        Progress::Done(Ok(ExecReply {
+            exit_code: ended.exit_code,
+            signal: ended.signal,
+            timed_out: self.timed_out,
+            duration_s: at.duration_since(self.started).as_secs_f64(),
+        }))
+    }
+
+    /// Whether a staged process has failed; forgets the verdict once it is good.
+    fn read_verdict(&mut self) -> Option<ErrorBody> {
+        let verdict = self.verdict.as_mut()?;
+        match spawn::verdict(verdict) {
+            spawn::Verdict::Pending => None,
+            spawn::Verdict::Running => {
+                self.verdict = None;
+                None
+            }
+            spawn::Verdict::Failed(failed) => Some(failed),
+        }
+    }
+
+    fn write_stdin(&mut self) {
+        let Some(stdin) = &self.stdin else {
+            self.stdin_queue.clear();
+            return;
+        };
+        while !self.stdin_queue.is_empty() {
+            match stdin.as_ref().write(&self.stdin_queue) {
+                Ok(count) => drop(self.stdin_queue.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // It has closed its input; that is its right.
+                Err(_) => {
+                    self.stdin = None;
+                    self.stdin_queue.clear();
+                    return;
+                }
+            }
+        }
+        if self.stdin_eof {
+            self.stdin_eof = false;
+            if self.terminal {
+                self.stdin_queue.push(TERMINAL_EOF);
+                self.write_stdin();
+            } else {
+                self.stdin = None;
+            }
+        }
+    }
+
+    /// Reads a buffer from each output; true if there may be more.
+    fn read_outputs(&mut self, stream: &mut Stream, scratch: &mut [u8]) -> bool {
+        let mut more = false;
+        for slot in &mut self.outputs {
+            let Some(output) = slot else { continue };
+            if stream.backlog() >= BACKLOG_MAX {
+                // Goes on when the client has read, which is an event of its own.
+                return false;
+            }
+            match output.file.as_ref().read(scratch) {
+                Ok(0) => *slot = None,
+                Ok(count) => {
+                    stream.queue(output.kind, scratch.get(..count).unwrap_or_default());
+                    more = true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => more = true,
+                // A terminal whose last user has gone says so with EIO.
+                Err(_) => *slot = None,
+            }
+        }
+        more
+    }
+
+    /// Takes what is in the pipes now, and no more.
+    fn read_last(&mut self, stream: &mut Stream) {
+        for output in self.outputs.iter().flatten() {
+            let mut last = vec![0; LAST_BYTES];
+            if let Ok(count) = output.file.as_ref().read(&mut last) {
+                stream.queue(output.kind, last.get(..count).unwrap_or_default());
+            }
+        }
+    }
+}
+
+struct Plumbing {
+    standard: Standard,
+    stdin: Option<Arc<File>>,
+    outputs: [Option<Output>; 2],
+}
+
+fn pipes(with_stdin: bool) -> io::Result<Plumbing> {
+    let (stdout, theirs_out) = output_pipe()?;
+    let (stderr, theirs_err) = output_pipe()?;
+    let (stdin, theirs_in) = if with_stdin {
+        let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+        spawn::set_nonblocking(&write)?;
+        (Some(Arc::new(File::from(write))), Stdio::from(read))
+    } else {
+        (None, Stdio::null())
+    };
+    let output = |file, kind| Some(Output { file: Arc::new(file), kind });
+    Ok(Plumbing {
+        standard: Standard {
+            stdin: theirs_in,
+            stdout: Stdio::from(theirs_out),
+            stderr: Stdio::from(theirs_err),
+        },
+        stdin,
+        outputs: [output(stdout, Kind::Stdout), output(stderr, Kind::Stderr)],
+    })
+}
+
+/// A pipe whose reading end never waits.
+///
+/// # Errors
+///
+/// Too many descriptors are open.
+pub fn output_pipe() -> io::Result<(File, OwnedFd)> {
+    let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+    spawn::set_nonblocking(&read)?;
+    Ok((File::from(read), write))
+}
+
+fn terminal(size: WindowSize) -> io::Result<Plumbing> {
+    let pty = openpty(None, None)?;
+    for fd in [&pty.master, &pty.slave] {
+        nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+    }
+    resize(&pty.master, size)?;
+    spawn::set_nonblocking(&pty.master)?;
+    let master = Arc::new(File::from(pty.master));
+    let standard = Standard {
+        stdin: Stdio::from(pty.slave.try_clone()?),
+        stdout: Stdio::from(pty.slave.try_clone()?),
+        stderr: Stdio::from(pty.slave),
+    };
+    let output = Output { file: Arc::clone(&master), kind: Kind::Stdout };
+    Ok(Plumbing { standard, stdin: Some(master), outputs: [Some(output), None] })
+}
+
+fn resize(terminal: &impl AsFd, size: WindowSize) -> io::Result<()> {
+    let size = rustix::termios::Winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}

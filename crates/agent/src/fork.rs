@@ -1,0 +1,158 @@
+//! `post_fork`: a forked guest becomes somebody of its own, or the fork fails.
+//!
+//! The order is the protocol's.  What only needs the kernel is done at once; then the runtime reseeds itself and runs its part
+//! of the hook; then the image's commands run one after the other.  The first failure ends it.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use forkd_proto::guest::{ErrorBody, ErrorCode, Hook, PostFork as Request, PostForkReply};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::child::{Ended, signal_group};
+use crate::clock;
+use crate::failure::{Outcome, failure, recoded};
+use crate::image::{Defaults, Surroundings};
+use crate::warm::{logged, quote};
+
+/// How long the image's hook may take, all of it together.
+pub const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Run after each fork if the image has it.
+const HOOK_FILE: &str = "/etc/forkd/post-fork";
+
+/// A fork on its way.
+#[derive(Debug)]
+pub struct PostFork {
+    reseeded: Vec<String>,
+    hook: Hook,
+    commands: VecDeque<(Vec<String>, Surroundings)>,
+    running: Option<(Pid, String)>,
+    deadline: Instant,
+    output: PathBuf,
+}
+
+/// What the runtime says about its part.
+#[derive(Debug, Deserialize)]
+struct RuntimePart {
+    reseeded: Vec<String>,
+    hook: Hook,
+}
+
+impl PostFork {
+    /// A fork whose kernel has been reseeded under the names `reseeded`; hooks write to a file in `folder`.
+    pub fn new(reseeded: Vec<String>, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
+        let mut commands = VecDeque::new();
+        let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
+        if is_executable(Path::new(HOOK_FILE)) {
+            commands.push_back((vec![HOOK_FILE.to_owned()], as_root));
+        }
+        if !defaults.post_fork_command.is_empty() {
+            let as_image = defaults.surroundings(&forkd_proto::guest::Env::new(), None, None);
+            commands.push_back((defaults.post_fork_command.clone(), as_image));
+        }
+        Self {
+            reseeded,
+            hook: Hook::None,
+            commands,
+            running: None,
+            deadline: now + HOOK_TIMEOUT,
+            output: folder.join("hook.log"),
+        }
+    }
+
+    /// The runtime's request.
+    pub fn runtime_request(request: &Request, code: Option<&str>) -> Vec<u8> {
+        json!({"op": "post_fork", "seed": request.seed.to_hex(), "code": code})
+            .to_string()
+            .into_bytes()
+    }
+
+    /// The runtime has answered.
+    ///
+    /// # Errors
+    ///
+    /// `reseed_failed`: it has not said what it reseeded.
+    pub fn on_runtime(&mut self, payload: &[u8]) -> Outcome<()> {
+        let part: RuntimePart = serde_json::from_slice(payload)
+            .map_err(|error| failure(ErrorCode::ReseedFailed, format!("the runtime: {error}")))?;
+        self.reseeded.extend(part.reseeded);
+        self.hook = part.hook;
+        Ok(())
+    }
+
+    /// Starts the next command; its process, or `None` if there are no more and the fork is complete.
+    ///
+    /// # Errors
+    ///
+    /// `hook_failed`: the command cannot be run.
+    pub fn run_next(&mut self) -> Outcome<Option<Pid>> {
+        let Some((args, surroundings)) = self.commands.pop_front() else {
+            return Ok(None);
+        };
+        let pid =
+            logged(&args, &surroundings, &self.output).map_err(recoded(ErrorCode::HookFailed))?;
+        self.running = Some((pid, args.into_iter().next().unwrap_or_default()));
+        Ok(Some(pid))
+    }
+
+    /// A command has ended.
+    ///
+    /// # Errors
+    ///
+    /// `hook_failed`: not with 0.
+    pub fn on_exit(&mut self, ended: Ended) -> Outcome<()> {
+        let Some((_, name)) = self.running.take() else { return Ok(()) };
+        if !ended.success() {
+            let said = quote(&self.output);
+            return Err(failure(ErrorCode::HookFailed, format!("{name} ended with {ended}{said}")));
+        }
+        self.hook = Hook::Ran;
+        Ok(())
+    }
+
+    /// When it has taken too long.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Why it has taken too long, if it has.
+    pub fn timed_out(&self, now: Instant) -> Option<ErrorBody> {
+        (now >= self.deadline).then(|| {
+            let name = self.running.as_ref().map_or("the runtime", |(_, name)| name);
+            let limit = HOOK_TIMEOUT.as_secs();
+            failure(ErrorCode::HookFailed, format!("{name} has not ended within {limit} s"))
+        })
+    }
+
+    /// The command that runs.
+    pub fn process(&self) -> Option<Pid> {
+        self.running.as_ref().map(|(pid, _)| *pid)
+    }
+
+    /// Stops the command that runs.
+    pub fn cancel(&self) {
+        if let Some((pid, _)) = self.running {
+            signal_group(pid, Signal::SIGKILL);
+        }
+    }
+
+    /// The answer, once all is done.
+    pub fn reply(&mut self) -> PostForkReply {
+        PostForkReply {
+            realtime_ns: clock::realtime_ns(),
+            reseeded: std::mem::take(&mut self.reseeded),
+            hook: self.hook,
+        }
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}

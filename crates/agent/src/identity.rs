@@ -1,0 +1,164 @@
+//! Who this guest is: clock, entropy, names, network.
+//!
+//! `/etc/hostname`, `/etc/machine-id`, `/etc/hosts`, `/etc/resolv.conf` and the kernel's boot id are, from boot on, bind mounts of files in memory that
+//! this module keeps open.  So a fork changes them without touching the disk, looking up a path, or a moment in which one is missing.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use forkd_proto::guest::{ErrorCode, Network, PostFork};
+use nix::mount::{MsFlags, mount};
+use nix::unistd::sethostname;
+
+use crate::clock;
+use crate::entropy::Pool;
+use crate::failure::{Outcome, failure};
+use crate::{log, netlink};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What makes this guest somebody.
+#[derive(Debug)]
+pub struct Identity {
+    pool: Pool,
+    hostname: File,
+    hosts: File,
+    machine_id: File,
+    boot_id: File,
+    resolv_conf: File,
+}
+
+impl Identity {
+    /// Prepares the files in `folder`, and puts them over the image's.
+    ///
+    /// # Errors
+    ///
+    /// Without them no fork could become somebody of its own.
+    pub fn prepare(folder: &Path) -> io::Result<Self> {
+        let over = |target: &str| bind(folder, Path::new(target));
+        Ok(Self {
+            pool: Pool::open()?,
+            hostname: over("/etc/hostname")?,
+            hosts: over("/etc/hosts")?,
+            machine_id: over("/etc/machine-id")?,
+            boot_id: over(BOOT_ID)?,
+            resolv_conf: over("/etc/resolv.conf")?,
+        })
+    }
+
+    /// Takes the host name that the image has, or `forkd`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused.
+    pub fn adopt_hostname(&self) -> io::Result<()> {
+        let image = fs::read_to_string("/etc/hostname").unwrap_or_default();
+        let name = match image.trim() {
+            "" => "forkd",
+            name => name,
+        };
+        self.set_hostname(name)
+    }
+
+    /// Becomes the sandbox that `request` describes, as far as the kernel is concerned.
+    ///
+    /// # Errors
+    ///
+    /// `reseed_failed` or `network_failed`, or `io` for clock and names.
+    pub fn become_sandbox(&self, request: &PostFork) -> Outcome<()> {
+        let said = |what: &'static str, code| {
+            move |error: io::Error| failure(code, format!("{what}: {error}"))
+        };
+        clock::set_realtime_ns(request.realtime_ns)
+            .map_err(said("cannot set the clock", ErrorCode::Io))?;
+        self.pool
+            .reseed(&request.seed)
+            .map_err(said("cannot reseed the kernel", ErrorCode::ReseedFailed))?;
+        self.set_names(request).map_err(said("cannot set an identity", ErrorCode::Io))?;
+        if let Some(network) = &request.network {
+            self.set_network(network)
+                .map_err(said("cannot set the network up", ErrorCode::NetworkFailed))?;
+        }
+        Ok(())
+    }
+
+    fn set_names(&self, request: &PostFork) -> io::Result<()> {
+        self.set_hostname(&request.hostname)?;
+        replace(&self.machine_id, &format!("{}\n", request.machine_id))?;
+        replace(&self.boot_id, &format!("{}\n", request.boot_id))
+    }
+
+    fn set_hostname(&self, name: &str) -> io::Result<()> {
+        sethostname(name)?;
+        replace(&self.hostname, &format!("{name}\n"))?;
+        replace(&self.hosts, &hosts(name))
+    }
+
+    fn set_network(&self, network: &Network) -> io::Result<()> {
+        netlink::configure(network)?;
+        if network.dns.is_empty() {
+            return Ok(());
+        }
+        let lines = network.dns.iter().map(|server| format!("nameserver {server}\n"));
+        replace(&self.resolv_conf, &lines.collect::<String>())
+    }
+}
+
+fn hosts(name: &str) -> String {
+    format!(
+        "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\n"
+    )
+}
+
+/// Makes a file in `folder` with what `target` holds, and mounts it there.
+fn bind(folder: &Path, target: &Path) -> io::Result<File> {
+    let name = target.file_name().unwrap_or_default();
+    let ours = folder.join(name);
+    let held = fs::read(target).unwrap_or_default();
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(true).open(&ours)?;
+    file.write_all(&held)?;
+    if !target.exists()
+        && let Err(error) = make_target(target)
+    {
+        log::line(&format!("{} is not kept: {error}", target.display()));
+        return Ok(file);
+    }
+    mount(Some(&ours), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    Ok(file)
+}
+
+/// Something to mount over, in an image that lacks the file or has a link that leads nowhere.
+fn make_target(target: &Path) -> io::Result<()> {
+    if target.is_symlink() {
+        fs::remove_file(target)?;
+    }
+    if let Some(folder) = target.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    File::create(target).map(drop)
+}
+
+fn replace(file: &File, text: &str) -> io::Result<()> {
+    let bytes = text.as_bytes();
+    let length = u64::try_from(bytes.len()).map_err(io::Error::other)?;
+    file.write_all_at(bytes, 0)?;
+    if file.metadata()?.len() == length { Ok(()) } else { file.set_len(length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shorter_text_leaves_nothing_of_the_longer() {
+        let path = std::env::temp_dir().join(format!("forkd-replace-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        replace(&file, "a long name\n").unwrap();
+        replace(&file, "short\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "short\n");
+        fs::remove_file(path).unwrap();
+    }
+}

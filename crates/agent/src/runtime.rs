@@ -1,0 +1,391 @@
+//! The warm runtime: one persistent interpreter, and the queue before it.
+//!
+//! # Interruption
+//!
+//! An evaluation that takes too long, or whose client has gone, is told so on its socket and then gets SIGINT, which Python turns
+//! into `KeyboardInterrupt`; the namespace survives.  Code may swallow it, or sit in C code that never looks.  So SIGINT is
+//! repeated each [`INTERRUPT_EVERY`], and after [`INTERRUPTS_MAX`] the interpreter is killed: the evaluation ends with
+//! `runtime_failed`, the namespace is lost, and so says the message.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use forkd_proto::Kind;
+use forkd_proto::guest::{ErrorBody, ErrorCode, RuntimeState};
+use forkd_proto::limits::EVAL_QUEUE_MAX;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use crate::child::{Ended, signal_group, signal_one};
+use crate::exec::output_pipe;
+use crate::failure::{Outcome, failure, recoded, refused};
+use crate::image::Surroundings;
+use crate::spawn::{self, Launch, Standard};
+use crate::stream::{BACKLOG_MAX, Stream};
+
+/// Time between two SIGINTs to code that goes on.
+pub const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
+
+/// SIGINTs before SIGKILL.
+pub const INTERRUPTS_MAX: u32 = 5;
+
+const SCRIPT: &str = include_str!("../runtime/python.py");
+
+/// What a job is for, and so who gets its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// `eval`.
+    Eval,
+    /// The warm-up's code.
+    Warm,
+    /// The end of the warm-up.
+    Freeze,
+    /// Reseeding after a fork.
+    PostFork,
+}
+
+/// One request to the interpreter.
+#[derive(Debug)]
+pub struct Job {
+    /// The connection that waits for it.
+    pub owner: u32,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Payload of the REQUEST frame.
+    pub payload: Vec<u8>,
+    /// From its start, not from when it was queued.
+    pub timeout: Option<Duration>,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub struct Answer {
+    /// As in the [`Job`].
+    pub owner: u32,
+    /// As in the [`Job`].
+    pub purpose: Purpose,
+    /// Payload of the reply, or why there is none.
+    pub result: Outcome<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Current {
+    owner: Option<u32>,
+    purpose: Purpose,
+    deadline: Option<Instant>,
+    interrupts: u32,
+}
+
+/// The interpreter and its queue; or neither, in an image that wants none.
+#[derive(Debug)]
+pub struct Runtime {
+    state: RuntimeState,
+    process: Option<Process>,
+    current: Option<Current>,
+    queue: VecDeque<Job>,
+    answered: Option<(Kind, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct Process {
+    pid: Pid,
+    stream: Stream,
+    outputs: [(Option<File>, Kind); 2],
+    verdict: Option<File>,
+}
+
+impl Runtime {
+    /// No interpreter.
+    pub fn none() -> Self {
+        let (state, queue) = (RuntimeState::None, VecDeque::new());
+        Self { state, process: None, current: None, queue, answered: None }
+    }
+
+    /// For `ping`.
+    pub fn state(&self) -> RuntimeState {
+        self.state
+    }
+
+    /// The interpreter's process.
+    pub fn pid(&self) -> Option<Pid> {
+        self.process.as_ref().map(|process| process.pid)
+    }
+
+    /// Starts the interpreter; `folder` gets its script.
+    ///
+    /// # Errors
+    ///
+    /// `warm_up_failed`: the image has no `python3`, or no such user, or the kernel refused.
+    pub fn start(&mut self, surroundings: &Surroundings, folder: &Path) -> Outcome<()> {
+        self.process =
+            Some(Process::start(surroundings, folder).map_err(recoded(ErrorCode::WarmUpFailed))?);
+        self.state = RuntimeState::Starting;
+        Ok(())
+    }
+
+    /// Everything that the poll loop must watch.
+    pub fn descriptors(&self) -> Vec<&dyn AsFd> {
+        let Some(process) = &self.process else { return Vec::new() };
+        let mut all: Vec<&dyn AsFd> = vec![&process.stream];
+        all.extend(
+            process.outputs.iter().filter_map(|(file, _)| Some(file.as_ref()? as &dyn AsFd)),
+        );
+        all.extend(process.verdict.as_ref().map(|file| file as &dyn AsFd));
+        all
+    }
+
+    /// The interpreter's socket, whose unsent bytes the poll loop may have to wait for.
+    pub fn stream(&mut self) -> Option<&mut Stream> {
+        self.process.as_mut().map(|process| &mut process.stream)
+    }
+
+    /// Queues a job, or starts it if the interpreter is idle.  After a fork nothing goes before [`Purpose::PostFork`].
+    ///
+    /// # Errors
+    ///
+    /// `no_runtime`, `runtime_failed` or `busy`.
+    pub fn submit(&mut self, job: Job, now: Instant) -> Outcome<()> {
+        match self.state {
+            RuntimeState::None => {
+                return Err(failure(ErrorCode::NoRuntime, "this image has no warm runtime"));
+            }
+            RuntimeState::Failed => {
+                return Err(failure(ErrorCode::RuntimeFailed, "the runtime has ended"));
+            }
+            RuntimeState::Starting | RuntimeState::Ready => {}
+        }
+        if job.purpose == Purpose::PostFork {
+            self.queue.push_front(job);
+        } else if self.queue.len() >= EVAL_QUEUE_MAX {
+            let waiting = format!("{EVAL_QUEUE_MAX} evaluations are waiting already");
+            return Err(failure(ErrorCode::Busy, waiting));
+        } else {
+            self.queue.push_back(job);
+        }
+        self.start_next(now);
+        Ok(())
+    }
+
+    fn start_next(&mut self, now: Instant) {
+        let (None, Some(process)) = (&self.current, &mut self.process) else { return };
+        let Some(job) = self.queue.pop_front() else { return };
+        process.stream.queue(Kind::Request, &job.payload);
+        self.current = Some(Current {
+            owner: Some(job.owner),
+            purpose: job.purpose,
+            deadline: job.timeout.map(|timeout| now + timeout),
+            interrupts: 0,
+        });
+    }
+
+    /// The connection whose job runs now.
+    pub fn owner(&self) -> Option<u32> {
+        self.current.as_ref().and_then(|current| current.owner)
+    }
+
+    /// `owner` has gone: its job is interrupted, or forgotten if it has not started.
+    pub fn abandon(&mut self, owner: u32, now: Instant) {
+        self.queue.retain(|job| job.owner != owner);
+        if let Some(current) = self.current.as_mut().filter(|current| current.owner == Some(owner))
+        {
+            current.owner = None;
+            current.deadline = Some(now);
+        }
+    }
+
+    /// When to look after it even if nothing happens.
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.current.as_ref().and_then(|current| current.deadline)
+    }
+
+    /// Interrupts what has run too long.
+    pub fn on_time(&mut self, now: Instant) {
+        let (Some(process), Some(current)) = (&mut self.process, &mut self.current) else { return };
+        if current.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        if current.interrupts == INTERRUPTS_MAX {
+            current.deadline = None;
+            process.kill();
+            return;
+        }
+        if current.interrupts == 0 {
+            process.stream.queue(Kind::Control, br#"{"interrupt": true}"#);
+        }
+        current.interrupts += 1;
+        current.deadline = Some(now + INTERRUPT_EVERY);
+        // The message must be there before the signal is; what the socket cannot take now, the poll loop sends.
+        if let Err(error) = process.stream.flush() {
+            crate::log::line(&format!("cannot reach the runtime: {error}"));
+        }
+        signal_one(process.pid, Signal::SIGINT);
+    }
+
+    /// Kills the interpreter; its end arrives as [`on_exit`](Self::on_exit).
+    pub fn kill(&mut self) {
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+
+    /// Moves output to the client whose job runs (`None`: to nobody) and takes the interpreter's answer.
+    ///
+    /// All output that was written before the answer goes before it.  Returns at most one answer; the next job has
+    /// been sent then.  True: there may be more to move.
+    pub fn drive(
+        &mut self,
+        client: Option<&mut Stream>,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> (Option<Answer>, bool) {
+        let Some(process) = &mut self.process else { return (None, false) };
+        if self.answered.is_none() {
+            self.answered = process.take_answer(scratch);
+        }
+        let drained = process.move_output(client, scratch);
+        if self.answered.is_none() || drained != Drained::Empty {
+            return (None, drained == Drained::More);
+        }
+        let (Some((kind, payload)), Some(current)) = (self.answered.take(), self.current.take())
+        else {
+            return (None, false);
+        };
+        self.state = RuntimeState::Ready;
+        self.start_next(now);
+        let result = if kind == Kind::Reply {
+            Ok(payload)
+        } else {
+            let unclear = |_| failure(ErrorCode::RuntimeFailed, "the runtime's answer is garbled");
+            Err(serde_json::from_slice(&payload).unwrap_or_else(unclear))
+        };
+        let answer = current.owner.map(|owner| Answer { owner, purpose: current.purpose, result });
+        (answer, true)
+    }
+
+    /// The interpreter has ended: so have all jobs.
+    pub fn on_exit(&mut self, ended: Ended) -> Vec<Answer> {
+        let reason = self.end_reason(ended);
+        let current = self.current.take();
+        let killed = current.as_ref().is_some_and(|current| current.interrupts > 0);
+        let first = current.and_then(|current| Some((current.owner?, current.purpose)));
+        let waiting = self.queue.drain(..).map(|job| (job.owner, job.purpose));
+        let message = if killed {
+            "the code could not be interrupted, so the runtime was killed; its namespace is lost"
+                .to_owned()
+        } else {
+            reason
+        };
+        self.state = RuntimeState::Failed;
+        self.process = None;
+        self.answered = None;
+        let failed: ErrorBody = failure(ErrorCode::RuntimeFailed, message);
+        first
+            .into_iter()
+            .chain(waiting)
+            .map(|(owner, purpose)| Answer { owner, purpose, result: Err(failed.clone()) })
+            .collect()
+    }
+
+    fn end_reason(&mut self, ended: Ended) -> String {
+        let verdict = self.process.as_mut().and_then(|process| process.verdict.as_mut());
+        match verdict.map(spawn::verdict) {
+            Some(spawn::Verdict::Failed(failed)) => failed.message,
+            _ => format!("the runtime has ended with {ended}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drained {
+    /// Nothing is left.
+    Empty,
+    /// The client must read first.
+    Full,
+    /// There may be more.
+    More,
+}
+
+impl Process {
+    fn start(surroundings: &Surroundings, folder: &Path) -> Outcome<Self> {
+        let no_start = |error: io::Error| refused("cannot start the runtime", &error);
+        let script = folder.join("runtime.py");
+        fs::write(&script, SCRIPT).map_err(no_start)?;
+        let (ours, theirs) = UnixStream::pair().map_err(no_start)?;
+        let theirs = OwnedFd::from(theirs);
+        let (stdout, theirs_out) = output_pipe().map_err(no_start)?;
+        let (stderr, theirs_err) = output_pipe().map_err(no_start)?;
+        let args =
+            ["python3".to_owned(), script.display().to_string(), theirs.as_raw_fd().to_string()];
+        let standard = Standard {
+            stdin: Stdio::null(),
+            stdout: Stdio::from(theirs_out),
+            stderr: Stdio::from(theirs_err),
+        };
+        let launched = spawn::launch(Launch {
+            args: &args,
+            surroundings,
+            standard,
+            tty: false,
+            keep: Some(&theirs),
+        })?;
+        Ok(Self {
+            pid: launched.pid,
+            stream: Stream::new(ours.into()),
+            outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
+            verdict: launched.verdict,
+        })
+    }
+
+    fn kill(&self) {
+        signal_group(self.pid, Signal::SIGKILL);
+    }
+
+    /// The interpreter's answer, if it has come.  A broken socket is found out when the process ends.
+    fn take_answer(&mut self, scratch: &mut [u8]) -> Option<(Kind, Vec<u8>)> {
+        loop {
+            match self.stream.next_frame() {
+                Ok(Some(frame)) => return Some(frame),
+                Ok(None) => {}
+                Err(error) => {
+                    crate::log::line(&format!("the runtime breaks the protocol: {error}"));
+                    self.kill();
+                    return None;
+                }
+            }
+            if !self.stream.fill(scratch).unwrap_or(false) {
+                return None;
+            }
+        }
+    }
+
+    fn move_output(&mut self, mut client: Option<&mut Stream>, scratch: &mut [u8]) -> Drained {
+        let mut drained = Drained::Empty;
+        for (slot, kind) in &mut self.outputs {
+            let Some(file) = slot else { continue };
+            if client.as_ref().is_some_and(|client| client.backlog() >= BACKLOG_MAX) {
+                return Drained::Full;
+            }
+            match file.read(scratch) {
+                Ok(0) => *slot = None,
+                Ok(count) => {
+                    if let Some(client) = client.as_deref_mut() {
+                        client.queue(*kind, scratch.get(..count).unwrap_or_default());
+                    }
+                    drained = Drained::More;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    drained = Drained::More;
+                }
+                Err(_) => *slot = None,
+            }
+        }
+        drained
+    }
+}

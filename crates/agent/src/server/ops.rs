@@ -1,0 +1,375 @@
+//! What each operation does: from frame to answer.
+
+use std::time::Instant;
+
+use forkd_proto::Kind;
+use forkd_proto::guest::{
+    ErrorBody, ErrorCode, Event, Nothing, Pong, PostFork as PostForkRequest, Request, RuntimeState,
+    SetTime, TimeReply, Warm as WarmRequest, WarmReply, timeout,
+};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use super::{Errand, Server};
+use crate::child::Ended;
+use crate::conn::{Conn, Op};
+use crate::exec::{Exec, Progress};
+use crate::failure::{Outcome, failure, refused};
+use crate::fork::PostFork;
+use crate::quiesce::{self, Rehearsal};
+use crate::runtime::{Answer, Job, Purpose};
+use crate::warm::Warm;
+use crate::{clock, log};
+
+impl Server {
+    /// Takes one frame; what a thread is to do about it, if one is.
+    pub(super) fn on_frame(
+        &mut self,
+        conn: &mut Conn,
+        kind: Kind,
+        payload: &[u8],
+    ) -> Option<Errand> {
+        if let Op::Exec(exec) = &mut conn.op {
+            if let Err(body) = exec.on_frame(kind, payload) {
+                self.break_off(conn, &body);
+            }
+            return None;
+        }
+        match kind {
+            Kind::Request => match Request::parse(payload) {
+                Ok(request) => return self.begin(conn, request),
+                Err(error) => conn.fail(&error.into()),
+            },
+            // Late ones of an operation that is over: both sides may end it at the same time.
+            Kind::Stdin | Kind::StdinEof | Kind::Control | Kind::Data | Kind::DataEof => {}
+            _ => {
+                let body = failure(ErrorCode::Protocol, format!("{kind:?} is not for the agent"));
+                self.break_off(conn, &body);
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, conn: &mut Conn, request: Request) -> Option<Errand> {
+        match request {
+            Request::Ping => conn.reply(&self.pong()),
+            Request::Echo(echo) => conn.reply(&echo),
+            Request::Exec(exec) => match Exec::start(&exec, &self.defaults, self.now) {
+                Ok(exec) => self.begin_exec(conn, exec),
+                Err(body) => conn.fail(&body),
+            },
+            Request::Eval(eval) => {
+                let payload = json!({"op": "eval", "code": eval.code}).to_string();
+                conn.op = Op::Eval;
+                self.submit(conn, Purpose::Eval, payload.into_bytes(), eval.timeout_s);
+            }
+            Request::Warm(warm) => self.begin_warm(conn, warm),
+            Request::Configure(configure) => {
+                self.defaults.configure(configure);
+                conn.reply(&Nothing {});
+            }
+            Request::Quiesce if self.identity.is_some() => return Some(Errand::Shrink),
+            // These caches are not ours to drop.
+            Request::Quiesce => self.rehearse(conn),
+            Request::PostFork(fork) => self.begin_post_fork(conn, &fork),
+            Request::SetTime(time) => answer(conn, self.set_time(time)),
+            Request::Shutdown => {
+                conn.reply(&Nothing {});
+                conn.op = Op::Shutdown;
+            }
+            about_files => return Some(Errand::Files(Box::new(about_files))),
+        }
+        None
+    }
+
+    /// Goes on with an operation as far as it can without waiting; true if it could go further in another turn.
+    pub(super) fn advance(&mut self, conn: &mut Conn) -> bool {
+        match &mut conn.op {
+            Op::Exec(exec) => {
+                let was_running = exec.is_running();
+                let progress = exec.drive(&mut conn.stream, &mut self.scratch, self.now);
+                match progress {
+                    Progress::Done(result) => answer(conn, result),
+                    Progress::More => return true,
+                    Progress::Waiting if !was_running && exec.is_running() => {
+                        // The started event goes before all output, so that is read in the next turn.
+                        let pid = number(exec.pid());
+                        conn.event(&Event::Started { pid });
+                        return true;
+                    }
+                    Progress::Waiting => {}
+                }
+            }
+            Op::Warm(_) => self.advance_warm(conn),
+            Op::PostFork(fork) => {
+                if let Some(body) = fork.timed_out(self.now) {
+                    fork.cancel();
+                    self.runtime.abandon(conn.id, self.now);
+                    conn.fail(&body);
+                }
+            }
+            Op::Rehearsal(rehearsal) if self.now >= rehearsal.deadline() => {
+                rehearsal.cancel();
+                conn.reply(&quiesce::reply());
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// A process of an operation has ended.
+    pub(super) fn on_child_end(&mut self, id: u32, pid: Pid, ended: Ended) {
+        // It may be of an operation that was over before its process was.
+        if self.conns.get(&id).is_none_or(|conn| conn.op.process() != Some(pid)) {
+            return;
+        }
+        let Some(mut conn) = self.conns.remove(&id) else { return };
+        match &mut conn.op {
+            Op::Exec(exec) => exec.on_exit(ended, self.now),
+            Op::Warm(warm) => {
+                if warm.on_exit(ended, self.now) {
+                    self.finish_warm(&mut conn);
+                }
+            }
+            Op::PostFork(fork) => match fork.on_exit(ended) {
+                Ok(()) => self.advance_post_fork(&mut conn),
+                Err(body) => conn.fail(&body),
+            },
+            Op::Rehearsal(_) => conn.reply(&quiesce::reply()),
+            Op::Idle | Op::Eval | Op::Closing | Op::Shutdown => {}
+        }
+        self.conns.insert(id, conn);
+    }
+
+    /// The runtime has answered, or ended.
+    pub(super) fn deliver(&mut self, answer_: Answer) {
+        let Some(mut conn) = self.conns.remove(&answer_.owner) else { return };
+        match (answer_.purpose, answer_.result) {
+            (Purpose::Eval, Ok(payload)) => conn.reply_raw(&payload),
+            (Purpose::Warm, Ok(_)) => self.run_ready(&mut conn),
+            (Purpose::Freeze, Ok(_)) => {
+                if let Op::Warm(warm) = &conn.op {
+                    let duration_s = warm.duration_s(self.now);
+                    conn.reply(&WarmReply { duration_s });
+                }
+            }
+            (Purpose::PostFork, Ok(payload)) => self.on_runtime_forked(&mut conn, &payload),
+            (Purpose::Warm | Purpose::Freeze, Err(body)) => {
+                self.runtime.kill();
+                conn.fail(&ErrorBody { code: ErrorCode::WarmUpFailed, ..body });
+            }
+            (Purpose::PostFork, Err(body)) if body.code == ErrorCode::RuntimeFailed => {
+                conn.fail(&ErrorBody { code: ErrorCode::ReseedFailed, ..body });
+            }
+            (_, Err(body)) => conn.fail(&body),
+        }
+        let id = conn.id;
+        self.conns.insert(id, conn);
+        self.drive(id);
+    }
+
+    /// The client has gone: what it waited for is cancelled.
+    pub(super) fn close(&mut self, conn: &Conn) {
+        self.cancel(conn);
+    }
+
+    /// Answers ERROR and closes the connection, because what follows could not be understood.
+    pub(super) fn break_off(&mut self, conn: &mut Conn, body: &ErrorBody) {
+        self.cancel(conn);
+        conn.fail(body);
+        conn.op = Op::Closing;
+    }
+
+    fn cancel(&mut self, conn: &Conn) {
+        match &conn.op {
+            Op::Exec(exec) => exec.cancel(),
+            Op::Eval => self.runtime.abandon(conn.id, self.now),
+            Op::Warm(warm) => {
+                warm.cancel();
+                self.runtime.abandon(conn.id, self.now);
+            }
+            Op::PostFork(fork) => {
+                fork.cancel();
+                self.runtime.abandon(conn.id, self.now);
+            }
+            Op::Rehearsal(rehearsal) => rehearsal.cancel(),
+            Op::Idle | Op::Closing | Op::Shutdown => {}
+        }
+    }
+
+    /// Notes which connection a process belongs to.
+    fn adopt(&mut self, pid: Pid, id: u32) {
+        self.children.insert(pid, id);
+        self.started = true;
+    }
+
+    fn begin_exec(&mut self, conn: &mut Conn, exec: Exec) {
+        self.adopt(exec.pid(), conn.id);
+        for file in exec.descriptors() {
+            self.watch(conn.id, file);
+        }
+        if exec.is_running() {
+            conn.event(&Event::Started { pid: number(exec.pid()) });
+        }
+        conn.op = Op::Exec(Box::new(exec));
+    }
+
+    fn submit(
+        &mut self,
+        conn: &mut Conn,
+        purpose: Purpose,
+        payload: Vec<u8>,
+        timeout_s: Option<f64>,
+    ) {
+        let job = Job { owner: conn.id, purpose, payload, timeout: timeout_s.map(timeout) };
+        match self.runtime.submit(job, self.now) {
+            Ok(()) => self.flush_runtime(),
+            Err(body) => conn.fail(&body),
+        }
+    }
+
+    fn pong(&self) -> Pong {
+        Pong {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: clock::uptime_s(),
+            runtime: self.runtime.state(),
+        }
+    }
+
+    fn set_time(&self, time: SetTime) -> Outcome<TimeReply> {
+        if self.identity.is_some() {
+            clock::set_realtime_ns(time.realtime_ns)
+                .map_err(|error| refused("cannot set the clock", &error))?;
+        }
+        Ok(TimeReply { realtime_ns: clock::realtime_ns() })
+    }
+
+    fn begin_warm(&mut self, conn: &mut Conn, request: WarmRequest) {
+        let python = request.python.clone();
+        let warm = Warm::new(request, &self.defaults, &self.folder, self.now);
+        let surroundings = warm.surroundings.clone();
+        conn.op = Op::Warm(Box::new(warm));
+        let Some(python) = python else { return self.run_ready(conn) };
+        if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
+            if let Err(body) = self.runtime.start(&surroundings, &self.folder) {
+                return conn.fail(&body);
+            }
+            self.watch_runtime();
+            self.started = true;
+        }
+        let payload = json!({"op": "warm", "code": python.code}).to_string();
+        self.submit(conn, Purpose::Warm, payload.into_bytes(), None);
+    }
+
+    fn advance_warm(&mut self, conn: &mut Conn) {
+        let Op::Warm(warm) = &mut conn.op else { return };
+        if let Some(body) = warm.timed_out(self.now) {
+            warm.cancel();
+            self.runtime.kill();
+            self.runtime.abandon(conn.id, self.now);
+            return conn.fail(&body);
+        }
+        if warm.wake_at() <= self.now {
+            self.run_ready(conn);
+        }
+    }
+
+    /// Runs the readiness command, or goes on if the image has none.
+    fn run_ready(&mut self, conn: &mut Conn) {
+        let Op::Warm(warm) = &mut conn.op else { return };
+        match warm.run_ready(self.now) {
+            Ok(Some(pid)) => self.adopt(pid, conn.id),
+            Ok(None) => self.finish_warm(conn),
+            Err(body) => {
+                self.runtime.kill();
+                conn.fail(&body);
+            }
+        }
+    }
+
+    fn finish_warm(&mut self, conn: &mut Conn) {
+        let Op::Warm(warm) = &conn.op else { return };
+        if warm.request.python.is_none() {
+            let duration_s = warm.duration_s(self.now);
+            return conn.reply(&WarmReply { duration_s });
+        }
+        self.submit(conn, Purpose::Freeze, br#"{"op": "freeze"}"#.to_vec(), None);
+    }
+
+    /// Has the connection wait for a shell that fills the caches; see [`quiesce`].
+    pub(super) fn rehearse(&mut self, conn: &mut Conn) {
+        // The deadline counts from now, and the thread may have taken long.
+        self.now = Instant::now();
+        let Some(rehearsal) = Rehearsal::start(&self.defaults, self.now) else {
+            return conn.reply(&quiesce::reply());
+        };
+        self.adopt(rehearsal.pid(), conn.id);
+        conn.op = Op::Rehearsal(rehearsal);
+    }
+
+    fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
+        let mut reseeded = Vec::new();
+        if let Some(identity) = &self.identity {
+            if let Err(body) = identity.become_sandbox(request) {
+                return conn.fail(&body);
+            }
+            reseeded.push("kernel".to_owned());
+        }
+        let fork = PostFork::new(reseeded, &self.defaults, &self.folder, self.now);
+        conn.op = Op::PostFork(Box::new(fork));
+        let code = self.defaults.post_fork.as_deref();
+        if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
+            if code.is_some() {
+                let missing = "there is no runtime for the image's post_fork code";
+                return conn.fail(&failure(ErrorCode::HookFailed, missing));
+            }
+            return self.advance_post_fork(conn);
+        }
+        let payload = PostFork::runtime_request(request, code);
+        self.submit(conn, Purpose::PostFork, payload, None);
+    }
+
+    fn on_runtime_forked(&mut self, conn: &mut Conn, payload: &[u8]) {
+        let Op::PostFork(fork) = &mut conn.op else { return };
+        match fork.on_runtime(payload) {
+            Ok(()) => self.advance_post_fork(conn),
+            Err(body) => conn.fail(&body),
+        }
+    }
+
+    /// Runs the next hook, or answers.
+    fn advance_post_fork(&mut self, conn: &mut Conn) {
+        let Op::PostFork(fork) = &mut conn.op else { return };
+        match fork.run_next() {
+            Ok(Some(pid)) => self.adopt(pid, conn.id),
+            Ok(None) => {
+                let reply = fork.reply();
+                conn.reply(&reply);
+            }
+            Err(body) => conn.fail(&body),
+        }
+    }
+
+    /// Ends the machine, or the process where there is no machine around it.
+    pub(super) fn shut_down(&self) {
+        if self.identity.is_none() {
+            std::process::exit(0);
+        }
+        nix::unistd::sync();
+        let Err(errno) = reboot(RebootMode::RB_POWER_OFF);
+        log::line(&format!("cannot power off: {errno}"));
+    }
+}
+
+fn answer<T: serde::Serialize>(conn: &mut Conn, result: Outcome<T>) {
+    match result {
+        Ok(reply) => conn.reply(&reply),
+        Err(body) => conn.fail(&body),
+    }
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw().unsigned_abs()
+}

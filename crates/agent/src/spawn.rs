@@ -1,0 +1,249 @@
+//! Starting processes, with errors that say what was wrong.
+//!
+//! A process of the agent's own user and without a terminal is started directly, at the price of one exec.  Anything that
+//! needs more (another user, a session with a terminal) goes through [`stage`](crate::stage), a second exec of this
+//! program, because changing a child between fork and exec would need `unsafe`.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use forkd_proto::guest::{ErrorBody, ErrorCode};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{Pid, pipe2};
+
+use crate::failure::{Outcome, failure, invalid, refused};
+use crate::image::Surroundings;
+use crate::users;
+
+/// Longest report of a staged process: a path and the kernel's words, and less than a pipe writes at once.
+const VERDICT_MAX: usize = 4096;
+
+/// Standard input, output and error of a process.
+#[derive(Debug)]
+pub struct Standard {
+    /// Standard input.
+    pub stdin: Stdio,
+    /// Standard output.
+    pub stdout: Stdio,
+    /// Standard error.
+    pub stderr: Stdio,
+}
+
+/// A process to start.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// Program and arguments.
+    pub args: &'a [String],
+    /// Environment, directory and user.
+    pub surroundings: &'a Surroundings,
+    /// Standard streams.
+    pub standard: Standard,
+    /// Whether standard input is a terminal that shall control the process.
+    pub tty: bool,
+    /// A descriptor that the process shall have, under the same number.
+    pub keep: Option<&'a OwnedFd>,
+}
+
+/// A process that was started, and leads a process group of its own.
+#[derive(Debug)]
+pub struct Launched {
+    /// Its number, and its group's.
+    pub pid: Pid,
+    /// Where a staged process says why it could not become the program; its end without a word means that it has.
+    pub verdict: Option<File>,
+}
+
+/// Starts a process.  Only the main thread may: descriptors are inheritable for a moment here.
+///
+/// # Errors
+///
+/// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for directory or user.
+/// A staged process may still fail; see [`Launched::verdict`].
+pub fn launch(launch: Launch<'_>) -> Outcome<Launched> {
+    if !launch.tty && users::is_root(&launch.surroundings.user) {
+        return direct(launch);
+    }
+    staged(launch)
+}
+
+/// What a staged process has said so far.
+#[derive(Debug)]
+pub enum Verdict {
+    /// Nothing.
+    Pending,
+    /// It has become the program.
+    Running,
+    /// Why it could not.
+    Failed(ErrorBody),
+}
+
+/// Reads the verdict of a staged process, without waiting.
+pub fn verdict(report: &mut File) -> Verdict {
+    let mut said = [0; VERDICT_MAX];
+    match report.read(&mut said) {
+        Ok(0) => Verdict::Running,
+        Ok(count) => {
+            let parsed = serde_json::from_slice(said.get(..count).unwrap_or_default());
+            let garbled = |_| failure(ErrorCode::ExecFailed, "the process could not start");
+            Verdict::Failed(parsed.unwrap_or_else(garbled))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Verdict::Pending,
+        Err(error) => Verdict::Failed(refused("cannot start a process", &error)),
+    }
+}
+
+fn direct(launch: Launch<'_>) -> Outcome<Launched> {
+    let Surroundings { env, cwd, .. } = launch.surroundings;
+    check_directory(cwd)?;
+    let [program, args @ ..] = launch.args else {
+        return Err(invalid("args", "names no program"));
+    };
+    let search = env.get("PATH").map_or("", String::as_str);
+    let path = resolve(program, search, Path::new(cwd))?;
+    let mut command = Command::new(&path);
+    command.arg0(program).args(args).env_clear().env("HOME", "/root").envs(env).process_group(0);
+    if cwd != "/" {
+        command.current_dir(cwd);
+    }
+    let pid = start(command, launch.standard, launch.keep, None)
+        .map_err(|error| exec_failure(program, &error))?;
+    Ok(Launched { pid, verdict: None })
+}
+
+fn staged(launch: Launch<'_>) -> Outcome<Launched> {
+    let io_failure = |error: io::Error| refused("cannot start a process", &error);
+    let (verdict, report) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| io_failure(errno.into()))?;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg("stage")
+        .arg(report.as_raw_fd().to_string())
+        .arg(&launch.surroundings.user)
+        .arg(&launch.surroundings.cwd)
+        .arg(if launch.tty { "tty" } else { "-" })
+        .args(launch.args)
+        .env_clear()
+        .envs(&launch.surroundings.env);
+    let pid = start(command, launch.standard, launch.keep, Some(&report)).map_err(io_failure)?;
+    set_nonblocking(&verdict).map_err(io_failure)?;
+    Ok(Launched { pid, verdict: Some(File::from(verdict)) })
+}
+
+fn start(
+    mut command: Command,
+    standard: Standard,
+    keep: Option<&OwnedFd>,
+    report: Option<&OwnedFd>,
+) -> io::Result<Pid> {
+    command.stdin(standard.stdin).stdout(standard.stdout).stderr(standard.stderr);
+    for fd in [keep, report].into_iter().flatten() {
+        fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    }
+    let pid = with_signals(|| command.spawn())?.id();
+    for fd in [keep, report].into_iter().flatten() {
+        fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    }
+    Ok(Pid::from_raw(i32::try_from(pid).map_err(io::Error::other)?))
+}
+
+/// Runs `spawn` with the signals unblocked that the poll loop keeps blocked, since children inherit the mask.  One that comes
+/// meanwhile is lost: the caller looks for ended children after each start.
+fn with_signals<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_unblock()?;
+    let spawned = spawn();
+    mask.thread_block()?;
+    spawned
+}
+
+/// Finds the file to execute, as `execvp` would.
+///
+/// # Errors
+///
+/// `not_found`; `permission_denied` if all that was found is not executable.
+pub fn resolve(program: &str, search: &str, cwd: &Path) -> Outcome<PathBuf> {
+    let candidates: Vec<PathBuf> = if program.contains('/') {
+        vec![cwd.join(program)]
+    } else {
+        search.split(':').map(|folder| cwd.join(folder).join(program)).collect()
+    };
+    let mut denied = false;
+    for path in candidates {
+        match fs::metadata(&path) {
+            Ok(found) if found.is_file() && found.permissions().mode() & 0o111 != 0 => {
+                return Ok(path);
+            }
+            Ok(_) => denied = true,
+            Err(error) => denied |= error.kind() == io::ErrorKind::PermissionDenied,
+        }
+    }
+    Err(if denied {
+        failure(ErrorCode::PermissionDenied, format!("{program}: not executable"))
+    } else {
+        failure(ErrorCode::NotFound, format!("{program}: no such program"))
+    })
+}
+
+/// Whether a process can start in `cwd`.
+///
+/// # Errors
+///
+/// `invalid_request`, naming `cwd`.
+pub fn check_directory(cwd: &str) -> Outcome<()> {
+    match fs::metadata(cwd) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(invalid("cwd", format!("{cwd}: not a directory"))),
+        Err(error) => Err(invalid("cwd", format!("{cwd}: {error}"))),
+    }
+}
+
+/// Why the kernel would not execute a program that exists.
+pub fn exec_failure(program: &str, error: &io::Error) -> ErrorBody {
+    let code = match error.kind() {
+        io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
+        _ => ErrorCode::ExecFailed,
+    };
+    failure(code, format!("{program}: {error}"))
+}
+
+/// Makes reads and writes of the poll loop's end of a pipe return at once.
+///
+/// # Errors
+///
+/// The kernel refused, which it never does.
+pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
+    fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_along_the_path() {
+        let found = resolve("sh", "/nowhere:/bin", Path::new("/")).unwrap();
+        assert_eq!(found, Path::new("/bin/sh"));
+    }
+
+    #[test]
+    fn what_does_not_exist_and_what_may_not_run_are_two_errors() {
+        let code = |program| resolve(program, "/bin", Path::new("/")).unwrap_err().code;
+        assert_eq!(code("no-such-program"), ErrorCode::NotFound);
+        assert_eq!(code("/no/such/program"), ErrorCode::NotFound);
+        assert_eq!(code("/etc/passwd"), ErrorCode::PermissionDenied);
+        assert_eq!(code("/etc"), ErrorCode::PermissionDenied);
+    }
+
+    #[test]
+    fn a_relative_program_is_relative_to_the_directory_it_starts_in() {
+        assert!(resolve("./sh", "", Path::new("/bin")).is_ok());
+        assert!(resolve("./sh", "", Path::new("/")).is_err());
+    }
+}

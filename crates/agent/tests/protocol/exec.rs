@@ -1,0 +1,299 @@
+//! `exec` over the real protocol: streams, signals, terminals, time limits, errors.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Agent, eventually, is_alive};
+use forkd_proto::Kind;
+use serde_json::{Value, json};
+
+#[test]
+fn a_process_runs_and_its_streams_are_kept_apart() {
+    let agent = Agent::start();
+    let answer = agent.connect().sh("echo out; echo err >&2; exit 3");
+    assert_eq!(answer.events[0]["event"], "started");
+    assert_eq!(
+        (answer.stdout.as_slice(), answer.stderr.as_slice()),
+        (&b"out\n"[..], &b"err\n"[..])
+    );
+    assert_eq!(answer.reply["exit_code"], 3);
+    assert_eq!(answer.reply["signal"], Value::Null);
+    assert_eq!(answer.reply["timed_out"], false);
+}
+
+#[test]
+fn environment_and_directory_are_as_asked() {
+    let agent = Agent::start();
+    let request = json!({"op": "exec", "args": ["sh", "-c", "echo $A $HOME; pwd"],
+        "env": {"A": "x", "HOME": "/h"}, "cwd": "/usr"});
+    assert_eq!(agent.connect().ask(&request).text(), "x /h\n/usr\n");
+}
+
+#[test]
+fn operations_follow_each_other_on_one_connection() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    for number in 0..20 {
+        assert_eq!(client.sh(&format!("echo {number}")).text(), format!("{number}\n"));
+    }
+}
+
+#[test]
+fn requests_sent_ahead_are_answered_in_their_order() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    for data in ["a", "b", "c"] {
+        client.send(Kind::Request, &json!({"op": "exec", "args": ["echo", data]}));
+        client.send(Kind::Request, &json!({"op": "echo", "data": data}));
+    }
+    for data in ["a", "b", "c"] {
+        assert_eq!(client.finish().text(), format!("{data}\n"));
+        assert_eq!(client.finish().reply["data"], data);
+    }
+}
+
+#[test]
+fn standard_input_goes_in_and_ends() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["cat"], "stdin": true}));
+    client.send_bytes(Kind::Stdin, b"one ");
+    client.send_bytes(Kind::Stdin, b"two");
+    client.send_bytes(Kind::StdinEof, b"");
+    let answer = client.finish();
+    assert_eq!(answer.text(), "one two");
+    assert_eq!(answer.reply["exit_code"], 0);
+}
+
+#[test]
+fn without_stdin_there_is_nothing_to_read() {
+    let agent = Agent::start();
+    let answer = agent.connect().ask(&json!({"op": "exec", "args": ["cat"]}));
+    assert_eq!((answer.text().as_str(), &answer.reply["exit_code"]), ("", &json!(0)));
+}
+
+#[test]
+fn input_for_a_process_that_does_not_read_is_no_error() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["true"], "stdin": true}));
+    client.send_bytes(Kind::Stdin, &[0; 100_000]);
+    client.send_bytes(Kind::StdinEof, b"");
+    assert_eq!(client.finish().reply["exit_code"], 0);
+    assert_eq!(client.ask(&json!({"op": "echo", "data": "on"})).reply["data"], "on");
+}
+
+#[test]
+fn much_output_arrives_whole() {
+    let agent = Agent::start();
+    let answer = agent.connect().sh("head -c 50000000 /dev/zero; echo end");
+    assert_eq!(answer.stdout.len(), 50_000_004);
+    assert!(answer.stdout.ends_with(b"\0end\n"));
+}
+
+#[test]
+fn much_input_comes_back_whole() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["cat"], "stdin": true}));
+    let mut writer = client.stream.try_clone().expect("a second handle");
+    let sent = std::thread::spawn(move || {
+        for _ in 0..40 {
+            forkd_proto::write_frame(&mut writer, Kind::Stdin, &vec![7; 1 << 20]).expect("sent");
+        }
+        forkd_proto::write_frame(&mut writer, Kind::StdinEof, b"").expect("sent");
+    });
+    let answer = client.finish();
+    sent.join().expect("all was taken");
+    assert_eq!(answer.stdout.len(), 40 << 20);
+    assert!(answer.stdout.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_client_that_does_not_read_stops_its_process_and_nobody_else() {
+    let agent = Agent::start();
+    let mut slow = agent.connect();
+    slow.send(Kind::Request, &json!({"op": "exec", "args": ["cat", "/dev/zero"]}));
+    assert_eq!(slow.next().map(|frame| frame.kind), Some(Kind::Event));
+    let mut other = agent.connect();
+    for _ in 0..100 {
+        assert_eq!(other.ask(&json!({"op": "echo", "data": "x"})).reply["data"], "x");
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+    let kib: u64 = peak.trim().trim_end_matches(" kB").trim().parse().expect("a number");
+    assert!(kib < 16_384, "the agent holds {kib} KiB");
+}
+
+#[test]
+fn a_signal_reaches_the_process_group() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["sh", "-c", "sleep 100; exit 1"]}));
+    assert_eq!(client.next().map(|frame| frame.kind), Some(Kind::Event));
+    client.send(Kind::Control, &json!({"signal": 15}));
+    let answer = client.finish();
+    assert_eq!((&answer.reply["exit_code"], &answer.reply["signal"]), (&Value::Null, &json!(15)));
+}
+
+#[test]
+fn a_time_limit_kills_the_whole_group() {
+    let agent = Agent::start();
+    let request = json!({"op": "exec", "args": ["sh", "-c", "sleep 99 & echo $!; wait"],
+        "timeout_s": 0.2});
+    let begun = Instant::now();
+    let answer = agent.connect().ask(&request);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!((&answer.reply["timed_out"], &answer.reply["signal"]), (&json!(true), &json!(9)));
+    let grandchild: u64 = answer.text().trim().parse().expect("a number");
+    eventually("the grandchild is killed", || !is_alive(grandchild));
+}
+
+#[test]
+fn closing_the_connection_kills_the_whole_group() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let script = "sleep 99 & echo $!; wait";
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["sh", "-c", script]}));
+    let pid = loop {
+        let frame = client.next().expect("a frame");
+        if frame.kind == Kind::Stdout {
+            break String::from_utf8_lossy(&frame.payload).trim().parse().expect("a number");
+        }
+    };
+    assert!(is_alive(pid));
+    drop(client);
+    eventually("the grandchild is killed", || !is_alive(pid));
+}
+
+#[test]
+fn a_process_in_the_background_does_not_hold_the_answer_up() {
+    let agent = Agent::start();
+    let begun = Instant::now();
+    let answer = agent.connect().sh("sleep 20 & echo front");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!((answer.text().as_str(), &answer.reply["exit_code"]), ("front\n", &json!(0)));
+}
+
+#[test]
+fn what_cannot_be_run_says_why() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    for (request, code, field) in [
+        (json!({"op": "exec", "args": ["no-such-program"]}), "not_found", Value::Null),
+        (json!({"op": "exec", "args": ["/etc/passwd"]}), "permission_denied", Value::Null),
+        (
+            json!({"op": "exec", "args": ["true"], "cwd": "/no/such"}),
+            "invalid_request",
+            json!("cwd"),
+        ),
+        (
+            json!({"op": "exec", "args": ["true"], "user": "nobody-here"}),
+            "invalid_request",
+            json!("user"),
+        ),
+        (json!({"op": "exec", "args": [], "x": 1}), "invalid_request", json!("x")),
+    ] {
+        let answer = client.ask(&request);
+        assert_eq!((answer.code(), &answer.error["field"]), (code, &field), "{request}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_program_is_exec_failed() {
+    let agent = Agent::start();
+    let path = agent.path("garbage");
+    std::fs::write(&path, [0x7f; 64]).expect("written");
+    agent.connect().sh(&format!("chmod +x {}", path.display()));
+    let answer = agent.connect().ask(&json!({"op": "exec", "args": [path]}));
+    assert_eq!(answer.code(), "exec_failed");
+}
+
+#[test]
+fn another_user_has_its_own_numbers_home_and_groups() {
+    let agent = Agent::start();
+    let script = "id -u; id -g; echo $HOME $USER";
+    let request = |user| json!({"op": "exec", "args": ["sh", "-c", script], "user": user});
+    let answer = agent.connect().ask(&request("daemon"));
+    assert_eq!(answer.text(), "1\n1\n/usr/sbin daemon\n");
+    assert_eq!(answer.events[0]["event"], "started");
+    assert_eq!(agent.connect().ask(&request("4711:4712")).text(), "4711\n4712\n/\n");
+}
+
+#[test]
+fn another_users_errors_are_as_precise() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    for (args, code) in [("no-such-program", "not_found"), ("/root/x", "permission_denied")] {
+        let request = json!({"op": "exec", "args": [args], "user": "daemon"});
+        assert_eq!(client.ask(&request).code(), code, "{args}");
+    }
+    assert_eq!(client.sh("echo on").text(), "on\n");
+}
+
+#[test]
+fn a_terminal_has_a_size_that_can_change() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let script = "test -t 0 && test -t 1 && stty size; trap 'stty size; exit' WINCH; \
+                  echo ready; while :; do sleep 0.01; done";
+    client.send(
+        Kind::Request,
+        &json!({"op": "exec", "args": ["sh", "-c", script], "tty": {"rows": 24, "columns": 80}}),
+    );
+    let mut seen = String::new();
+    while !seen.contains("ready") {
+        let frame = client.next().expect("a frame");
+        if frame.kind == Kind::Stdout {
+            seen.push_str(&String::from_utf8_lossy(&frame.payload));
+        }
+    }
+    assert!(seen.starts_with("24 80\r\n"), "{seen}");
+    client.send(Kind::Control, &json!({"resize": {"rows": 50, "columns": 132}}));
+    assert_eq!(client.finish().text(), "50 132\r\n");
+}
+
+#[test]
+fn a_terminal_takes_input_and_its_end() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(
+        Kind::Request,
+        &json!({"op": "exec", "args": ["cat"], "tty": {"rows": 24, "columns": 80}}),
+    );
+    client.send_bytes(Kind::Stdin, b"typed\n");
+    client.send_bytes(Kind::StdinEof, b"");
+    let answer = client.finish();
+    assert_eq!(answer.text(), "typed\r\ntyped\r\n");
+    assert_eq!(answer.reply["exit_code"], 0);
+}
+
+#[test]
+fn children_start_with_default_signals_and_no_stray_descriptors() {
+    let agent = Agent::start();
+    let _other = agent.connect();
+    let mut client = agent.connect();
+    for user in ["", "daemon"] {
+        let request = json!({"op": "exec", "user": user,
+            "args": ["sh", "-c", "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd | wc -l"]});
+        let text = client.ask(&request).text();
+        let numbers: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(numbers[1].trim_start_matches('0'), "", "blocked: {text}");
+        assert_eq!(numbers[3].trim_start_matches('0'), "", "ignored: {text}");
+        assert_eq!(numbers[4], "4", "0, 1, 2 and the folder itself: {text}");
+    }
+}
+
+#[test]
+fn what_is_not_the_protocol_ends_the_connection_with_an_error() {
+    use std::io::Write;
+    let agent = Agent::start();
+    for bytes in [[1, 0, 16, 0, 1, 0, 0, 0], [0, 0, 0, 0, 99, 0, 0, 0], [0, 0, 0, 0, 1, 1, 0, 0]] {
+        let mut client = agent.connect();
+        client.stream.write_all(&bytes).expect("sent");
+        assert_eq!(client.finish().code(), "protocol");
+        assert!(client.next().is_none());
+    }
+    let mut client = agent.connect();
+    client.send(Kind::Reply, &json!({}));
+    assert_eq!(client.finish().code(), "protocol");
+}

@@ -1,0 +1,8 @@
+//! The agent, spoken to over the real protocol on a Unix socket, without a guest around it.
+
+#![expect(clippy::expect_used, reason = "a helper of a test that panics is a test that fails")]
+
+mod exec;
+mod files;
+mod runtime;
+mod support;

@@ -1,0 +1,352 @@
+//! The warm runtime over the real protocol: one namespace, values, errors as data, interruption.
+
+use std::time::{Duration, Instant};
+
+use forkd_proto::Kind;
+use serde_json::{Value, json};
+
+use crate::support::{Agent, Answer, Client, eventually};
+
+fn warm(agent: &Agent, code: &str) -> Client {
+    let mut client = agent.connect();
+    let answer = client.ask(&json!({"op": "warm", "python": {"code": code}, "timeout_s": 30}));
+    assert_eq!(answer.error, Value::Null);
+    client
+}
+
+fn eval(client: &mut Client, code: &str) -> Answer {
+    client.ask(&json!({"op": "eval", "code": code}))
+}
+
+fn value(client: &mut Client, code: &str) -> Value {
+    let answer = eval(client, code);
+    assert_eq!((&answer.reply["error"], &answer.error), (&Value::Null, &Value::Null), "{code}");
+    answer.reply["value"].clone()
+}
+
+fn post_fork(seed: &str) -> Value {
+    json!({"op": "post_fork", "sandbox_id": "s", "hostname": "h", "machine_id": "0".repeat(32),
+        "boot_id": "01234567-89ab-4cde-8123-456789abcdef", "seed": seed.repeat(64), "realtime_ns": 1})
+}
+
+#[test]
+fn without_a_warm_up_there_is_no_runtime() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    assert_eq!(client.ask(&json!({"op": "ping"})).reply["runtime"], "none");
+    assert_eq!(eval(&mut client, "1").code(), "no_runtime");
+    let answer = client.ask(&json!({"op": "warm", "timeout_s": 5}));
+    assert!(answer.reply["duration_s"].as_f64().is_some_and(|seconds| seconds < 5.0));
+}
+
+#[test]
+fn statements_share_one_namespace_and_the_last_expression_is_the_value() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "base = 40");
+    assert_eq!(client.ask(&json!({"op": "ping"})).reply["runtime"], "ready");
+    let answer = eval(&mut client, "x = base + 2\nx");
+    assert_eq!(
+        answer.reply,
+        json!({"has_value": true, "repr": "42", "value": 42, "value_is_json": true, "error": null,
+            "timed_out": false})
+    );
+    assert_eq!(eval(&mut agent.connect(), "y = x").reply["has_value"], false);
+    assert_eq!(value(&mut client, "def f(n):\n    return n * y\n\nf(2)"), 84);
+}
+
+#[test]
+fn values_come_as_json_where_json_can_say_them() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    for (code, wanted) in [
+        ("[1, 2.5, 'é', None, True]", json!([1, 2.5, "é", null, true])),
+        ("{'a': {'b': (1, 2)}}", json!({"a": {"b": [1, 2]}})),
+        ("'x' * 262142", json!("x".repeat(262_142))),
+    ] {
+        assert_eq!(value(&mut client, code), wanted, "{code:.40}");
+    }
+    for code in [
+        "object()",
+        "{1, 2}",
+        "float('nan')",
+        "[float('inf')]",
+        "b'x'",
+        "'x' * 262143",
+        "list(range(100_000))",
+        "a = []\na.append(a)\na",
+    ] {
+        let reply = eval(&mut client, code).reply;
+        let is_json = (&reply["has_value"], &reply["value_is_json"], &reply["value"]);
+        assert_eq!(is_json, (&json!(true), &json!(false), &Value::Null), "{code}");
+    }
+}
+
+#[test]
+fn a_long_repr_is_cut_at_its_limit() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    let length = |reply: &Value| reply["repr"].as_str().map(|text| text.chars().count());
+    assert_eq!(length(&eval(&mut client, "'x' * 65534").reply), Some(65_536));
+    assert_eq!(length(&eval(&mut client, "'x' * 65535").reply), Some(65_536));
+    let worst = eval(&mut client, "'\\U0001f600' * 400_000");
+    assert_eq!(length(&worst.reply), Some(65_536));
+    assert_eq!(worst.reply["value_is_json"], false);
+}
+
+#[test]
+fn errors_are_data_with_the_users_frames_only() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    let error = |answer: Answer| answer.reply["error"].clone();
+    let raised = error(eval(&mut client, "def f():\n    return 1 / 0\n\nf()"));
+    assert_eq!(
+        (&raised["type"], &raised["message"]),
+        (&json!("ZeroDivisionError"), &json!("division by zero"))
+    );
+    let traceback = raised["traceback"].as_str().expect("text");
+    assert!(traceback.contains("return 1 / 0"), "{traceback}");
+    assert!(!traceback.contains("runtime.py"), "{traceback}");
+    assert_eq!(error(eval(&mut client, "1 +"))["type"], "SyntaxError");
+    assert_eq!(error(eval(&mut client, "exit(3)"))["type"], "SystemExit");
+    assert_eq!(
+        error(eval(&mut client, "class E(Exception):\n    def __str__(self): 1/0\nraise E"))["type"],
+        "E"
+    );
+    assert_eq!(value(&mut client, "'still here'"), "still here");
+}
+
+#[test]
+fn output_of_python_of_processes_and_of_c_is_streamed() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os, subprocess, sys");
+    let code = "print('one')\nsubprocess.run(['echo', 'two'])\nos.write(1, b'three\\n')\n\
+                print('oops', file=sys.stderr)\nsys.stdout.write('four')";
+    let answer = eval(&mut client, code);
+    assert_eq!(answer.text(), "one\ntwo\nthree\nfour");
+    assert_eq!(answer.stderr, b"oops\n");
+    let answer = eval(&mut client, "print('x' * 10_000_000)");
+    assert_eq!(answer.stdout.len(), 10_000_001);
+}
+
+#[test]
+fn output_comes_while_the_code_runs() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import time");
+    client.send(Kind::Request, &json!({"op": "eval", "code": "print('now')\ntime.sleep(3600)"}));
+    let frame = client.next().expect("a frame");
+    assert_eq!((frame.kind, frame.payload.as_slice()), (Kind::Stdout, &b"now\n"[..]));
+}
+
+#[test]
+fn a_time_limit_interrupts_and_keeps_the_namespace() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "kept = 'kept'");
+    for code in ["while True: pass", "import time\ntime.sleep(3600)"] {
+        let answer = client.ask(&json!({"op": "eval", "code": code, "timeout_s": 0.3}));
+        assert_eq!(answer.reply["timed_out"], true, "{code}");
+        assert_eq!(answer.reply["error"]["type"], "KeyboardInterrupt", "{code}");
+    }
+    assert_eq!(value(&mut client, "kept"), "kept");
+}
+
+#[test]
+fn an_interrupt_that_nobody_asked_for_is_not_a_time_limit() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os, signal, time");
+    let answer = eval(&mut client, "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)");
+    assert_eq!(answer.reply["timed_out"], false);
+    assert_eq!(answer.reply["error"]["type"], "KeyboardInterrupt");
+}
+
+#[test]
+fn code_that_cannot_be_interrupted_costs_the_runtime_and_says_so() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    let code =
+        "while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass";
+    let answer = client.ask(&json!({"op": "eval", "code": code, "timeout_s": 0.1}));
+    assert_eq!(answer.code(), "runtime_failed");
+    let message = answer.error["message"].as_str().expect("text");
+    assert!(message.contains("namespace is lost"), "{message}");
+    assert_eq!(client.ask(&json!({"op": "ping"})).reply["runtime"], "failed");
+    assert_eq!(eval(&mut client, "1").code(), "runtime_failed");
+    drop(warm(&agent, "again = 1"));
+    assert_eq!(value(&mut client, "again"), 1);
+}
+
+#[test]
+fn a_client_that_goes_away_interrupts_its_evaluation() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import time");
+    let mut other = agent.connect();
+    other.send(Kind::Request, &json!({"op": "eval", "code": "print(1)\ntime.sleep(3600)"}));
+    assert_eq!(other.next().map(|frame| frame.kind), Some(Kind::Stdout));
+    drop(other);
+    let begun = Instant::now();
+    assert_eq!(value(&mut client, "'mine'"), "mine");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_runtime_that_dies_fails_everybody_who_waits() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os");
+    let mut waiting = agent.connect();
+    client.send(
+        Kind::Request,
+        &json!({"op": "eval", "code": "print(1)\nimport time\ntime.sleep(0.5)\nos._exit(7)"}),
+    );
+    assert_eq!(client.next().map(|frame| frame.kind), Some(Kind::Stdout));
+    assert_eq!(eval(&mut waiting, "1").code(), "runtime_failed");
+    let answer = client.finish();
+    assert_eq!(answer.code(), "runtime_failed");
+    assert_eq!(answer.error["message"], "the runtime has ended with exit status 7");
+}
+
+#[test]
+fn the_queue_takes_its_limit_and_refuses_one_past_it() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import time\norder = []");
+    client.send(Kind::Request, &json!({"op": "eval", "code": "print(1)\ntime.sleep(1)"}));
+    assert_eq!(client.next().map(|frame| frame.kind), Some(Kind::Stdout));
+    let mut waiting: Vec<Client> = (0..16).map(|_| agent.connect()).collect();
+    for (number, one) in waiting.iter_mut().enumerate() {
+        let code = format!("order.append({number})");
+        one.send(Kind::Request, &json!({"op": "eval", "code": code}));
+        // The answer to a second client shows that the agent has read the first one's request.
+        agent.connect().ask(&json!({"op": "ping"}));
+    }
+    assert_eq!(eval(&mut agent.connect(), "1").code(), "busy");
+    for one in &mut waiting {
+        assert_eq!(one.finish().error, Value::Null);
+    }
+    client.finish();
+    assert_eq!(value(&mut client, "order == sorted(order) and len(order)"), 16);
+}
+
+#[test]
+fn a_fork_in_the_code_answers_once() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os");
+    for _ in 0..5 {
+        assert_eq!(eval(&mut client, "os.fork() > 0").error, Value::Null);
+    }
+    assert_eq!(value(&mut client, "'one answer each'"), "one answer each");
+}
+
+#[test]
+fn a_fork_of_the_guest_reseeds_what_is_loaded() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import random, tempfile, uuid\nrandom.seed(1)");
+    let mut draw = |seed: &str| {
+        let answer = client.ask(&post_fork(seed));
+        let reseeded = answer.reply["reseeded"].as_array().expect("a list").clone();
+        assert!(reseeded.contains(&json!("python.random")), "{reseeded:?}");
+        assert_eq!(answer.reply["hook"], "none");
+        value(&mut client, "random.random()").to_string()
+    };
+    let (one, other, again) = (draw("a1"), draw("b2"), draw("a1"));
+    assert_ne!(one, other);
+    assert_eq!(one, again);
+}
+
+#[test]
+fn the_images_hooks_run_in_each_fork() {
+    let agent = Agent::start();
+    let mut client = warm(
+        &agent,
+        "import forkd\nforks = []\n@forkd.on_fork\ndef noted():\n    forks.append('callback')",
+    );
+    let touched = agent.path("touched");
+    client.ask(&json!({"op": "configure", "post_fork": "forks.append('code')",
+        "post_fork_command": ["touch", touched]}));
+    assert_eq!(client.ask(&post_fork("00")).reply["hook"], "ran");
+    assert_eq!(value(&mut client, "forks"), json!(["callback", "code"]));
+    assert!(touched.exists());
+}
+
+#[test]
+fn a_hook_that_fails_fails_the_fork_with_its_words() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    client.ask(&json!({"op": "configure", "post_fork": "raise ValueError('not me')"}));
+    let answer = client.ask(&post_fork("00"));
+    assert_eq!(answer.code(), "hook_failed");
+    assert!(answer.error["message"].as_str().is_some_and(|m| m.contains("not me")));
+    client.ask(&json!({"op": "configure", "post_fork": "pass",
+        "post_fork_command": ["sh", "-c", "echo no way >&2; exit 4"]}));
+    let answer = client.ask(&post_fork("00"));
+    assert_eq!(answer.code(), "hook_failed");
+    assert_eq!(answer.error["message"], "sh ended with exit status 4; it said: no way");
+}
+
+#[test]
+fn a_hook_without_its_runtime_fails_the_fork() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    assert_eq!(client.ask(&post_fork("00")).reply["hook"], "none");
+    client.ask(&json!({"op": "configure", "post_fork": "pass"}));
+    assert_eq!(client.ask(&post_fork("00")).code(), "hook_failed");
+}
+
+#[test]
+fn a_warm_up_that_fails_says_why_and_leaves_no_runtime() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let answer = client.ask(
+        &json!({"op": "warm", "python": {"code": "print('so far')\nimport nowhere"}, "timeout_s": 30}),
+    );
+    assert_eq!((answer.code(), answer.text().as_str()), ("warm_up_failed", "so far\n"));
+    let message = answer.error["message"].as_str().expect("text");
+    assert!(message.contains("ModuleNotFoundError"), "{message}");
+    eventually("the runtime is gone", || {
+        client.ask(&json!({"op": "ping"})).reply["runtime"] == "failed"
+    });
+}
+
+#[test]
+fn a_warm_up_that_never_ends_is_given_up() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let request = json!({"op": "warm", "python": {"code": "while True: pass"}, "timeout_s": 0.5});
+    assert_eq!(client.ask(&request).code(), "warm_up_timeout");
+    let request = json!({"op": "warm", "timeout_s": 0.3,
+        "ready": {"command": ["sh", "-c", "echo not yet; exit 1"]}});
+    let answer = client.ask(&request);
+    assert_eq!(answer.code(), "warm_up_timeout");
+    assert!(answer.error["message"].as_str().is_some_and(|m| m.contains("it said: not yet")));
+    let request = json!({"op": "warm", "timeout_s": 9, "ready": {"command": ["no-such-program"]}});
+    assert_eq!(client.ask(&request).code(), "warm_up_failed");
+}
+
+#[test]
+fn a_warm_up_ends_when_the_image_says_that_it_is_ready() {
+    let agent = Agent::start();
+    let ready = agent.path("ready");
+    let code =
+        format!("import threading\nthreading.Timer(0.3, lambda: open({ready:?}, 'w')).start()");
+    let answer =
+        agent.connect().ask(&json!({"op": "warm", "python": {"code": code}, "timeout_s": 30,
+        "ready": {"command": ["test", "-e", ready]}}));
+    assert!(answer.reply["duration_s"].as_f64().is_some_and(|seconds| seconds > 0.25));
+}
+
+#[test]
+fn the_runtime_may_be_another_user() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    // Its script lies in the agent's folder, which only root can enter until this is said.
+    client.sh(&format!("chmod -R a+rX {}", agent.path("").display()));
+    let answer = client
+        .ask(&json!({"op": "warm", "python": {"code": "import os"}, "user": "daemon",
+        "timeout_s": 30}));
+    assert_eq!(answer.error, Value::Null);
+    assert_eq!(value(&mut client, "os.getuid()"), 1);
+}
+
+#[test]
+fn a_guest_can_be_made_quiet() {
+    let agent = Agent::start();
+    let answer = agent.connect().ask(&json!({"op": "quiesce"}));
+    assert!(answer.reply["available_bytes"].as_u64().is_some_and(|bytes| bytes > 0));
+}
