@@ -85,7 +85,7 @@ demo: build ## Fork a hundred Linux machines from a warm one
 	@$(BIN)/python -m tools.demo $(ARGS)
 
 gen: setup ## Write every generated file
-	@$(BIN)/python tools/gen.py
+	@$(BIN)/python -m tools.gen
 
 lock: ## Pin the versions now in the virtual environment
 	@$(BIN)/pip freeze --exclude-editable >requirements.lock

@@ -1,7 +1,6 @@
 """Make the synchronous SDK, and its tests, from the asynchronous ones (docs/adr/0009).
 
-    python -m tools.async_to_sync           write the files
-    python -m tools.async_to_sync --check   fail if a file differs from what would be written
+`tools/gen.py` writes what this makes, or compares it with what is there.
 
 Tokens are translated by the table below and nothing else is understood, so strings and comments
 are left alone unless they are docstrings, where the names of the table are translated too.  It is
@@ -157,27 +156,3 @@ def _formatted(text: str, name: str) -> str:
         )
         text = done.stdout
     return text
-
-
-def main() -> int:
-    """Write the files, or compare them; return the exit status."""
-    made = outputs()
-    if "--check" not in sys.argv[1:]:
-        for path, text in made.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        return 0
-    stale = [
-        path
-        for path, text in made.items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    for path in stale:
-        sys.stderr.write(
-            f"{path.relative_to(ROOT)} is not what its source makes: run tools/gen.py\n"
-        )
-    return 1 if stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,10 +19,10 @@ AGENT = "forkd-agent"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 _BUILT = {
-    VMM: ("target/release/forkd-vmm", "target/x86_64-unknown-linux-gnu/release/forkd-vmm"),
-    AGENT: ("target/x86_64-unknown-linux-gnu/release/forkd-agent",),
+    VMM: ("build/bin/forkd-vmm", "target/release/forkd-vmm"),
+    AGENT: ("build/bin/forkd-agent", "target/x86_64-unknown-linux-gnu/release/forkd-agent"),
 }
-"""Where cargo leaves them in a checkout; the agent only where it is linked statically."""
+"""Where `make build` and cargo leave them; the agent only where it is linked statically."""
 
 _VARIABLES = {VMM: "FORKD_VMM", AGENT: "FORKD_AGENT"}
 

@@ -97,10 +97,12 @@ def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> Ev
     timed_out = timeout_s is not None and timeout_s < 1
     try:
         tree = ast.parse(code)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            del tree.body[-1]
         with contextlib.redirect_stdout(out):
             exec(compile(tree, "<eval>", "exec"), names)  # noqa: S102 - the test's own code
-            if last is not None:
+            if isinstance(last, ast.Expr):
                 value = eval(compile(ast.Expression(last.value), "<eval>", "eval"), names)  # noqa: S307
                 has_value = True
     except Exception as error:  # noqa: BLE001 - what the code raises is data

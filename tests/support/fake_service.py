@@ -73,7 +73,7 @@ class FakeService:
         self.snapshots: dict[Tag, Snapshot] = {}
         self.guests: dict[SandboxId, FakeGuest] = {}
         self.baking = asyncio.Event()
-        self.bakes_undone = 0
+        self.bake_undone = asyncio.Event()
         self.execs: list[FakeExec] = []
 
     async def start(self) -> None:
@@ -124,7 +124,8 @@ class FakeService:
             done = True
             yield made
         finally:
-            self.bakes_undone += not done
+            if not done:
+                self.bake_undone.set()
 
     async def _bake(self, recipe: str) -> None:
         self.baking.set()
@@ -315,6 +316,10 @@ def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None 
         directory=Path("/var/lib/forkd/snapshots") / tag,
     )
     return made if status is None else replace(made, status=status)
+
+
+def some_snapshots(*tags: str) -> dict[Tag, Snapshot]:
+    return {Tag(each): a_snapshot(each) for each in tags}
 
 
 def an_entry(path: str, kind: EntryKind, size_bytes: int) -> FileEntry:

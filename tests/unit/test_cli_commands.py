@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.fake_service import a_snapshot
+from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def snapshots(daemon: RunningDaemon) -> None:
-    daemon.service.snapshots = {each: a_snapshot(each) for each in ("warm", "is-flaky", "is-broken")}
+    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
 
 
 @pytest.fixture

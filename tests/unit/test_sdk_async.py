@@ -17,7 +17,7 @@ from forkd.errors import (
     TransportError,
     WarmUpError,
 )
-from tests.support.fake_service import a_snapshot
+from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def client(daemon: RunningDaemon) -> AsyncIterator[AsyncClient]:
-    daemon.service.snapshots = {
-        each: a_snapshot(each) for each in ("warm", "is-flaky", "is-broken")
-    }
+    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
     async with AsyncClient(daemon.url) as client:
         yield client
 

@@ -18,7 +18,7 @@ from forkd.errors import (
     TransportError,
     WarmUpError,
 )
-from tests.support.fake_service import a_snapshot
+from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    daemon.service.snapshots = {
-        each: a_snapshot(each) for each in ("warm", "is-flaky", "is-broken")
-    }
+    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
     with Client(daemon.url) as client:
         yield client
 

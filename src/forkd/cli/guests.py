@@ -56,10 +56,13 @@ def exec_(  # noqa: PLR0913 - one for each option
         with shared.client(as_json=json) as client:
             found = client.sandboxes.get(sandbox)
             if json:
-                result = found.exec(program, timeout_s=timeout or TIMEOUT_SECS_DEFAULT, **options)
+                limit_s = timeout or TIMEOUT_SECS_DEFAULT
+                result = found.exec(program, timeout_s=limit_s, **options)
                 render.document(result)
                 raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
-            ended = attached(found, program, options, tty=tty, stdin=not no_stdin, timeout_s=timeout)
+            ended = attached(
+                found, program, options, tty=tty, stdin=not no_stdin, timeout_s=timeout
+            )
     except ForkdError as error:
         render.failure(error, as_json=json)
         missing = error.context.get("guest_code") in {"exec_failed", "not_found"}

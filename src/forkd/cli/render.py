@@ -84,11 +84,19 @@ class Step(Protocol):
     """One step of a long operation, the daemon's or our own."""
 
     @property
-    def stage(self) -> str: ...
+    def stage(self) -> str:
+        """What it belongs to."""
+        ...
+
     @property
-    def message(self) -> str: ...
+    def message(self) -> str:
+        """What is being done, in a sentence."""
+        ...
+
     @property
-    def fraction(self) -> float | None: ...
+    def fraction(self) -> float | None:
+        """How much of the stage is done, 0.0 to 1.0; None if nobody knows."""
+        ...
 
 
 @dataclass

@@ -40,6 +40,9 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.HostError: 500,
 }
 
+JSON = "application/json"
+"""Media type of every body but a file's; a browser sends it nowhere without asking first."""
+
 INTERNAL = ErrorBody(error="forkd failed in a way it did not foresee; see its log", code="internal")
 
 
@@ -91,14 +94,21 @@ def _forkd_error(_: Request, error: Exception) -> JSONResponse:
     return render(error)
 
 
-def _validation_error(_: Request, error: Exception) -> JSONResponse:
+def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what `install` registered
+    kind = request.headers.get("content-type", "")
+    if request.method == "POST" and not kind.startswith(JSON):
+        return render(
+            errors.InvalidRequest(f"the body must be {JSON}, not {kind or 'nothing'}", field="body")
+        )
     return render(invalid(error))
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer for the router: no such path, or not this method."""
+    """Answer for the router: no such path, not this method, or a body that broke off."""
     assert isinstance(error, HTTPException)  # noqa: S101 - what `install` registered
+    if isinstance(error.__cause__, errors.ForkdError):
+        return render(error.__cause__)
     code = errors.NotFound.code if error.status_code == 404 else errors.RequestError.code  # noqa: PLR2004
     message = f"{request.method} {request.url.path}: {error.detail}"
     return _answer(ErrorBody(error=message, code=code), error.status_code)

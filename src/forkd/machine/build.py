@@ -59,10 +59,10 @@ def prepare(recipe: Path, url: str, state_dir: Path, progress: Callable[[Step], 
     if daemon.mode != "helper" or daemon.url != url:
         return recipe
     build_image(recipe, progress)
-    return _copied(recipe)
+    return copy_where_seen(recipe)
 
 
-def _copied(recipe: Path) -> Path:
+def copy_where_seen(recipe: Path) -> Path:
     """Copy a recipe's folder to where the helper machine sees it, named by its contents."""
     folder = recipe.parent if recipe.is_file() else recipe
     files = sorted(each for each in folder.rglob("*") if each.is_file())

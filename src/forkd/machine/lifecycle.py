@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import forkd
 from forkd import programs
 from forkd.errors import EngineError, HostError, NotFound
 from forkd.machine.config import Forward, MachineConfig, Share
@@ -159,7 +158,7 @@ def up(
             chosen = mode
         start = _start_native if chosen == "native" else _start_helper
         daemon = start(state_dir.resolve(), progress)
-        _publish(state_dir, daemon)
+        publish(state_dir, daemon)
         return daemon
 
 
@@ -210,7 +209,7 @@ def _start_native(state_dir: Path, progress: Callable[[str], object]) -> Running
         )
     except subprocess.TimeoutExpired as error:
         raise HostError(f"the daemon did not listen within {START_DEADLINE_S:.0f} s") from error
-    pid = int(_listening(done.stdout, done.stderr)["pid"])
+    pid = int(listening_event(done.stdout, done.stderr)["pid"])
     process = ProcessId.of(pid)
     if process is None:
         raise HostError(f"the daemon ended at once; {state_dir}/daemon.log says why")
@@ -231,7 +230,7 @@ def _start_helper(state_dir: Path, progress: Callable[[str], object]) -> Running
         *("--log", "/var/lib/forkd/daemon.log"),
     ]
     machine.run(command, env=_environment(), on_stdout=output.extend, on_stderr=complaints.extend)
-    _listening(bytes(output), bytes(complaints))
+    listening_event(bytes(output), bytes(complaints))
     port = next(each.host_port for each in machine.forwards if each.guest_port == DAEMON_PORT)
     return RunningDaemon(f"http://127.0.0.1:{port}", token_file, "helper", machine.process)
 
@@ -258,7 +257,7 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
 
 def _program_folders() -> list[Path]:
     """Return the folders with Python's packages, forkd's source, and its two programs."""
-    source = Path(forkd.__file__).resolve().parents[1]
+    source = Path(__file__).resolve().parents[2]
     found = [programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)]
     folders = {Path(sys.prefix).resolve(), source, *found}
     inside = {each for each in folders for other in folders - {each} if each.is_relative_to(other)}
@@ -289,7 +288,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _listening(output: bytes, complaints: bytes) -> dict[str, Any]:
+def listening_event(output: bytes, complaints: bytes) -> dict[str, Any]:
     """Return what a detached daemon said when it listened.
 
     Raises:
@@ -305,7 +304,8 @@ def _listening(output: bytes, complaints: bytes) -> dict[str, Any]:
         raise EngineError(f"the daemon did not start: {tail or 'it said nothing'}") from None
 
 
-def _publish(state_dir: Path, daemon: RunningDaemon) -> None:
+def publish(state_dir: Path, daemon: RunningDaemon) -> None:
+    """Write where a daemon answers, for `find` and for the SDK."""
     said = {
         "url": daemon.url,
         "token_file": None if daemon.token_file is None else str(daemon.token_file),

@@ -1,0 +1,122 @@
+"""The doctor fails what keeps sandboxes from running, warns of the rest, and says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forkd.service.doctor import (
+    BUILDERS,
+    DISK_LEAST_MIB,
+    MEMORY_GOOD_MIB,
+    OCI_TOOLS,
+    QEMU,
+    Check,
+    Facts,
+    Probe,
+    Status,
+    as_json,
+    as_text,
+    exit_status,
+    judge,
+)
+
+GOOD = Facts(
+    system="Linux 6.1.0",
+    architecture="x86_64",
+    is_root=True,
+    cpu_model="a CPU",
+    kvm_opens=True,
+    is_pvm=False,
+    probe=Probe(ok=True, reason=""),
+    controllers=frozenset({"cpu", "memory", "pids", "io"}),
+    makes_taps=True,
+    installed=frozenset({*BUILDERS, *OCI_TOOLS, QEMU}),
+    missing_programs=(),
+    cached_kernel="6.1",
+    memory_available_mib=MEMORY_GOOD_MIB,
+    state_free_mib=1 << 20,
+    cache_free_mib=1 << 20,
+)
+
+
+def check(facts: Facts, name: str) -> Check:
+    return next(each for each in judge(facts) if each.name == name)
+
+
+def test_a_host_that_has_everything_passes_everything() -> None:
+    assert {each.status for each in judge(GOOD)} == {Status.PASS}
+    assert exit_status(judge(GOOD)) == 0
+
+
+def test_a_kvm_that_opens_and_runs_no_guest_is_no_kvm() -> None:
+    facts = replace(GOOD, probe=Probe(ok=False, reason="it interprets"))
+
+    found = check(facts, "KVM")
+
+    assert (found.status, exit_status(judge(facts))) == (Status.WARN, 0)
+    assert "it interprets" in found.found
+    assert "helper machine" in found.advice
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(GOOD, kvm_opens=False, probe=None),
+        replace(GOOD, is_pvm=True, probe=None),
+        replace(GOOD, probe=Probe(ok=False, reason="no")),
+        replace(GOOD, is_root=False),
+    ],
+)
+def test_without_a_native_way_the_helper_machine_is_needed(facts: Facts) -> None:
+    without = replace(facts, installed=GOOD.installed - {QEMU})
+
+    assert exit_status(judge(facts)) == 0
+    assert check(without, "helper machine").status is Status.FAIL
+    assert "apt install" in check(without, "helper machine").advice
+
+
+def test_with_a_native_way_it_is_not() -> None:
+    without = replace(GOOD, installed=GOOD.installed - {QEMU})
+
+    assert check(without, "helper machine").status is Status.SKIP
+
+
+def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
+    assert check(replace(GOOD, probe=None), "KVM").status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "status"),
+    [
+        (replace(GOOD, architecture="aarch64"), "platform", Status.FAIL),
+        (replace(GOOD, missing_programs=("forkd-vmm",)), "programs", Status.FAIL),
+        (replace(GOOD, controllers=frozenset()), "cgroup v2", Status.WARN),
+        (replace(GOOD, makes_taps=False), "network", Status.WARN),
+        (replace(GOOD, cached_kernel=None), "guest kernel", Status.WARN),
+        (replace(GOOD, memory_available_mib=MEMORY_GOOD_MIB - 1), "memory", Status.WARN),
+        (replace(GOOD, state_free_mib=DISK_LEAST_MIB), "disk for snapshots", Status.WARN),
+        (replace(GOOD, state_free_mib=DISK_LEAST_MIB - 1), "disk for snapshots", Status.FAIL),
+        (replace(GOOD, cache_free_mib=0), "disk for images", Status.FAIL),
+    ],
+)
+def test_each_lack_has_its_weight(facts: Facts, name: str, status: Status) -> None:
+    found = check(facts, name)
+
+    assert found.status is status
+    assert found.advice
+    assert exit_status(judge(facts)) == (1 if status is Status.FAIL else 0)
+
+
+def test_a_missing_tool_names_its_package() -> None:
+    facts = replace(GOOD, installed=GOOD.installed - {"mke2fs"})
+
+    assert check(facts, "images of Debian packages").advice == "apt install e2fsprogs"
+
+
+def test_the_report_has_a_line_and_an_advice_for_each() -> None:
+    found = [Check("a", Status.PASS, "fine", "never shown"), Check("b", Status.WARN, "hm", "do it")]
+
+    assert as_text(found) == "PASS  a: fine\nWARN  b: hm\n      -> do it"
+    assert '"status": "WARN"' in as_json(found)

@@ -1,0 +1,87 @@
+"""Make every generated file: the contracts under protocol/rest, and the synchronous SDK.
+
+    python -m tools.gen            write the files
+    python -m tools.gen --check    fail if a file differs from what would be written
+
+Files are compared whole.  `tests/contract/test_generated.py` does so on every run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import TYPE_CHECKING, cast
+
+from forkd import errors
+from forkd.daemon.app import create_app
+from forkd.daemon.errors import status_of
+from tools import async_to_sync
+from tools.async_to_sync import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from forkd.service.api import Service
+
+OPENAPI = ROOT / "protocol/rest/openapi-v1.json"
+ERRORS = ROOT / "protocol/rest/errors.json"
+
+
+def outputs() -> dict[Path, str]:
+    """Return every generated file with its contents."""
+    return {OPENAPI: openapi(), ERRORS: error_codes(), **async_to_sync.outputs()}
+
+
+def openapi() -> str:
+    """Return the OpenAPI document.  No service is needed: no route is called."""
+    app = create_app(cast("Service", None))
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
+
+def error_codes() -> str:
+    """Return every code of the error tree: its class, its status, and what it means."""
+    said = {
+        each.code: {
+            "class": each.__name__,
+            "parent": None if each is errors.ForkdError else each.__mro__[1].__name__,
+            "status": None if each is errors.TransportError else status_of(each),
+            "retryable": each.retryable,
+            "meaning": (inspect.getdoc(each) or "").partition("\n")[0],
+        }
+        for each in walk(errors.ForkdError)
+    }
+    return json.dumps(said, indent=1) + "\n"
+
+
+def walk(kind: type[errors.ForkdError]) -> Iterator[type[errors.ForkdError]]:
+    """Yield an error class and everything below it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from walk(each)
+
+
+def stale() -> list[str]:
+    """Return the files that are not what would be written."""
+    return [
+        str(path.relative_to(ROOT))
+        for path, text in outputs().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+
+
+def main() -> int:
+    """Write the files, or compare them; return the exit status."""
+    if "--check" in sys.argv[1:]:
+        for each in (differing := stale()):
+            sys.stderr.write(f"{each} is not what its source makes: run `python -m tools.gen`\n")
+        return 1 if differing else 0
+    for path, text in outputs().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
