@@ -121,7 +121,12 @@ class Interruption:
     def __init__(self):
         self.armed = False
         self.fired = False
-        signal.signal(signal.SIGINT, self._on_signal)
+        self.install()
+
+    def install(self):
+        """Listen to SIGINT, whatever the user's code has made of it meanwhile."""
+        if signal.getsignal(signal.SIGINT) != self._on_signal:
+            signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, _number, _frame):
         if self.armed:
@@ -264,6 +269,7 @@ class Runtime:
     def _guarded(self, call):
         """Call, and return the exception that came out of it as data, or None."""
         self._interruption.fired = False
+        self._interruption.install()
         try:
             try:
                 self._interruption.armed = True

@@ -150,6 +150,14 @@ fn a_time_limit_interrupts_and_keeps_the_namespace() {
 }
 
 #[test]
+fn code_that_ignores_interrupts_does_not_protect_what_comes_after_it() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)");
+    let request = json!({"op": "eval", "code": "while True: pass", "timeout_s": 0.2});
+    assert_eq!(client.ask(&request).reply["timed_out"], true);
+}
+
+#[test]
 fn an_interrupt_that_nobody_asked_for_is_not_a_time_limit() {
     let agent = Agent::start();
     let mut client = warm(&agent, "import os, signal, time");
@@ -162,8 +170,7 @@ fn an_interrupt_that_nobody_asked_for_is_not_a_time_limit() {
 fn code_that_cannot_be_interrupted_costs_the_runtime_and_says_so() {
     let agent = Agent::start();
     let mut client = warm(&agent, "");
-    let code =
-        "while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass";
+    let code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass";
     let answer = client.ask(&json!({"op": "eval", "code": code, "timeout_s": 0.1}));
     assert_eq!(answer.code(), "runtime_failed");
     let message = answer.error["message"].as_str().expect("text");
