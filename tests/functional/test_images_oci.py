@@ -105,7 +105,7 @@ def test_a_hard_link_to_the_hosts_files_brings_nothing_in(tmp_path: Path) -> Non
     secret.write_text("secret")
     write_layout(tmp_path / "layout", [[hardlink("stolen", f"{'../' * 40}{str(secret)[1:]}")]])
 
-    with pytest.raises(BuildError, match="unpack entry: stolen"):
+    with pytest.raises(BuildError, match="umoci ended with status"):
         build(tmp_path, "layout")
 
     assert secret.stat().st_nlink == 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forkd.images.namespace import as_root, is_root
+from forkd.images.namespace import is_root, run_as_root
 from forkd.images.rootfs import MOUNT_POINTS
 
 if TYPE_CHECKING:
@@ -80,17 +80,15 @@ def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
             if words in line:
                 build.tell("packages", line.removeprefix("I: "), fraction)
 
-    build.run(as_root(args) if is_root() else args, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
+    if is_root():
+        run_as_root(args, build, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
+    else:  # mmdebstrap makes a user namespace of its own
+        build.run(args, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
     unpack: list[str | Path] = [
-        "tar",
-        "-x",
-        "--numeric-owner",
-        "--xattrs",
-        "--xattrs-include=*",
-        "-C",
-        folder,
+        *("tar", "-x", "--numeric-owner", "--xattrs", "--xattrs-include=*"),
+        *("--exclude=./dev/*", "-C", folder, "-f", archive),
     ]
-    build.run(as_root([*unpack, "--exclude=./dev/*", "-f", archive]), timeout_s=UNPACK_TIMEOUT_S)
+    run_as_root(unpack, build, timeout_s=UNPACK_TIMEOUT_S)
     archive.unlink()
     _clean(folder)
     build.tell("packages", "packages installed", 1.0)

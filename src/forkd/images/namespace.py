@@ -20,7 +20,7 @@ from forkd.errors import BuildError
 from forkd.host import files, process
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forkd.images.steps import Build
 
@@ -34,17 +34,36 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def as_root(args: Sequence[str | Path]) -> list[str | Path]:
-    """Return the command that runs `args` as root over the files of a build.
+def run_as_root(
+    args: Sequence[str | Path],
+    build: Build,
+    *,
+    timeout_s: float,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Run a program as root over the files of a build.
 
     Raises:
-        BuildError: This host gives us no user namespace with more than one owner.
+        BuildError: It is not installed or failed, or this host gives us no user namespace
+            with more than one owner.
     """
+    name = str(args[0])
+    if not process.installed(name):
+        raise BuildError(f"{name} is not installed", program=name)
+    command = ["unshare", *_namespaces(), *_OWN_WORLD, "--", *args]
+    try:
+        build.run(command, timeout_s=timeout_s, on_line=on_line)
+    except BuildError as error:
+        what = str(error).removeprefix("unshare")
+        raise BuildError(f"{name}{what}", **{**error.context, "program": name}) from error
+
+
+def _namespaces() -> tuple[str, ...]:
     if is_root():
-        return ["unshare", *_OWN_WORLD, "--", *args]
+        return ()
     if (missing := _missing()) is not None:
         raise BuildError(f"building without root needs {missing}; or build as root")
-    return ["unshare", "--user", "--map-root-user", "--map-auto", *_OWN_WORLD, "--", *args]
+    return ("--user", "--map-root-user", "--map-auto")
 
 
 def remove(path: Path, build: Build) -> None:
@@ -52,7 +71,7 @@ def remove(path: Path, build: Build) -> None:
     if not path.exists() or is_root():
         files.remove_tree(path)
     else:
-        build.run(as_root(["rm", "-rf", "--", path]), timeout_s=REMOVE_TIMEOUT_S)
+        run_as_root(["rm", "-rf", "--", path], build, timeout_s=REMOVE_TIMEOUT_S)
 
 
 def _missing() -> str | None:

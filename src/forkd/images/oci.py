@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import BuildError
-from forkd.images.namespace import as_root
+from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS, make_folder
 
 if TYPE_CHECKING:
@@ -136,10 +136,8 @@ def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, O
     config = parse_config(inspected.stdout)
     build.tell("packages", "unpacking layers", 0.5)
     unpacked = bundle / "unpacked"
-    build.run(
-        as_root(["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]),
-        timeout_s=UNPACK_TIMEOUT_S,
-    )
+    unpack = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
+    run_as_root(unpack, build, timeout_s=UNPACK_TIMEOUT_S)
     folder = unpacked / "rootfs"
     for name in MOUNT_POINTS:
         make_folder(folder, PurePosixPath("/") / name)

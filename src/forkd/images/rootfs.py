@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
-from forkd.images.namespace import as_root
+from forkd.images.namespace import run_as_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def make_ext4(folder: Path, image: Path, *, disk_mib: int, key: str, build: Buil
         *("-d", folder, image, f"{disk_mib}M"),
     ]
     try:
-        build.run(as_root(args), timeout_s=EXT4_TIMEOUT_S)
+        run_as_root(args, build, timeout_s=EXT4_TIMEOUT_S)
     except BuildError as error:
         if "Could not allocate" in str(error) or "No free space" in str(error):
             raise BuildError(_too_small(disk_mib), **error.context) from error
