@@ -136,7 +136,7 @@ def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, O
     config = parse_config(inspected.stdout)
     build.tell("packages", "unpacking layers", 0.5)
     unpacked = bundle / "unpacked"
-    unpack = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
+    unpack: list[str | Path] = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
     run_as_root(unpack, build, timeout_s=UNPACK_TIMEOUT_S)
     folder = unpacked / "rootfs"
     for name in MOUNT_POINTS:
