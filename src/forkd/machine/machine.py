@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import Conflict, HostError, NotFound, TransportError
+from forkd.errors import HostError, NotFound, TransportError
 from forkd.machine import client, executor, qemu
 from forkd.machine.config import STATE_DISK_GIB, Forward, MachineConfig
 from forkd.machine.initramfs import build_initramfs
@@ -49,7 +49,7 @@ POWER_OFF_DEADLINE_S = 30.0
 PORT_ATTEMPTS_MAX = 3
 """How often another port is tried if somebody takes the one just found free."""
 
-LOG_TAIL_BYTES = 2000
+LOG_TAIL_CHARACTERS = 2000
 """How much of a log goes into an error's message."""
 
 
@@ -168,7 +168,7 @@ class Machine:
             signals = (*gently, signal.SIGTERM, signal.SIGKILL)
             if not self.process.end(signals, grace_s=POWER_OFF_DEADLINE_S):
                 raise HostError(f"QEMU, process {self.process.pid}, does not end")
-            for name in ("machine.json", "token", "initramfs"):
+            for name in ("machine.json", "token", "initramfs", "qemu.pid"):
                 (self.state_dir / name).unlink(missing_ok=True)
 
 
@@ -223,48 +223,53 @@ def _make_disk(path: Path) -> None:
 def _boot(state_dir: Path, config: MachineConfig) -> Machine:
     for attempt in range(PORT_ATTEMPTS_MAX):
         port = _free_port()
-        process, ready = _start_qemu(state_dir, config, port)
-        with ready:
-            try:
-                _await_ready(ready, state_dir)
-            except Conflict:
-                if attempt + 1 == PORT_ATTEMPTS_MAX:
-                    raise
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                command = qemu.command(config, executor_port=port, ready_fd=theirs.fileno())
+                started = _start_qemu(state_dir, command, theirs.fileno())
+            if started is None and attempt + 1 < PORT_ATTEMPTS_MAX:
                 continue
+            if started is None:
+                break
+            try:
+                _await_ready(ours, state_dir)
             except BaseException:
-                process.kill()
-                process.wait()
+                started.end((signal.SIGKILL,), grace_s=POWER_OFF_DEADLINE_S)
                 raise
-        identity = ProcessId.of(process.pid)
-        if identity is None:
-            raise HostError(f"QEMU ended: {_tail(state_dir / 'qemu.log')}")
-        return _record(state_dir, identity, port, config.forwards)
-    raise AssertionError("unreachable")
+        return _record(state_dir, started, port, config.forwards)
+    raise HostError(f"a port to forward is taken: {_tail(state_dir / 'qemu.log')}")
 
 
-def _start_qemu(
-    state_dir: Path, config: MachineConfig, port: int
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start QEMU in its own session, and return our end of the ready line."""
-    ours, theirs = socket.socketpair()
-    with theirs, (state_dir / "qemu.log").open("wb") as log:
-        arguments = qemu.command(config, executor_port=port, ready_fd=theirs.fileno())
+def _start_qemu(state_dir: Path, command: list[str], ready_fd: int) -> ProcessId | None:
+    """Start QEMU as a daemon of its own; return it, or None if a port is taken.
+
+    QEMU leaves us only once all its devices and ports are set up, so a failure
+    to do that is an exit status here.
+    """
+    with (state_dir / "qemu.log").open("wb") as log:
         try:
-            process = subprocess.Popen(  # noqa: S603 - ours, from config alone
-                arguments, cwd=state_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=(theirs.fileno(),), start_new_session=True,
+            done = subprocess.run(  # noqa: S603 - ours, from config alone
+                command, cwd=state_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=(ready_fd,), timeout=BOOT_DEADLINE_S, check=False,
             )  # fmt: skip
-        except OSError as error:
-            ours.close()
+        except (OSError, subprocess.SubprocessError) as error:
             raise HostError(f"{qemu.PROGRAM} cannot be started: {error}") from error
-    return process, ours
+    said = _tail(state_dir / "qemu.log")
+    if done.returncode != 0:
+        if "Could not set up host forwarding rule" in said:
+            return None
+        raise HostError(f"{qemu.PROGRAM} did not start: {said}")
+    process = ProcessId.of(int((state_dir / "qemu.pid").read_text(encoding="ascii")))
+    if process is None:
+        raise HostError(f"{qemu.PROGRAM} ended at once: {said}")
+    return process
 
 
 def _await_ready(ready: socket.socket, state_dir: Path) -> None:
     """Read the ready line until it says how the boot went.
 
     Raises:
-        Conflict: A forwarded port is taken.
         HostError: The machine says that it failed, ends, or says nothing.
     """
     ready.settimeout(BOOT_DEADLINE_S)
@@ -281,11 +286,8 @@ def _await_ready(ready: socket.socket, state_dir: Path) -> None:
     verdict = said.decode(errors="replace").strip()
     if verdict == "ready":
         return
-    log = _tail(state_dir / "qemu.log")
-    if "Could not set up host forwarding rule" in log:
-        raise Conflict(f"a port is taken: {log}")
     console = _tail(state_dir / "console.log")
-    raise HostError(f"the helper machine did not boot: {verdict}\n{log}\n{console}")
+    raise HostError(f"the helper machine did not boot: {verdict}\nconsole: {console}")
 
 
 def _record(
@@ -308,6 +310,10 @@ def _free_port() -> int:
 
 
 def _tail(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-    return ""
+    """Return the end of a log, without what QEMU always says about its emulation."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    kept = [line for line in lines if "TCG doesn't support requested feature" not in line]
+    return "\n".join(kept)[-LOG_TAIL_CHARACTERS:].strip()

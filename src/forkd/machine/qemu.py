@@ -66,6 +66,7 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
     rules = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards)
     return [
         PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-daemonize", "-pidfile", "qemu.pid",
         "-machine", "q35,usb=off,vmport=off",
         *_processor(config.accel),
         "-smp", str(config.cpus), "-m", f"{config.memory_mib}M",

@@ -1,0 +1,57 @@
+"""Limits of a helper machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkd.errors import InvalidRequest
+from forkd.machine.config import (
+    CPUS_MAX,
+    MEMORY_MIB_MIN,
+    SHARES_MAX,
+    MachineConfig,
+    Share,
+    default_cpus,
+    default_memory_mib,
+)
+
+SHARE = Share(Path("/a"), "/a")
+
+
+def config(**changes: Any) -> MachineConfig:  # noqa: ANN401 - any field
+    return MachineConfig(Path("/k"), Path("/m"), "6.1", **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"cpus": CPUS_MAX}, {"memory_mib": MEMORY_MIB_MIN}, {"shares": (SHARE,) * SHARES_MAX}],
+)
+def test_a_machine_may_be_at_its_limits(changes: dict[str, Any]) -> None:
+    assert config(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpus": 0},
+        {"cpus": CPUS_MAX + 1},
+        {"memory_mib": MEMORY_MIB_MIN - 1},
+        {"shares": (SHARE,) * (SHARES_MAX + 1)},
+    ],
+)
+def test_a_machine_past_a_limit_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        config(**changes)
+
+    assert caught.value.context["field"] in changes
+
+
+def test_defaults_follow_the_host_within_the_limits() -> None:
+    assert 1 <= default_cpus() <= CPUS_MAX
+    assert default_memory_mib() >= MEMORY_MIB_MIN
+    assert default_memory_mib() % 64 == 0

@@ -1,0 +1,44 @@
+"""The archive that the helper machine starts from."""
+
+from __future__ import annotations
+
+import pytest
+
+from forkd.errors import HostError
+from forkd.machine.initramfs import Archive, load_order
+
+MODULES_DEP = """\
+kernel/fs/9p/9p.ko: kernel/net/9p/9pnet.ko kernel/fs/netfs/netfs.ko
+kernel/net/9p/9pnet.ko:
+kernel/fs/netfs/netfs.ko:
+kernel/drivers/char/virtio-rng.ko: kernel/drivers/virtio.ko
+kernel/drivers/virtio.ko:
+"""
+
+
+def test_dependencies_load_before_what_needs_them_and_once() -> None:
+    assert load_order(MODULES_DEP, ["9p", "9pnet", "virtio_rng"]) == [
+        "kernel/net/9p/9pnet.ko",
+        "kernel/fs/netfs/netfs.ko",
+        "kernel/fs/9p/9p.ko",
+        "kernel/drivers/virtio.ko",
+        "kernel/drivers/char/virtio-rng.ko",
+    ]
+
+
+def test_a_module_that_the_kernel_lacks_is_named() -> None:
+    with pytest.raises(HostError, match="no module vfio"):
+        load_order(MODULES_DEP, ["9p", "vfio"])
+
+
+def test_members_of_the_archive_are_aligned_and_the_trailer_ends_it() -> None:
+    archive = Archive()
+    archive.folder("bin")
+    archive.file("bin/a", b"12345", mode=0o755)
+    archive.link("bin/b", "a")
+    data = archive.finish()
+
+    assert data.startswith(b"070701")
+    assert data.find(b"12345") % 4 == 0
+    assert data.rstrip(b"\0").endswith(b"TRAILER!!!")
+    assert all(data.find(name) % 4 == 2 for name in (b"bin\0", b"bin/a\0", b"bin/b\0"))

@@ -1,0 +1,73 @@
+"""The helper machine's command line and the files that its first stage reads."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forkd.machine import qemu
+from forkd.machine.accel import Accel
+from forkd.machine.config import Forward, MachineConfig, Share
+
+CONFIG = MachineConfig(
+    kernel=Path("/k/vmlinuz"),
+    modules=Path("/k/modules"),
+    release="6.1.0-56-amd64",
+    accel=Accel.TCG,
+    cpus=2,
+    memory_mib=2048,
+)
+
+
+def command(config: MachineConfig) -> str:
+    return shlex.join(qemu.command(config, executor_port=4711, ready_fd=5))
+
+
+def test_emulation_offers_virtualisation_with_nested_paging() -> None:
+    assert "-cpu EPYC-v3,+svm,+npt" in command(CONFIG)
+
+
+def test_kvm_offers_the_host_processor() -> None:
+    assert "-accel kvm -cpu host" in command(replace(CONFIG, accel=Accel.KVM))
+
+
+def test_ports_are_forwarded_from_loopback_only() -> None:
+    line = command(replace(CONFIG, forwards=(Forward(8000, 80),)))
+
+    assert "hostfwd=tcp:127.0.0.1:4711-:1024,hostfwd=tcp:127.0.0.1:8000-:80" in line
+    assert line.count("hostfwd=") == line.count("hostfwd=tcp:127.0.0.1:")
+
+
+def test_the_root_of_the_host_is_read_only() -> None:
+    assert "id=root,path=/,security_model=none,multidevs=remap,readonly=on" in command(CONFIG)
+
+
+def test_a_comma_in_a_path_does_not_add_an_option() -> None:
+    share = Share(Path("/a,readonly=off"), "/a")
+
+    assert "path=/a,,readonly=off," in command(replace(CONFIG, shares=(share,)))
+
+
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [
+        (Share(Path("/a"), "/a"), "cache=none,msize=524288,ro"),
+        (Share(Path("/a"), "/a", writable=True), "cache=none,msize=524288"),
+        (Share(Path("/a"), "/a", changing=False), "cache=loose,msize=524288,ro"),
+    ],
+)
+def test_a_share_is_mounted_as_it_asks(share: Share, options: str) -> None:
+    tag, mounted, target = qemu.shares_table(replace(CONFIG, shares=(share,))).split("\t")
+
+    assert (tag, target) == ("share0", "/a\n")
+    assert mounted.endswith(options)
+
+
+def test_settings_survive_the_shell_that_reads_them() -> None:
+    text = qemu.settings(CONFIG, python=Path("/a b/$HOME"), executor=Path("/e'x.py"))
+
+    assert "PYTHON='/a b/$HOME'\n" in text
+    assert shlex.split(text.splitlines()[-1]) == ["EXECUTOR=/e'x.py"]
