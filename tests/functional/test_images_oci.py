@@ -10,6 +10,7 @@ import pytest
 from forkd.errors import BuildError
 from forkd.images.builder import build_rootfs
 from forkd.images.layout import Cache
+from forkd.images.oci import check_layers
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
 from tests.support.ext4 import listing, read
@@ -148,3 +149,34 @@ def test_an_image_larger_than_its_disk_says_so(tmp_path: Path) -> None:
         build(tmp_path, "layout")
 
     assert list((tmp_path / "cache" / "images").iterdir()) == []
+
+
+def test_layers_that_say_they_are_terabytes_are_refused_before_they_are_unpacked(
+    tmp_path: Path,
+) -> None:
+    """A sparse member says how large it is in its header, whatever the archive's own size."""
+    info, _ = regular("huge")
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "huge",
+        "GNU.sparse.realsize": str(1 << 40),
+    }
+    sparse_map = b"1\n0\n0\n".ljust(512, b"\0")
+    info.size = len(sparse_map)
+    write_layout(tmp_path / "layout", [[(info, sparse_map)]])
+
+    with pytest.raises(BuildError, match="layers hold more than 134217728 bytes"):
+        build(tmp_path, "layout")
+
+    assert list((tmp_path / "cache" / "images").iterdir()) == []
+
+
+def test_one_name_or_byte_past_the_limit_is_refused(tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "layout", [[regular("a", b"12")], [regular("b", b"3")]])
+
+    check_layers(layout, bytes_max=3, entries_max=2)
+    with pytest.raises(BuildError, match="more than 2 bytes"):
+        check_layers(layout, bytes_max=2, entries_max=2)
+    with pytest.raises(BuildError, match="more than 1 names"):
+        check_layers(layout, bytes_max=3, entries_max=1)

@@ -174,8 +174,8 @@ def _make(recipe: Recipe, key: str, aside: Path, build: Build) -> None:
         config, packages = _config(recipe, None), dict[str, str]()
     else:
         folder, config, packages = _make_folder(recipe, scratch, build)
-        disk_mib = recipe.machine.disk_mib or DISK_MIB_DEFAULT
-        rootfs.make_ext4(folder, aside / ROOTFS_NAME, disk_mib=disk_mib, key=key, build=build)
+        target, disk_mib = aside / ROOTFS_NAME, _disk_mib(recipe)
+        rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=key, build=build)
     namespace.remove(scratch, build)
     (aside / "image.json").write_text(_json(asdict(config)))
     manifest = {
@@ -205,7 +205,8 @@ def _make_folder(
         packages = debian.installed_packages(folder)
     else:
         reference = oci.parse_reference(source.oci or "", recipe.folder)
-        folder, found = oci.build_oci(reference, scratch, build)
+        disk_bytes = _disk_mib(recipe) << 20
+        folder, found = oci.build_oci(reference, scratch, build, disk_bytes=disk_bytes)
     config = _config(recipe, found)
     if recipe.pip.requirements:
         pip.install_requirements(recipe.pip.requirements, folder, scratch, build)
@@ -214,6 +215,10 @@ def _make_folder(
             rootfs.install(folder, PurePosixPath(target), path, keys.file_mode(path, entry))
     rootfs.install(folder, IMAGE_JSON, _json(asdict(config)).encode(), 0o644)
     return folder, config, packages
+
+
+def _disk_mib(recipe: Recipe) -> int:
+    return recipe.machine.disk_mib or DISK_MIB_DEFAULT
 
 
 def _config(recipe: Recipe, found: oci.OciConfig | None) -> ImageConfig:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 
 COPY_TIMEOUT_S = 1_800.0
 UNPACK_TIMEOUT_S = 1_800.0
+
+LAYERS_PER_DISK_MAX = 4
+"""How many times the size of the disk all layers together may unpack to.
+
+Layers replace and remove each other's files, so their sum may well exceed what is left in
+the end; but a few kilobytes of hostile layer can say that they are terabytes.
+"""
+
+ENTRIES_MAX = 1_000_000
+"""Most names in all layers of an image together."""
 
 ENTRIES_SEARCHED_MAX = 100_000
 """Most entries of an archive looked at to tell which kind it is."""
@@ -113,14 +124,17 @@ def _archive_kind(path: Path) -> str:
     raise BuildError(f"{path} is no image archive: it has no index.json or manifest.json")
 
 
-def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, OciConfig]:
-    """Unpack the image at `source` below the existing folder `bundle`.
+def build_oci(
+    source: OciReference, bundle: Path, build: Build, *, disk_bytes: int
+) -> tuple[Path, OciConfig]:
+    """Unpack the image at `source`, meant for a disk of this size, below the folder `bundle`.
 
     Returns:
         Its root file system, a folder in `bundle`, and its settings.
 
     Raises:
-        BuildError: It is out of reach, damaged, or not for x86-64 Linux.
+        BuildError: It is out of reach, damaged, not for x86-64 Linux, or unpacks to more
+            than `LAYERS_PER_DISK_MAX` disks.
     """
     layout = bundle / "layout"
     staged = f"oci:{layout}:{_STAGED}"
@@ -134,6 +148,8 @@ def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, O
         ["skopeo", *_ARCHITECTURE, "inspect", "--config", staged], timeout_s=COPY_TIMEOUT_S
     )
     config = parse_config(inspected.stdout)
+    build.tell("packages", "checking layers", 0.4)
+    check_layers(layout, bytes_max=LAYERS_PER_DISK_MAX * disk_bytes)
     build.tell("packages", "unpacking layers", 0.5)
     unpacked = bundle / "unpacked"
     unpack: list[str | Path] = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
@@ -143,6 +159,40 @@ def build_oci(source: OciReference, bundle: Path, build: Build) -> tuple[Path, O
         make_folder(folder, PurePosixPath("/") / name)
     build.tell("packages", "image unpacked", 1.0)
     return folder, config
+
+
+def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX) -> None:
+    """Add up what the layers of the one image in `layout` say they hold.
+
+    Raises:
+        BuildError: More than `bytes_max` bytes or `entries_max` names, or a damaged layer.
+    """
+    left_bytes, left_entries = bytes_max, entries_max
+    try:
+        for blob in _layers(layout):
+            with tarfile.open(blob, "r|*") as archive:
+                for member in archive:
+                    left_bytes -= member.size
+                    left_entries -= 1
+                    if left_bytes < 0:
+                        raise BuildError(f"the image's layers hold more than {bytes_max} bytes")
+                    if left_entries < 0:
+                        raise BuildError(f"the image's layers hold more than {entries_max} names")
+                    setattr(archive, "members", [])  # noqa: B010 - tarfile keeps them all, untyped
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, KeyError) as error:
+        raise BuildError(f"a layer of the image is damaged: {error}") from error
+
+
+def _layers(layout: Path) -> list[Path]:
+    """Return the files of the layers in a layout that skopeo has written and checked."""
+    index = json.loads((layout / "index.json").read_text())
+    manifest = json.loads(_blob(layout, index["manifests"][0]).read_text())
+    return [_blob(layout, layer) for layer in manifest["layers"]]
+
+
+def _blob(layout: Path, descriptor: dict[str, str]) -> Path:
+    algorithm, _, digest = descriptor["digest"].partition(":")
+    return layout / "blobs" / algorithm / digest
 
 
 def parse_config(data: bytes) -> OciConfig:
