@@ -19,8 +19,8 @@ mkdir -p /lower /upper /newroot
 mount -t 9p -o "$ROOT_OPTIONS" root /lower || fail "mount the host's root"
 mount -t tmpfs -o mode=755 tmpfs /upper || fail "mount tmpfs"
 mkdir -p /upper/data /upper/work
-mount -t overlay -o lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work,xino=off overlay /newroot \
-    || fail "mount overlay"
+layers=lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work
+mount -t overlay -o "$layers,xino=off" overlay /newroot || fail "mount overlay"
 
 mkdir -p /newroot/proc /newroot/sys /newroot/dev /newroot/run
 mount -o move /proc /newroot/proc

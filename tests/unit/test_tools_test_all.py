@@ -1,0 +1,48 @@
+"""What the table at the end of `make test` counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tools.test_all import Outcome, Suite, counts_of_cargo, counts_of_junit, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JUNIT = """<testsuites>
+<testsuite tests="7" failures="1" errors="1" skipped="2"></testsuite>
+</testsuites>"""
+
+
+def test_a_junit_file_says_what_passed_failed_and_was_skipped(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text(JUNIT)
+
+    assert counts_of_junit(tmp_path / "junit.xml") == (3, 2, 2)
+
+
+def test_a_suite_that_ended_before_it_counted_has_no_counts(tmp_path: Path) -> None:
+    (tmp_path / "empty.xml").touch()
+
+    assert counts_of_junit(tmp_path / "empty.xml") is None
+    assert counts_of_junit(tmp_path / "missing.xml") is None
+    assert counts_of_cargo("error: could not compile") is None
+
+
+def test_the_results_of_several_crates_add_up() -> None:
+    line = "test result: ok. {} passed; {} failed; 1 ignored; 0 measured; 0 filtered out\n"
+
+    assert counts_of_cargo(line.format(3, 0) + line.format(4, 2)) == (7, 2, 2)
+
+
+def test_the_table_says_where_each_suite_ran_and_marks_failures() -> None:
+    good = Outcome(
+        Suite("unit", "this host", ("true",)), passed=True, duration_s=1.4, counts=(9, 0, 1)
+    )
+    bad = Outcome(
+        Suite("functional", "helper machine", ("true",)), passed=False, duration_s=80, counts=None
+    )
+
+    _, first, second = table([good, bad]).splitlines()
+
+    assert first.split() == ["unit", "this", "host", "9", "0", "1", "1s"]
+    assert second.split() == ["functional", "helper", "machine", "-", "-", "-", "80s", "FAILED"]
