@@ -4,4 +4,9 @@
 command line is read.
 """
 
-pytest_plugins = ["tests.support.leaks", "tests.support.daemon", "tests.support.cli", "tests.support.service_host"]
+pytest_plugins = [
+    "tests.support.leaks",
+    "tests.support.daemon",
+    "tests.support.cli",
+    "tests.support.service_host",
+]
