@@ -179,11 +179,7 @@ def _words(path: str, text: str) -> Iterator[str]:
         for pattern, advice in BANNED.items():
             if pattern.search(line):
                 yield f"{path}:{number}: {advice}"
-        if (
-            path.endswith((".py", ".rs", ".sh"))
-            and len(line) > LINE_WIDTH_MAX
-            and "://" not in line
-        ):
+        if path.endswith(UNFORMATTED) and len(line) > LINE_WIDTH_MAX and "://" not in line:
             yield f"{path}:{number}: {len(line)} columns, at most {LINE_WIDTH_MAX}"
 
 
