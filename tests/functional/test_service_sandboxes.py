@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,15 @@ async def service(fake_host: FakeHost) -> AsyncIterator[HostService]:
     async with fake_host.service() as made:
         await fake_host.bake(made, fake_host.recipe())
         yield made
-        for sandbox in await made.list_sandboxes():
-            await made.delete_sandbox(sandbox.id)
+        await delete_all(made)
         assert fake_host.left_over() == []
+
+
+async def delete_all(service: HostService) -> None:
+    """Delete every sandbox; one that somebody else deletes meanwhile is fine."""
+    for sandbox in await service.list_sandboxes():
+        with contextlib.suppress(NotFound):
+            await service.delete_sandbox(sandbox.id)
 
 
 async def kill(pid: int) -> None:
@@ -231,8 +238,7 @@ async def test_a_client_that_goes_away_in_a_fork_leaves_no_sandbox(
     fork.cancel()
 
     await until(lambda: fake_host.left_over() == [] and len(fake_host.vmm_processes()) == 1)
-    for sandbox in await service.list_sandboxes():
-        await service.delete_sandbox(sandbox.id)  # waits for the deletion under way
+    await delete_all(service)  # waits for the deletions under way
     assert await service.list_sandboxes() == ()
 
 

@@ -19,7 +19,7 @@ from forkd.errors import EngineError, EngineExited
 from forkd.model.sandbox import SpawnTimes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -31,6 +31,9 @@ REQUEST_TIMEOUT_S = 30.0
 
 SAVE_TIMEOUT_S = 600.0
 """How long writing a snapshot may take: 1 GiB at the 2 MiB/s of a bad disk."""
+
+CLONE_PATIENCE_S = 1.0
+"""How long each child of a fork may make those behind it wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,18 @@ class Control:
         return tuple(_saved_file(file) for file in files)
 
     async def fork(
-        self, children: Sequence[ChildConfig], *, deadline_s: float
-    ) -> AsyncGenerator[ChildReady | ChildFailed, None]:
-        """Fork children of a zygote; yields each when it is ready or has failed.
+        self,
+        children: Sequence[ChildConfig],
+        *,
+        deadline_s: float,
+        on_outcome: Callable[[ChildReady | ChildFailed], None],
+    ) -> None:
+        """Fork children of a zygote; returns when it has spoken of each.
+
+        Args:
+            children: At most as many as fit into one frame.
+            deadline_s: For each child, from its clone until its agent has answered.
+            on_outcome: Called with each child when it is ready or has failed.
 
         Raises:
             EngineExited: The zygote ended; children not yet reported may or may not live.
@@ -136,20 +148,14 @@ class Control:
             "deadline_s": deadline_s,
         }
         # The deadline counts from each child's clone, and clones queue up.
-        patience_s = 2 * deadline_s + REQUEST_TIMEOUT_S
-        loop = asyncio.get_running_loop()
-        until = loop.time() + patience_s
-        await self._channel.send_json(Kind.REQUEST, request)
-        while True:
-            async with deadline(max(until - loop.time(), 0), "the zygote did not finish a fork"):
-                frame = await self._channel.receive()
-            members = frame.members()
-            if frame.kind is not Kind.EVENT:
-                self._answer(frame.kind, members)
-                return
-            event = _fork_event(members)
-            if event is not None:
-                yield event
+        patience_s = len(children) * CLONE_PATIENCE_S + deadline_s + REQUEST_TIMEOUT_S
+        async with deadline(patience_s, "the zygote did not finish a fork"):
+            await self._channel.send_json(Kind.REQUEST, request)
+            while (frame := await self._channel.receive()).kind is Kind.EVENT:
+                outcome = _fork_event(frame.members())
+                if outcome is not None:
+                    on_outcome(outcome)
+        self._answer(frame.kind, frame.members())
 
     def _answer(self, kind: Kind, members: JsonObject) -> JsonObject:
         if kind is Kind.REPLY:

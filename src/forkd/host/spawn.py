@@ -19,7 +19,7 @@ from forkd.errors import HostError
 from forkd.host.process import plain_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -29,6 +29,7 @@ class Process:
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
+        self._watching: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def open(cls, pid: int) -> Self | None:
@@ -52,9 +53,28 @@ class Process:
 
     def close(self) -> None:
         """Let go of the process; idempotent."""
+        self._unwatch()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called once by the event loop when the process has ended.
+
+        Cheap: a descriptor and no task, so that it can be done for ten thousand.
+        """
+
+        def ended() -> None:
+            self._unwatch()
+            on_end()
+
+        self._watching = asyncio.get_running_loop()
+        self._watching.add_reader(self._pidfd, ended)
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.remove_reader(self._pidfd)
+            self._watching = None
 
     def kill(self) -> None:
         """Send SIGKILL; a process that has ended already is no error."""

@@ -1,7 +1,8 @@
 """One task per sandbox, which alone changes the sandbox's state.
 
 Everyone else sends it a message and reads what it last published.  It hears of the
-machine's end from a connection that the machine holds open as long as it lives.
+machine's end from the kernel, by a pidfd: a connection to each of a thousand new machines
+would cost more than forking them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forkd.engine.control import Control, Watch
+from forkd.engine.control import Control
 from forkd.engine.guest import Guest
-from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET, end
+from forkd.engine.process import CONTROL_SOCKET, LOG_FILE, VSOCK_SOCKET, end, log_tail
 from forkd.errors import Conflict, EngineError, ForkdError
 from forkd.host.spawn import Process
 from forkd.model.sandbox import SandboxState
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from forkd.service.resources import Resources
     from forkd.store.database import Database
 
+NO_REASON = "its process ended without a word"
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
     """The machine's process is gone."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class SandboxOwner:
         self.guest = Guest(self.directory / VSOCK_SOCKET)
         self._tools = tools
         self._inbox: asyncio.Queue[_Ended | _Delete] = asyncio.Queue()
-        self._watch: Watch | None = None
+        self._process: Process | None = None
 
     @property
     def control(self) -> Path:
@@ -106,7 +107,7 @@ class SandboxOwner:
         """Own the sandbox until it is deleted; the task's whole life."""
         gone = False
         try:
-            await self._open_watch()
+            self._watch()
             while not gone:
                 gone = await self._handle(await self._inbox.get())
         finally:
@@ -123,21 +124,22 @@ class SandboxOwner:
         else:
             message.done.set_exception(Conflict(f"{self.sandbox.id} is being let go of"))
 
-    async def _open_watch(self) -> None:
-        if self.sandbox.state is not SandboxState.RUNNING:
+    def _watch(self) -> None:
+        if self.sandbox.state is not SandboxState.RUNNING or self.sandbox.pid is None:
             return
-        try:
-            self._watch = await Watch.open(self.control, self._note_end)
-        except EngineError as error:
-            self._note_end(str(error))
+        self._process = Process.open(self.sandbox.pid)
+        if self._process is None:
+            self._note_end()
+        else:
+            self._process.watch(self._note_end)
 
-    def _note_end(self, reason: str) -> None:
-        self._inbox.put_nowait(_Ended(reason))
+    def _note_end(self) -> None:
+        self._inbox.put_nowait(_Ended())
 
     async def _handle(self, message: _Ended | _Delete) -> bool:
         """Carry out one message; returns whether the sandbox is gone."""
         if isinstance(message, _Ended):
-            await self._exit(message.reason)
+            await self._exit()
             return False
         try:
             await self._delete()
@@ -149,17 +151,15 @@ class SandboxOwner:
             message.done.set_result(None)
         return True
 
-    async def _exit(self, reason: str) -> None:
+    async def _exit(self) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:
             return
-        pid = self.sandbox.pid
+        reason = await asyncio.to_thread(_last_words, self.directory / LOG_FILE)
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
         self._close()
         try:
-            if pid is not None:
-                await stop_machine(self.control, pid)  # it may have only closed the connection
             await self._release(keep_console=True)
             await asyncio.to_thread(self._tools.database.put, [self.row])
         except ForkdError as error:
@@ -191,10 +191,15 @@ class SandboxOwner:
         self.sandbox = replace(self.sandbox, state=next_state(self.sandbox.state, event))
 
     def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
         self.guest.close()
+
+
+def _last_words(log: Path) -> str:
+    """Return the last line that a machine's process logged, or that it logged none."""
+    return log_tail(log).rpartition("\n")[2] if log.exists() else NO_REASON
 
 
 async def stop_machine(control: Path, pid: int | None) -> None:

@@ -7,7 +7,6 @@ leaves no half-made children: the fork is finished, and its sandboxes are delete
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import uuid
@@ -206,16 +205,15 @@ class Sandboxes:
         """Have the prepared children forked, and note what became of each."""
         waiting = {str(child.sandbox.id): child for child in children if child.failure is None}
         configs = [_config(child, options) for child in waiting.values()]
-        if not configs:
-            return
+
+        def note(outcome: ChildReady | ChildFailed) -> None:
+            child = waiting.pop(outcome.id, None)
+            if child is not None:
+                _note(child, outcome)
+
         for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
-            outcomes = zygote.fork(batch, deadline_s=options.deadline_s)
-            async with contextlib.aclosing(outcomes):
-                async for outcome in outcomes:
-                    child = waiting.pop(outcome.id, None)
-                    if child is not None:
-                        _note(child, outcome)
+            await zygote.fork(batch, deadline_s=options.deadline_s, on_outcome=note)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never spoke of this child")
 
