@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import Json, Stopwatch
 from forkd.engine.configs import ChildConfig, DiskConfig, ZygoteConfig
-from forkd.engine.control import ChildFailed, Control
+from forkd.engine.control import ChildFailed, ChildReady, Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET, ZYGOTE_SOCKET, end, start_zygote
 from forkd.errors import BuildError, EngineError
@@ -168,17 +168,18 @@ class Bed:
             asyncio.TaskGroup() as group,
         ):
             clock = Stopwatch()
-            outcomes = control.fork(configs, deadline_s=FORK_DEADLINE_S)
-            async with contextlib.aclosing(outcomes):
-                async for outcome in outcomes:
-                    if isinstance(outcome, ChildFailed):
-                        failed.append(outcome)
-                        continue
-                    guest = Guest(folders[outcome.id] / VSOCK_SOCKET)
-                    child = Child(outcome.pid, guest, outcome.times, clock.ms())
-                    herd.children.append(child)
-                    if ask is not None:
-                        group.create_task(_first_question(child, ask, clock))
+
+            def note(outcome: ChildReady | ChildFailed) -> None:
+                if isinstance(outcome, ChildFailed):
+                    failed.append(outcome)
+                    return
+                guest = Guest(folders[outcome.id] / VSOCK_SOCKET)
+                child = Child(outcome.pid, guest, outcome.times, clock.ms())
+                herd.children.append(child)
+                if ask is not None:
+                    group.create_task(_first_question(child, ask, clock))
+
+            await control.fork(configs, deadline_s=FORK_DEADLINE_S, on_outcome=note)
         if failed or len(herd.children) < len(configs):
             why = f"{failed[0].stage}: {failed[0].message}" if failed else "no event came"
             raise EngineError(f"{len(herd.children)} of {len(configs)} were forked; {why}")
