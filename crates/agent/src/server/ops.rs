@@ -5,7 +5,7 @@ use std::time::Instant;
 use forkd_proto::Kind;
 use forkd_proto::guest::{
     ErrorBody, ErrorCode, Event, Nothing, Pong, PostFork as PostForkRequest, Request, RuntimeState,
-    SetTime, TimeReply, Warm as WarmRequest, WarmReply, timeout,
+    TimeReply, Warm as WarmRequest, WarmReply, timeout,
 };
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::Pid;
@@ -73,7 +73,11 @@ impl Server {
             // These caches are not ours to drop.
             Request::Quiesce => self.rehearse(conn),
             Request::PostFork(fork) => self.begin_post_fork(conn, &fork),
-            Request::SetTime(time) => answer(conn, self.set_time(time)),
+            Request::SetTime(time) => answer(conn, self.set_time(time.realtime_ns)),
+            Request::AdjustTime(adjust) => {
+                let wanted_ns = clock::realtime_ns().saturating_add(adjust.offset_ns);
+                answer(conn, self.set_time(wanted_ns));
+            }
             Request::Shutdown => {
                 conn.reply(&Nothing {});
                 conn.op = Op::Shutdown;
@@ -238,9 +242,9 @@ impl Server {
         }
     }
 
-    fn set_time(&self, time: SetTime) -> Outcome<TimeReply> {
+    fn set_time(&self, realtime_ns: i64) -> Outcome<TimeReply> {
         if self.identity.is_some() {
-            clock::set_realtime_ns(time.realtime_ns)
+            clock::set_realtime_ns(realtime_ns)
                 .map_err(|error| refused("cannot set the clock", &error))?;
         }
         Ok(TimeReply { realtime_ns: clock::realtime_ns() })
