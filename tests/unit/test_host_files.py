@@ -84,8 +84,8 @@ def test_a_lock_excludes_until_it_is_given_back(tmp_path: Path) -> None:
 
     with files.lock(path), files.try_lock(path) as mine:
         assert not mine
-    with files.try_lock(path) as mine:
-        assert mine
+    with files.try_lock(path) as mine, files.try_lock(path) as other:
+        assert (mine, other) == (True, False)
 
 
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:

@@ -141,3 +141,12 @@ def test_a_file_that_is_no_file_system_is_refused(tmp_path: Path, data: bytes, w
 def test_a_missing_file_system_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no root file system at"):
         check_ext4(tmp_path / "image")
+
+
+def test_an_absolute_link_deep_in_the_image_starts_again_at_its_root(root: Path) -> None:
+    (root / "usr" / "share").mkdir(parents=True)
+    (root / "usr" / "share" / "conf").symlink_to("/etc")
+
+    put(root, "/usr/share/conf/file")
+
+    assert (root / "etc" / "file").read_bytes() == b"x"
