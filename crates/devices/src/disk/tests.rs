@@ -159,6 +159,30 @@ fn the_top_takes_its_limit_and_not_a_block_more() {
 }
 
 #[test]
+fn a_write_is_counted_whole_against_the_limit() {
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 2 * BLOCK_BYTES).unwrap();
+    disk.write_at(0, &[7; 4096]).unwrap();
+
+    let refused = disk.write_at(BLOCK_BYTES, &[7; 8192]).unwrap_err();
+
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(disk.top_bytes(), BLOCK_BYTES);
+}
+
+#[test]
+fn part_of_a_block_that_the_top_has_is_written_without_reading() {
+    let shared = top();
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], Arc::clone(&shared), SIZE).unwrap();
+    disk.write_at(0, &[7; 4096]).unwrap();
+
+    disk.write_at(512, &[8; 512]).unwrap();
+
+    assert_eq!(*shared.reads.lock().unwrap(), []);
+    assert_eq!(read(&mut disk, 511, 2), [7, 8]);
+    assert_eq!(read(&mut disk, 1023, 2), [8, 7]);
+}
+
+#[test]
 fn a_frozen_top_is_seen_by_both_sides_and_changed_by_neither() {
     let mut one = disk(vec![image(1)]);
     one.write_at(0, &[7; 4096]).unwrap();

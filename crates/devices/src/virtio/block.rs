@@ -382,8 +382,6 @@ impl<D: Disk> VirtioDevice for Block<D> {
         self.reject();
     }
 
-    fn activate(&mut self, _driver_features: u64) {}
-
     fn reset(&mut self) {}
 
     fn process<M: GuestMemory>(

@@ -215,8 +215,7 @@ impl<D: VirtioDevice> Mmio<D> {
         Self { device, queues, registers: Registers::default(), unfinished: false, rejected: 0 }
     }
 
-    /// The transport as it was when `state` was saved, in front of `device`,
-    /// which is activated if its driver was ready.
+    /// The transport as it was when `state` was saved, in front of `device`.
     ///
     /// An interrupt that was pending stays pending: see
     /// [`Mmio::interrupt_pending`].
@@ -244,11 +243,7 @@ impl<D: VirtioDevice> Mmio<D> {
                 restore_queue(queue, max, &registers).ok_or(RestoreError::Queue(index))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let mut transport = Self { device, queues, registers, unfinished: false, rejected: 0 };
-        if registers.status & DRIVER_OK != 0 {
-            transport.device.activate(registers.driver_features);
-        }
-        Ok(transport)
+        Ok(Self { device, queues, registers, unfinished: false, rejected: 0 })
     }
 
     /// What to put in a snapshot, apart from the device's own state.
@@ -455,7 +450,6 @@ impl<D: VirtioDevice> Mmio<D> {
         }
         self.registers.status |= added;
         if added == DRIVER_OK {
-            self.device.activate(self.registers.driver_features);
             return Some(Effect::Activated);
         }
         if added == FEATURES_OK {

@@ -44,9 +44,6 @@ pub trait VirtioDevice {
     /// Guest store to the configuration space.
     fn write_config(&mut self, offset: u64, data: &[u8]);
 
-    /// The driver is ready; `driver_features` are what both sides agreed on.
-    fn activate(&mut self, driver_features: u64);
-
     /// Forget everything the driver did.
     fn reset(&mut self);
 

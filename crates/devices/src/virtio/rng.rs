@@ -93,8 +93,6 @@ impl<S: Entropy> VirtioDevice for Rng<S> {
         self.rejected = self.rejected.saturating_add(1);
     }
 
-    fn activate(&mut self, _driver_features: u64) {}
-
     fn reset(&mut self) {}
 
     fn process<M: GuestMemory>(

@@ -23,7 +23,6 @@ impl VirtioDevice for Recorder {
     }
     fn read_config(&self, _offset: u64, _data: &mut [u8]) {}
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-    fn activate(&mut self, _driver_features: u64) {}
     fn reset(&mut self) {}
     fn process<M: GuestMemory>(
         &mut self,
@@ -193,6 +192,7 @@ fn without_event_indexes_the_flags_count() {
     let asked_to = device.process(&driver.memory, 0);
 
     assert_eq!((asked_not_to, asked_to), (false, true));
+    assert!(!device.process(&driver.memory, 0), "there was nothing to do");
     assert_eq!(driver.get(used_ring(0), 2), [0, 0], "notifications are on while we are idle");
 }
 

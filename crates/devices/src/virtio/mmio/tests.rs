@@ -2,7 +2,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::*;
 use crate::virtio::rng::{Entropy, Rng};
-use crate::virtio::testing::{DATA, Driver, MEMORY_BYTES, agree as negotiate, load, store};
+use crate::virtio::testing::{
+    DATA, Driver, MEMORY_BYTES, QUEUE_SIZE, agree as negotiate, avail_ring, load, store,
+};
 
 /// Gives sevens.
 #[derive(Debug)]
@@ -237,6 +239,19 @@ fn a_saved_device_goes_on_where_it_was_with_its_interrupt_pending() {
 }
 
 #[test]
+fn a_restored_device_still_spares_the_guest_interrupts_it_did_not_ask_for() {
+    let mut device = device();
+    let mut driver = Driver::started(&mut device);
+    let state = device.save();
+    let mut restored = Device::restore(&state, Rng::new(Sevens)).unwrap();
+    driver.put(avail_ring(0) + 4 + 2 * u64::from(QUEUE_SIZE), &9u16.to_le_bytes());
+    driver.push(0, &[(DATA, 4, true)]);
+
+    assert!(!restored.process(&driver.memory, 0));
+    assert_eq!(driver.used(0), Some((0, 4)));
+}
+
+#[test]
 fn states_that_could_not_have_been_saved_are_refused() {
     let mut device = device();
     let _driver = Driver::started(&mut device);
@@ -305,4 +320,6 @@ fn a_changed_configuration_shows_in_generation_and_interrupt() {
     device.config_changed();
 
     assert_eq!((load(&mut device, 0xfc), load(&mut device, 0x60)), (1, 2));
+    store(&mut device, 0x64, 1);
+    assert_eq!(load(&mut device, 0x60), 2, "only what is named is acknowledged");
 }

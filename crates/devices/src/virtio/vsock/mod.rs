@@ -608,8 +608,6 @@ impl VirtioDevice for Vsock {
         self.reject();
     }
 
-    fn activate(&mut self, _driver_features: u64) {}
-
     /// Every connection is over; the driver forgot them itself.
     fn reset(&mut self) {
         let ids: Vec<Id> = self.by_ports.values().copied().collect();

@@ -192,7 +192,9 @@ fn the_host_sends_only_as_much_as_the_guest_has_room_for() {
 
     pair.guest_sends(Header { forwarded: 400, ..small }, &[]);
     assert_eq!(pair.events(), [VsockEvent::Writable(id)]);
-    assert_eq!(pair.host().writable(id), 400);
+    assert_eq!(pair.host().send(id, &[7; 500]), 400);
+    assert_eq!(pair.guest_receives_op(), Some(OP_RW));
+    assert_eq!(pair.guest_receives_op(), Some(OP_CREDIT_REQUEST), "it has spoken since");
 }
 
 #[test]
@@ -285,6 +287,9 @@ fn the_guest_hears_of_room_when_a_quarter_was_taken() {
     assert_eq!((header.op, header.forwarded), (OP_CREDIT_UPDATE, BUFFER_BYTES / 4));
     pair.guest_sends(from_guest(ports, OP_CREDIT_REQUEST), &[]);
     assert_eq!(pair.guest_receives_op(), Some(OP_CREDIT_UPDATE));
+    pair.guest_sends(from_guest(ports, OP_RW), &[1]);
+    pair.host().take(id, &mut buffer);
+    assert_eq!(pair.guest_receives_op(), None, "until another quarter was taken");
 }
 
 #[test]
@@ -333,6 +338,22 @@ fn the_end_of_sending_waits_for_what_was_sent() {
 }
 
 #[test]
+fn the_end_of_sending_waits_for_credit_too() {
+    let mut pair = Pair::new();
+    let (id, ports) = pair.connected();
+    pair.host().send(id, b"last words");
+    pair.host().shutdown(id, Shutdown::Write);
+    let less = Header { buffer_bytes: 4, ..from_guest(ports, OP_CREDIT_UPDATE) };
+    pair.guest_sends(less, &[]);
+
+    assert_eq!(pair.guest_receives().unwrap().1, b"last");
+    assert_eq!(pair.guest_receives_op(), None);
+    pair.guest_sends(Header { buffer_bytes: 100, ..less }, &[]);
+    assert_eq!(pair.guest_receives().unwrap().1, b" words");
+    assert_eq!(pair.guest_receives_op(), Some(OP_SHUTDOWN));
+}
+
+#[test]
 fn each_direction_can_be_closed_by_itself() {
     let mut pair = Pair::new();
     let (id, ports) = pair.connected();
@@ -375,11 +396,13 @@ fn a_reset_by_the_host_is_heard_by_the_guest_and_forgotten() {
     let mut pair = Pair::new();
     let (id, ports) = pair.connected();
     pair.host().send(id, b"dropped");
+    pair.guest_sends(from_guest(ports, OP_RW), b"dropped too");
     pair.host().reset(id);
     pair.host().reset(id);
 
     assert_eq!(pair.guest_receives_op(), Some(OP_RST));
     assert_eq!((pair.guest_receives_op(), pair.events()), (None, vec![]));
+    assert_eq!(pair.host().received, 0);
     pair.guest_sends(from_guest(ports, OP_RW), b"in flight");
     assert_eq!(pair.guest_receives_op(), Some(OP_RST), "there is no such connection");
     assert_eq!(pair.device.rejected(), 0);
