@@ -20,6 +20,7 @@ allocated until then is hidden from the garbage collector.
 Only the standard library, Python 3.8 and later.
 """
 
+import _signal
 import ast
 import gc
 import json
@@ -33,6 +34,7 @@ import traceback
 import types
 
 REQUEST, REPLY, ERROR, CONTROL = 1, 2, 3, 5
+SIGINT = int(signal.SIGINT)
 HEADER = struct.Struct("<IB3x")
 
 REPR_MAX = 65_536
@@ -48,10 +50,29 @@ CELLS_MAX = 64
 """Cells whose source is kept for tracebacks; older ones show line numbers only."""
 
 REHEARSALS = 16
-"""Runs of each path before the snapshot: more than the interpreter needs (8) to settle its bytecode."""
+"""Runs of each path before the snapshot; the interpreter settles its bytecode within 8."""
 
 ITEMS_MAX = 1_000
-"""Parts of a value up to which it is small enough for the C encoder, which cannot be stopped half-way."""
+"""Parts of a value up to which the C encoder is used, which cannot be stopped half-way."""
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+to_json = ENCODER.encode
+
+# The answer to `eval`, and what its parts are, as JSON text, until the code has said otherwise.
+# Put together by hand because a value is encoded while it is measured, and twice is once too many.
+EVAL_REPLY = (
+    '{"has_value": %(has_value)s, "repr": %(repr)s, "value": %(value)s, '
+    '"value_is_json": %(value_is_json)s, "error": %(error)s, "timed_out": %(timed_out)s}'
+)
+NOTHING_SAID = {
+    "has_value": "false",
+    "repr": "null",
+    "value": "null",
+    "value_is_json": "false",
+    "error": "null",
+    "timed_out": "false",
+}
 
 
 class Channel:
@@ -86,11 +107,8 @@ class Channel:
             asked = True
         return asked
 
-    def write(self, kind, body, value="null"):
-        """Send `body` as one frame, with the JSON text `value` as its member `value`."""
-        text = json.dumps(body, ensure_ascii=False)
-        if "value_is_json" in body:
-            text = '%s, "value": %s}' % (text[:-1], value)
+    def write(self, kind, text):
+        """Send JSON text as one frame."""
         payload = text.encode("utf-8", "replace")
         rest = HEADER.pack(len(payload), kind) + payload
         while rest:
@@ -125,8 +143,9 @@ class Interruption:
 
     def install(self):
         """Listen to SIGINT, whatever the user's code has made of it meanwhile."""
-        if signal.getsignal(signal.SIGINT) != self._on_signal:
-            signal.signal(signal.SIGINT, self._on_signal)
+        # The C function, because the other looks the handler up in an enumeration first.
+        if _signal.getsignal(SIGINT) != self._on_signal:
+            signal.signal(SIGINT, self._on_signal)
 
     def _on_signal(self, _number, _frame):
         if self.armed:
@@ -143,10 +162,14 @@ class Runtime:
         self._pid = os.getpid()
         self._cells = 0
         self._on_fork = []
-        # The JSON text of the value of the evaluation under way.
-        self._value = "null"
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
+        self._operations = {
+            "eval": self.evaluate,
+            "warm": self.warm,
+            "freeze": self.freeze,
+            "post_fork": self.post_fork,
+        }
         # Pickles and dataclasses look their module up by name.
         sys.modules["__main__"] = main
         self._namespace = main.__dict__
@@ -164,40 +187,27 @@ class Runtime:
                 self._answer(json.loads(payload))
 
     def _answer(self, request):
-        operation = {
-            "eval": self.evaluate,
-            "warm": self.warm,
-            "freeze": self.freeze,
-            "post_fork": self.post_fork,
-        }[request["op"]]
-        self._value = "null"
-        kind, body = operation(request)
+        kind, text = self._operations[request["op"]](request)
         flush()
         if os.getpid() != self._pid:
             # The code called os.fork() and both of it came back; only one may answer.
             os._exit(0)
-        self._channel.write(kind, body, self._value)
+        self._channel.write(kind, text)
 
     def evaluate(self, request):
         """Run one cell and describe its value."""
-        answer = {
-            "has_value": False,
-            "repr": None,
-            "value_is_json": False,
-            "error": None,
-            "timed_out": False,
-        }
-        answer["error"] = self._guarded(lambda: self._describe(request["code"], answer))
-        if self._interruption.fired:
-            answer["timed_out"] = self._channel.take_interrupt()
-        return REPLY, answer
+        said = dict(NOTHING_SAID)
+        error = self._guarded(lambda: self._describe(request["code"], said))
+        if error is not None:
+            said = dict(NOTHING_SAID, error=to_json(error))
+        if self._interruption.fired and self._channel.take_interrupt():
+            said["timed_out"] = "true"
+        return REPLY, EVAL_REPLY % said
 
     def warm(self, request):
         """Run the image's warm-up."""
         error = self._guarded(lambda: self._run(request["code"]))
-        if error is not None:
-            return ERROR, {"code": "warm_up_failed", "message": error["traceback"]}
-        return REPLY, {}
+        return (REPLY, "{}") if error is None else refusal("warm_up_failed", error["traceback"])
 
     def freeze(self, _request):
         """Make this process cheap to fork."""
@@ -208,40 +218,40 @@ class Runtime:
         self._namespace.pop("_", None)
         forget_cells(self._cells)
         self._cells = 0
-        # A collection in a child would write to the header of every object that it visits, and so copy
-        # every page.  What is frozen is never visited again.
+        # A collection in a child would write to the header of every object that it visits, and so
+        # copy every page.  What is frozen is never visited again.
         gc.collect()
         gc.freeze()
-        return REPLY, {}
+        return REPLY, "{}"
 
     def post_fork(self, request):
         """Become somebody else than the siblings: reseed, then run the image's hook."""
         try:
             reseeded = reseed(bytes.fromhex(request["seed"]))
         except Exception:  # whatever numpy and the like may raise
-            return ERROR, {"code": "reseed_failed", "message": cut(traceback.format_exc())}
+            return refusal("reseed_failed", cut(traceback.format_exc()))
         code = request.get("code")
         for callback in self._on_fork:
             error = self._guarded(callback)
             if error is not None:
-                return ERROR, {"code": "hook_failed", "message": error["traceback"]}
+                return refusal("hook_failed", error["traceback"])
         if code is not None:
             error = self._guarded(lambda: self._run(code))
             if error is not None:
-                return ERROR, {"code": "hook_failed", "message": error["traceback"]}
+                return refusal("hook_failed", error["traceback"])
         hook = "none" if code is None and not self._on_fork else "ran"
-        return REPLY, {"reseeded": reseeded, "hook": hook}
+        return REPLY, to_json({"reseeded": reseeded, "hook": hook})
 
-    def _describe(self, code, answer):
+    def _describe(self, code, said):
         value = self._run(code)
         if value is None:
             return
-        answer["repr"] = cut(repr(value), REPR_MAX)
+        said["repr"] = to_json(cut(repr(value), REPR_MAX))
         text = as_json(value)
         if text is not None:
-            self._value = text
-            answer["value_is_json"] = True
-        answer["has_value"] = True
+            said["value"] = text
+            said["value_is_json"] = "true"
+        said["has_value"] = "true"
 
     def _run(self, code):
         """Run `code` in the namespace; return the value of its last expression, or None."""
@@ -281,7 +291,7 @@ class Runtime:
         return None
 
     def _guest_module(self):
-        """The module `forkd` as code inside the guest sees it."""
+        """Return the module `forkd` as code inside the guest sees it."""
         module = types.ModuleType("forkd", "What code in a guest can ask of forkd.")
 
         def on_fork(callback):
@@ -295,13 +305,19 @@ class Runtime:
         return module
 
 
+def refusal(code, message):
+    """Return an ERROR."""
+    return ERROR, to_json({"code": code, "message": message})
+
+
 def reseed(seed):
     """Reseed every generator that is loaded; return their names.
 
     `secrets`, `os.urandom` and `uuid.uuid4` ask the kernel each time, and hashes
-    hold no randomness.  PYTHONHASHSEED cannot be changed in a living interpreter; it defends against crafted
-    keys, not against siblings.  Generators that the user's code made for itself (`random.Random()`,
-    `numpy.random.default_rng()`) cannot be found from here: `forkd.on_fork` is for them.
+    hold no randomness.  PYTHONHASHSEED cannot be changed in a living interpreter; it defends
+    against crafted keys, not against siblings.  Generators that the user's code made for itself
+    (`random.Random()`, `numpy.random.default_rng()`) cannot be found from here: `forkd.on_fork` is
+    for them.
     """
     names = []
     modules = sys.modules
@@ -335,7 +351,7 @@ def as_json(value):
     """Return the value as JSON text, or None if JSON cannot say it within VALUE_MAX bytes."""
     try:
         if count_items(value, ITEMS_MAX) >= 0:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text = to_json(value)
         else:
             text = as_json_until(VALUE_MAX, value)
     except (TypeError, ValueError, RecursionError, OverflowError):
@@ -346,7 +362,7 @@ def as_json(value):
 def as_json_until(limit, value):
     """Return the value as JSON text, stopping soon after `limit` characters."""
     pieces = []
-    for piece in json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(value):
+    for piece in ENCODER.iterencode(value):
         pieces.append(piece)
         limit -= len(piece)
         if limit < 0:
@@ -355,7 +371,7 @@ def as_json_until(limit, value):
 
 
 def count_items(value, budget):
-    """Return what is left of `budget` after counting the parts of `value`; below 0 if it is too large."""
+    """Return what is left of `budget` after counting the parts of `value`; too large is below 0."""
     budget -= 1
     if isinstance(value, str):
         return budget - len(value) // 256
@@ -395,7 +411,7 @@ def forget_cells(count):
 
 
 def flush():
-    """Hand buffered output to the pipes; the user's code may have closed or replaced the streams."""
+    """Hand buffered output to the pipes; the code may have closed or replaced the streams."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -408,7 +424,8 @@ def main():
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
     sys.argv = [""]
-    # Imports are looked for in the working directory, as in an interactive interpreter, not beside this file.
+    # Imports are looked for in the working directory, as in an interactive interpreter, and not
+    # beside this file.
     sys.path[0] = ""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")

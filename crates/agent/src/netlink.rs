@@ -70,11 +70,13 @@ pub fn configure(network: &Network) -> io::Result<()> {
     Ok(())
 }
 
-/// The interface that is not the loopback; the first by name, should there be several.
+/// The interface that has a device behind it (a bridge or a dummy of the image's has none); the first by name, should
+/// there be several.
 fn interface() -> io::Result<u32> {
     let mut names: Vec<String> = fs::read_dir("/sys/class/net")?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name != "lo")
+        .filter_map(Result::ok)
+        .filter(|entry| entry.path().join("device").exists())
+        .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
     names.sort();
     let name = names.first().ok_or(io::ErrorKind::NotFound)?;
