@@ -150,7 +150,10 @@ class Bed:
         """
         herd = Herd(Path(tempfile.mkdtemp(prefix="h", dir=self.folder)))
         try:
-            await self._fill(herd, [_config(herd.folder) for _ in range(n)], ask)
+            try:
+                await self._fill(herd, [_config(herd.folder) for _ in range(n)], ask)
+            except BaseExceptionGroup as group:
+                raise _first_of(group) from group
             yield herd
         finally:
             await herd.end()
@@ -183,6 +186,12 @@ class Bed:
         if failed or len(herd.children) < len(configs):
             why = f"{failed[0].stage}: {failed[0].message}" if failed else "no event came"
             raise EngineError(f"{len(herd.children)} of {len(configs)} were forked; {why}")
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that the others followed from."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _first_question(child: Child, ask: Ask, clock: Stopwatch) -> None:
