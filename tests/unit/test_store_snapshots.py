@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forkd.errors import StoreError
+from forkd.host.files import hides_holes
 from forkd.model.ids import parse_tag
 from forkd.store.manifest import MANIFEST_BYTES_MAX, Cpu, Manifest, StoredFile
 from forkd.store.snapshots import SnapshotStore
@@ -171,3 +172,12 @@ def test_what_is_no_tag_is_not_listed(store: SnapshotStore, tmp_path: Path) -> N
     (tmp_path / "snapshots" / ".hidden").mkdir()
 
     assert store.tags() == ()
+
+
+def test_a_file_whose_holes_show_is_copied_and_not_used_where_it_is(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 20)
+        file.write(b"data")
+
+    assert not hides_holes(sparse)

@@ -85,6 +85,15 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def hides_holes(path: Path) -> bool:
+    """Tell whether a file has holes that its file system does not show, as 9p does."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_blocks * 512 >= status.st_size:
+            return False
+        return os.lseek(file.fileno(), 0, os.SEEK_HOLE) == status.st_size
+
+
 def copy_sparse(source: Path, target: Path) -> None:
     """Copy a file, sharing its blocks where the file system can, keeping its holes.
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PROBE_TIMEOUT_S = 60.0
-"""Time that a guest of a few instructions has; under a bad KVM it takes for ever."""
+PROBE_TIMEOUT_S = 5.0
+"""Time a guest of a few instructions has; it takes milliseconds, and for ever under a bad KVM."""
 
 MEMORY_GOOD_MIB, MEMORY_LEAST_MIB = 4096, 1024
 """Memory for a hundred sandboxes in the helper machine; for a few."""

@@ -16,6 +16,7 @@ from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, StoreErr
 from forkd.host import proc
 from forkd.model.ids import parse_tag
 from forkd.model.limits import SNAPSHOTS_MAX
+from forkd.model.progress import Progress
 from forkd.model.snapshot import Snapshot, SnapshotStatus
 from forkd.service import images
 from forkd.service.bake import BakePlan, bake
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forkd.engine.control import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.model.ids import Tag
-    from forkd.model.progress import Progress
     from forkd.model.snapshot import SnapshotRequest
     from forkd.service.settings import HostSettings
     from forkd.store.snapshots import SnapshotStore
@@ -204,6 +204,7 @@ class Snapshots:
         staged = await asyncio.to_thread(self._store.stage)
         try:
             built = await images.build(self._tools.settings, request.recipe_path, tell)
+            tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
                 asyncio.to_thread(self._store.keep_rootfs, built.image.key, built.image.rootfs)
             )

@@ -112,17 +112,17 @@ class SnapshotStore:
     def keep_rootfs(self, image_key: str, source: Path) -> Path:
         """Keep an image's root file system, so that snapshots survive the image cache.
 
-        It costs no space where both are on one file system: a hard link, or shared blocks.
+        On one file system it costs nothing: a hard link, or shared blocks.  From another it
+        is copied.  Only from a remote one, which hides holes, it is used where it is: there
+        a copy would drag gigabytes of zeros through the wire, and the machine in which that
+        happens lives no longer than what it is shared from.
         """
         kept = self.rootfs(image_key)
         if kept.exists():
             return kept
         staged = self.stage()
         try:
-            try:
-                (staged / ROOTFS_FILE).hardlink_to(source)
-            except OSError:
-                files.copy_sparse(source, staged / ROOTFS_FILE)
+            _link_or_copy(source, staged / ROOTFS_FILE)
             shutil.rmtree(kept.parent, ignore_errors=True)
             files.publish(staged, kept.parent)
         finally:
@@ -134,6 +134,16 @@ class SnapshotStore:
         for folder in self._images.iterdir():
             if folder.name not in used_keys:
                 files.remove_tree(folder)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        if files.hides_holes(source):
+            target.symlink_to(source)
+        else:
+            files.copy_sparse(source, target)
 
 
 def _tag_of(folder: Path) -> Tag | None:
