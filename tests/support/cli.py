@@ -35,16 +35,17 @@ class Ended:
 def forkd(
     daemon: RunningDaemon, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Ended]]:
-    """A function that runs one command; `stdin` is its standard input."""
+    """A function that runs one command; `stdin` is its input, unless the test's is kept."""
     monkeypatch.setenv("FORKD_URL", daemon.url)
     opened: list[Any] = []
 
-    def run(*args: str, stdin: bytes = b"") -> Ended:
-        reader, writer = os.pipe()
-        os.write(writer, stdin)
-        os.close(writer)
-        opened.append(os.fdopen(reader))
-        monkeypatch.setattr(sys, "stdin", opened[-1])
+    def run(*args: str, stdin: bytes = b"", keep_stdin: bool = False) -> Ended:
+        if not keep_stdin:
+            reader, writer = os.pipe()
+            os.write(writer, stdin)
+            os.close(writer)
+            opened.append(os.fdopen(reader))
+            monkeypatch.setattr(sys, "stdin", opened[-1])
         with pytest.raises(SystemExit) as ended:
             app(list(args), prog_name="forkd")
         captured = capfd.readouterr()

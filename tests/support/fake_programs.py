@@ -23,12 +23,15 @@ CHUNK = 64 * 1024
 
 
 class FakeExec:
-    """One program: `echo`, `env`, `cat`, `exit N`, `spew BYTES`, `fail`, `sleep`, `size`."""
+    """One program: `echo`, `env`, `cat`, `exit N`, `spew BYTES`, `fail`, `sleep`, `size`,
+    `until-ctrl-c`.
+    """
 
-    def __init__(self, request: ExecRequest) -> None:
+    def __init__(self, request: ExecRequest, fed: asyncio.Event) -> None:
         if request.args[0] == "nope":
             raise GuestError("nope: no such program", guest_code="exec_failed")
         self.request = request
+        self.fed = fed
         self.closed = asyncio.Event()
         self._input: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._signal: asyncio.Queue[int] = asyncio.Queue()
@@ -40,6 +43,11 @@ class FakeExec:
         if name == "cat":
             while (data := await self._input.get()) is not None:
                 yield Stdout(data)
+        elif name == "until-ctrl-c":
+            seen = b""
+            while not seen.endswith(b"\x03"):
+                seen += await self._input.get() or b""
+            yield Stdout(seen)
         elif name == "spew":
             left = int(rest[0])
             while left > 0:
@@ -69,6 +77,7 @@ class FakeExec:
         if not self.request.stdin:
             raise Conflict("this program has no standard input")
         await self._input.put(data)
+        self.fed.set()
 
     async def close_stdin(self) -> None:
         await self._input.put(None)

@@ -75,6 +75,7 @@ class FakeService:
         self.baking = asyncio.Event()
         self.bake_undone = asyncio.Event()
         self.execs: list[FakeExec] = []
+        self.exec_fed = asyncio.Event()
 
     async def start(self) -> None:
         return
@@ -214,7 +215,7 @@ class FakeService:
 
     async def exec(self, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
         self._guest(sandbox)
-        self.execs.append(FakeExec(request))
+        self.execs.append(FakeExec(request, self.exec_fed))
         return self.execs[-1]
 
     async def eval(

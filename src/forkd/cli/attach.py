@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import signal
 import sys
 import termios
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from forkd.wire.v1 import ExecExit
 
 READ_BYTES = 64 * 1024
+
+SIZE_UNKNOWN = (24, 80)
+"""Rows and columns of a terminal that does not say, as one on a serial line does not."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that the program gets in our place, unless it has a terminal, where keys do that."""
@@ -64,7 +66,7 @@ def attached(  # noqa: PLR0913 - what a program is run with
         if stdin:
             _thread(_pump_input, process, sys.stdin.fileno())
         for output in process:
-            _write_all(1 if output.stream == "stdout" else 2, output.data)
+            write_all(1 if output.stream == "stdout" else 2, output.data)
         return process.wait()
 
 
@@ -112,21 +114,23 @@ def _passed_on(signals: _Signals, *, tty: bool) -> Iterator[None]:
 
 @contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """Let every key reach the program; the terminal is as before at the end."""
+    """Let every key reach the program, those typed ahead too; at the end all is as before."""
     before = termios.tcgetattr(descriptor)
-    terminal.setraw(descriptor)
+    terminal.setraw(descriptor, termios.TCSADRAIN)
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _size() -> tuple[int, int]:
-    columns, rows = shutil.get_terminal_size()
-    return rows, columns
+    """Return rows and columns of the terminal that standard input is."""
+    columns, rows = os.get_terminal_size(sys.stdin.fileno())
+    return rows or SIZE_UNKNOWN[0], columns or SIZE_UNKNOWN[1]
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`, now."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -11,6 +11,7 @@
 | 6 | the host is full |
 | 7 | no daemon answers |
 | 130 | interrupted |
+| 141 | whoever read our output left |
 
 `forkd exec` ends with the exit code of the program, 128 + n if signal n ended it, and otherwise
 with 124 if its time ran out, 125 if forkd failed, 127 if there is no such program.
@@ -27,7 +28,7 @@ from typer.core import TyperGroup
 
 import forkd
 from forkd.cli import copy, guests, host, render, sandboxes, snapshots
-from forkd.cli.context import EXIT_INTERRUPTED, exit_code, shared
+from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.errors import ForkdError
 
 
@@ -45,7 +46,7 @@ class _Group(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
+            raise typer.Exit(EXIT_BROKEN_PIPE) from None
 
 
 app = typer.Typer(

@@ -97,8 +97,9 @@ def build_image(recipe: Path, progress: Callable[[Step], object]) -> dict[str, A
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - ours
         try:
             return _follow(process, progress)
-        finally:
+        except BaseException:
             _end(process)
+            raise
 
 
 def _follow(process: subprocess.Popen[bytes], progress: Callable[[Step], object]) -> dict[str, Any]:

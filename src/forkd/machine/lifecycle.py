@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forkd import programs
 from forkd.errors import EngineError, HostError, NotFound
+from forkd.machine.accel import look_at_kvm
 from forkd.machine.config import Forward, MachineConfig, Share
 from forkd.machine.kernel import default_cache, find_kernel
 from forkd.machine.machine import Machine
@@ -45,8 +46,8 @@ Progress = "Callable[[str], object]"
 START_DEADLINE_S = 120.0
 """Time a native daemon has until it listens: it may have to reap what a crash left behind."""
 
-PROBE_DEADLINE_S = 60.0
-"""Time a guest of a few instructions has; under a bad KVM it takes for ever."""
+PROBE_DEADLINE_S = 5.0
+"""Time a guest of a few instructions has; it takes milliseconds, and for ever under a bad KVM."""
 
 STOP_DEADLINE_S = 60.0
 """Time a daemon has to end its requests and to let go of everything."""
@@ -94,6 +95,8 @@ def why_not_native() -> str | None:
     """Say why this host's KVM cannot run a stock guest, found out by letting it; None if it can."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "/dev/kvm is missing or closed to you"
+    if look_at_kvm().paravirtual:
+        return "its KVM is PVM, which interprets stock guests"
     command = [str(programs.find(programs.VMM)), "probe"]
     try:
         done = subprocess.run(  # noqa: S603 - our own program
@@ -239,7 +242,6 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
     """Return the helper machine, which sees our programs and the cache of images."""
     cache = default_cache()
     cache.mkdir(parents=True, exist_ok=True)
-    progress("preparing the helper machine")
     kernel = find_kernel()
     shares = (
         Share(cache, str(cache), writable=True),

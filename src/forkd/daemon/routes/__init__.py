@@ -20,16 +20,16 @@ ERRORS: Mapping[int | str, dict[str, Any]] = {
 }
 
 
-def _service(connection: HTTPConnection) -> Service:
+async def _service(connection: HTTPConnection) -> Service:
     service: Service = connection.app.state.service
     return service
 
 
-def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word
+async def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word
     return parse_sandbox_id(id)
 
 
-def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> Tag:
+async def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> Tag:
     return parse_tag(tag)
 
 

@@ -1,0 +1,111 @@
+"""A program in a guest has this terminal's keys, size and signals, and gives them back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fake_service import some_snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.cli import Ended
+    from tests.support.daemon import RunningDaemon
+
+    Forkd = Callable[..., Ended]
+
+
+@pytest.fixture
+def sandbox(daemon: RunningDaemon, forkd: Forkd) -> str:
+    daemon.service.snapshots = some_snapshots("warm")
+    return forkd("fork", "warm").out.strip()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The far end of a terminal of which the near end is standard input."""
+    far, near = os.openpty()
+    with os.fdopen(near, "r+b", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        yield far
+        os.close(far)  # ends whoever still reads the near end
+
+
+def when_fed(daemon: RunningDaemon, act: Callable[[], object]) -> threading.Thread:
+    """Do something once the program has had input, and so our signals are its own."""
+
+    def wait_and_act() -> None:
+        daemon.wait_for(lambda: daemon.service.exec_fed)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_the_programs_to_die_of(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    sender = when_fed(daemon, lambda: os.kill(os.getpid(), number))
+
+    ended = forkd("exec", sandbox, "sleep", stdin=b"go")
+
+    sender.join()
+    assert ended.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_terminal_has_its_size_and_its_changes_are_told(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, terminal: int
+) -> None:
+    def resize() -> None:
+        termios.tcsetwinsize(terminal, (50, 132))
+        os.kill(os.getpid(), signal.SIGWINCH)
+
+    sender = when_fed(daemon, resize)
+    os.write(terminal, b"x")
+
+    ended = forkd("exec", "--tty", sandbox, "size", keep_stdin=True)
+
+    sender.join()
+    request = daemon.service.execs[0].request
+    assert request.tty is not None
+    assert (ended.code, ended.out) == (0, "50x132")
+
+
+def test_keys_reach_the_program_raw_and_the_terminal_is_as_before(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, terminal: int
+) -> None:
+    """Ctrl-C is a byte for the program to see, and what was typed ahead is not lost."""
+    before = termios.tcgetattr(terminal)
+    sender = when_fed(daemon, lambda: os.write(terminal, b"\x03"))
+    os.write(terminal, b"a")
+
+    ended = forkd("exec", "--tty", sandbox, "until-ctrl-c", keep_stdin=True)
+
+    sender.join()
+    assert (ended.code, ended.out) == (0, "a\x03")
+    assert termios.tcgetattr(terminal) == before
+
+
+def test_a_reader_that_leaves_ends_the_program(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int, __: bytes) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("forkd.cli.attach.write_all", refuse)
+
+    ended = forkd("exec", sandbox, "spew", "100000000")
+
+    assert ended.code == 128 + signal.SIGPIPE
+    daemon.wait_for(lambda: daemon.service.execs[0].closed)
