@@ -1,0 +1,112 @@
+"""Examples in documentation run, as they stand.
+
+A fenced block is marked by what follows its language:
+
+    python test     runs against a daemon in memory; the blocks of a page share their names
+    toml recipe     is a recipe that loads
+    sh              its `forkd` commands have the words and options that the command has
+
+Steps that need machines are in tests/functional.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from forkd.cli.main import app
+from forkd.images.recipe import parse_recipe
+from tests.support.docs import Block, blocks, page_id, pages
+from tests.support.fake_service import some_snapshots
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.daemon import RunningDaemon
+
+PAGES = pages()
+
+
+def marked(info: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, info)]
+
+
+@pytest.mark.parametrize("page", marked("python test"), ids=page_id)
+def test_the_python_of_a_page_runs(
+    page: Path, daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.service.snapshots = some_snapshots("numpy")
+    monkeypatch.setenv("FORKD_URL", daemon.url)
+    names: dict[str, Any] = {"__name__": "example"}
+
+    for block in blocks(page, "python test"):
+        # Lines before it are empty, so that a traceback names the line of the page.
+        source = "\n" * (block.line - 1) + block.code
+        exec(compile(source, str(page), "exec"), names)  # noqa: S102 - our own documentation
+
+
+def test_there_are_examples_to_run() -> None:
+    assert {page.name for page in marked("python test")} >= {"README.md", "use-the-sdk.md"}
+
+
+@pytest.mark.parametrize("page", marked("toml recipe"), ids=page_id)
+def test_the_recipes_of_a_page_load(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page, "toml recipe"):
+        recipe = parse_recipe(tomllib.loads(block.code), folder=tmp_path)
+
+        assert recipe.name
+
+
+@pytest.mark.parametrize("page", marked("sh"), ids=page_id)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    for block in blocks(page, "sh"):
+        for words in forkd_commands(block):
+            check(words)
+
+
+def forkd_commands(block: Block) -> list[list[str]]:
+    """Return the `forkd` commands of a block, each without its first word."""
+    found = []
+    for line in block.code.replace("$(", "\n").replace("\\\n", " ").splitlines():
+        for part in line.partition(" #")[0].split("&&"):
+            words = shlex.split(part.replace('"', " ").replace(")", " "))
+            found += [words[1:]] if words[:1] == ["forkd"] else []
+    return found
+
+
+def check(words: list[str]) -> None:
+    """Fail unless `words` begin with a command, and its options are that command's."""
+    command: Any = typer.main.get_command(app)
+    rest = list(words)
+    while hasattr(command, "commands"):
+        assert rest, f"forkd {shlex.join(words)}: a command is missing"
+        assert rest[0] in command.commands, f"forkd {shlex.join(words)}: no such command"
+        command = command.commands[rest.pop(0)]
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    known = {option for each in command.params for option in each.opts}
+    unknown = [word for word in own if word.startswith("-") and word != "-" and word not in known]
+    assert unknown == [], f"forkd {shlex.join(words)}: no such option"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("forkd up", [["up"]]),
+        ("make build && forkd down    # ends it", [["down"]]),
+        ("id=$(forkd fork numpy -n 2)", [["fork", "numpy", "-n", "2"]]),
+        ('forkd eval "$(forkd fork numpy)" 1', [["eval"], ["fork", "numpy", "1"]]),
+        ("make test", []),
+    ],
+)
+def test_commands_are_found_in_a_shells_words(line: str, found: list[list[str]]) -> None:
+    assert forkd_commands(Block("sh", line, 1)) == found
+
+
+@pytest.mark.parametrize("words", [["forc"], ["snapshot", "forget"], ["fork", "numpy", "--many"]])
+def test_a_command_that_does_not_exist_is_found_out(words: list[str]) -> None:
+    with pytest.raises(AssertionError):
+        check(words)

@@ -1,0 +1,51 @@
+"""Pages that follow from the code are what the code makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.wire import limits
+from tools import gen_docs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("path", gen_docs.outputs(), ids=lambda path: path.name)
+def test_a_generated_page_is_what_its_source_makes(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == gen_docs.outputs()[path], (
+        "run `python -m tools.gen_docs`"
+    )
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = gen_docs.commands_page()
+
+    assert [each for each in gen_docs.command_names() if f"## `{each}`" not in page] == []
+
+
+def test_every_limit_of_a_request_is_in_the_reference() -> None:
+    page = gen_docs.limits_page()
+    names = [name for name in vars(limits) if name.endswith(("_MAX", "_MIN"))]
+
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "shown"),
+    [
+        ("BODY_BYTES_MAX", "2 * 1024 * 1024", "2 MiB"),
+        ("BODY_BYTES_MAX", "65_550", "65,550"),
+        ("FORK_COUNT_MAX", "10_000", "10,000"),
+        ("TIMEOUT_MAX_S", "604_800.0", "7 days"),
+        ("BOOT_TIMEOUT_S", "90.0", "90 s"),
+        ("DRAIN_GRACE", "Duration::from_millis(200)", "200 ms"),
+        ("RUNS_MAX", "OTHER / 2", "`OTHER / 2`"),
+    ],
+)
+def test_a_value_is_shown_as_a_person_reads_it(name: str, expression: str, shown: str) -> None:
+    (found,) = gen_docs._limit(name, expression, "", gen_docs.ROOT / "x.py")  # noqa: SLF001 - the seam
+
+    assert found.value == shown

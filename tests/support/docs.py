@@ -1,0 +1,76 @@
+"""What documentation says, for tests that compare it with what is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_UNREAD = {"build", "target", "fuzz/target"}
+
+_FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (?P<text>.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        info: What stands behind the opening fence, such as `python test`.
+        code: What is in it.
+        line: Where it begins, counted from 1.
+    """
+
+    info: str
+    code: str
+    line: int
+
+
+def pages() -> list[Path]:
+    """Return every page of the repository, by path."""
+    found = [path for path in ROOT.rglob("*.md") if not _is_foreign(path.relative_to(ROOT))]
+    return sorted(found)
+
+
+def page_id(path: Path) -> str:
+    """Return a page's name in the name of a test."""
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, info: str) -> list[Block]:
+    """Return the fenced blocks of a page that are marked `info`."""
+    text = path.read_text(encoding="utf-8")
+    return [
+        Block(info, each["code"], text.count("\n", 0, each.start("code")) + 1)
+        for each in _FENCE.finditer(text)
+        if each["info"].strip() == info
+    ]
+
+
+def prose(path: Path) -> str:
+    """Return a page without its fenced blocks."""
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def links(path: Path) -> list[str]:
+    """Return what the links of a page lead to."""
+    return [each["target"] for each in _LINK.finditer(prose(path))]
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    return {_anchor(each["text"]) for each in _HEADING.finditer(prose(path))}
+
+
+def _anchor(heading: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
+
+
+def _is_foreign(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    return hidden or any(path.is_relative_to(each) for each in _UNREAD)
