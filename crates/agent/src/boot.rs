@@ -85,7 +85,8 @@ fn serve_guest() -> io::Result<std::convert::Infallible> {
     let listener = vsock_listener()?;
     let parts = Parts { listener, defaults, identity: Some(identity), folder };
     let server = Server::new(parts)?;
-    // The listener is open, so whoever hears of us can reach us.  A guest that nobody waits for serves all the same.
+    // The listener is open, so whoever hears of us can reach us.  A guest that nobody waits for
+    // serves all the same.
     if let Err(error) = announce() {
         log::line(&format!("nobody was told that the guest has booted: {error}"));
     }

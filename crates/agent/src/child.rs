@@ -45,8 +45,8 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// Sends a signal to a process that leads its group, and to the group.  The group may not exist yet (a staged process makes it)
-/// and neither may exist any more; both are fine.
+/// Sends a signal to a process that leads its group, and to the group.  The group may not exist yet
+/// (a staged process makes it) and neither may exist any more; both are fine.
 pub fn signal_group(leader: Pid, signal: Signal) {
     if kill(Pid::from_raw(-leader.as_raw()), signal).is_err() {
         signal_one(leader, signal);

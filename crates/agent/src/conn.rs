@@ -79,7 +79,8 @@ impl Conn {
         }
     }
 
-    /// Whether frames from the client are of use now.  Those of the next operation wait in the kernel until this one is over.
+    /// Whether frames from the client are of use now.  Those of the next operation wait in the
+    /// kernel until this one is over.
     pub fn wants_frames(&self) -> bool {
         match &self.op {
             Op::Idle => true,

@@ -1,8 +1,9 @@
 //! Fresh randomness for the kernel of a forked guest.
 //!
-//! The only `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor any crate has a safe call.
-//! Writing to `/dev/urandom` would mix the seed in, but neither credit it nor make the
-//! kernel draw a new key from it, and until it does all siblings hand out the same numbers.
+//! The only `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor any
+//! crate has a safe call. Writing to `/dev/urandom` would mix the seed in, but neither credit it
+//! nor make the kernel draw a new key from it, and until it does all siblings hand out the same
+//! numbers.
 
 use std::fs::File;
 use std::io;
@@ -60,14 +61,16 @@ mod ioctls {
     nix::ioctl_none!(rnd_reseed_crng, b'R', 0x07);
 
     pub(super) fn add_entropy(pool: &File, info: &PoolInfo) -> io::Result<()> {
-        // SAFETY: the descriptor is open for as long as `pool` is borrowed.  The kernel reads `buffer_bytes` bytes behind the
-        // two integers; `PoolInfo` is `repr(C)`, has exactly that many there, and is borrowed until the call returns.
+        // SAFETY: the descriptor is open for as long as `pool` is borrowed.  The kernel reads
+        // `buffer_bytes` bytes behind the two integers; `PoolInfo` is `repr(C)`, has exactly that
+        // many there, and is borrowed until the call returns.
         unsafe { rnd_add_entropy(pool.as_raw_fd(), std::ptr::from_ref(info).cast()) }?;
         Ok(())
     }
 
     pub(super) fn reseed(pool: &File) -> io::Result<()> {
-        // SAFETY: the descriptor is open for as long as `pool` is borrowed; the call has no argument.
+        // SAFETY: the descriptor is open for as long as `pool` is borrowed; the call has no
+        // argument.
         unsafe { rnd_reseed_crng(pool.as_raw_fd()) }?;
         Ok(())
     }

@@ -2,10 +2,11 @@
 //!
 //! # When it is over
 //!
-//! The process has ended, and its output has been read to the end.  A process in the background may hold the pipes open for
-//! ever, though; then reading stops [`DRAIN_GRACE`] after the end of the process itself, and of what is in the
-//! pipes at that moment nothing is lost.  Whatever is left of the process group lives on, as it would in a shell; it is the
-//! group of a process that was cancelled or timed out that is killed.
+//! The process has ended, and its output has been read to the end.  A process in the background may
+//! hold the pipes open for ever, though; then reading stops [`DRAIN_GRACE`] after the end of the
+//! process itself, and of what is in the pipes at that moment nothing is lost.  Whatever is left of
+//! the process group lives on, as it would in a shell; it is the group of a process that was
+//! cancelled or timed out that is killed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,7 +34,8 @@ pub const DRAIN_GRACE: Duration = Duration::from_millis(200);
 /// Unwritten bytes of standard input from which on the client is read no further.
 const STDIN_MAX: usize = 256 << 10;
 
-/// Most bytes taken from one stream once the grace is over: the capacity of a pipe, and so all that was in it.
+/// Most bytes taken from one stream once the grace is over: the capacity of a pipe, and so all that
+/// was in it.
 const LAST_BYTES: usize = 64 << 10;
 
 /// What a terminal takes for the end of input: control-D.

@@ -1,6 +1,7 @@
 //! Files: streamed, and so larger than memory; written whole or not at all.
 //!
-//! These run in threads of their own, which may wait for disks and clients.  A connection that breaks ends its thread.
+//! These run in threads of their own, which may wait for disks and clients.  A connection that
+//! breaks ends its thread.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -127,7 +128,8 @@ fn write_file(request: &WriteFile, stream: &mut Stream) -> Served<BytesReply> {
         match kind {
             Kind::Data => {
                 if let Err(error) = draft.file.write_all(&payload) {
-                    // What the client has sent beyond this is dropped by whoever reads the next frame.
+                    // What the client has sent beyond this is dropped by whoever reads the next
+                    // frame.
                     return Ok(Err(refused_path(&draft.target, &error)));
                 }
                 bytes += u64::try_from(payload.len()).unwrap_or_default();

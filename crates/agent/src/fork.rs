@@ -1,7 +1,8 @@
 //! `post_fork`: a forked guest becomes somebody of its own, or the fork fails.
 //!
-//! The order is the protocol's.  What only needs the kernel is done at once; then the runtime reseeds itself and runs its part
-//! of the hook; then the image's commands run one after the other.  The first failure ends it.
+//! The order is the protocol's.  What only needs the kernel is done at once; then the runtime
+//! reseeds itself and runs its part of the hook; then the image's commands run one after the other.
+//! The first failure ends it.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -46,7 +47,8 @@ struct RuntimePart {
 }
 
 impl PostFork {
-    /// A fork whose kernel has been reseeded under the names `reseeded`; hooks write to a file in `folder`.
+    /// A fork whose kernel has been reseeded under the names `reseeded`; hooks write to a file in
+    /// `folder`.
     pub fn new(reseeded: Vec<String>, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
         let mut commands = VecDeque::new();
         let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
@@ -87,7 +89,8 @@ impl PostFork {
         Ok(())
     }
 
-    /// Starts the next command; its process, or `None` if there are no more and the fork is complete.
+    /// Starts the next command; its process, or `None` if there are no more and the fork is
+    /// complete.
     ///
     /// # Errors
     ///

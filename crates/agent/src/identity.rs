@@ -1,7 +1,8 @@
 //! Who this guest is: clock, entropy, names, network.
 //!
-//! `/etc/hostname`, `/etc/machine-id`, `/etc/hosts`, `/etc/resolv.conf` and the kernel's boot id are, from boot on, bind mounts of files in memory that
-//! this module keeps open.  So a fork changes them without touching the disk, looking up a path, or a moment in which one is missing.
+//! `/etc/hostname`, `/etc/machine-id`, `/etc/hosts`, `/etc/resolv.conf` and the kernel's boot id
+//! are, from boot on, bind mounts of files in memory that this module keeps open.  So a fork
+//! changes them without touching the disk, looking up a path, or a moment in which one is missing.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -107,9 +108,12 @@ impl Identity {
 }
 
 fn hosts(name: &str) -> String {
-    format!(
-        "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\n"
-    )
+    let lines = [
+        format!("127.0.0.1\tlocalhost {name}\n"),
+        "::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned(),
+        "ff02::1\tip6-allnodes\n".to_owned(),
+    ];
+    lines.concat()
 }
 
 /// Makes a file in `folder` with what `target` holds, and mounts it there.

@@ -1,13 +1,14 @@
 //! `/init` of the initramfs: from a bare kernel to the image's root.
 //!
-//! | on the kernel's command line | meaning                                            | default      |
-//! |------------------------------|----------------------------------------------------|--------------|
-//! | `forkd.root=`                | block device of the root, or `none`: stay in here  | `/dev/vda`   |
-//! | `forkd.rootfstype=`          | its file system                                    | `ext4`       |
-//! | `forkd.rootflags=`           | mount options, `ro` and `rw` and `noatime` among them | `rw,noatime` |
-//! | `forkd.init=image`           | process 1 is the image's own `/sbin/init`          | the agent is |
+//! | on the command line  | meaning                                           | default      |
+//! |----------------------|---------------------------------------------------|--------------|
+//! | `forkd.root=`        | block device of the root, or `none`: stay in here | `/dev/vda`   |
+//! | `forkd.rootfstype=`  | its file system                                   | `ext4`       |
+//! | `forkd.rootflags=`   | mount options, among them `ro`, `rw`, `noatime`   | `rw,noatime` |
+//! | `forkd.init=image`   | process 1 is the image's own `/sbin/init`         | the agent is |
 //!
-//! `/etc/forkd/modules` in the initramfs names the kernel modules to load, one path per line, in their order.
+//! `/etc/forkd/modules` in the initramfs names the kernel modules to load, one path per line, in
+//! their order.
 
 use std::fs::{self, File};
 use std::io;
@@ -58,7 +59,8 @@ fn boot() -> io::Result<std::convert::Infallible> {
         Command::new(&agent).arg("agent").spawn()?;
         return Err(Command::new("/sbin/init").env_clear().exec());
     }
-    // A single heap, whichever thread allocates: a second one would be more pages to dirty after a fork.
+    // A single heap, whichever thread allocates: a second one would be more pages to dirty after a
+    // fork.
     let tunables = "glibc.malloc.arena_max=1";
     Err(Command::new(&agent).arg("agent").env_clear().env("GLIBC_TUNABLES", tunables).exec())
 }

@@ -3,8 +3,8 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Says one line: in the kernel's log, which the host keeps as the console log, or on standard error where
-/// there is no such log to write to.
+/// Says one line: in the kernel's log, which the host keeps as the console log, or on standard
+/// error where there is no such log to write to.
 pub fn line(message: &str) {
     let text = format!("forkd-agent: {message}\n");
     let kernel = OpenOptions::new().write(true).open("/dev/kmsg");

@@ -2,15 +2,16 @@
 //!
 //! One static program with four roles, told apart by how it is called:
 //!
-//! | called as                    | role                                                                    |
-//! |------------------------------|-------------------------------------------------------------------------|
-//! | `/init`                      | [`init`]: loads modules, mounts the root, becomes the agent or starts it   |
-//! | `forkd-agent agent`          | the agent of a guest, on vsock                                             |
-//! | `forkd-agent serve --unix P` | the agent without a guest around it, on a Unix socket: development, tests  |
-//! | `forkd-agent stage …`        | [`stage`]: becomes a user's process                                        |
+//! | called as                    | role                                                   |
+//! |------------------------------|--------------------------------------------------------|
+//! | `/init`                      | [`init`]: loads modules, mounts the root, starts the agent |
+//! | `forkd-agent agent`          | the agent of a guest, on vsock                         |
+//! | `forkd-agent serve --unix P` | the agent without a guest, for development and tests   |
+//! | `forkd-agent stage …`        | [`stage`]: becomes a user's process                    |
 //!
-//! One thread and one poll loop ([`server`]) serve everybody, because a fork pays for each page that is
-//! touched: a thread's stack is pages, and so is a wake-up.  Only what may block on a disk gets a thread, for as long as it lasts.
+//! One thread and one poll loop ([`server`]) serve everybody, because a fork pays for each page
+//! that is touched: a thread's stack is pages, and so is a wake-up.  Only what may block on a disk
+//! gets a thread, for as long as it lasts.
 
 #![deny(unsafe_code)]
 

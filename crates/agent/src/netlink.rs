@@ -1,7 +1,8 @@
 //! The guest's network interface, over rtnetlink.
 //!
-//! The messages are built by pure functions; [`Link`] sends them one at a time and waits for the kernel's answer.
-//! `include/uapi/linux/rtnetlink.h` is the reference.  Integers are in the machine's byte order.
+//! The messages are built by pure functions; [`Link`] sends them one at a time and waits for the
+//! kernel's answer. `include/uapi/linux/rtnetlink.h` is the reference.  Integers are in the
+//! machine's byte order.
 
 use std::fs;
 use std::io;
@@ -47,7 +48,8 @@ pub fn loopback_up() -> io::Result<()> {
     Link::open()?.ask(&set_link(index_of("lo")?, None))
 }
 
-/// Gives the one network interface its MAC, address and default route, and takes away the addresses that it had.
+/// Gives the one network interface its MAC, address and default route, and takes away the addresses
+/// that it had.
 ///
 /// # Errors
 ///
@@ -70,8 +72,8 @@ pub fn configure(network: &Network) -> io::Result<()> {
     Ok(())
 }
 
-/// The interface that has a device behind it (a bridge or a dummy of the image's has none); the first by name, should
-/// there be several.
+/// The interface that has a device behind it (a bridge or a dummy of the image's has none); the
+/// first by name, should there be several.
 fn interface() -> io::Result<u32> {
     let mut names: Vec<String> = fs::read_dir("/sys/class/net")?
         .filter_map(Result::ok)

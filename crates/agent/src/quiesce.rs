@@ -1,8 +1,10 @@
 //! `quiesce`: makes the guest small and cheap to fork.
 //!
-//! Dirty pages are written out, so that the snapshot's disk layer is complete; clean caches are dropped, so that its memory is
-//! small; memory is compacted, so that huge pages can back it.  Then a shell runs once: what any `exec` in a child will need
-//! (the loader, the C library, directory entries) is then shared in the snapshot's memory, instead of being read from the disk by every child.
+//! Dirty pages are written out, so that the snapshot's disk layer is complete; clean caches are
+//! dropped, so that its memory is small; memory is compacted, so that huge pages can back it.  Then
+//! a shell runs once: what any `exec` in a child will need (the loader, the C library, directory
+//! entries) is then shared in the snapshot's memory, instead of being read from the disk by every
+//! child.
 
 use std::fs;
 use std::path::Path;

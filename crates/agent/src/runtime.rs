@@ -2,9 +2,10 @@
 //!
 //! # Interruption
 //!
-//! An evaluation that takes too long, or whose client has gone, is told so on its socket and then gets SIGINT, which Python turns
-//! into `KeyboardInterrupt`; the namespace survives.  Code may swallow it, or sit in C code that never looks.  So SIGINT is
-//! repeated each [`INTERRUPT_EVERY`], and after [`INTERRUPTS_MAX`] the interpreter is killed: the evaluation ends with
+//! An evaluation that takes too long, or whose client has gone, is told so on its socket and then
+//! gets SIGINT, which Python turns into `KeyboardInterrupt`; the namespace survives.  Code may
+//! swallow it, or sit in C code that never looks.  So SIGINT is repeated each [`INTERRUPT_EVERY`],
+//! and after [`INTERRUPTS_MAX`] the interpreter is killed: the evaluation ends with
 //! `runtime_failed`, the namespace is lost, and so says the message.
 
 use std::collections::VecDeque;
@@ -145,7 +146,8 @@ impl Runtime {
         self.process.as_mut().map(|process| &mut process.stream)
     }
 
-    /// Queues a job, or starts it if the interpreter is idle.  After a fork nothing goes before [`Purpose::PostFork`].
+    /// Queues a job, or starts it if the interpreter is idle.  After a fork nothing goes before
+    /// [`Purpose::PostFork`].
     ///
     /// # Errors
     ///
@@ -220,7 +222,8 @@ impl Runtime {
         }
         current.interrupts += 1;
         current.deadline = Some(now + INTERRUPT_EVERY);
-        // The message must be there before the signal is; what the socket cannot take now, the poll loop sends.
+        // The message must be there before the signal is; what the socket cannot take now, the poll
+        // loop sends.
         if let Err(error) = process.stream.flush() {
             crate::log::line(&format!("cannot reach the runtime: {error}"));
         }
@@ -234,10 +237,11 @@ impl Runtime {
         }
     }
 
-    /// Moves output to the client whose job runs (`None`: to nobody) and takes the interpreter's answer.
+    /// Moves output to the client whose job runs (`None`: to nobody) and takes the interpreter's
+    /// answer.
     ///
-    /// All output that was written before the answer goes before it.  Returns at most one answer; the next job has
-    /// been sent then.  True: there may be more to move.
+    /// All output that was written before the answer goes before it.  Returns at most one answer;
+    /// the next job has been sent then.  True: there may be more to move.
     pub fn drive(
         &mut self,
         client: Option<&mut Stream>,
@@ -346,7 +350,8 @@ impl Process {
         signal_group(self.pid, Signal::SIGKILL);
     }
 
-    /// The interpreter's answer, if it has come.  A broken socket is found out when the process ends.
+    /// The interpreter's answer, if it has come.  A broken socket is found out when the process
+    /// ends.
     fn take_answer(&mut self, scratch: &mut [u8]) -> Option<(Kind, Vec<u8>)> {
         loop {
             match self.stream.next_frame() {

@@ -1,9 +1,10 @@
 //! The poll loop: one thread that serves every client, and that nothing wakes but an event.
 //!
-//! Everything that has a descriptor is watched edge-triggered, and whatever happens to one part of an operation drives all of it.  So there
-//! is nothing to arm and disarm, a quiet guest makes no system call, and the way from a request to its answer is as
-//! short as it can be: wait, receive, send.  There are no timers but the wait's own limit, and that only while an
-//! operation has a deadline.
+//! Everything that has a descriptor is watched edge-triggered, and whatever happens to one part of
+//! an operation drives all of it.  So there is nothing to arm and disarm, a quiet guest makes no
+//! system call, and the way from a request to its answer is as short as it can be: wait, receive,
+//! send.  There are no timers but the wait's own limit, and that only while an operation has a
+//! deadline.
 //!
 //! What each operation does is in [`ops`]; this file knows descriptors.
 
@@ -42,7 +43,8 @@ pub const CONNECTIONS_MAX: usize = 256;
 /// Stack of the thread that serves one operation on files.
 const THREAD_STACK: usize = 128 << 10;
 
-/// Bytes taken from a descriptor at once.  Only what was read is touched, so a large one costs nothing.
+/// Bytes taken from a descriptor at once.  Only what was read is touched, so a large one costs
+/// nothing.
 const SCRATCH: usize = 64 << 10;
 
 const EVENTS_MAX: usize = 64;
@@ -118,7 +120,8 @@ enum Turn {
 }
 
 impl Server {
-    /// An agent that listens, and has yet to [`run`](Self::run).  Blocks SIGCHLD in this thread and all that it starts.
+    /// An agent that listens, and has yet to [`run`](Self::run).  Blocks SIGCHLD in this thread and
+    /// all that it starts.
     ///
     /// # Errors
     ///
@@ -342,8 +345,8 @@ impl Server {
             _ => {}
         }
         if clear == conn.blocked {
-            // Only a client that does not read is watched for reading: room appears with every answer that is read, and
-            // would wake us each time.
+            // Only a client that does not read is watched for reading: room appears with every
+            // answer that is read, and would wake us each time.
             let flags = if clear { CALM } else { CALM | EpollFlags::EPOLLOUT };
             let token = CONNECTIONS + 2 * u64::from(conn.id);
             conn.blocked = !clear;
@@ -405,7 +408,8 @@ impl Server {
         self.runtime.on_time(self.now);
     }
 
-    /// Collects every process that has ended: ours, and in a guest without an init of its own everybody's.
+    /// Collects every process that has ended: ours, and in a guest without an init of its own
+    /// everybody's.
     fn reap(&mut self) {
         while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
             let Some((pid, ended)) = Ended::from_status(status) else { return };

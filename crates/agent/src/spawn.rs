@@ -1,8 +1,9 @@
 //! Starting processes, with errors that say what was wrong.
 //!
-//! A process of the agent's own user and without a terminal is started directly, at the price of one exec.  Anything that
-//! needs more (another user, a session with a terminal) goes through [`stage`](crate::stage), a second exec of this
-//! program, because changing a child between fork and exec would need `unsafe`.
+//! A process of the agent's own user and without a terminal is started directly, at the price of
+//! one exec.  Anything that needs more (another user, a session with a terminal) goes through
+//! [`stage`](crate::stage), a second exec of this program, because changing a child between fork
+//! and exec would need `unsafe`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -21,7 +22,8 @@ use crate::failure::{Outcome, failure, invalid, refused};
 use crate::image::Surroundings;
 use crate::users;
 
-/// Longest report of a staged process: a path and the kernel's words, and less than a pipe writes at once.
+/// Longest report of a staged process: a path and the kernel's words, and less than a pipe writes
+/// at once.
 const VERDICT_MAX: usize = 4096;
 
 /// Standard input, output and error of a process.
@@ -55,7 +57,8 @@ pub struct Launch<'a> {
 pub struct Launched {
     /// Its number, and its group's.
     pub pid: Pid,
-    /// Where a staged process says why it could not become the program; its end without a word means that it has.
+    /// Where a staged process says why it could not become the program; its end without a word
+    /// means that it has.
     pub verdict: Option<File>,
 }
 
@@ -63,8 +66,8 @@ pub struct Launched {
 ///
 /// # Errors
 ///
-/// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for directory or user.
-/// A staged process may still fail; see [`Launched::verdict`].
+/// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for
+/// directory or user. A staged process may still fail; see [`Launched::verdict`].
 pub fn launch(launch: Launch<'_>) -> Outcome<Launched> {
     if !launch.tty && users::is_root(&launch.surroundings.user) {
         return direct(launch);
@@ -151,8 +154,9 @@ fn start(
     Ok(Pid::from_raw(i32::try_from(pid).map_err(io::Error::other)?))
 }
 
-/// Runs `spawn` with the signals unblocked that the poll loop keeps blocked, since children inherit the mask.  One that comes
-/// meanwhile is lost: the caller looks for ended children after each start.
+/// Runs `spawn` with the signals unblocked that the poll loop keeps blocked, since children inherit
+/// the mask.  One that comes meanwhile is lost: the caller looks for ended children after each
+/// start.
 fn with_signals<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);

@@ -1,7 +1,9 @@
-//! The moment between fork and exec: becomes the user, the session and the directory that a process shall have.
+//! The moment between fork and exec: becomes the user, the session and the directory that a process
+//! shall have.
 //!
-//! `forkd-agent stage REPORT-FD USER CWD tty|- PROGRAM ARGUMENTS…`, with the environment of the program.  What goes wrong is
-//! written to REPORT-FD as the body of an ERROR frame; when the program runs, the descriptor closes without a word.
+//! `forkd-agent stage REPORT-FD USER CWD tty|- PROGRAM ARGUMENTS…`, with the environment of the
+//! program.  What goes wrong is written to REPORT-FD as the body of an ERROR frame; when the
+//! program runs, the descriptor closes without a word.
 
 use std::env;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Frames over a socket that the poll loop must never wait for, and that a thread may.
 //!
-//! The socket stays in blocking mode; the loop passes `MSG_DONTWAIT`.  So a connection can be lent to a thread without
-//! changing anything about it.
+//! The socket stays in blocking mode; the loop passes `MSG_DONTWAIT`.  So a connection can be lent
+//! to a thread without changing anything about it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,8 @@ use forkd_proto::{Decoder, FrameError, Header, Kind};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
-/// Unsent bytes from which on a stream takes no more output: a few frames, so that a slow client slows its process down.
+/// Unsent bytes from which on a stream takes no more output: a few frames, so that a slow client
+/// slows its process down.
 pub const BACKLOG_MAX: usize = 256 << 10;
 
 /// Largest buffer kept after the frame that needed it is gone.
@@ -24,7 +25,8 @@ pub struct Stream {
     decoder: Decoder,
     out: Vec<u8>,
     sent: usize,
-    /// Whether the kernel may have bytes for us: set by the poll loop's edge, cleared by reading the last of them.
+    /// Whether the kernel may have bytes for us: set by the poll loop's edge, cleared by reading
+    /// the last of them.
     pub readable: bool,
     /// Whether the peer will send no more.
     pub ended: bool,
@@ -77,8 +79,8 @@ impl Stream {
         Ok(false)
     }
 
-    /// Adds a frame to what has yet to leave.  A payload past the limit is cut into several frames of its kind
-    /// if it is bytes; JSON of ours is always within it.
+    /// Adds a frame to what has yet to leave.  A payload past the limit is cut into several frames
+    /// of its kind if it is bytes; JSON of ours is always within it.
     pub fn queue(&mut self, kind: Kind, payload: &[u8]) {
         let most = usize::try_from(FRAME_PAYLOAD_MAX).unwrap_or(usize::MAX);
         let mut rest = payload;

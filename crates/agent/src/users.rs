@@ -1,6 +1,7 @@
 //! Users and groups of the image, from its own `/etc/passwd` and `/etc/group`.
 //!
-//! A static program cannot use NSS, and an image that needs it for `USER` does not exist in practice.
+//! A static program cannot use NSS, and an image that needs it for `USER` does not exist in
+//! practice.
 
 use std::fs;
 use std::io;

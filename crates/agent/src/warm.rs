@@ -1,7 +1,8 @@
 //! `warm`: the guest's way from booted to ready to be forked.
 //!
-//! First the image's Python code runs in the new runtime, then its readiness command is repeated until it exits with 0, then
-//! the runtime makes itself cheap to fork.  Nothing sleeps for good measure: readiness is what the image says it is.
+//! First the image's Python code runs in the new runtime, then its readiness command is repeated
+//! until it exits with 0, then the runtime makes itself cheap to fork.  Nothing sleeps for good
+//! measure: readiness is what the image says it is.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -139,7 +140,8 @@ impl Warm {
     }
 }
 
-/// Starts a command of the image's own whose output goes to a file, for the error that may come of it.
+/// Starts a command of the image's own whose output goes to a file, for the error that may come of
+/// it.
 ///
 /// # Errors
 ///
@@ -151,7 +153,8 @@ pub fn logged(args: &[String], surroundings: &Surroundings, output: &Path) -> Ou
     let standard =
         Standard { stdin: Stdio::null(), stdout: Stdio::from(file), stderr: Stdio::from(again) };
     let launched = spawn::launch(Launch { args, surroundings, standard, tty: false, keep: None })?;
-    // A staged command that cannot run exits with 127, having said nothing; its verdict is not waited for.
+    // A staged command that cannot run exits with 127, having said nothing; its verdict is not
+    // waited for.
     Ok(launched.pid)
 }
 

@@ -1,6 +1,7 @@
 //! What the daemon says to VMM processes; see `protocol/control/PROTOCOL.md`.
 //!
-//! Configurations and requests are refused when a member is unknown or out of range; the `parse` functions name it.
+//! Configurations and requests are refused when a member is unknown or out of range; the `parse`
+//! functions name it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use crate::limits::{
 };
 use crate::parse;
 
-/// How long one child may take from its clone to its agent's answer, unless the request says otherwise.
+/// How long one child may take from its clone to its agent's answer, unless the request says
+/// otherwise.
 pub const FORK_DEADLINE_DEFAULT_S: f64 = 60.0;
 
 /// What `forkd-vmm machine` boots.
@@ -52,7 +54,8 @@ impl MachineConfig {
     ///
     /// # Errors
     ///
-    /// [`InvalidRequest`] naming the member that is missing, unknown, of the wrong type or out of range.
+    /// [`InvalidRequest`] naming the member that is missing, unknown, of the wrong type or out of
+    /// range.
     pub fn parse(json: &[u8]) -> Result<Self, InvalidRequest> {
         let config: Self = parse::members(parse::object(json)?)?;
         config.check()?;

@@ -6,8 +6,9 @@
 //! | 4      | 1     | kind                                         |
 //! | 5      | 3     | reserved, zero                               |
 //!
-//! [`Decoder`] is for callers who own their I/O (a poll loop); [`read_frame`] and [`write_frame`] are for those who
-//! may block.  Nothing is allocated for a length until the header has been checked.
+//! [`Decoder`] is for callers who own their I/O (a poll loop); [`read_frame`] and [`write_frame`]
+//! are for those who may block.  Nothing is allocated for a length until the header has been
+//! checked.
 
 use std::io::{self, Read, Write};
 
@@ -110,7 +111,8 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// [`FrameError`] for a length past the limit, an unknown kind or a reserved byte that is not zero.
+    /// [`FrameError`] for a length past the limit, an unknown kind or a reserved byte that is not
+    /// zero.
     pub fn decode(bytes: [u8; FRAME_HEADER_BYTES]) -> Result<Self, FrameError> {
         let [a, b, c, d, kind, reserved @ ..] = bytes;
         let length = u32::from_le_bytes([a, b, c, d]);
@@ -155,8 +157,8 @@ pub fn encode(kind: Kind, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Frame
 
 /// Cuts a stream of bytes into frames, as the bytes come.
 ///
-/// Holds at most one frame plus whatever one [`push`](Self::push) added: a caller who takes all frames after each
-/// push is bounded by [`FRAME_PAYLOAD_MAX`] and the size of its own reads.
+/// Holds at most one frame plus whatever one [`push`](Self::push) added: a caller who takes all
+/// frames after each push is bounded by [`FRAME_PAYLOAD_MAX`] and the size of its own reads.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -184,8 +186,8 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// [`FrameError`] as soon as a header is wrong, before its payload has arrived.  The stream is beyond repair
-    /// then: every later call fails alike.
+    /// [`FrameError`] as soon as a header is wrong, before its payload has arrived.  The stream is
+    /// beyond repair then: every later call fails alike.
     pub fn next_frame(&mut self) -> Result<Option<(Kind, &[u8])>, FrameError> {
         let rest = self.buffer.get(self.taken..).unwrap_or_default();
         let Some((header, rest)) = rest.split_first_chunk::<FRAME_HEADER_BYTES>() else {
@@ -217,7 +219,8 @@ impl Decoder {
 ///
 /// # Errors
 ///
-/// [`ReadError::Io`] (of kind `UnexpectedEof` if the stream ends inside a frame), or [`ReadError::Frame`].
+/// [`ReadError::Io`] (of kind `UnexpectedEof` if the stream ends inside a frame), or
+/// [`ReadError::Frame`].
 pub fn read_frame(reader: &mut impl Read) -> Result<Option<Frame>, ReadError> {
     let mut payload = Vec::new();
     Ok(read_frame_into(reader, &mut payload)?.map(|kind| Frame { kind, payload }))

@@ -1,7 +1,7 @@
 //! What a host says to the agent inside a guest; see `protocol/guest/PROTOCOL.md`.
 //!
-//! [`Request::parse`] is the agent's way in: it refuses what the protocol does not allow and names the member at fault.
-//! Everything else is plain serde, and lenient, as clients are to be.
+//! [`Request::parse`] is the agent's way in: it refuses what the protocol does not allow and names
+//! the member at fault. Everything else is plain serde, and lenient, as clients are to be.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,8 +66,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`InvalidRequest`], naming the member: not a JSON object, an unknown `op`, a member that is missing, unknown or
-    /// of the wrong type, or a value out of its range.
+    /// [`InvalidRequest`], naming the member: not a JSON object, an unknown `op`, a member that is
+    /// missing, unknown or of the wrong type, or a value out of its range.
     pub fn parse(payload: &[u8]) -> Result<Self, InvalidRequest> {
         let mut members = parse::object(payload)?;
         let op = parse::take_tag(&mut members, "op")?;
@@ -201,7 +201,8 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// [`InvalidRequest`] if it is neither `{"signal": n}` with n in 1 to 64, nor `{"resize": {…}}`.
+    /// [`InvalidRequest`] if it is neither `{"signal": n}` with n in 1 to 64, nor `{"resize":
+    /// {…}}`.
     pub fn parse(payload: &[u8]) -> Result<Self, InvalidRequest> {
         let control = serde_json::from_slice(payload)
             .map_err(|error| InvalidRequest::whole(format!("not a control message: {error}")))?;

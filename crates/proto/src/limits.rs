@@ -24,7 +24,8 @@ pub const REPR_MAX: usize = 65_536;
 /// Largest JSON form of a value, in bytes.
 pub const VALUE_MAX: usize = 262_144;
 
-/// Most arguments of one `exec`; the kernel's own limit is on their bytes, and comes first in practice.
+/// Most arguments of one `exec`; the kernel's own limit is on their bytes, and comes first in
+/// practice.
 pub const ARGS_MAX: usize = 4_096;
 
 /// Most environment variables given with one request.
@@ -36,7 +37,8 @@ pub const PATH_MAX: usize = 4_095;
 /// Longest host name, in bytes: the kernel's `__NEW_UTS_LEN`.
 pub const HOSTNAME_MAX: usize = 64;
 
-/// Bytes of the seed that `post_fork` carries: the kernel's pool is 256 bits, user-space generators get the rest.
+/// Bytes of the seed that `post_fork` carries: the kernel's pool is 256 bits, user-space generators
+/// get the rest.
 pub const SEED_BYTES: usize = 64;
 
 /// Longest time that a request may ask for, in seconds: a week.

@@ -1,7 +1,8 @@
 //! Requests from JSON, with errors that name the member at fault.
 //!
-//! serde's own errors name a member only when it is missing or unknown.  Clients need to know which of their members
-//! has the wrong type, too, so the members are handed to serde one by one and the last one handed over is remembered.
+//! serde's own errors name a member only when it is missing or unknown.  Clients need to know which
+//! of their members has the wrong type, too, so the members are handed to serde one by one and the
+//! last one handed over is remembered.
 
 use std::cell::RefCell;
 

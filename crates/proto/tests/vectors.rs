@@ -190,7 +190,8 @@ fn control_frames_are_read_and_written_as_recorded() {
         let zygote = ZygoteRequest::parse(&payload);
         match vector.wanted_kind() {
             Kind::Request if !vector.valid => {
-                // A request of the one is unknown to the other, so the better of two refusals counts.
+                // A request of the one is unknown to the other, so the better of two refusals
+                // counts.
                 let unknown = |error: &InvalidRequest| error.field.as_deref() == Some("op");
                 let refusal = match (machine.map(drop), zygote.map(drop)) {
                     (Err(error), other) if unknown(&error) => other,

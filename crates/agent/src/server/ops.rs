@@ -87,7 +87,8 @@ impl Server {
         None
     }
 
-    /// Goes on with an operation as far as it can without waiting; true if it could go further in another turn.
+    /// Goes on with an operation as far as it can without waiting; true if it could go further in
+    /// another turn.
     pub(super) fn advance(&mut self, conn: &mut Conn) -> bool {
         match &mut conn.op {
             Op::Exec(exec) => {
@@ -97,7 +98,8 @@ impl Server {
                     Progress::Done(result) => answer(conn, result),
                     Progress::More => return true,
                     Progress::Waiting if !was_running && exec.is_running() => {
-                        // The started event goes before all output, so that is read in the next turn.
+                        // The started event goes before all output, so that is read in the next
+                        // turn.
                         let pid = number(exec.pid());
                         conn.event(&Event::Started { pid });
                         return true;

@@ -90,7 +90,7 @@ fn input_for_a_process_that_does_not_read_is_no_error() {
     let agent = Agent::start();
     let mut client = agent.connect();
     client.send(Kind::Request, &json!({"op": "exec", "args": ["true"], "stdin": true}));
-    client.send_bytes(Kind::Stdin, &[0; 100_000]);
+    client.send_bytes(Kind::Stdin, &vec![0; 100_000]);
     client.send_bytes(Kind::StdinEof, b"");
     assert_eq!(client.finish().reply["exit_code"], 0);
     assert_eq!(client.ask(&json!({"op": "echo", "data": "on"})).reply["data"], "on");

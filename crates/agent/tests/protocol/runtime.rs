@@ -25,8 +25,15 @@ fn value(client: &mut Client, code: &str) -> Value {
 }
 
 fn post_fork(seed: &str) -> Value {
-    json!({"op": "post_fork", "sandbox_id": "s", "hostname": "h", "machine_id": "0".repeat(32),
-        "boot_id": "01234567-89ab-4cde-8123-456789abcdef", "seed": seed.repeat(64), "realtime_ns": 1})
+    json!({
+        "op": "post_fork",
+        "sandbox_id": "s",
+        "hostname": "h",
+        "machine_id": "0".repeat(32),
+        "boot_id": "01234567-89ab-4cde-8123-456789abcdef",
+        "seed": seed.repeat(64),
+        "realtime_ns": 1,
+    })
 }
 
 #[test]
@@ -108,10 +115,8 @@ fn errors_are_data_with_the_users_frames_only() {
     assert!(!traceback.contains("runtime.py"), "{traceback}");
     assert_eq!(error(eval(&mut client, "1 +"))["type"], "SyntaxError");
     assert_eq!(error(eval(&mut client, "exit(3)"))["type"], "SystemExit");
-    assert_eq!(
-        error(eval(&mut client, "class E(Exception):\n    def __str__(self): 1/0\nraise E"))["type"],
-        "E"
-    );
+    let mute = "class E(Exception):\n    def __str__(self): 1 / 0\nraise E";
+    assert_eq!(error(eval(&mut client, mute))["type"], "E");
     assert_eq!(value(&mut client, "'still here'"), "still here");
 }
 
@@ -300,9 +305,8 @@ fn a_hook_without_its_runtime_fails_the_fork() {
 fn a_warm_up_that_fails_says_why_and_leaves_no_runtime() {
     let agent = Agent::start();
     let mut client = agent.connect();
-    let answer = client.ask(
-        &json!({"op": "warm", "python": {"code": "print('so far')\nimport nowhere"}, "timeout_s": 30}),
-    );
+    let code = "print('so far')\nimport nowhere";
+    let answer = client.ask(&json!({"op": "warm", "python": {"code": code}, "timeout_s": 30}));
     assert_eq!((answer.code(), answer.text().as_str()), ("warm_up_failed", "so far\n"));
     let message = answer.error["message"].as_str().expect("text");
     assert!(message.contains("ModuleNotFoundError"), "{message}");
