@@ -54,10 +54,15 @@ class RunningDaemon:
 
 
 @pytest.fixture
-def daemon(running_daemon: RunningDaemon) -> RunningDaemon:
-    """A daemon whose service has seen nothing yet."""
+def daemon(
+    running_daemon: RunningDaemon, caplog: pytest.LogCaptureFixture
+) -> Iterator[RunningDaemon]:
+    """A daemon whose service has seen nothing yet; what uvicorn calls an error fails the test."""
     running_daemon.service = running_daemon.app.state.service = FakeService()
-    return running_daemon
+    yield running_daemon
+    said = [each.getMessage() for each in caplog.get_records("call")]
+    crashes = [each for each in said if each.startswith("Exception in ASGI application")]
+    assert len(crashes) <= running_daemon.service.crashes_expected
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ class FakeService:
         self.bake_undone = asyncio.Event()
         self.execs: list[FakeExec] = []
         self.exec_fed = asyncio.Event()
+        self.crashes_expected = 0
 
     async def start(self) -> None:
         return

@@ -116,7 +116,7 @@ def test_a_message_beyond_the_limit_closes_the_connection(socket: ClientConnecti
     assert socket.recv(timeout=5, decode=False)[0] == Kind.EVENT
 
     assert len(echoed(socket, b"x" * (MESSAGE_BYTES_MAX - 1))) == MESSAGE_BYTES_MAX
-    with pytest.raises(ConnectionClosed, match="1009"):
+    with pytest.raises(ConnectionClosed):
         echoed(socket, b"x" * MESSAGE_BYTES_MAX)
 
 

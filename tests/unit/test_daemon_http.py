@@ -211,6 +211,7 @@ def test_health_is_told_to_anybody(tcp: httpx.Client) -> None:
 
 
 def test_a_crash_is_a_500_that_tells_nothing(http: httpx.Client, daemon: RunningDaemon) -> None:
+    daemon.service.crashes_expected = 1
     daemon.service.host_info = None  # type: ignore[method-assign,assignment]  # a bug of ours
 
     said = refused(http.get("/v1/host"), 500, "internal")

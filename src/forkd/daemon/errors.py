@@ -1,13 +1,12 @@
 """Which HTTP status each error has: the only place that knows both.
 
 A class that is not in the table has its parent's status, so a new leaf of the tree never
-becomes a 500 by accident.  Whatever is not a `ForkdError` is our bug: it is logged with its
-traceback once, here, and the client learns only that it happened.
+becomes a 500 by accident.  Whatever is not a `ForkdError` is our bug: uvicorn, to
+which it is passed on, logs it with its traceback, and the client learns only that it happened.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from fastapi.exceptions import RequestValidationError
@@ -20,8 +19,6 @@ from forkd.wire.v1 import ErrorBody
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from pydantic import ValidationError
-
-log = logging.getLogger(__name__)
 
 STATUS: dict[type[errors.ForkdError], int] = {
     errors.ForkdError: 500,
@@ -114,6 +111,5 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
     return _answer(ErrorBody(error=message, code=code), error.status_code)
 
 
-def _bug(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s crashed", request.method, request.url.path, exc_info=error)
+def _bug(_: Request, __: Exception) -> JSONResponse:
     return _answer(INTERNAL, STATUS[errors.ForkdError])

@@ -109,16 +109,20 @@ async def attach(websocket: WebSocket, service: Service, sandbox: str) -> None:
     """Serve one exec WebSocket: a REQUEST, then streams both ways, then REPLY or ERROR."""
     await websocket.accept()
     try:
+        await _serve(websocket, service, sandbox)
+        await websocket.close()
+    except WebSocketDisconnect:
+        log.info("exec in %s: client left", sandbox)
+
+
+async def _serve(websocket: WebSocket, service: Service, sandbox: str) -> None:
+    try:
         request = await _first_message(websocket)
         session = await service.exec(parse_sandbox_id(sandbox), convert.exec_request(request))
         async with session:
             await _converse(websocket, session)
-    except WebSocketDisconnect:
-        log.info("exec in %s: client left", sandbox)
-        return
     except ForkdError as error:
         await _send(websocket, v1.Kind.ERROR, body_of(error).model_dump_json().encode())
-    await websocket.close()
 
 
 async def _first_message(websocket: WebSocket) -> v1.ExecStart:
