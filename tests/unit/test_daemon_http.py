@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -31,6 +33,18 @@ def http(daemon: RunningDaemon) -> Iterator[httpx.Client]:
 def tcp(daemon: RunningDaemon) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=daemon.tcp_url, verify=False, trust_env=False) as client:  # noqa: S501 - no TLS here
         yield client
+
+
+class Heard(logging.Handler):
+    """Knows when a crash has been logged, which is after it was answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crash = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is not None:
+            self.crash.set()
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -214,9 +228,13 @@ def test_a_crash_is_a_500_that_tells_nothing(http: httpx.Client, daemon: Running
     daemon.service.crashes_expected = 1
     daemon.service.host_info = None  # type: ignore[method-assign,assignment]  # a bug of ours
 
+    heard = Heard()
+    logging.getLogger("uvicorn.error").addHandler(heard)
     said = refused(http.get("/v1/host"), 500, "internal")
 
     assert "NoneType" not in said["error"]
+    assert heard.crash.wait(5)
+    logging.getLogger("uvicorn.error").removeHandler(heard)
 
 
 def test_the_openapi_document_is_served(http: httpx.Client) -> None:
