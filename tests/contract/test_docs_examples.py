@@ -6,7 +6,7 @@ A fenced block is marked by what follows its language:
     toml recipe     is a recipe that loads
     sh              its `forkd` commands have the words and options that the command has
 
-Steps that need machines are in tests/functional.
+tests/functional/test_docs_machines.py runs the Python on real machines, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 
 from forkd.cli.main import app
 from forkd.images.recipe import parse_recipe
-from tests.support.docs import Block, blocks, page_id, pages
+from tests.support.docs import Block, blocks, page_id, pages, run_python
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -41,12 +41,8 @@ def test_the_python_of_a_page_runs(
 ) -> None:
     daemon.service.snapshots = some_snapshots("numpy")
     monkeypatch.setenv("FORKD_URL", daemon.url)
-    names: dict[str, Any] = {"__name__": "example"}
 
-    for block in blocks(page, "python test"):
-        # Lines before it are empty, so that a traceback names the line of the page.
-        source = "\n" * (block.line - 1) + block.code
-        exec(compile(source, str(page), "exec"), names)  # noqa: S102 - our own documentation
+    run_python(page)
 
 
 def test_there_are_examples_to_run() -> None:
