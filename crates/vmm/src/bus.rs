@@ -54,18 +54,43 @@ impl End {
     }
 }
 
-/// An edge-triggered interrupt line of the in-kernel I/O APIC.
+/// The edge-triggered interrupt lines of the in-kernel I/O APIC.
+///
+/// A pulse is two calls.  If a second thread raised a line between the first one's two, while the
+/// guest had served the first pulse already, KVM would see no edge and the second interrupt would
+/// be lost; so one pulse at a time.
+#[derive(Debug)]
+pub struct Lines {
+    vm: Arc<VmFd>,
+    pulse: Mutex<()>,
+}
+
+impl Lines {
+    /// The lines of `vm`.
+    #[must_use]
+    pub fn new(vm: &Arc<VmFd>) -> Self {
+        Self { vm: Arc::clone(vm), pulse: Mutex::new(()) }
+    }
+
+    fn pulse(&self, gsi: u32) -> Result<(), kvm_ioctls::Error> {
+        let _one_at_a_time = lock(&self.pulse);
+        self.vm.set_irq_line(gsi, true)?;
+        self.vm.set_irq_line(gsi, false)
+    }
+}
+
+/// One of the lines.
 #[derive(Clone, Debug)]
 pub struct Line {
-    vm: Arc<VmFd>,
+    lines: Arc<Lines>,
     gsi: u32,
 }
 
 impl Line {
-    /// The line `gsi` of `vm`.
+    /// The line `gsi`.
     #[must_use]
-    pub fn new(vm: &Arc<VmFd>, gsi: u32) -> Self {
-        Self { vm: Arc::clone(vm), gsi }
+    pub fn new(lines: &Arc<Lines>, gsi: u32) -> Self {
+        Self { lines: Arc::clone(lines), gsi }
     }
 }
 
@@ -73,8 +98,7 @@ impl Trigger for Line {
     type E = kvm_ioctls::Error;
 
     fn trigger(&self) -> Result<(), Self::E> {
-        self.vm.set_irq_line(self.gsi, true)?;
-        self.vm.set_irq_line(self.gsi, false)
+        self.lines.pulse(self.gsi)
     }
 }
 
@@ -100,7 +124,7 @@ pub struct Devices {
 #[derive(Debug)]
 pub struct Bus {
     memory: GuestMemoryMmap,
-    vm: Arc<VmFd>,
+    lines: Arc<Lines>,
     serial: Mutex<Console>,
     block: Option<Mutex<Mmio<Block<HostDisk>>>>,
     net: Mutex<Mmio<Net<Tap>>>,
@@ -118,17 +142,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Bus {
-    /// Wires `devices` to the memory and the interrupt lines of `vm`.
+    /// Wires `devices` to guest memory and to the interrupt lines.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if no eventfd is to be had.
-    pub fn new(vm: Arc<VmFd>, memory: GuestMemoryMmap, devices: Devices) -> Result<Self, Error> {
+    pub fn new(lines: Arc<Lines>, memory: GuestMemoryMmap, devices: Devices) -> Result<Self, Error> {
         let ended =
             EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::io("create an eventfd"))?;
         Ok(Self {
             memory,
-            vm,
+            lines,
             serial: Mutex::new(devices.serial),
             block: devices.block.map(Mutex::new),
             net: Mutex::new(devices.net),
@@ -229,7 +253,7 @@ impl Bus {
     }
 
     fn raise(&self, gsi: u32) {
-        if let Err(error) = Line::new(&self.vm, gsi).trigger() {
+        if let Err(error) = self.lines.pulse(gsi) {
             self.end(End::Error(format!("KVM_IRQ_LINE {gsi}: {error}")));
         }
     }

@@ -25,7 +25,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vm_superio::Serial;
 use vmm_sys_util::epoll::Epoll;
 
-use crate::bus::{Bus, Console, Devices, Line};
+use crate::bus::{Bus, Console, Devices, Line, Lines};
 use crate::console::ConsoleLog;
 use crate::cpu::{self, VcpuState};
 use crate::disk::{HostDisk, Lower};
@@ -114,8 +114,9 @@ impl Machine {
             .as_ref()
             .map(|lower| HostDisk::new(lower, &place.directory, limit))
             .transpose()?;
-        let devices = fresh_devices(&vm, place, disk, config.network.as_ref())?;
-        let bus = Arc::new(Bus::new(Arc::clone(&vm), memory.clone(), devices)?);
+        let lines = Arc::new(Lines::new(&vm));
+        let devices = fresh_devices(&lines, place, disk, config.network.as_ref())?;
+        let bus = Arc::new(Bus::new(lines, memory.clone(), devices)?);
         let vcpus = Vcpus::start(fds, &bus, cpu::msr_indices(&kvm)?)?;
         Ok(Self {
             vcpus,
@@ -340,9 +341,10 @@ impl ForkPlan {
             .map(|lower| HostDisk::new(lower, &place.directory, limit))
             .transpose()?;
         let tap = child.network.as_ref().map(|network| network.tap.as_str());
-        let devices = saved_devices(&self.state, &vm, place, disk, tap)?;
+        let lines = Arc::new(Lines::new(&vm));
+        let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
         generation::renew(&self.memory)?;
-        let bus = Arc::new(Bus::new(Arc::clone(&vm), self.memory.clone(), devices)?);
+        let bus = Arc::new(Bus::new(lines, self.memory.clone(), devices)?);
         let vcpus = Vcpus::start(fds, &bus, self.msr_indices.clone())?;
         bus.raise_pending();
         bus.announce_generation();
@@ -442,7 +444,7 @@ fn vsock_host(device: Mmio<Vsock>, place: &Place) -> VsockHost {
 }
 
 fn fresh_devices(
-    vm: &Arc<VmFd>,
+    lines: &Arc<Lines>,
     place: &Place,
     disk: Option<HostDisk>,
     network: Option<&TapConfig>,
@@ -450,7 +452,7 @@ fn fresh_devices(
     let tap = network.map(|network| process::open_tap(&network.tap)).transpose()?;
     let mac = network.map_or(Ok(MAC_DEFAULT), |network| parse_mac(&network.mac))?;
     Ok(Devices {
-        serial: Serial::new(Line::new(vm, layout::SERIAL_GSI), console_log(place)),
+        serial: Serial::new(Line::new(lines, layout::SERIAL_GSI), console_log(place)),
         block: disk.map(|disk| Mmio::new(Block::new(disk, DISK_ID))),
         net: Mmio::new(Net::new(Tap::new(tap), mac, MTU)),
         vsock: vsock_host(Mmio::new(Vsock::new()), place),
@@ -460,7 +462,7 @@ fn fresh_devices(
 
 fn saved_devices(
     state: &MachineState,
-    vm: &Arc<VmFd>,
+    lines: &Arc<Lines>,
     place: &Place,
     disk: Option<HostDisk>,
     tap: Option<&str>,
@@ -480,7 +482,7 @@ fn saved_devices(
     Ok(Devices {
         serial: restore_serial(
             &state.serial,
-            Line::new(vm, layout::SERIAL_GSI),
+            Line::new(lines, layout::SERIAL_GSI),
             console_log(place),
         )?,
         block,

@@ -26,6 +26,7 @@ const USAGE: &str =
     "usage: forkd-vmm machine --config FILE | zygote --config FILE | inspect STATE | probe";
 
 fn main() -> ExitCode {
+    process::one_arena();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments.as_slice() {

@@ -26,8 +26,11 @@ use crate::bus::write_and_serve;
 use crate::error::Error;
 use crate::handshake::realtime_ns;
 
-/// Bytes moved between a socket and the device at a time.
-const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes moved between a socket and the device at a time, at first: short questions and answers
+/// shall not make a fork own pages that it does not need.
+const CHUNK_BYTES_MIN: usize = 2 << 10;
+/// The same, once a chunk was filled.
+const CHUNK_BYTES_MAX: usize = 64 << 10;
 /// Longest greeting, `CONNECT 4294967295\n`.
 const GREETING_BYTES_MAX: usize = 19;
 /// Clients that have connected and not yet said where to; more are refused.
@@ -99,7 +102,7 @@ impl VsockHost {
             by_id: BTreeMap::new(),
             ids: BTreeMap::new(),
             next_token: LISTENER + 1,
-            chunk: Vec::new(),
+            chunk: vec![0; CHUNK_BYTES_MIN],
             received_ns: 0,
         }
     }
@@ -306,13 +309,13 @@ impl VsockHost {
         let Some(link) = self.links.get_mut(&token) else { return };
         while link.flush() {
             let Some(id) = self.ids.get(&token) else { return };
-            self.chunk.resize(CHUNK_BYTES, 0);
             let count = self.device.device_mut().take(*id, &mut self.chunk);
             if count == 0 {
                 return;
             }
             link.leftover.extend_from_slice(&self.chunk[..count]);
             self.received_ns = realtime_ns();
+            grow(&mut self.chunk, count);
         }
     }
 
@@ -321,10 +324,9 @@ impl VsockHost {
         let (Some(link), Some(id)) = (self.links.get_mut(&token), self.ids.get(&token)) else {
             return;
         };
-        self.chunk.resize(CHUNK_BYTES, 0);
         let device = self.device.device_mut();
         while link.connected && !link.client_done {
-            let room = device.writable(*id).min(CHUNK_BYTES);
+            let room = device.writable(*id).min(self.chunk.len());
             if room == 0 {
                 return;
             }
@@ -335,6 +337,7 @@ impl VsockHost {
                 }
                 Ok(read) => {
                     device.send(*id, &self.chunk[..read]);
+                    grow(&mut self.chunk, read);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -449,6 +452,13 @@ impl Greeting {
                 _ => return Err(()),
             }
         }
+    }
+}
+
+/// Makes a chunk larger that was just filled.
+fn grow(chunk: &mut Vec<u8>, filled: usize) {
+    if filled == chunk.len() && filled < CHUNK_BYTES_MAX {
+        chunk.resize(CHUNK_BYTES_MAX, 0);
     }
 }
 

@@ -41,8 +41,8 @@ const REPORT_BYTES_MAX: usize = 4096;
 /// Longest message in a report, so that it fits.
 const MESSAGE_BYTES_MAX: usize = 1024;
 /// Files that a machine may have made in its folder before it failed.
-const MACHINE_FILES: [&str; 6] =
-    ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top", "vmm.log"];
+const MACHINE_FILES: [&str; 5] =
+    ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top"];
 
 const TAG_CONTROL: u64 = 1 << 32;
 const TAG_REPORTS: u64 = 2 << 32;
@@ -263,7 +263,6 @@ impl Zygote {
         self.close_inherited()?;
         process::new_session()?;
         process::unblock_child_signals();
-        process::redirect_stderr(&child.directory.join("vmm.log"))?;
         *stage = "build";
         let place = serve::place(child.directory.clone())?;
         let machine = self.plan.fork(child, &place)?;

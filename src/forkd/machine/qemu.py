@@ -25,7 +25,7 @@ P9_MSIZE_BYTES = 524288
 """Largest 9p message; what virtio's ring of 128 pages carries with room."""
 
 CMDLINE = (
-    "console=ttyS0 quiet loglevel=4 panic=-1 tsc=reliable clocksource=tsc no_timer_check "
+    "console=ttyS0 quiet loglevel=5 panic=-1 tsc=reliable clocksource=tsc no_timer_check "
     "mitigations=off random.trust_cpu=on"
 )
 """The kernel's command line.

@@ -219,6 +219,12 @@ impl Vsock {
         })
     }
 
+    /// Bytes that can be taken from all connections together.
+    #[must_use]
+    pub fn received_bytes(&self) -> usize {
+        self.received
+    }
+
     /// Bytes that [`Vsock::send`] would accept now.
     #[must_use]
     pub fn writable(&self, id: Id) -> usize {
