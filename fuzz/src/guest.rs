@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use forkd_devices::virtio::VirtioDevice;
-use forkd_devices::virtio::mmio::{Effect, Mmio};
+use forkd_devices::virtio::mmio::{Effect, Mmio, QueueState};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub(crate) type Memory = GuestMemoryMmap<()>;
@@ -13,10 +13,14 @@ pub(crate) type Memory = GuestMemoryMmap<()>;
 const LOW_BYTES: usize = 0x1_0000;
 const HIGH: u64 = 0x2_0000;
 const HIGH_BYTES: usize = 0x4000;
+/// Where headers and answers of requests are.
+const HEADERS: u64 = 0x7000;
 /// Where a queue's rings are, if the guest plays by the rules.
 const RINGS: u64 = 0x1000;
 const RINGS_BYTES: u64 = 0x1000;
 const QUEUE_SIZE: u16 = 16;
+/// The bit of the status register that says so.
+const DRIVER_OK: u32 = 4;
 
 thread_local! {
     static MEMORY: RefCell<Option<Memory>> = const { RefCell::new(None) };
@@ -49,12 +53,22 @@ pub(crate) enum Step {
     Start { without: u64 },
     /// Any bytes anywhere in memory.
     Poke { address: u32, data: [u8; 16] },
+    /// A request made available: a header, anything, and a byte for the answer.
+    Request { queue: u8, header: Header, pieces: Vec<Piece> },
     /// A chain made available.
     Chain { queue: u8, pieces: Vec<Piece> },
     /// Rings at their usual place moved on without a chain behind it.
     Ring { queue: u8, index: u16, head: u16 },
     /// A notification.
     Notify { queue: u8 },
+}
+
+/// The header of a block request, mostly one that makes sense.
+#[derive(Arbitrary, Debug)]
+pub(crate) struct Header {
+    kind: u8,
+    sector: u8,
+    wild: u8,
 }
 
 /// One descriptor to be.
@@ -82,9 +96,29 @@ impl<'a> Guest<'a> {
         Self { memory, avail: [0; 3], descriptor: [0; 3] }
     }
 
-    /// Takes one step; what the device asks for in return is done at once.
+    /// Takes one step.  What a ready driver's rings are, only a reset may change.
     pub(crate) fn step<D: VirtioDevice>(&mut self, device: &mut Mmio<D>, step: &Step) {
+        let before = device.save();
+        self.take(device, step);
+        let after = device.save();
+        let resets = matches!(step, Step::Start { .. }) || after.registers.status == 0;
+        if before.registers.status & DRIVER_OK != 0 && !resets {
+            for (before, after) in before.queues.iter().zip(&after.queues) {
+                let rings = |queue: &QueueState| {
+                    (queue.size, queue.descriptors, queue.driver_ring, queue.device_ring)
+                };
+                assert_eq!(rings(before), rings(after));
+            }
+        }
+    }
+
+    /// What the device asks for in return is done at once.
+    fn take<D: VirtioDevice>(&mut self, device: &mut Mmio<D>, step: &Step) {
         match step {
+            Step::Request { queue, header, pieces } => {
+                self.request(usize::from(queue % 3), header, pieces);
+                serve(device, self.memory, usize::from(queue % 3));
+            }
             Step::Load { offset, width } => {
                 let mut data = [0xaa; 8];
                 let width = usize::from(width % 9);
@@ -148,6 +182,28 @@ impl<'a> Guest<'a> {
     pub(crate) fn poke(&self, address: u64, data: &[u8]) {
         // Outside memory a guest's own store goes nowhere either.
         drop(self.memory.write(data, GuestAddress(address)));
+    }
+
+    /// Makes a request available, in the shape that a block device expects.
+    fn request(&mut self, queue: usize, header: &Header, pieces: &[Piece]) {
+        const KINDS: [u8; 8] = [0, 1, 0, 1, 4, 8, 11, 13];
+        let mut bytes = [0; 16];
+        bytes[0] = KINDS[usize::from(header.kind % 8)];
+        bytes[8] = header.sector % 40;
+        if header.wild >= 0xf0 {
+            bytes[usize::from(header.wild & 0xf)] = header.kind;
+        }
+        self.poke(HEADERS, &bytes);
+        let piece = |address: u64, length, flags| Piece { address: address as u32, length, flags };
+        let mut all = vec![piece(HEADERS, 16, 0)];
+        let room = usize::from(QUEUE_SIZE) - 2;
+        all.extend(pieces.iter().take(room).map(|given| Piece {
+            // Whole sectors more often than not, and never too many.
+            length: if given.flags & 1 == 0 { given.length & 0x1e00 } else { given.length },
+            ..*given
+        }));
+        all.push(piece(HEADERS + 16, 1, 2));
+        self.chain(queue, &all);
     }
 
     /// Makes pieces available as one chain, flags and addresses as they come.

@@ -5,7 +5,7 @@ use std::io;
 use arbitrary::Unstructured;
 use forkd_devices::disk::{BLOCK_BYTES, LayeredDisk};
 use forkd_devices::virtio::VirtioDevice;
-use forkd_devices::virtio::block::Block;
+use forkd_devices::virtio::block::{Block, Disk, SECTOR_BYTES};
 use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::net::{FRAME_BYTES_MAX, FRAME_BYTES_MIN, Frames, Net};
 use forkd_devices::virtio::rng::{Entropy, Rng};
@@ -39,14 +39,57 @@ fn drive<D: VirtioDevice>(
     });
 }
 
-pub(crate) fn block(input: &mut Unstructured<'_>) {
-    let disk = || {
+/// A disk that is only asked for what a device may ask for.
+#[derive(Debug)]
+struct Watched(LayeredDisk<Store>);
+
+impl Watched {
+    fn new() -> Self {
         let size = DISK_BLOCKS * BLOCK_BYTES;
         let disk = LayeredDisk::new(size, Vec::new(), Store::new(size), TOP_LIMIT_BYTES);
-        Block::new(disk.expect("a sound disk"), [0; 20])
-    };
-    drive(input, disk(), disk, |block| {
-        assert!(block.disk().top_bytes() <= TOP_LIMIT_BYTES);
+        Self(disk.expect("a sound disk"))
+    }
+
+    fn check(&self, offset: u64, length: u64) {
+        assert!(offset.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES));
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.0.size_bytes()));
+    }
+}
+
+impl Disk for Watched {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buffer.len() as u64);
+        self.0.read_at(offset, buffer)
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len() as u64);
+        self.0.write_at(offset, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn discard(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.check(offset, length);
+        self.0.discard(offset, length)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.check(offset, length);
+        self.0.write_zeroes(offset, length)
+    }
+}
+
+pub(crate) fn block(input: &mut Unstructured<'_>) {
+    let block = || Block::new(Watched::new(), [0; 20]);
+    drive(input, block(), block, |block| {
+        assert!(block.disk().0.top_bytes() <= TOP_LIMIT_BYTES);
     });
 }
 

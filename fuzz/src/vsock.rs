@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use arbitrary::{Arbitrary, Unstructured};
 use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::vsock::{
-    BUFFER_BYTES, CONNECTIONS_MAX, GUEST_CID, HOST_CID, Id, RECEIVED_BYTES_MAX, RX_QUEUE,
+    BUFFER_BYTES, CONNECTIONS_MAX, GUEST_CID, HOST_CID, Id, Ports, RECEIVED_BYTES_MAX, RX_QUEUE,
     SEND_BYTES_MAX, Shutdown, TABLE_MAX, TX_QUEUE, Vsock, VsockEvent,
 };
 
@@ -26,8 +26,8 @@ enum Op {
         op: u8,
         port: u8,
         payload: u16,
-        credit: u32,
-        forwarded: u32,
+        credit: u16,
+        forwarded: u16,
         flags: u8,
         wrong: u8,
     },
@@ -38,6 +38,11 @@ enum Op {
     },
     Open {
         port: u8,
+    },
+    /// A connection that the host opens and the guest accepts.
+    Connect {
+        port: u8,
+        credit: u16,
     },
     Host {
         connection: u8,
@@ -73,7 +78,8 @@ pub(crate) fn run(input: &mut Unstructured<'_>) {
             match op {
                 Op::Guest(step) => guest.step(&mut device, &step),
                 Op::Packet { op, port, payload, credit, forwarded, flags, wrong } => {
-                    let mut header = header(op, port, payload, credit, forwarded, flags);
+                    let ports = host.ports(device.device(), port);
+                    let mut header = header(op, ports, payload, credit, forwarded, flags);
                     if wrong >= 0xf0 {
                         header[usize::from(wrong & 0x0f) * 2] ^= 0x81;
                     }
@@ -89,9 +95,17 @@ pub(crate) fn run(input: &mut Unstructured<'_>) {
                     serve(&mut device, memory, RX_QUEUE);
                 }
                 Op::Open { port } => {
-                    if let Ok(id) = device.device_mut().open(u32::from(port)) {
-                        assert_eq!(host.known.insert(id, false), None, "ids are used once");
-                    }
+                    host.open(&mut device, port);
+                }
+                Op::Connect { port, credit } => {
+                    let Some(ports) = host.open(&mut device, port) else {
+                        return Ok(());
+                    };
+                    guest.chain(RX_QUEUE, &[piece(BUFFERS, 4096, true)]);
+                    serve(&mut device, memory, RX_QUEUE);
+                    guest.poke(PACKET, &header(2, ports, 0, credit, 0, 0));
+                    guest.chain(TX_QUEUE, &[piece(PACKET as u32, HEADER_BYTES, false)]);
+                    serve(&mut device, memory, TX_QUEUE);
                 }
                 Op::Host { connection, call } => host.call(&mut device, connection, &call),
                 Op::Drain => host.drain(device.device_mut()),
@@ -115,26 +129,38 @@ fn piece(address: u32, length: u16, writable: bool) -> Piece {
     Piece { address, length, flags: if writable { 2 } else { 0 } }
 }
 
-/// A header on one of few ports, so that packets meet connections.
-fn header(op: u8, port: u8, payload: u16, credit: u32, forwarded: u32, flags: u8) -> [u8; 44] {
+fn header(op: u8, ports: Ports, payload: u16, credit: u16, forwarded: u16, flags: u8) -> [u8; 44] {
     let mut bytes = [0; 44];
     bytes[0..8].copy_from_slice(&GUEST_CID.to_le_bytes());
     bytes[8..16].copy_from_slice(&HOST_CID.to_le_bytes());
-    let guest_port = u32::from(port % 8);
-    // The host calls from 2^30 on; the guest calls few ports.
-    let host_port = if port & 0x80 == 0 { (1 << 30) + u32::from(port / 8) } else { 1025 };
-    bytes[16..20].copy_from_slice(&guest_port.to_le_bytes());
-    bytes[20..24].copy_from_slice(&host_port.to_le_bytes());
+    bytes[16..20].copy_from_slice(&ports.guest.to_le_bytes());
+    bytes[20..24].copy_from_slice(&ports.host.to_le_bytes());
     bytes[24..28].copy_from_slice(&u32::from(payload).to_le_bytes());
     bytes[28..30].copy_from_slice(&1u16.to_le_bytes());
     bytes[30..32].copy_from_slice(&u16::from(op % 9).to_le_bytes());
     bytes[32..36].copy_from_slice(&u32::from(flags).to_le_bytes());
-    bytes[36..40].copy_from_slice(&credit.to_le_bytes());
-    bytes[40..44].copy_from_slice(&forwarded.to_le_bytes());
+    bytes[36..40].copy_from_slice(&u32::from(credit).to_le_bytes());
+    bytes[40..44].copy_from_slice(&u32::from(forwarded).to_le_bytes());
     bytes
 }
 
 impl Host {
+    fn open(&mut self, device: &mut Mmio<Vsock>, port: u8) -> Option<Ports> {
+        let id = device.device_mut().open(u32::from(port % 8)).ok()?;
+        assert_eq!(self.known.insert(id, false), None, "ids are used once");
+        device.device().status(id).map(|status| status.ports)
+    }
+
+    /// Ports of a connection, or some that may have been one.
+    fn ports(&self, device: &Vsock, choice: u8) -> Ports {
+        let known = self.known.keys().nth(usize::from(choice % 8));
+        match known.and_then(|&id| device.status(id)) {
+            Some(status) if choice < 0xe0 => status.ports,
+            _ if choice & 1 == 0 => Ports { host: (1 << 30) + u32::from(choice % 16), guest: 1 },
+            _ => Ports { host: 1025, guest: u32::from(choice) },
+        }
+    }
+
     fn call(&mut self, device: &mut Mmio<Vsock>, connection: u8, call: &Call) {
         let device = device.device_mut();
         let Some(&id) = self.known.keys().nth(usize::from(connection) % self.known.len().max(1))
@@ -201,6 +227,8 @@ impl Host {
             assert!(status.writable <= SEND_BYTES_MAX);
             received += status.readable;
         }
+        // Those that the host has not heard of have received nothing.
+        assert_eq!(device.received_bytes(), received);
         assert!(received <= RECEIVED_BYTES_MAX);
         assert!(self.known.len() <= CONNECTIONS_MAX);
     }
