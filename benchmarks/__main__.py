@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import report
 from forkd import programs
-from forkd.errors import EngineError, ForkdError, HostError, NotFound
+from forkd.errors import EngineError, ForkdError, HostError
 from forkd.machine import Machine
 from forkd.machine.build import build_image
 from forkd.machine.kernel import default_cache
@@ -133,11 +133,9 @@ def _run_inside(machine: Machine, command: list[str], follower: _Follower) -> No
 
 @contextmanager
 def _helper(tell: Callable[[str], object]) -> Iterator[Machine]:
-    """Give the development machine; it is stopped again only if it did not run before."""
-    try:
-        yield Machine.attach(in_machine.STATE)
-    except NotFound:
-        machine = Machine.start(in_machine.STATE, in_machine.checkout_config(), progress=tell)
+    """Boot a machine that nothing else disturbs; it is gone afterwards, its disk too."""
+    with tempfile.TemporaryDirectory(prefix="forkd-bench-machine-") as folder:
+        machine = Machine.start(Path(folder), in_machine.checkout_config(), progress=tell)
         try:
             yield machine
         finally:
