@@ -68,6 +68,11 @@ BASE_ENVIRONMENT = {
 }
 """What a command gets beneath the environment that its client sends."""
 
+KVM_CREATE_VM, KVM_CREATE_VCPU, KVM_CREATE_IRQCHIP = 0xAE01, 0xAE41, 0xAE60
+KVM_GET_SREGS, KVM_SET_SREGS = 0x8138AE83, 0x4138AE84
+KVM_SREGS_BYTES = 312
+KVM_SREGS_APIC_BASE = slice(272, 280)
+
 HEADER = struct.Struct("<IB3s")
 
 REQUEST, REPLY, ERROR, EVENT, CONTROL = 1, 2, 3, 4, 5
@@ -379,10 +384,34 @@ def serve(listener: socket.socket, token: str) -> None:
         threading.Thread(target=handle, args=(connection, token), daemon=True).start()
 
 
+def hold_switches() -> list[int]:
+    """Keep KVM from patching the kernel whenever machines come and go; return what to keep open.
+
+    KVM has three switches that patch the kernel's code when the first processor
+    that needs them appears and when the last is gone: for one without a local
+    APIC, with it disabled, and with it not yet enabled, as each new one is.  An
+    emulated processor may miss such a patch if another makes it in the moment
+    in which the code is translated (fixed in QEMU 8.1), and then traps for
+    ever.  So one processor of each kind exists all the time, and never runs.
+    """
+    kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    plain, with_apic = fcntl.ioctl(kvm, KVM_CREATE_VM, 0), fcntl.ioctl(kvm, KVM_CREATE_VM, 0)
+    fcntl.ioctl(with_apic, KVM_CREATE_IRQCHIP, 0)
+    disabled = fcntl.ioctl(with_apic, KVM_CREATE_VCPU, 1)
+    registers = bytearray(KVM_SREGS_BYTES)
+    fcntl.ioctl(disabled, KVM_GET_SREGS, registers)
+    registers[KVM_SREGS_APIC_BASE] = bytes(8)
+    fcntl.ioctl(disabled, KVM_SET_SREGS, registers)
+    processors = [fcntl.ioctl(machine, KVM_CREATE_VCPU, 0) for machine in (plain, with_apic)]
+    return [kvm, plain, with_apic, disabled, *processors]
+
+
 def main() -> None:
     """Listen, say so on the console given, and serve."""
     address, token_file, ready_path = sys.argv[1:]
     token = Path(token_file).read_text(encoding="ascii").strip()
+    if Path("/dev/kvm").exists():
+        hold_switches()
     with socket.create_server((address, PORT), backlog=64) as listener:
         Path(ready_path).write_text("ready\n", encoding="ascii")
         serve(listener, token)

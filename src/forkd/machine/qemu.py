@@ -49,9 +49,14 @@ MODULES = (
 SYSCTLS = (
     "vm/overcommit_memory=1", "vm/max_map_count=1048576", "kernel/pid_max=4194304",
     "kernel/threads-max=1000000", "fs/inotify/max_user_instances=8192",
-    "net/ipv4/neigh/default/gc_thresh3=16384", "kernel/printk=4",
+    "net/ipv4/neigh/default/gc_thresh3=16384",
+    "kernel/printk=7", "kernel/watchdog_thresh=30", "kernel/softlockup_panic=1",
 )  # fmt: skip
-"""What a thousand sandboxes need, by path under /proc/sys."""
+"""What a thousand sandboxes need, by path under /proc/sys.
+
+The last line ends a machine whose processor has been stuck for a minute, with
+the reason on its console: its clients get an error instead of waiting for ever.
+"""
 
 
 def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list[str]:
