@@ -8,5 +8,6 @@ pytest_plugins = [
     "tests.support.leaks",
     "tests.support.daemon",
     "tests.support.cli",
+    "tests.support.real_host",
     "tests.support.service_host",
 ]

@@ -23,8 +23,7 @@ class CgroupTree:
     """The groups of one daemon's sandboxes; every method may block, and may run in any thread.
 
     Args:
-        root: Our own group, directly below one with the controllers; made when
-            the first limit is asked for.
+        root: Our own group, directly below one with the controllers.
     """
 
     def __init__(self, root: Path) -> None:
@@ -46,7 +45,7 @@ class CgroupTree:
         Raises:
             HostError: A limit could not be set.
         """
-        self._prepare()
+        self.prepare()
         group = self.path(name)
         cgroupfs.make(group)
         try:
@@ -65,11 +64,22 @@ class CgroupTree:
         """
         cgroupfs.end(self.path(name), END_TIMEOUT_S)
 
+    def close(self) -> None:
+        """Remove our own group if no sandbox has one in it."""
+        if not self.names() and self._root.exists():
+            cgroupfs.remove_empty(self._root)
+            self._prepared = False
+
     def names(self) -> tuple[str, ...]:
         """Return the sandboxes that have a group."""
         return cgroupfs.children(self._root)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make our own group, with the controllers that limits need; idempotent.
+
+        Raises:
+            HostError: This host has no cgroup v2, or not all of them.
+        """
         with self._lock:
             if self._prepared:
                 return

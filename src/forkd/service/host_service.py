@@ -196,6 +196,9 @@ class HostService(GuestOperations):
             if not self._held.enter_context(files.try_lock(folder / LOCK_FILE)):
                 raise Conflict(f"another daemon uses {folder}")
         await asyncio.to_thread(self._store.prepare)
+        if self._resources.cgroups.usable():
+            self._resources.cgroups.prepare()
+            self._held.callback(self._resources.cgroups.close)
         database = await asyncio.to_thread(Database, settings.state_dir / DATABASE_FILE)
         self._held.callback(database.close)
         adopted = await recover(settings, database, self._resources)

@@ -1,0 +1,199 @@
+"""The service over real machines: bake once, fork, ask, limit, lose, restart, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forkd.errors import StoreError
+from forkd.model.exec import ExecRequest, Exited, Stdout
+from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.real_host import REAL, TAG
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from forkd.service.host_service import HostService
+    from tests.support.real_host import RealHost
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+ONE = ForkOptions()
+REACH = """
+import socket
+with socket.create_connection(("{host}", {port}), 20) as connection:
+    address = connection.getsockname()[0]
+address
+"""
+DEADLINE_S = 60.0
+
+
+async def value(service: HostService, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
+    """Evaluate code that must not raise; return its value."""
+    result = await service.eval(sandbox, code, timeout_s=DEADLINE_S)
+    assert result.error is None, result.error.traceback
+    return result.value
+
+
+async def test_every_child_has_the_warm_namespace_and_an_identity_of_its_own(
+    real_host: RealHost,
+) -> None:
+    service = real_host.service
+    code = """
+import os, random, uuid
+[
+    numpy.zeros(5).tolist() == [0.0] * 5 and os.uname().nodename,
+    open("/etc/machine-id").read(),
+    open("/proc/sys/kernel/random/boot_id").read(),
+    os.urandom(16).hex(),
+    random.random(),
+    float(numpy.random.random()),
+    str(uuid.uuid4()),
+]
+"""
+    async with real_host.forked(8, ONE) as sandboxes:
+        answers = [await value(service, sandbox.id, code) for sandbox in sandboxes]
+
+    assert [answer[0] for answer in answers] == [sandbox.hostname for sandbox in sandboxes]
+    for column in zip(*answers, strict=True):
+        assert len(set(column)) == len(sandboxes)
+
+
+async def test_what_one_sibling_writes_the_other_does_not_see(real_host: RealHost) -> None:
+    service = real_host.service
+    async with real_host.forked(2, ONE) as (writer, reader):
+        write = (
+            "open('/root/mine', 'w').write('x'); import os; os.sync(); os.path.exists('/root/mine')"
+        )
+        assert await value(service, writer.id, write) is True
+        look = "import os; os.path.exists('/root/mine')"
+        assert await value(service, reader.id, look) is False
+
+
+async def test_a_command_streams_both_ways_and_passes_its_status_on(real_host: RealHost) -> None:
+    service = real_host.service
+    request = ExecRequest(("sh", "-c", "cat; exit 3"), stdin=True)
+    async with (
+        real_host.forked(1, ONE) as (sandbox,),
+        await service.exec(sandbox.id, request) as session,
+    ):
+        await session.write_stdin(b"through the guest")
+        await session.close_stdin()
+        events = [event async for event in session]
+
+    assert b"".join(e.data for e in events if isinstance(e, Stdout)) == b"through the guest"
+    assert isinstance(events[-1], Exited)
+    assert events[-1].exit_code == 3
+
+
+async def test_a_file_comes_back_as_it_was_sent(real_host: RealHost) -> None:
+    service, data = real_host.service, os.urandom(3_000_000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    async with real_host.forked(1, ONE) as (sandbox,):
+        assert await service.write_file(sandbox.id, "/root/f", pieces()) == len(data)
+        assert (await service.stat(sandbox.id, "/root/f")).size_bytes == len(data)
+        async with await service.read_file(sandbox.id, "/root/f") as reader:
+            assert b"".join([piece async for piece in reader]) == data
+
+
+async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: RealHost) -> None:
+    options = ForkOptions(memory_limit_mib=700, pids_limit=32, cpu_limit=1.5)
+    async with real_host.forked(1, options) as (sandbox,):
+        group = real_host.settings.cgroup_root / sandbox.id
+        assert (group / "memory.max").read_text().strip() == str(700 << 20)
+        assert str(sandbox.pid) in (group / "cgroup.procs").read_text().split()
+        assert await value(real_host.service, sandbox.id, "1 + 1") == 2
+
+    assert not group.exists()
+
+
+async def test_a_sandbox_with_a_network_reaches_the_hosts_end_of_its_link(
+    real_host: RealHost,
+) -> None:
+    plan = real_host.settings.network
+    hosts = {slot.guest: slot.host for slot in map(plan.slot, range(plan.slots))}
+    async with real_host.forked(2, ForkOptions(network=True)) as sandboxes:
+        for sandbox in sandboxes:
+            host = hosts[str(sandbox.address)]
+            with socket.create_server((host, 0)) as server:
+                code = REACH.format(host=host, port=server.getsockname()[1])
+                assert await value(real_host.service, sandbox.id, code) == sandbox.address
+
+    left = [name for _, name in socket.if_nameindex() if plan.is_ours(name)]
+    assert left == []
+
+
+async def test_a_disk_that_is_full_in_one_child_is_not_in_its_sibling(real_host: RealHost) -> None:
+    service = real_host.service
+    fill = """
+import os
+with open("/root/big", "wb") as file:
+    for _ in range(16):
+        file.write(os.urandom(1 << 20))
+    file.flush()
+    os.fsync(file.fileno())
+"""
+    async with (
+        real_host.forked(1, ForkOptions(disk_limit_mib=8)) as (small,),
+        real_host.forked(1, ONE) as (large,),
+    ):
+        full = await service.eval(small.id, fill, timeout_s=DEADLINE_S)
+        assert full.error is not None
+        assert full.error.type == "OSError"
+        await value(service, large.id, fill + "1")
+
+
+async def test_a_sandbox_that_powers_off_is_exited(real_host: RealHost) -> None:
+    service = real_host.service
+    async with real_host.forked(1, ONE) as (sandbox,):
+        off = ExecRequest(("sh", "-c", "echo o > /proc/sysrq-trigger; sleep 60"))
+        async with await service.exec(sandbox.id, off):
+            async with asyncio.timeout(DEADLINE_S):
+                async for _ in service.follow_console_log(sandbox.id):
+                    pass
+        assert (await service.get_sandbox(sandbox.id)).state is SandboxState.EXITED
+
+
+async def test_sandboxes_outlive_the_service(real_host: RealHost) -> None:
+    async with real_host.forked(2, ONE) as sandboxes:
+        for sandbox in sandboxes:
+            await value(real_host.service, sandbox.id, f"mine = {sandbox.hostname!r}")
+
+        await real_host.restart()
+
+        for sandbox in sandboxes:
+            found = await real_host.service.get_sandbox(sandbox.id)
+            assert found.state is SandboxState.RUNNING
+            assert await value(real_host.service, sandbox.id, "mine") == sandbox.hostname
+
+
+@pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
+async def test_a_flipped_bit_is_found_before_anything_runs(real_host: RealHost, file: str) -> None:
+    path = real_host.snapshot.directory / file
+    await real_host.restart(warm=False)  # no zygote has it loaded
+    flip_last_bit(path)
+    try:
+        with pytest.raises(StoreError) as refusal:
+            await real_host.service.fork(TAG, 1, ONE)
+    finally:
+        flip_last_bit(path)
+
+    assert refusal.value.context["control_code"] == "damaged"
+    async with real_host.forked(1, ONE) as (sandbox,):
+        assert await value(real_host.service, sandbox.id, "1 + 1") == 2
+
+
+def flip_last_bit(path: os.PathLike[str]) -> None:
+    with open(path, "r+b") as file:  # noqa: PTH123 - a byte
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
