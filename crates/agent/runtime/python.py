@@ -3,9 +3,10 @@
 The agent starts this file once, while the guest is warmed up, with one end of
 a socket pair as a file descriptor.  Frames of `protocol/guest` travel over it:
 
-    agent -> runtime   REQUEST  {"op": "eval" | "warm" | "freeze" | "post_fork", ...}
+    agent -> runtime   DATA     the code of one cell, bare
+    agent -> runtime   REQUEST  {"op": "warm" | "freeze" | "post_fork", ...}
     agent -> runtime   CONTROL  {"interrupt": true}, followed by SIGINT
-    runtime -> agent   REPLY or ERROR, exactly one for each REQUEST
+    runtime -> agent   REPLY or ERROR, exactly one for each DATA and each REQUEST
 
 Standard output and error are not ours: they are pipes that the agent reads, so
 the output of C extensions and of child processes is captured like `print`'s.
@@ -33,7 +34,7 @@ import sys
 import traceback
 import types
 
-REQUEST, REPLY, ERROR, CONTROL = 1, 2, 3, 5
+REQUEST, REPLY, ERROR, CONTROL, DATA = 1, 2, 3, 5, 32
 SIGINT = int(signal.SIGINT)
 HEADER = struct.Struct("<IB3x")
 
@@ -47,7 +48,7 @@ TEXT_MAX = 65_536
 """Longest message or traceback, in characters: two of them fit a frame however they are escaped."""
 
 CELLS_MAX = 64
-"""Cells whose source is kept for tracebacks; older ones show line numbers only."""
+"""Cells that are kept; older ones are compiled anew, and show no source in tracebacks."""
 
 REHEARSALS = 16
 """Runs of each path before the snapshot; the interpreter settles its bytecode within 8."""
@@ -153,6 +154,57 @@ class Interruption:
             raise KeyboardInterrupt
 
 
+class Cells:
+    """The last cells, compiled, with their source where tracebacks look for it.
+
+    Code that is run again, as in a loop over a sandbox, is not compiled again: compiling is most
+    of the work of a short cell, and much of the memory that it writes to.
+    """
+
+    def __init__(self):
+        self._kept = {}
+        self._count = 0
+
+    def compiled(self, code):
+        """Return the statements and the last expression of `code`, either perhaps None, and a name.
+
+        Raises SyntaxError, or whatever else the compiler says.
+        """
+        found = self._kept.get(code)
+        if found is None:
+            found = self._compile(code)
+            self._keep(code, found)
+        return found
+
+    def clear(self):
+        """Forget all cells."""
+        for _, _, name in self._kept.values():
+            linecache.cache.pop(name, None)
+        self._kept.clear()
+
+    def _keep(self, code, found):
+        # Without a modification time the cache believes us and never looks for a file.
+        name = found[2]
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        self._kept[code] = found
+        if len(self._kept) > CELLS_MAX:
+            _, _, oldest = self._kept.pop(next(iter(self._kept)))
+            linecache.cache.pop(oldest, None)
+
+    def _compile(self, code):
+        self._count += 1
+        name = "<cell %d>" % self._count
+        try:
+            # Most cells are one expression, and compiling it at once is the cheapest way.
+            return None, compile(code, name, "eval", 0, True), name
+        except SyntaxError:
+            tree = ast.parse(code, name)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = compile(ast.Expression(tree.body.pop().value), name, "eval", 0, True)
+        return compile(tree, name, "exec", 0, True), last, name
+
+
 class Runtime:
     """The namespace, and the four things that can be done to it."""
 
@@ -160,12 +212,11 @@ class Runtime:
         self._channel = channel
         self._interruption = Interruption()
         self._pid = os.getpid()
-        self._cells = 0
+        self._cells = Cells()
         self._on_fork = []
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         self._operations = {
-            "eval": self.evaluate,
             "warm": self.warm,
             "freeze": self.freeze,
             "post_fork": self.post_fork,
@@ -183,21 +234,24 @@ class Runtime:
                 return
             kind, payload = frame
             # An interruption that came after its evaluation had ended is nobody's.
-            if kind == REQUEST:
-                self._answer(json.loads(payload))
+            if kind == DATA:
+                self._answer(self.evaluate, payload.decode())
+            elif kind == REQUEST:
+                request = json.loads(payload)
+                self._answer(self._operations[request["op"]], request)
 
-    def _answer(self, request):
-        kind, text = self._operations[request["op"]](request)
+    def _answer(self, operation, request):
+        kind, text = operation(request)
         flush()
         if os.getpid() != self._pid:
             # The code called os.fork() and both of it came back; only one may answer.
             os._exit(0)
         self._channel.write(kind, text)
 
-    def evaluate(self, request):
+    def evaluate(self, code):
         """Run one cell and describe its value."""
         said = dict(NOTHING_SAID)
-        error = self._guarded(lambda: self._describe(request["code"], said))
+        error = self._guarded(lambda: self._describe(code, said))
         if error is not None:
             said = dict(NOTHING_SAID, error=to_json(error))
         if self._interruption.fired and self._channel.take_interrupt():
@@ -212,12 +266,12 @@ class Runtime:
     def freeze(self, _request):
         """Make this process cheap to fork."""
         for _ in range(REHEARSALS):
-            self.evaluate({"code": "[0.0, 'rehearsal']"})
-            self.evaluate({"code": "_ = 0\n_"})
-            self.evaluate({"code": "1 / 0"})
+            self._cells.clear()
+            self.evaluate("[0.0, 'rehearsal']")
+            self.evaluate("_ = 0\n_")
+            self.evaluate("1 / 0")
         self._namespace.pop("_", None)
-        forget_cells(self._cells)
-        self._cells = 0
+        self._cells.clear()
         # A collection in a child would write to the header of every object that it visits, and so
         # copy every page.  What is frozen is never visited again.
         gc.collect()
@@ -255,26 +309,12 @@ class Runtime:
 
     def _run(self, code):
         """Run `code` in the namespace; return the value of its last expression, or None."""
-        self._cells += 1
-        name = "<cell %d>" % self._cells
-        # Without a modification time the cache believes us and never looks for a file.
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-        linecache.cache.pop("<cell %d>" % (self._cells - CELLS_MAX), None)
-        try:
-            # Most cells are one expression, and compiling it at once is the cheapest way.
-            expression = compile(code, name, "eval", 0, True)
-        except SyntaxError:
-            expression = None
-        if expression is not None:
-            return eval(expression, self._namespace)
-        tree = ast.parse(code, name)
-        last = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
-        exec(compile(tree, name, "exec", 0, True), self._namespace)
-        if last is None:
+        statements, expression, _ = self._cells.compiled(code)
+        if statements is not None:
+            exec(statements, self._namespace)
+        if expression is None:
             return None
-        return eval(compile(last, name, "eval", 0, True), self._namespace)
+        return eval(expression, self._namespace)
 
     def _guarded(self, call):
         """Call, and return the exception that came out of it as data, or None."""
@@ -402,12 +442,6 @@ def as_data(error):
 def cut(text, limit=TEXT_MAX):
     """Cut `text` after `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "\u2026"
-
-
-def forget_cells(count):
-    """Drop the source of the last cells."""
-    for number in range(max(1, count - CELLS_MAX), count + 1):
-        linecache.cache.pop("<cell %d>" % number, None)
 
 
 def flush():

@@ -58,7 +58,7 @@ pub struct Job {
     pub owner: u32,
     /// What it is for.
     pub purpose: Purpose,
-    /// Payload of the REQUEST frame.
+    /// Code for [`Purpose::Eval`], otherwise the payload of a REQUEST frame.
     pub payload: Vec<u8>,
     /// From its start, not from when it was queued.
     pub timeout: Option<Duration>,
@@ -177,7 +177,9 @@ impl Runtime {
     fn start_next(&mut self, now: Instant) {
         let (None, Some(process)) = (&self.current, &mut self.process) else { return };
         let Some(job) = self.queue.pop_front() else { return };
-        process.stream.queue(Kind::Request, &job.payload);
+        // Code travels bare: most jobs are this one, and JSON around it would be taken off at once.
+        let kind = if job.purpose == Purpose::Eval { Kind::Data } else { Kind::Request };
+        process.stream.queue(kind, &job.payload);
         self.current = Some(Current {
             owner: Some(job.owner),
             purpose: job.purpose,
@@ -269,7 +271,7 @@ impl Runtime {
             Err(serde_json::from_slice(&payload).unwrap_or_else(unclear))
         };
         let answer = current.owner.map(|owner| Answer { owner, purpose: current.purpose, result });
-        (answer, true)
+        (answer, false)
     }
 
     /// The interpreter has ended: so have all jobs.

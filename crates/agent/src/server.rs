@@ -228,6 +228,7 @@ impl Server {
     fn on_connection(&mut self, token: u64, flags: EpollFlags) {
         let Ok(id) = u32::try_from((token - CONNECTIONS) / 2) else { return };
         let is_socket = token.is_multiple_of(2);
+        let was_blocked = self.conns.get(&id).is_some_and(|conn| conn.blocked);
         if let Some(conn) = self.conns.get_mut(&id)
             && is_socket
         {
@@ -236,7 +237,7 @@ impl Server {
             conn.stream.readable = true;
         }
         self.drive(id);
-        if self.runtime.owner() == Some(id) {
+        if was_blocked && self.runtime.owner() == Some(id) {
             // Its client may have made room for more output.
             self.drive_runtime();
         }

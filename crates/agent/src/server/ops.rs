@@ -60,9 +60,8 @@ impl Server {
                 Err(body) => conn.fail(&body),
             },
             Request::Eval(eval) => {
-                let payload = json!({"op": "eval", "code": eval.code}).to_string();
                 conn.op = Op::Eval;
-                self.submit(conn, Purpose::Eval, payload.into_bytes(), eval.timeout_s);
+                self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
             }
             Request::Warm(warm) => self.begin_warm(conn, warm),
             Request::Configure(configure) => {

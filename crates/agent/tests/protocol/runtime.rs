@@ -62,6 +62,30 @@ fn statements_share_one_namespace_and_the_last_expression_is_the_value() {
 }
 
 #[test]
+fn code_that_is_run_again_runs_again() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "x = 0");
+    for wanted in 1..4 {
+        assert_eq!(value(&mut client, "x += 1\nx"), wanted);
+        let error = eval(&mut client, "x +").reply["error"].clone();
+        assert_eq!(error["type"], "SyntaxError");
+        let traceback = eval(&mut client, "[\n    x,\n    nowhere,\n]").reply["error"].clone();
+        assert!(traceback["traceback"].as_str().is_some_and(|text| text.contains("    nowhere,")));
+    }
+}
+
+#[test]
+fn more_cells_than_are_kept_run_all_the_same() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    for number in (0..100).chain(0..100) {
+        assert_eq!(value(&mut client, &format!("{number} + 1")), number + 1);
+    }
+    let kept = "import linecache\nsum(name.startswith('<cell') for name in linecache.cache)";
+    assert_eq!(value(&mut client, kept), 64);
+}
+
+#[test]
 fn values_come_as_json_where_json_can_say_them() {
     let agent = Agent::start();
     let mut client = warm(&agent, "");
