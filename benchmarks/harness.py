@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 MIB = 1 << 20
+
+KVM_STATISTICS = Path("/sys/kernel/debug/kvm")
+"""Counters of each machine, in folders named after its process."""
+
 _KIB = 1 << 10
 
 
@@ -100,6 +104,18 @@ def weight(pid: int) -> Weight:
         fields[name] = int(value.split()[0]) * _KIB
     private = fields["Private_Clean"] + fields["Private_Dirty"]
     return Weight(private / MIB, fields["Anonymous"] / MIB)
+
+
+def guest_faults(pid: int) -> int | None:
+    """Return how often a guest touched memory that KVM had not mapped for it yet.
+
+    None where the kernel's debug file system does not show it, or not to us.
+    """
+    try:
+        folders = list(KVM_STATISTICS.glob(f"{pid}-*"))
+        return sum(int((folder / "pf_fixed").read_text()) for folder in folders) or None
+    except OSError:
+        return None
 
 
 def available_mib() -> float:

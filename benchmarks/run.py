@@ -23,6 +23,7 @@ from benchmarks.harness import (
     Json,
     Weight,
     available_mib,
+    guest_faults,
     machine,
     median,
     quantile,
@@ -33,7 +34,7 @@ from forkd.errors import ForkdError
 from forkd.host import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 REPEATS = {1: 10, 10: 5, 100: 5, 1000: 1}
 """How many rounds of each width a full run measures; one cold round comes before all."""
@@ -62,6 +63,8 @@ class Width:
     stages: dict[str, list[float]] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     taken_mib: list[float] = field(default_factory=list)
+    faults_to_answer: list[int] = field(default_factory=list)
+    faults_to_eval: list[int] = field(default_factory=list)
 
     def note(self, herd: bed.Herd) -> None:
         """Keep the times of a herd that nobody asked anything before all were ready."""
@@ -94,6 +97,10 @@ class Width:
                 "wall_ms": median(self.first_eval_wall_ms),
             },
             "memory": self.memory(),
+            "guest_faults_p50": {
+                "to_answer": median(self.faults_to_answer) if self.faults_to_answer else None,
+                "to_first_eval": median(self.faults_to_eval) if self.faults_to_eval else None,
+            },
         }
 
     def memory(self) -> Json:
@@ -136,7 +143,9 @@ async def measure(host_bed: bed.Bed, width: Width, repeat: int, teller: Teller) 
         teller.begin(f"fork of {which}")
         before_mib = available_mib()
         async with host_bed.fork(width.n) as herd:
+            width.faults_to_answer += known(guest_faults(child.pid) for child in herd.children)
             await herd.ask_all(questions.numpy)
+            width.faults_to_eval += known(guest_faults(child.pid) for child in herd.children)
             width.taken_mib.append(before_mib - available_mib())
             width.weights += [weight(child.pid) for child in herd.children]
             width.note(herd)
@@ -145,6 +154,11 @@ async def measure(host_bed: bed.Bed, width: Width, repeat: int, teller: Teller) 
             await herd.ask_all(questions.numpy)
             width.first_eval_ms += [child.asked_ms or 0.0 for child in herd.children]
             width.first_eval_wall_ms.append(herd.asked_ms)
+
+
+def known(values: Iterable[int | None]) -> list[int]:
+    """Return those that could be found out."""
+    return [value for value in values if value is not None]
 
 
 async def bench(options: argparse.Namespace) -> Json:
