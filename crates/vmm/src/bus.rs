@@ -147,7 +147,11 @@ impl Bus {
     /// # Errors
     ///
     /// [`Error::Io`] if no eventfd is to be had.
-    pub fn new(lines: Arc<Lines>, memory: GuestMemoryMmap, devices: Devices) -> Result<Self, Error> {
+    pub fn new(
+        lines: Arc<Lines>,
+        memory: GuestMemoryMmap,
+        devices: Devices,
+    ) -> Result<Self, Error> {
         let ended =
             EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::io("create an eventfd"))?;
         Ok(Self {

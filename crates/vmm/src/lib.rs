@@ -22,4 +22,5 @@ pub mod tap;
 pub mod vcpu;
 pub mod vm;
 pub mod vsock_host;
+pub mod warmth;
 pub mod zygote;

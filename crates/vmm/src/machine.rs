@@ -36,6 +36,7 @@ use crate::snapshot::state::{MachineState, SerialState};
 use crate::tap::Tap;
 use crate::vcpu::Vcpus;
 use crate::vsock_host::VsockHost;
+use crate::warmth::Warmth;
 use crate::{acpi, boot, generation, layout, memory, process, vm};
 
 /// What every kernel is told, before the configuration's own words.
@@ -257,6 +258,7 @@ pub struct ForkPlan {
     msrs: Vec<Vec<Msrs>>,
     msr_indices: Vec<u32>,
     tsc_khz: Option<u32>,
+    warmth: Warmth,
 }
 
 impl ForkPlan {
@@ -275,8 +277,7 @@ impl ForkPlan {
             cpu::check_features(&vcpu.cpuid, host.as_slice())?;
         }
         let lower = open_lower(&state, config)?;
-        let image = memory::load_image(state.memory_bytes, &config.memory)?;
-        let memory = memory::private_view(state.memory_bytes, &image)?;
+        let memory = memory::load(state.memory_bytes, &config.memory)?;
         let msr_indices = cpu::msr_indices(&kvm)?;
         let scratch = Scratch::new(&kvm)?;
         let tsc_khz = scratch.tsc_scaling(&state.vcpus)?;
@@ -289,6 +290,7 @@ impl ForkPlan {
             lower,
             msr_indices,
             tsc_khz,
+            warmth: Warmth::default(),
         };
         plan.msrs = scratch.msrs_to_write(&plan)?;
         Ok(plan)
@@ -312,6 +314,14 @@ impl ForkPlan {
             .sum()
     }
 
+    /// Learns from `pid`, a fork that has just become ready, what forks write.  Once is enough.
+    pub fn learn(&mut self, pid: i32) {
+        if self.warmth.is_empty() {
+            // A fork that has ended already teaches nothing; the next one will.
+            self.warmth = Warmth::learn(&self.memory, pid).unwrap_or_default();
+        }
+    }
+
     /// Makes a machine of its own out of this process's view of the snapshot.
     ///
     /// To be called once, in a process forked for the purpose: the memory of the plan becomes the
@@ -322,6 +332,7 @@ impl ForkPlan {
     /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::Invalid`] naming the
     /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
     pub fn fork(&self, child: &Child, place: &Place) -> Result<Machine, Error> {
+        self.warmth.apply();
         let vm = Arc::new(vm::create(&self.kvm, &self.memory)?);
         let fds = (0..self.cpuids.len() as u64)
             .map(|id| vm.create_vcpu(id).map_err(Error::kvm("KVM_CREATE_VCPU")))

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -20,6 +20,7 @@ use vm_memory::{
 
 use crate::error::Error;
 use crate::layout::{self, PAGE_SIZE};
+use crate::process;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 use crate::snapshot::runs::{Collector, Run, Table};
 
@@ -69,17 +70,19 @@ fn build(memory_bytes: u64, image: Option<&File>) -> Result<GuestMemoryMmap, Err
     let mut offset = 0;
     let mut regions = Vec::new();
     for (start, length) in layout::ram_regions(memory_bytes) {
-        let length_here = usize::try_from(length).map_err(Error::guest_memory)?;
-        let mut flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-        let mut builder =
-            MmapRegionBuilder::new(length_here).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+        let mapped = process::map_privately(length, layout::MEMORY_GRANULE, image, offset)?;
+        let bytes = usize::try_from(length).map_err(Error::guest_memory)?;
+        let mut builder = MmapRegionBuilder::new(bytes)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE);
         if let Some(image) = image {
             let image = image.try_clone().map_err(Error::io("duplicate the image"))?;
             builder = builder.with_file_offset(FileOffset::new(image, offset));
-        } else {
-            flags |= libc::MAP_ANONYMOUS;
         }
-        let region = builder.with_mmap_flags(flags).build().map_err(Error::guest_memory)?;
+        // SAFETY: the range was mapped just now, for this region alone, and is never unmapped: guest
+        // memory lives as long as its process.
+        let builder = unsafe { builder.with_raw_mmap_pointer(mapped) };
+        let region = builder.build().map_err(Error::guest_memory)?;
         let region = GuestRegionMmap::new(region, GuestAddress(start))
             .ok_or_else(|| Error::GuestMemory("a region overflows the address space".into()))?;
         regions.push(region);
@@ -88,14 +91,38 @@ fn build(memory_bytes: u64, image: Option<&File>) -> Result<GuestMemoryMmap, Err
     GuestMemoryMmap::from_regions(regions).map_err(Error::guest_memory)
 }
 
-/// Loads a chain of memory files, base first, into an image.  Each is verified as it is read.
+/// Loads a chain of memory files, base first.  Each is verified as it is read.
+///
+/// The result is what forks inherit; nobody writes to it any more.
 ///
 /// # Errors
 ///
 /// [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming the file at fault;
 /// [`Error::Damaged`] if a file is of another size of memory; [`Error::Io`].
-pub fn load_image(memory_bytes: u64, chain: &[PathBuf]) -> Result<File, Error> {
+pub fn load(memory_bytes: u64, chain: &[PathBuf]) -> Result<GuestMemoryMmap, Error> {
+    if process::huge_pages_on_request() {
+        let memory = anonymous(memory_bytes)?;
+        for region in memory.iter() {
+            process::advise_huge_pages(region.as_ptr(), region.len());
+        }
+        load_chain(memory_bytes, chain, |page, bytes| {
+            memory.write_slice(bytes, GuestAddress(address_of(page))).map_err(Error::guest_memory)
+        })?;
+        return Ok(memory);
+    }
     let image = memfd(memory_bytes)?;
+    load_chain(memory_bytes, chain, |page, bytes| {
+        image.write_all_at(bytes, page * PAGE_SIZE).map_err(Error::io("fill the memory image"))
+    })?;
+    private_view(memory_bytes, &image)
+}
+
+/// Reads a chain, and hands its pages to `store`: the first one's index, and their bytes.
+fn load_chain(
+    memory_bytes: u64,
+    chain: &[PathBuf],
+    mut store: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut buffer = vec![0; usize::try_from(COPY_PAGES * PAGE_SIZE).unwrap_or(0)];
     for path in chain {
         let mut reader = BodyReader::open(path, Kind::Memory)?;
@@ -111,21 +138,34 @@ pub fn load_image(memory_bytes: u64, chain: &[PathBuf]) -> Result<File, Error> {
             for part in pieces(*run) {
                 let bytes = usize::try_from(part.count * PAGE_SIZE).unwrap_or(0);
                 reader.fill(&mut buffer[..bytes])?;
-                image
-                    .write_all_at(&buffer[..bytes], part.first * PAGE_SIZE)
-                    .map_err(Error::io("fill the memory image"))?;
+                store(part.first, &buffer[..bytes])?;
             }
         }
         reader.finish()?;
     }
-    Ok(image)
+    Ok(())
 }
 
+/// Cuts a run into pieces that fit a buffer, none of which crosses the gap below 4 GiB.
 fn pieces(run: Run) -> impl Iterator<Item = Run> {
-    (0..run.count).step_by(usize::try_from(COPY_PAGES).unwrap_or(1)).map(move |start| Run {
-        first: run.first + start,
-        count: COPY_PAGES.min(run.count - start),
+    let end = run.first + run.count;
+    let mut first = run.first;
+    std::iter::from_fn(move || {
+        let boundary = (first / COPY_PAGES + 1) * COPY_PAGES;
+        let count = boundary.min(end).checked_sub(first).filter(|count| *count > 0)?;
+        let piece = Run { first, count };
+        first += count;
+        Some(piece)
     })
+}
+
+/// An image of zeros.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn empty_image(bytes: u64) -> Result<File, Error> {
+    memfd(bytes)
 }
 
 fn memfd(bytes: u64) -> Result<File, Error> {
@@ -236,12 +276,6 @@ impl Touched {
     }
 }
 
-/// File descriptor number of the image, for the process table of a zygote.
-#[must_use]
-pub fn image_fd(image: &File) -> i32 {
-    image.as_raw_fd()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,8 +294,7 @@ mod tests {
 
         let written = save(&memory, &target).unwrap();
 
-        let image = load_image(bytes, std::slice::from_ref(&target)).unwrap();
-        let view = private_view(bytes, &image).unwrap();
+        let view = load(bytes, std::slice::from_ref(&target)).unwrap();
         let (mut first, mut last) = ([0; 5], [0; 4]);
         view.read_slice(&mut first, GuestAddress(10)).unwrap();
         view.read_slice(&mut last, GuestAddress(bytes - 4)).unwrap();
@@ -294,7 +327,7 @@ mod tests {
         stored[last] ^= 1;
         std::fs::write(&target, &stored).unwrap();
 
-        let error = load_image(bytes, std::slice::from_ref(&target)).unwrap_err();
+        let error = load(bytes, std::slice::from_ref(&target)).unwrap_err();
 
         assert_eq!(error.code(), forkd_proto::control::ErrorCode::Damaged);
         std::fs::remove_file(target).unwrap();

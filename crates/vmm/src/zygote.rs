@@ -318,6 +318,7 @@ impl Zygote {
                 batch.ready += 1;
                 let event = Event::Ready { id, pid: pid.unsigned_abs(), ms };
                 self.control.send(batch.token, Kind::Event, &event);
+                self.plan.learn(pid);
             }
             Report::Failed { pid, stage, code, message } => {
                 // It is about to exit; nobody waits for that.
