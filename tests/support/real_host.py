@@ -10,16 +10,19 @@ import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
+from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import Snapshot, SnapshotRequest
+from forkd.network.plan import Plan
 from forkd.service.host_service import HostService
 from forkd.service.settings import HostSettings
 
@@ -117,4 +120,7 @@ def _settings(state: Path, run_dir: Path) -> HostSettings:
         cache_dir=cache,
         state_dir=state,
         run_dir=run_dir,
+        # A daemon reaps what it finds in these and does not know; others run on this host.
+        cgroup_root=CGROUP_ROOT / f"forkd-{run_dir.name}",
+        network=Plan(IPv4Network("10.214.0.0/16"), tap_prefix="fkt"),
     )
