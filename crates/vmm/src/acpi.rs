@@ -29,7 +29,8 @@ const REVISION: u32 = 1;
 /// DSDT revision 2: 64-bit integers in AML.
 const DSDT_REVISION: u8 = 2;
 
-/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5 table 5.10): no VGA, no CMOS clock; and no 8042, as bit 1 is clear.
+/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5 table 5.10): no VGA, no CMOS clock; and no 8042, as bit 1
+/// is clear.
 const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
 const BOOT_ARCH_NO_CMOS: u16 = 1 << 5;
 

@@ -41,7 +41,8 @@ use crate::{acpi, boot, generation, layout, memory, process, vm};
 
 /// What every kernel is told, before the configuration's own words.
 ///
-/// `quiet`, since each byte on the serial port is an exit; `panic=-1` and `reboot=t`, so that a dead
+/// `quiet`, since each byte on the serial port is an exit; `panic=-1` and `reboot=t`, so that
+/// a dead
 /// guest ends its machine at once; no PCI, no i8042, no second serial port: there are none.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off i8042.noaux i8042.nokbd \
                        8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check";

@@ -79,7 +79,8 @@ fn build(memory_bytes: u64, image: Option<&File>) -> Result<GuestMemoryMmap, Err
             let image = image.try_clone().map_err(Error::io("duplicate the image"))?;
             builder = builder.with_file_offset(FileOffset::new(image, offset));
         }
-        // SAFETY: the range was mapped just now, for this region alone, and is never unmapped: guest
+        // SAFETY: the range was mapped just now, for this region alone, and is never
+        // unmapped: guest
         // memory lives as long as its process.
         let builder = unsafe { builder.with_raw_mmap_pointer(mapped) };
         let region = builder.build().map_err(Error::guest_memory)?;

@@ -279,7 +279,8 @@ pub fn readable(file: &File) -> Result<bool, Error> {
     if ready < 0 { Err(Error::last_os("poll")) } else { Ok(ready > 0) }
 }
 
-/// Maps `bytes` privately, readable and writable, not reserved: of `file` from `offset`, or of zeros.
+/// Maps `bytes` privately, readable and writable, not reserved: of `file` from `offset`, or
+/// of zeros.
 ///
 /// The address is a multiple of `align`, a power of two.  KVM can use a huge page only where guest
 /// and host address agree below its size, and `mmap` by itself aligns to small pages.

@@ -10,7 +10,8 @@
 //! while every child is still alive.  Then all are let go, waited for, and the next round begins.
 //!
 //! One round more than `repeat` is run: the first is cold, and is reported as `cold_ms` but counts
-//! for nothing else.  The result is one line of JSON; `child_ms_*` are latencies of single children,
+//! for nothing else.  The result is one line of JSON; `child_ms_*` are latencies of single
+//! children,
 //! each from its own fork to its answer.  With `--n 1` that is the floor of one child alone.
 
 use std::error::Error;
