@@ -333,7 +333,8 @@ pub fn advise_huge_pages(start: *mut u8, bytes: u64) {
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Makes writable, private copies of the pages in a mapped range (`MADV_POPULATE_WRITE`), as writing
+/// Makes writable, private copies of the pages in a mapped range (`MADV_POPULATE_WRITE`), as
+/// writing
 /// to each would.  Returns whether the kernel did.
 #[must_use]
 pub fn populate_for_writing(start: u64, bytes: u64) -> bool {
