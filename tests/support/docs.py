@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,15 +55,22 @@ def blocks(path: Path, info: str) -> list[Block]:
     ]
 
 
-def run_python(path: Path, *, tag: str = "numpy") -> None:
+def run_python(path: Path, *, replaced: Mapping[str, str] | None = None) -> None:
     """Run the blocks of a page marked `python test`, which share their names, one by one.
 
-    They find a daemon as any program does.  Where they say `numpy`, the snapshot is `tag`.
+    They find a daemon as any program does.
+
+    Args:
+        path: The page.
+        replaced: What stands in their code, and what runs in its place.
     """
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(path, "python test"):
+        code = block.code
+        for text, other in (replaced or {}).items():
+            code = code.replace(text, other)
         # Empty lines before it, so that a traceback names the line of the page.
-        source = "\n" * (block.line - 1) + block.code.replace('"numpy"', f'"{tag}"')
+        source = "\n" * (block.line - 1) + code
         exec(compile(source, str(path), "exec"), names)  # noqa: S102 - our own documentation
 
 
