@@ -132,6 +132,7 @@ pub struct Bus {
     rng: Mutex<Mmio<Rng<KernelEntropy>>>,
     end: Mutex<Option<End>>,
     ended: EventFd,
+    rest: EventFd,
     exits: AtomicU64,
     rejected: AtomicU64,
 }
@@ -152,8 +153,9 @@ impl Bus {
         memory: GuestMemoryMmap,
         devices: Devices,
     ) -> Result<Self, Error> {
-        let ended =
-            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::io("create an eventfd"))?;
+        let event =
+            || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::io("create an eventfd"));
+        let (ended, rest) = (event()?, event()?);
         Ok(Self {
             memory,
             lines,
@@ -164,6 +166,7 @@ impl Bus {
             rng: Mutex::new(devices.rng),
             end: Mutex::new(None),
             ended,
+            rest,
             exits: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
         })
@@ -297,7 +300,51 @@ impl Bus {
             Slot::Rng => write_and_serve(&mut self.rng(), &self.memory, offset, data),
             Slot::Vsock => lock(&self.vsock).write(&self.memory, offset, data),
         };
+        if self.has_rest(slot) {
+            // As with `ended`: the counter cannot overflow, and a full one is readable too.
+            drop(self.rest.write(1));
+        }
         if interrupt {
+            self.raise(slot_gsi(slot));
+        }
+    }
+
+    fn has_rest(&self, slot: Slot) -> bool {
+        match slot {
+            Slot::Block => self.block().is_some_and(|block| block.unfinished()),
+            Slot::Net => self.net().unfinished(),
+            Slot::Rng => self.rng().unfinished(),
+            // Its pump works until nothing is left.
+            Slot::Vsock => false,
+        }
+    }
+
+    /// Becomes readable when [`Self::serve_rest`] has something to do.
+    #[must_use]
+    pub fn rest(&self) -> &EventFd {
+        &self.rest
+    }
+
+    /// Serves what a vCPU thread left in the queues when it had done its share.
+    pub fn serve_rest(&self) {
+        // Only to make it unreadable; who wrote it is asked below.
+        drop(self.rest.read());
+        if let Some(mut block) = self.block() {
+            let interrupt = serve_all(&mut block, &self.memory, BLOCK_QUEUES);
+            drop(block);
+            self.raise_if(interrupt, Slot::Block);
+        }
+        let interrupt = serve_all(&mut self.net(), &self.memory, NET_QUEUES);
+        self.raise_if(interrupt, Slot::Net);
+        let interrupt = serve_all(&mut self.rng(), &self.memory, RNG_QUEUES);
+        self.raise_if(interrupt, Slot::Rng);
+        if [Slot::Block, Slot::Net, Slot::Rng].into_iter().any(|slot| self.has_rest(slot)) {
+            drop(self.rest.write(1));
+        }
+    }
+
+    fn raise_if(&self, due: bool, slot: Slot) {
+        if due {
             self.raise(slot_gsi(slot));
         }
     }
@@ -346,11 +393,10 @@ pub fn write_and_serve<D: VirtioDevice>(
     }
 }
 
-/// Serves a queue until it is empty.  Returns whether an interrupt is due.
+/// Serves a queue until it is empty, or until this thread has done its share.  Returns whether an
+/// interrupt is due.
 fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue: usize) -> bool {
     let mut interrupt = false;
-    // A guest that refills its queue faster than we empty it must not keep the thread for ever: a
-    // pass is bounded, and so is the number of passes.  What is left is served at the next ring.
     for _ in 0..PASSES_MAX {
         interrupt |= device.process(memory, queue);
         if !device.unfinished() {
@@ -360,8 +406,22 @@ fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue:
     interrupt
 }
 
-/// Passes over one queue for one ring.
+/// Passes over one queue for one ring: a guest that refills its queue faster than it is emptied must
+/// not keep the thread for ever.  What is left is served by the I/O thread ([`Bus::serve_rest`]);
+/// the guest would not ring for it again.
 const PASSES_MAX: usize = 64;
+
+fn serve_all<D: VirtioDevice>(
+    device: &mut Mmio<D>,
+    memory: &GuestMemoryMmap,
+    queues: usize,
+) -> bool {
+    (0..queues).fold(false, |interrupt, queue| interrupt | serve(device, memory, queue))
+}
+
+const BLOCK_QUEUES: usize = 1;
+const NET_QUEUES: usize = 2;
+const RNG_QUEUES: usize = 1;
 
 /// The virtio-mmio slots, in the order of their addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

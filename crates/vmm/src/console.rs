@@ -10,6 +10,9 @@ use std::path::PathBuf;
 /// Largest size of each of the two files, in bytes.
 pub const LOG_BYTES_MAX: u64 = 512 << 10;
 
+/// Bytes of a console that go into a message.
+const TAIL_BYTES: usize = 700;
+
 /// Where the guest's serial output goes.
 #[derive(Debug)]
 pub struct ConsoleLog {
@@ -50,6 +53,14 @@ impl Write for ConsoleLog {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// What the guest in `directory` said last, to be appended to a message; empty if it said nothing.
+#[must_use]
+pub fn tail(directory: &std::path::Path) -> String {
+    let Ok(log) = std::fs::read(directory.join("console.log")) else { return String::new() };
+    let last = &log[log.len().saturating_sub(TAIL_BYTES)..];
+    format!("; its console: {}", String::from_utf8_lossy(last).trim())
 }
 
 #[cfg(test)]

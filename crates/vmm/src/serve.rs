@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::bus::End;
+use crate::console;
 use crate::control::{Control, Token};
 use crate::error::Error;
 use crate::handshake::Handshake;
@@ -30,6 +31,7 @@ const TAG_CONTROL: u64 = 2 << 32;
 const TAG_VSOCK: u64 = 3 << 32;
 const TAG_TAP: u64 = 4 << 32;
 const TAG_HANDSHAKE: u64 = 5 << 32;
+const TAG_REST: u64 = 6 << 32;
 const TAG_MASK: u64 = !0 << 32;
 
 /// A folder and a poll loop for one machine.
@@ -71,6 +73,7 @@ impl Server {
         let server = Self { machine, place, control: None, pending: VecDeque::new() };
         let bus = server.machine.bus();
         server.watch(bus.ended().as_raw_fd(), TAG_END)?;
+        server.watch(bus.rest().as_raw_fd(), TAG_REST)?;
         let net = bus.net();
         if let Some(tap) = net.device().wire().file() {
             server.watch(tap.as_raw_fd(), TAG_TAP)?;
@@ -118,7 +121,8 @@ impl Server {
             match self.poll(Some(left))? {
                 Woke::Served => {}
                 Woke::Ended(end) => {
-                    return Err(Error::Guest(format!("the machine ended: {end:?}")));
+                    let said = console::tail(&self.place.directory);
+                    return Err(Error::Guest(format!("the machine ended: {end:?}{said}")));
                 }
                 Woke::Handshake => {
                     let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());
@@ -174,6 +178,7 @@ impl Server {
                 TAG_CONTROL => self.on_control(token),
                 TAG_VSOCK => self.machine.bus().vsock(|vsock| vsock.on_socket(token)),
                 TAG_TAP => self.machine.bus().poll_tap(),
+                TAG_REST => self.machine.bus().serve_rest(),
                 TAG_HANDSHAKE => woke = Woke::Handshake,
                 _ => {}
             }

@@ -183,16 +183,17 @@ impl VsockHost {
 
     /// Moves everything that can move.  Returns whether an interrupt is due.
     pub fn pump(&mut self, memory: &GuestMemoryMmap) -> bool {
-        let mut interrupt = self.device.process(memory, RX_QUEUE);
+        let mut interrupt = false;
         loop {
+            interrupt |= self.device.process(memory, RX_QUEUE);
+            let unfinished = self.device.unfinished();
             let events: Vec<VsockEvent> = self.device.device_mut().drain_events().collect();
-            if events.is_empty() {
+            if events.is_empty() && !unfinished {
                 return interrupt;
             }
             for event in events {
                 self.on_event(event);
             }
-            interrupt |= self.device.process(memory, RX_QUEUE);
         }
     }
 
@@ -342,7 +343,9 @@ impl VsockHost {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    link.client_done = true;
+                    // The device says no more of an id that was reset.
+                    (link.client_done, link.guest_done, link.closed) = (true, true, true);
+                    link.leftover.clear();
                     device.reset(*id);
                 }
             }

@@ -238,6 +238,9 @@ impl Zygote {
                 let pid = std::process::id().cast_signed();
                 self.send_report(&Report::Ready { pid, ms });
                 let end = server.run();
+                if let crate::bus::End::Error(message) = &end {
+                    eprintln!("machine {}: {message}", child.id);
+                }
                 process::exit_now(i32::from(matches!(end, crate::bus::End::Error(_))));
             }
             Err(error) => {
