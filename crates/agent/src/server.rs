@@ -340,6 +340,8 @@ impl Server {
 
     fn flush(&mut self, conn: &mut Conn, again: bool) -> Turn {
         let Ok(clear) = conn.stream.flush() else { return Turn::Close };
+        // What took no more because of the backlog has seen its last edge: it gets another turn.
+        let again = again || (conn.blocked && clear);
         match (&conn.op, clear) {
             (Op::Closing, true) => return Turn::Close,
             (Op::Shutdown, true) => self.shut_down(),

@@ -309,3 +309,24 @@ fn what_is_not_the_protocol_ends_the_connection_with_an_error() {
     client.send(Kind::Reply, &json!({}));
     assert_eq!(client.finish().code(), "protocol");
 }
+
+#[test]
+fn output_goes_on_after_a_client_that_did_not_read() {
+    const BYTES: usize = 20_000_000;
+    let agent = Agent::start();
+    for _ in 0..5 {
+        let mut client = agent.connect();
+        let args = ["head", "-c", &BYTES.to_string(), "/dev/zero"].map(str::to_owned);
+        client.send(Kind::Request, &json!({"op": "exec", "args": args}));
+        let event = client.next().map(|frame| frame.payload).unwrap_or_default();
+        let event: Value = serde_json::from_slice(&event).unwrap();
+        let status = format!("/proc/{}/wchan", event["pid"]);
+        eventually("the process waits for its reader", || {
+            std::fs::read_to_string(&status).is_ok_and(|wait| wait.contains("pipe_w"))
+        });
+
+        let answer = client.finish();
+
+        assert_eq!((answer.stdout.len(), &answer.reply["exit_code"]), (BYTES, &json!(0)));
+    }
+}
