@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from forkd import errors
 from forkd.daemon.app import create_app
 from forkd.daemon.errors import status_of
-from tools import async_to_sync
+from tools import async_to_sync, gen_docs
 from tools.async_to_sync import ROOT
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ ERRORS = ROOT / "protocol/rest/errors.json"
 
 def outputs() -> dict[Path, str]:
     """Return every generated file with its contents."""
-    return {OPENAPI: openapi(), ERRORS: error_codes(), **async_to_sync.outputs()}
+    return {
+        OPENAPI: openapi(),
+        ERRORS: error_codes(),
+        **async_to_sync.outputs(),
+        **gen_docs.outputs(),
+    }
 
 
 def openapi() -> str:

@@ -406,8 +406,8 @@ fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue:
     interrupt
 }
 
-/// Passes over one queue for one ring: a guest that refills its queue faster than it is emptied must
-/// not keep the thread for ever.  What is left is served by the I/O thread ([`Bus::serve_rest`]);
+/// Passes over one queue for one ring: a guest that refills its queue faster than it is emptied
+/// must not keep the thread for ever.  What is left is served by the I/O thread ([`Bus::serve_rest`]);
 /// the guest would not ring for it again.
 const PASSES_MAX: usize = 64;
 
