@@ -407,8 +407,8 @@ fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue:
 }
 
 /// Passes over one queue for one ring: a guest that refills its queue faster than it is emptied
-/// must not keep the thread for ever.  What is left is served by the I/O thread ([`Bus::serve_rest`]);
-/// the guest would not ring for it again.
+/// must not keep the thread for ever.  What is left is served by the I/O thread, in
+/// [`Bus::serve_rest`]; the guest would not ring for it again.
 const PASSES_MAX: usize = 64;
 
 fn serve_all<D: VirtioDevice>(

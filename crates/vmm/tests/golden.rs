@@ -1,0 +1,76 @@
+//! Stores written by every release are read by this build, and written back to the same bytes.
+
+use std::path::PathBuf;
+
+use forkd_proto::control::ErrorCode;
+use forkd_vmm::disk::Lower;
+use forkd_vmm::memory;
+use forkd_vmm::snapshot::state::MachineState;
+use vm_memory::{Bytes, GuestAddress};
+
+const RELEASES: [&str; 1] = ["0.1.0"];
+
+fn golden(release: &str, name: &str) -> PathBuf {
+    let store = concat!(env!("CARGO_MANIFEST_DIR"), "/../../protocol/store/golden");
+    PathBuf::from(store).join(release).join(name)
+}
+
+fn scratch(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("forkd-golden-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn states_are_read_and_written_back_to_the_same_bytes() {
+    for release in RELEASES {
+        let path = golden(release, "state");
+        let state = MachineState::read(&path).unwrap();
+        let target = scratch("state");
+
+        state.write(&target).unwrap();
+
+        let same = std::fs::read(&path).unwrap() == std::fs::read(&target).unwrap();
+        std::fs::remove_file(target).unwrap();
+        assert!(same, "{release}");
+    }
+}
+
+#[test]
+fn memory_files_are_loaded_to_where_their_runs_say() {
+    for release in RELEASES {
+        let memory = memory::load(128 << 20, &[golden(release, "memory")]).unwrap();
+
+        let byte = |page: u64| memory.read_obj::<u8>(GuestAddress(page * 4096 + 4095)).unwrap();
+
+        assert_eq!([byte(0), byte(1), byte(2), byte(32767)], [0, 1, 2, 3], "{release}");
+    }
+}
+
+#[test]
+fn layers_are_opened() {
+    for release in RELEASES {
+        let image = scratch("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+
+        let opened = Lower::open(&[image.clone(), golden(release, "disk.layer")], 2 << 30);
+
+        std::fs::remove_file(image).unwrap();
+        assert_eq!(opened.unwrap().size_bytes(), 2 << 30, "{release}");
+    }
+}
+
+#[test]
+fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
+    let bytes = std::fs::read(golden(RELEASES[0], "state")).unwrap();
+    let target = scratch("flipped");
+    for at in (0..bytes.len()).step_by(97) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 0x10;
+        std::fs::write(&target, flipped).unwrap();
+
+        let code = MachineState::read(&target).unwrap_err().code();
+
+        let refused = [ErrorCode::Damaged, ErrorCode::NotOurs, ErrorCode::TooNew].contains(&code);
+        assert!(refused, "byte {at}: {code:?}");
+    }
+    std::fs::remove_file(target).unwrap();
+}
