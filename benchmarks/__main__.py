@@ -119,6 +119,7 @@ def _run_here(command: list[str], follower: _Follower) -> None:
 
 def _run_inside(machine: Machine, command: list[str], follower: _Follower) -> None:
     in_machine.compile_sources()
+    machine.run(["mount", "-t", "debugfs", "debugfs", "/sys/kernel/debug"])  # for guests' faults
     complaints = bytearray()
     machine.run(
         command,

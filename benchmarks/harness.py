@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -84,16 +83,8 @@ def machine(place: str) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """What a process has in memory, in MiB."""
-
-    private_mib: float
-    anonymous_mib: float
-
-
-def weight(pid: int) -> Weight:
-    """Return what no other process shares with `pid`, and how much of that is anonymous.
+def private_mib(pid: int) -> float:
+    """Return how much memory a process has that no other shares with it, in MiB.
 
     Raises:
         OSError: There is no such process.
@@ -102,8 +93,7 @@ def weight(pid: int) -> Weight:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * _KIB
-    private = fields["Private_Clean"] + fields["Private_Dirty"]
-    return Weight(private / MIB, fields["Anonymous"] / MIB)
+    return (fields["Private_Clean"] + fields["Private_Dirty"]) / MIB
 
 
 def guest_faults(pid: int) -> int | None:

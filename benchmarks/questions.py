@@ -24,10 +24,7 @@ WARM_UP = 10
 """Round trips that nobody counts: the first ones touch pages and open the connection."""
 
 ROUNDS = 200
-"""Counted round trips of each kind."""
-
-PROGRAMS = 50
-"""Counted programs: each costs as much as many round trips."""
+"""Counted round trips of each kind; a quarter of them for programs, which cost more."""
 
 
 async def numpy(guest: Guest) -> None:
@@ -63,14 +60,14 @@ async def program(guest: Guest) -> None:
                 raise EngineError(f"/bin/true ended with {event.exit_code}")
 
 
-async def round_trips(guest: Guest) -> Json:
+async def round_trips(guest: Guest, rounds: int = ROUNDS) -> Json:
     """Measure round trips over a connection that is kept; the kinds take turns."""
     kinds = {"vsock_echo": echo, "eval": numpy, "eval_nothing": nothing}
     times: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(WARM_UP + ROUNDS):
+    for _ in range(WARM_UP + rounds):
         for name, ask in kinds.items():
             times[name].append(await _timed(ask, guest))
-    times["exec"] = [await _timed(program, guest) for _ in range(2 + PROGRAMS)][2:]
+    times["exec"] = [await _timed(program, guest) for _ in range(2 + rounds // 4)][2:]
     figures = {
         name: summary(taken if name == "exec" else taken[WARM_UP:]) for name, taken in times.items()
     }

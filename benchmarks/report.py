@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from benchmarks.harness import Json
 
 
+DIGITS_FROM = 100
+"""Figures from here on are shown without their fraction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A line of the table.
@@ -53,6 +57,7 @@ ROWS = (
     Row("boot to the agent", "boot.ms", "ms"),
     Row("bake, image already built", "bake.stages_s.total", "s"),
     Row("zygote start", "zygote.start_ms", "ms"),
+    Row("guest's faults until it answers", "fork.guest_faults_p50.to_answer", ""),
 )
 
 
@@ -73,9 +78,14 @@ def show(bench: Json) -> None:
         over = row.most is not None and value > row.most
         budget = "" if row.most is None else f"≤ {row.most:g} {row.unit}"
         table.add_row(
-            row.what, f"{value:,.4g} {row.unit}", budget, style="bold red" if over else None
+            row.what, f"{shown(value)} {row.unit}", budget, style="bold red" if over else None
         )
     Console().print(table)
+
+
+def shown(value: float) -> str:
+    """Return a figure with as many digits as it is worth."""
+    return f"{value:,.0f}" if value >= DIGITS_FROM else f"{value:.2f}"
 
 
 def look_up(bench: Json, path: str) -> Any:  # noqa: ANN401 - JSON

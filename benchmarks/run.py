@@ -21,14 +21,13 @@ from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
     Json,
-    Weight,
     available_mib,
     guest_faults,
     machine,
     median,
+    private_mib,
     quantile,
     summary,
-    weight,
 )
 from forkd.errors import ForkdError
 from forkd.host import proc
@@ -61,7 +60,7 @@ class Width:
     first_eval_ms: list[float] = field(default_factory=list)
     first_eval_wall_ms: list[float] = field(default_factory=list)
     stages: dict[str, list[float]] = field(default_factory=dict)
-    weights: list[Weight] = field(default_factory=list)
+    private_mib: list[float] = field(default_factory=list)
     taken_mib: list[float] = field(default_factory=list)
     faults_to_answer: list[int] = field(default_factory=list)
     faults_to_eval: list[int] = field(default_factory=list)
@@ -105,12 +104,10 @@ class Width:
 
     def memory(self) -> Json:
         """Return what the children weighed, all alive after an evaluation in each."""
-        private = [each.private_mib for each in self.weights]
         return {
             "n": self.n,
-            "private_mib_p50": quantile(private, 50),
-            "private_mib_p99": quantile(private, 99),
-            "anonymous_mib_p50": quantile([each.anonymous_mib for each in self.weights], 50),
+            "private_mib_p50": quantile(self.private_mib, 50),
+            "private_mib_p99": quantile(self.private_mib, 99),
             "mem_available_mib_per_child": median(self.taken_mib) / self.n,
         }
 
@@ -147,7 +144,7 @@ async def measure(host_bed: bed.Bed, width: Width, repeat: int, teller: Teller) 
             await herd.ask_all(questions.numpy)
             width.faults_to_eval += known(guest_faults(child.pid) for child in herd.children)
             width.taken_mib.append(before_mib - available_mib())
-            width.weights += [weight(child.pid) for child in herd.children]
+            width.private_mib += [private_mib(child.pid) for child in herd.children]
             width.note(herd)
         teller.begin(f"first eval of {which}")
         async with host_bed.fork(width.n, questions.numpy) as herd:

@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.bed import Child, Herd
 from benchmarks.floor import Floor
-from benchmarks.harness import Weight, available_mib, machine, median, quantile, summary, weight
-from benchmarks.report import ROWS, look_up, plot, show
+from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
+from benchmarks.report import ROWS, look_up, plot, show, shown
 from benchmarks.run import Width, assemble
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
@@ -28,8 +28,9 @@ def widths() -> dict[int, Width]:
         width.note(Herd(Path("herd"), children))
         width.first_eval_ms += [9.0] * n
         width.first_eval_wall_ms.append(7.0 * n)
-        width.weights += [Weight(2.5, 2.0)] * n
+        width.private_mib += [2.5] * n
         width.taken_mib.append(5.0 * n)
+        width.faults_to_answer += [1500] * n
         made[n] = width
     return made
 
@@ -82,7 +83,14 @@ def test_a_run_without_a_thousand_can_be_shown_and_drawn(
 
 
 def test_a_process_weighs_something_and_less_than_the_host_has() -> None:
-    mine = weight(os.getpid())
-    assert 1 < mine.private_mib < proc.memory_bytes()[0]
-    assert mine.anonymous_mib > 0
+    assert 1 < private_mib(os.getpid()) < proc.memory_bytes()[0] / MIB
     assert available_mib() > 0
+
+
+def test_long_figures_lose_their_fraction_and_short_ones_keep_it() -> None:
+    assert [shown(value) for value in (12593.5, 166.31, 9.956, 0.0421)] == [
+        "12,594",
+        "166",
+        "9.96",
+        "0.04",
+    ]
