@@ -318,6 +318,26 @@ pub fn map_privately(
     Ok(mapped.cast())
 }
 
+/// Interrupts this process's system calls with SIGALRM after `seconds`, once.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn alarm_after(seconds: u32) -> Result<(), Error> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: all-zero is a valid `sigaction`: no flags (so no SA_RESTART), empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as libc::sighandler_t;
+    // SAFETY: `action` is initialised, and its handler does nothing.
+    let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
+    if set < 0 {
+        return Err(Error::last_os("sigaction"));
+    }
+    // SAFETY: no memory involved.
+    unsafe { libc::alarm(seconds) };
+    Ok(())
+}
+
 /// Whether this host gives huge pages to who asks for them
 /// (`Documentation/admin-guide/mm/transhuge.rst`).
 #[must_use]
