@@ -1,7 +1,10 @@
-"""A `HostService` over the real VMM with `python-numpy` baked, for the tests of one module.
+"""A `HostService` over the real VMM with a recipe baked, for the tests of one module.
 
-Needs what `REAL` says; the binaries are those in build/bin.  The image cache is the user's,
-where it may be read-only: only its locks and what depends on the agent are ours.
+`real_host` has `python-numpy` baked; `baked_host` bakes any other, `variant` writes one that shares
+its image.
+
+Needs what `REAL` says; the binaries are those that a daemon would find.  The image cache is the
+user's, where it may be read-only: only its locks and what depends on the agent are ours.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import tempfile
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
+from forkd import programs
+from forkd.host import proc
 from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
 from forkd.model.ids import parse_tag
@@ -29,6 +34,7 @@ from forkd.service.settings import HostSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +43,20 @@ REAL = pytest.mark.needs("kvm", "root", "cgroup2", "tun", "binaries")
 
 TAG = parse_tag("python-numpy")
 
+RECIPE = ROOT / "recipes" / TAG
+
 STATE_PARENT = Path("/var/lib/forkd")
 """On a disk, where the helper machine has one; a snapshot would fill a small /tmp."""
+
+
+EVAL_TIMEOUT_S = 60.0
+
+
+async def value(host: RealHost, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
+    """Evaluate code that must not raise; return its value."""
+    result = await host.service.eval(sandbox, code, timeout_s=EVAL_TIMEOUT_S)
+    assert result.error is None, result.error.traceback
+    return result.value
 
 
 @dataclass
@@ -51,7 +69,7 @@ class RealHost:
 
     @contextlib.asynccontextmanager
     async def forked(self, count: int, options: ForkOptions) -> AsyncIterator[tuple[Sandbox, ...]]:
-        """Fork sandboxes that are deleted after the block."""
+        """Fork sandboxes that are deleted after the block; their processes are gone then."""
         result = await self.service.fork(TAG, count, options)
         try:
             assert result.failures == ()
@@ -59,6 +77,8 @@ class RealHost:
         finally:
             for sandbox in result.sandboxes:
                 await self.service.delete_sandbox(sandbox.id)
+            # Their environment is not ours, so the leak check does not know them.
+            assert not {sandbox.pid for sandbox in result.sandboxes} & self.vmm_processes()
 
     async def restart(self, *, warm: bool = True) -> None:
         """Stop the service and start another on the same folders; `warm` starts its zygote."""
@@ -67,6 +87,11 @@ class RealHost:
         await self.service.start()
         if warm:
             await self.warm()
+
+    def vmm_processes(self) -> set[int]:
+        """Return the processes of our machines and zygotes."""
+        run_dir = self.settings.run_dir
+        return {pid for pid in proc.processes() if proc.has_option_below(pid, "--config", run_dir)}
 
     async def warm(self) -> None:
         """Have the zygote started, whose descriptors would look like a test's leak."""
@@ -77,12 +102,46 @@ class RealHost:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real_host() -> AsyncIterator[RealHost]:
     """Bake once for a module; nothing is left of it afterwards."""
-    state, run_dir = _folders()
-    service = HostService(_settings(state, run_dir))
+    async with baked_host(RECIPE) as host:
+        yield host
+
+
+def variant(
+    folder: Path, *, warmup: str = "", post_fork: str = "", vcpus: int = 1, memory_mib: int = 512
+) -> Path:
+    """Write the recipe `python-numpy` with more warm-up or another shape; its image is the same.
+
+    Args:
+        folder: Where it goes; made.
+        warmup: Python behind the recipe's own warm-up.
+        post_fork: Python of its post-fork hook, without quotes of three.
+        vcpus: Its virtual CPUs.
+        memory_mib: Its memory.
+    """
+    folder.mkdir()
+    (folder / "warmup.py").write_text((RECIPE / "warmup.py").read_text() + warmup)
+    changed = {
+        "vcpus = 1\n": f"vcpus = {vcpus}\n",
+        "memory_mib = 512\n": f"memory_mib = {memory_mib}\n",
+        'file = "warmup.py"\n': f"file = \"warmup.py\"\npost_fork = '''\n{post_fork}'''\n",
+    }
+    text = (RECIPE / "recipe.toml").read_text()
+    for old, new in changed.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (folder / "recipe.toml").write_text(text)
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def baked_host(recipe: Path) -> AsyncIterator[RealHost]:
+    """Bake `recipe`, under `TAG`; nothing is left of it after the block."""
+    state, run_dir = fresh_folders()
+    service = HostService(settings_in(state, run_dir))
     try:
         await service.start()
-        snapshot = await _bake(service)
-        host = RealHost(_settings(state, run_dir), service, snapshot)
+        snapshot = await _bake(service, recipe)
+        host = RealHost(settings_in(state, run_dir), service, snapshot)
         await host.warm()
         yield host
         service = host.service
@@ -92,31 +151,32 @@ async def real_host() -> AsyncIterator[RealHost]:
             shutil.rmtree(folder)
 
 
-def _folders() -> tuple[Path, Path]:
+def fresh_folders() -> tuple[Path, Path]:
+    """Make a state folder and a run folder, for whoever asks to remove."""
     STATE_PARENT.mkdir(exist_ok=True)
     state = tempfile.mkdtemp(prefix="test-", dir=STATE_PARENT)
     run_dir = tempfile.mkdtemp(prefix="fk", dir="/tmp")  # its path must be short
     return Path(state), Path(run_dir)
 
 
-async def _bake(service: HostService) -> Snapshot:
-    request = SnapshotRequest(TAG, ROOT / "recipes" / TAG)
+async def _bake(service: HostService, recipe: Path) -> Snapshot:
+    request = SnapshotRequest(TAG, recipe)
     *_, snapshot = [event async for event in service.create_snapshot(request)]
     assert isinstance(snapshot, Snapshot)
     return snapshot
 
 
-def _settings(state: Path, run_dir: Path) -> HostSettings:
+def settings_in(state: Path, run_dir: Path) -> HostSettings:
+    """Return settings under which a host shares images with the user's, and nothing else."""
     cache, shared = state / "cache", default_cache_folder()
     for name in ("locks", "initramfs"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     for name in ("kernels", "images"):
         if not (cache / name).exists():
             (cache / name).symlink_to(shared / name)
-    binaries = ROOT / "build" / "bin"
     return HostSettings(
-        vmm=binaries / "forkd-vmm",
-        agent=binaries / "forkd-agent",
+        vmm=programs.find(programs.VMM),
+        agent=programs.find(programs.AGENT),
         cache_dir=cache,
         state_dir=state,
         run_dir=run_dir,
