@@ -1,0 +1,232 @@
+"""The VMM on real KVM: odd shapes work, bad files are refused, and a death is nobody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd import programs
+from forkd.engine.configs import DiskConfig, MachineConfig, ZygoteConfig
+from forkd.engine.process import CONFIG_FILE, LOG_FILE, start_machine, start_zygote
+from forkd.errors import ForkdError, StoreError
+from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.real_host import REAL, baked_host, value, variant
+from tests.support.service_host import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.real_host import RealHost
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+VCPUS = 4
+
+MEMORY_MIB = 6_144
+"""More than fits below the hole under 4 GiB."""
+
+PAGES = """
+import mmap
+
+
+def frames(address, pages):
+    '''Return where in the machine's memory pages of this process are.'''
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(address // 4096 * 8)
+        words = numpy.frombuffer(file.read(pages * 8), dtype=numpy.uint64)
+    return words & numpy.uint64((1 << 55) - 1)
+
+
+marker = numpy.arange(4 << 20, dtype=numpy.uint32)
+"""
+
+HIGH_FRAME = (4 << 30) // 4096
+
+ONE = ForkOptions()
+
+FILES = ("state", "memory", "disk.layer")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealHost]:
+    """A host with a snapshot of a machine with four CPUs and more than 4 GiB."""
+    folder = tmp_path_factory.mktemp("recipes") / "large"
+    recipe = variant(folder, warmup=PAGES, vcpus=VCPUS, memory_mib=MEMORY_MIB)
+    async with baked_host(recipe) as baked:
+        yield baked
+
+
+async def test_every_cpu_of_a_child_works(host: RealHost) -> None:
+    code = """
+import os, threading
+seen, barrier = {}, threading.Barrier(os.cpu_count())
+
+
+def work(cpu):
+    os.sched_setaffinity(0, {cpu})
+    barrier.wait(30)
+    with open(f"/proc/self/task/{threading.get_native_id()}/stat") as file:
+        seen[cpu] = int(file.read().rpartition(")")[2].split()[36])
+
+
+threads = [threading.Thread(target=work, args=[cpu]) for cpu in range(os.cpu_count())]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sorted(seen.items())
+"""
+    async with host.forked(2, ONE) as children:
+        for child in children:
+            assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(VCPUS)]
+
+
+async def test_memory_above_4_gib_is_saved_forked_and_used(host: RealHost) -> None:
+    code = f"""
+import os
+total = int(open("/proc/meminfo").readline().split()[1]) // 1024
+high = [line for line in open("/proc/iomem") if "System RAM" in line
+        and int(line.split("-")[0], 16) >= 4 << 30]
+warm = frames(marker.ctypes.data, marker.nbytes // 4096)
+fresh = numpy.ones(4 << 20, dtype=numpy.uint32)
+[
+    total,
+    len(high),
+    int((warm >= {HIGH_FRAME}).sum()),
+    int((frames(fresh.ctypes.data, fresh.nbytes // 4096) >= {HIGH_FRAME}).sum()),
+    bool((marker == numpy.arange(4 << 20, dtype=numpy.uint32)).all()),
+]
+"""
+    async with host.forked(1, ONE) as (child,):
+        total, high, warm, fresh, intact = await value(host, child.id, code)
+
+    assert MEMORY_MIB * 0.9 < total <= MEMORY_MIB
+    assert high == 1
+    assert warm > 0
+    assert fresh > 0
+    assert intact
+
+
+async def test_a_zygote_that_is_killed_takes_no_child_and_the_next_fork_has_another(
+    host: RealHost,
+) -> None:
+    async with host.forked(3, ONE) as children:
+        (zygote,) = host.vmm_processes() - {child.pid for child in children}
+        os.kill(zygote, signal.SIGKILL)
+        await until(lambda: zygote not in host.vmm_processes())
+
+        for child in children:
+            assert await value(host, child.id, "6 * 7") == 42
+        async with host.forked(1, ONE) as (late,):
+            assert await value(host, late.id, "6 * 7") == 42
+    assert len(host.vmm_processes()) == 1
+
+
+async def test_a_child_that_is_killed_is_reported_and_the_others_answer(host: RealHost) -> None:
+    async with host.forked(3, ONE) as (dying, *others):
+        assert dying.pid is not None
+        os.kill(dying.pid, signal.SIGKILL)
+        async for _ in host.service.follow_console_log(dying.id):
+            pass  # the log ends with the machine
+
+        found = await host.service.get_sandbox(dying.id)
+        assert (found.state, found.pid) == (SandboxState.EXITED, None)
+        for other in others:
+            assert await value(host, other.id, "6 * 7") == 42
+
+
+async def test_a_kernel_that_is_no_kernel_is_one_error_and_leaves_nothing(
+    host: RealHost, folder: Path
+) -> None:
+    known = host.vmm_processes()
+    kernel = folder.with_suffix(".kernel")
+    for contents in (b"", b"not a kernel", os.urandom(1 << 20), b"\x7fELF" + bytes(100)):
+        kernel.write_bytes(contents)
+        config = MachineConfig(folder, kernel, vcpus=1, memory_bytes=128 << 20)
+        with pytest.raises(ForkdError, match="kernel") as refusal:
+            await start_machine(programs.find(programs.VMM), config)
+
+        assert refusal.value.context["control_code"] == "invalid_request"
+    kernel.unlink()
+    assert_only_log(folder)
+    assert host.vmm_processes() == known
+
+
+def truncated(raw: bytearray) -> None:
+    del raw[-1]
+
+
+def empty(raw: bytearray) -> None:
+    raw.clear()
+
+
+def flipped_in_the_middle(raw: bytearray) -> None:
+    raw[len(raw) // 2] ^= 0x10
+
+
+def flipped_in_the_header(raw: bytearray) -> None:
+    raw[20] ^= 0x10
+
+
+def foreign(raw: bytearray) -> None:
+    raw[:8] = b"NOTOURS!"
+
+
+def of_a_later_version(raw: bytearray) -> None:
+    """Raise the version; its check comes before that of the header's digest."""
+    struct.pack_into("<I", raw, 8, 2)
+
+
+@pytest.mark.parametrize("file", FILES)
+async def test_a_bad_file_is_refused_by_its_name_and_what_is_wrong_with_it(
+    host: RealHost, folder: Path, file: str
+) -> None:
+    known, whole = host.vmm_processes(), host.snapshot.directory
+    bad = host.settings.state_dir / f"bad.{file}"
+    cases: dict[Callable[[bytearray], None], str] = {
+        truncated: "damaged",
+        empty: "not_ours|damaged",
+        flipped_in_the_middle: "damaged",
+        flipped_in_the_header: "damaged",
+        foreign: "not_ours",
+        of_a_later_version: "too_new",
+    }
+    raw = (whole / file).read_bytes()
+    try:
+        for spoil, codes in cases.items():
+            spoilt = bytearray(raw)
+            spoil(spoilt)
+            bad.write_bytes(spoilt)
+            paths = {name: bad if name == file else whole / name for name in FILES}
+            (rootfs,) = host.settings.state_dir.glob("images/*/rootfs.ext4")
+            disk = DiskConfig((rootfs, paths["disk.layer"]), host.snapshot.disk_bytes)
+            config = ZygoteConfig(folder, paths["state"], (paths["memory"],), disk)
+            with pytest.raises(StoreError) as refusal:
+                await start_zygote(programs.find(programs.VMM), config)
+
+            assert refusal.value.context["control_code"] in codes.split("|"), spoil.__name__
+            assert bad.name in str(refusal.value)
+            assert_only_log(folder)
+            assert host.vmm_processes() == known
+    finally:
+        bad.unlink()
+
+
+@pytest.fixture
+def folder(host: RealHost) -> Iterator[Path]:
+    """A folder for one machine, on the disk."""
+    made = host.settings.run_dir / "m"
+    made.mkdir()
+    yield made
+    shutil.rmtree(made)
+
+
+def assert_only_log(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} <= {CONFIG_FILE, LOG_FILE}
