@@ -1,0 +1,288 @@
+"""Everything at once: the SDK, a daemon in a process of its own, and real machines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd import Client
+from forkd.errors import ForkdError, InvalidRequest, NotFound
+from forkd.host import proc
+from tests.support.real_host import REAL, RECIPE, ROOT, TAG, fresh_folders, settings_in
+from tests.support.service_host import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from forkd.wire import v1
+
+pytestmark = [REAL, pytest.mark.timeout(600)]
+
+SERVE = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from forkd.daemon import commands
+from forkd.daemon.settings import Settings
+from tests.support.real_host import settings_in
+
+state, run_dir = Path({state!r}), Path({run_dir!r})
+commands.host_settings = lambda _: settings_in(state, run_dir)
+settings = Settings(socket=run_dir / "forkd.sock")
+sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
+"""
+"""The daemon as it is, except that it shares neither cgroups nor addresses with another."""
+
+FILE_BYTES = 5 << 20
+
+END_TIMEOUT_S = 60.0
+
+BAKE_TIMEOUT_S = 300.0
+
+
+class Daemon:
+    """A daemon on folders of its own, which may be killed and started again."""
+
+    def __init__(self) -> None:
+        self.state, self.run_dir = fresh_folders()
+        self.settings = settings_in(self.state, self.run_dir)
+        self.url = f"unix://{self.run_dir / 'forkd.sock'}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; it listens when this returns."""
+        script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
+        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
+        assert self._process.stdout is not None
+        assert json.loads(self._process.stdout.readline())["event"] == "listening"
+
+    def end(self, number: signal.Signals) -> None:
+        """End it with a signal, if it runs."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.send_signal(number)
+            process.wait(END_TIMEOUT_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def remove(self) -> None:
+        """End it and remove its folders."""
+        self.end(signal.SIGTERM)
+        for folder in (self.state, self.run_dir):
+            shutil.rmtree(folder)
+
+    def left(self) -> list[str]:
+        """Return what a daemon without sandboxes and bakes should not have, zygotes aside."""
+        folders = (self.settings.sandboxes_dir, self.settings.bakes_dir, self.state / "staging")
+        return [str(entry) for folder in folders for entry in folder.iterdir()]
+
+    def vmm_processes(self) -> set[int]:
+        """Return the processes of its machines and zygotes."""
+        return {
+            pid for pid in proc.processes() if proc.has_option_below(pid, "--config", self.run_dir)
+        }
+
+
+@pytest.fixture(scope="module")
+def progress() -> list[v1.ProgressEvent]:
+    """What the bake of the module's snapshot has told."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def daemon(progress: list[v1.ProgressEvent]) -> Iterator[Daemon]:
+    """A daemon with a snapshot and its zygote."""
+    made = Daemon()
+    try:
+        made.start()
+        with Client(made.url) as client:
+            client.snapshots.create(TAG, RECIPE, on_progress=progress.append)
+            client.fork(TAG)[0].kill()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def doomed() -> Iterator[Daemon]:
+    """A daemon with nothing yet, for a test that kills it."""
+    made = Daemon()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    """A client; sandboxes that a test forgets are killed."""
+    with Client(daemon.url) as made:
+        yield made
+        for sandbox in made.sandboxes.list():
+            sandbox.kill()
+    assert daemon.left() == []
+
+
+def test_a_bake_tells_its_stages_and_its_snapshot_is_listed(
+    client: Client, progress: list[v1.ProgressEvent]
+) -> None:
+    stages = list(dict.fromkeys(event.stage for event in progress))
+    assert stages[-4:] == ["boot", "warm", "quiesce", "save"]
+    (snapshot,) = client.snapshots.list()
+    assert (snapshot.tag, snapshot.status) == (TAG, "ready")
+    assert client.snapshots.info(TAG).tag == TAG
+
+
+def test_three_children_answer_over_http(client: Client) -> None:
+    children = client.fork(TAG, 3)
+    zeros = [child.eval("numpy.zeros(5).tolist()").check().value for child in children]
+    dice = [child.eval("random.random()").check().value for child in children]
+
+    assert zeros == [[0.0] * 5] * 3
+    assert len({str(each) for each in dice}) == 3
+    assert {each.id for each in client.sandboxes.list()} == {child.id for child in children}
+
+
+def test_a_program_streams_while_it_runs(client: Client) -> None:
+    (sandbox,) = client.fork(TAG)
+    with sandbox.exec_stream(["sh", "-c", "read a; echo got $a; read b; exit 7"], stdin=True) as on:
+        on.write(b"one\n")
+        output = next(iter(on))
+        on.write(b"two\n")
+        ended = on.wait()
+
+    assert (output.stream, output.data) == ("stdout", b"got one\n")
+    assert ended.exit_code == 7
+
+
+def test_a_file_of_5_mib_comes_back_as_it_was_sent(client: Client) -> None:
+    data = os.urandom(FILE_BYTES)
+    (sandbox,) = client.fork(TAG)
+    assert sandbox.files.write("/root/deep/down", data, make_parents=True) == FILE_BYTES
+    assert sandbox.files.stat("/root/deep/down").size_bytes == FILE_BYTES
+    assert sandbox.files.read("/root/deep/down") == data
+
+
+def test_what_the_guest_says_to_its_console_is_in_its_log(client: Client) -> None:
+    (sandbox,) = client.fork(TAG)
+    sandbox.exec(["sh", "-c", "echo hello > /dev/console"])
+    said = b""
+    for piece in sandbox.follow_logs():
+        said += piece
+        if b"hello" in said:
+            break
+
+    assert b"hello" in sandbox.logs()
+
+
+def test_a_killed_sandbox_is_gone_and_asking_it_is_not_found(
+    client: Client, daemon: Daemon
+) -> None:
+    (sandbox,) = client.fork(TAG)
+    pid = sandbox.info.pid
+    assert pid in daemon.vmm_processes()
+    sandbox.kill()
+
+    assert pid not in daemon.vmm_processes()
+    for ask in (sandbox.refresh, sandbox.ping, lambda: sandbox.eval("1"), sandbox.logs):
+        with pytest.raises(NotFound):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("tag", "count", "kind"),
+    [
+        ("unknown", 1, NotFound),
+        ("..", 1, ForkdError),
+        ("../../etc", 1, InvalidRequest),
+        (TAG, 0, InvalidRequest),
+        (TAG, 10_001, InvalidRequest),
+    ],
+)
+def test_a_bad_fork_is_one_error_and_leaves_nothing(
+    client: Client, tag: str, count: int, kind: type[ForkdError]
+) -> None:
+    with pytest.raises(kind):
+        client.fork(tag, count)
+
+    assert client.sandboxes.list() == []
+
+
+def test_a_snapshot_cannot_be_named_out_of_its_folder(client: Client) -> None:
+    for tag in ("..", "a/../b", "/etc"):
+        with pytest.raises(InvalidRequest):
+            client.snapshots.create(tag, RECIPE)
+        with pytest.raises((InvalidRequest, NotFound)):
+            client.snapshots.delete(tag)
+
+    assert [each.tag for each in client.snapshots.list()] == [TAG]
+
+
+def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(doomed: Daemon) -> None:
+    warming = threading.Event()
+
+    def bake() -> None:
+        with Client(doomed.url) as client:
+            client.snapshots.create(TAG, RECIPE, on_progress=told)
+
+    def told(event: v1.ProgressEvent) -> None:
+        if event.stage == "warm":
+            warming.set()
+
+    kill_during(doomed, bake, lambda: warming.wait(BAKE_TIMEOUT_S))
+    assert len(doomed.vmm_processes()) == 1
+
+    doomed.start()
+    assert doomed.left() == []
+    assert doomed.vmm_processes() == set()
+    with Client(doomed.url) as client:
+        assert client.snapshots.list() == []
+
+
+def test_a_daemon_killed_in_a_fork_adopts_what_was_ready_and_leaves_nothing_else(
+    doomed: Daemon,
+) -> None:
+    with Client(doomed.url) as client:
+        client.snapshots.create(TAG, RECIPE)
+        (before,) = client.fork(TAG)
+
+    def fork() -> None:
+        with Client(doomed.url) as client:
+            client.fork(TAG, 30)
+
+    folder = doomed.settings.sandboxes_dir
+    kill_during(
+        doomed, fork, lambda: asyncio.run(until(lambda: len([*folder.glob("*/vsock.sock")]) > 3))
+    )
+
+    doomed.start()
+    with Client(doomed.url) as client:
+        found = client.sandboxes.list()
+        assert before.id in {each.id for each in found}
+        assert {each.info.pid for each in found} == doomed.vmm_processes()
+        for each in found:
+            assert each.eval("6 * 7").check().value == 42
+            each.kill()
+    assert doomed.left() == []
+    assert doomed.vmm_processes() == set()
+
+
+def kill_during(daemon: Daemon, work: Callable[[], None], wait: Callable[[], object]) -> None:
+    """Kill the daemon while a client is at `work`, once `wait` has returned; it notices."""
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        wait()
+        daemon.end(signal.SIGKILL)
+        with pytest.raises(ForkdError):
+            working.result(END_TIMEOUT_S)
