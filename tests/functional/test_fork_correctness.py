@@ -79,6 +79,7 @@ ROWS = {
     "a generator renewed by a hook": "float(generator.random())",
     "uuid.uuid4": "str(uuid.uuid4())",
     "uuid.uuid1": "str(uuid.uuid1())",
+    "uuid.getnode": "uuid.getnode()",
     "secrets.token_hex": "secrets.token_hex(16)",
     "OpenSSL": "ssl.RAND_bytes(16).hex()",
     "tempfile name": "next(tempfile._get_candidate_names())",

@@ -382,8 +382,10 @@ def reseed(seed):
         modules["tempfile"]._name_sequence = None
         names.append("tempfile")
     if "uuid" in modules:
-        # uuid1: the address of the network interface and the last instant used.
-        modules["uuid"]._node = None
+        # uuid1: libuuid, which is asked first, keeps its node and its sequence out of our reach, so
+        # Python's own takes its place, with a random node (RFC 4122, 4.5) and no last instant.
+        modules["uuid"]._generate_time_safe = None
+        modules["uuid"]._node = int.from_bytes(os.urandom(6), "big") | 1 << 40
         modules["uuid"]._last_timestamp = None
         names.append("uuid")
     return names
