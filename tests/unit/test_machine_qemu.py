@@ -67,7 +67,17 @@ def test_a_share_is_mounted_as_it_asks(share: Share, options: str) -> None:
 
 
 def test_settings_survive_the_shell_that_reads_them() -> None:
-    text = qemu.settings(CONFIG, python=Path("/a b/$HOME"), executor=Path("/e'x.py"))
+    text = qemu.settings(CONFIG, python=Path("/a b/$HOME"), executor=Path("/s/r/c/e'x.py"))
 
     assert "PYTHON='/a b/$HOME'\n" in text
-    assert shlex.split(text.splitlines()[-1]) == ["EXECUTOR=/e'x.py"]
+    assert shlex.split(text.splitlines()[-1]) == ["EXECUTOR=/s/r/c/e'x.py"]
+
+
+def test_what_the_executor_runs_from_is_kept_only_below_tmp() -> None:
+    python, executor = Path("/tmp/v/bin/python"), Path("/tmp/c/src/forkd/executor.py")
+
+    below = qemu.settings(CONFIG, python=python, executor=executor)
+    above = qemu.settings(CONFIG, python=Path("/v/bin/python"), executor=Path("/c/src/forkd/e.py"))
+
+    assert "KEPT='/tmp/v\n/tmp/c\n'" in below
+    assert "KEPT=''" in above

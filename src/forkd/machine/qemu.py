@@ -131,13 +131,21 @@ def mount_options(*, changing: bool) -> str:
 
 
 def settings(config: MachineConfig, *, python: Path, executor: Path) -> str:
-    """Return `machine.conf`, which both stages of init read."""
+    """Return `machine.conf`, which both stages of init read.
+
+    `python` is a virtual environment's program and `executor` a file in our source folder.  Both
+    folders stay visible inside even below `/tmp`, which is otherwise the machine's own.
+    """
+    own_tmp = "/tmp"  # noqa: S108 - the machine's, which nothing is written to here
+    folders = (python.parent.parent, executor.parents[2])
+    kept = [folder for folder in folders if folder.is_relative_to(own_tmp)]
     values = {
         "RELEASE": config.release,
         "ROOT_OPTIONS": mount_options(changing=False) + ",ro",
         "MODULES": " ".join(MODULES),
         "SYSCTLS": " ".join(SYSCTLS),
         "PYTHON": str(python),
+        "KEPT": "".join(f"{folder}\n" for folder in kept),
         "EXECUTOR": str(executor),
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -12,7 +12,16 @@ fail() { echo "failed: $*" >/dev/ttyS1; echo "forkd-machine: failed: $*"; bb syn
 bb mkdir -p /dev/pts /dev/shm /run/lock /tmp /var/lib/forkd "/lib/modules/$RELEASE"
 bb mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
 bb mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+# What the executor runs from stays visible when it lies below /tmp.
+echo "$KEPT" | while IFS= read -r folder && [ -n "$folder" ]; do
+    bb mkdir -p "/run/forkd-machine/kept$folder"
+    bb mount -o bind "$folder" "/run/forkd-machine/kept$folder" || fail "keep $folder"
+done
 bb mount -t tmpfs -o mode=1777 tmpfs /tmp
+echo "$KEPT" | while IFS= read -r folder && [ -n "$folder" ]; do
+    bb mkdir -p "$folder"
+    bb mount -o bind "/run/forkd-machine/kept$folder" "$folder" || fail "keep $folder"
+done
 bb mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
 for controller in $(bb cat /sys/fs/cgroup/cgroup.controllers); do
     echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
