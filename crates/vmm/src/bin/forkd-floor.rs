@@ -43,6 +43,10 @@ const REPEAT_MAX: u32 = 1_000;
 /// Most pages that a guest can dirty: the image ends there.
 const TOUCH_MAX: u32 = (IMAGE_BYTES - TOUCHED_FROM) / PAGE_BYTES;
 
+/// Most rounds of one run that are thrown away because a child failed.  An emulated processor shuts
+/// one guest in some thousands down, however simple the guest.
+const RETRIES_MAX: u32 = 3;
+
 const STAGES: [&str; 6] = ["create_vm", "irqchip", "memslot", "vcpu", "set_state", "run"];
 /// What a child writes: its number, then the nanoseconds of its stages.
 const ANSWER_BYTES: usize = 8 * (1 + STAGES.len());
@@ -85,8 +89,11 @@ fn main() -> Result<(), Failure> {
     let view = FileOffset::new(image()?, 0);
     let memory = MmapRegion::<()>::build(Some(view), IMAGE_BYTES as usize, protection, flags)?;
     let zygote = Zygote { kvm, cpuid, memory, touch: plan.touch };
-    let cold = zygote.round(plan.n)?;
-    let rounds = (0..plan.repeat).map(|_| zygote.round(plan.n)).collect::<Result<Vec<_>, _>>()?;
+    let mut retries = RETRIES_MAX;
+    let cold = zygote.patient_round(plan.n, &mut retries)?;
+    let rounds = (0..plan.repeat)
+        .map(|_| zygote.patient_round(plan.n, &mut retries))
+        .collect::<Result<Vec<_>, _>>()?;
     println!("{}", report(plan, &cold, &rounds));
     Ok(())
 }
@@ -140,6 +147,17 @@ struct Zygote {
 }
 
 impl Zygote {
+    /// Run a round; one in which a child failed is run again while there are `retries`.
+    fn patient_round(&self, n: u32, retries: &mut u32) -> Result<Round, Failure> {
+        loop {
+            match self.round(n) {
+                Err(error) if *retries > 0 => eprintln!("a round is run again: {error}"),
+                outcome => return outcome,
+            }
+            *retries -= 1;
+        }
+    }
+
     fn round(&self, n: u32) -> Result<Round, Failure> {
         let (mut answers, answer) = io::pipe()?;
         let (released, release) = io::pipe()?;
