@@ -50,6 +50,8 @@ pub enum Error {
     CpuMismatch(String),
     /// The agent in the guest refused, or never answered.
     Guest(String),
+    /// The guest ended before its agent had answered; says how.
+    GuestEnded(String),
 }
 
 impl Error {
@@ -65,7 +67,7 @@ impl Error {
             Self::TooNew(_) => ErrorCode::TooNew,
             Self::Damaged(_) => ErrorCode::Damaged,
             Self::CpuMismatch(_) => ErrorCode::CpuMismatch,
-            Self::Guest(_) => ErrorCode::Guest,
+            Self::Guest(_) | Self::GuestEnded(_) => ErrorCode::Guest,
         }
     }
 
@@ -124,7 +126,7 @@ impl fmt::Display for Error {
             Self::CpuMismatch(what) => {
                 write!(f, "this CPU lacks what the snapshot's guest has seen: {what}")
             }
-            Self::Guest(problem) => write!(f, "guest: {problem}"),
+            Self::Guest(problem) | Self::GuestEnded(problem) => write!(f, "guest: {problem}"),
         }
     }
 }

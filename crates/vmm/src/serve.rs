@@ -122,7 +122,7 @@ impl Server {
                 Woke::Served => {}
                 Woke::Ended(end) => {
                     let said = console::tail(&self.place.directory);
-                    return Err(Error::Guest(format!("the machine ended: {end:?}{said}")));
+                    return Err(Error::GuestEnded(format!("the machine ended: {end:?}{said}")));
                 }
                 Woke::Handshake => {
                     let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());

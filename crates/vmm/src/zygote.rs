@@ -8,12 +8,15 @@
 //! Partial failure: every child of a request is reported exactly once, as ready or
 //! as failed; a child that dies without a word is reported by its exit.  Of a
 //! failed child no process and no file in its folder remains.
+//!
+//! A guest that ends before its agent has answered is forked once more: that is no refusal, it has
+//! done nothing anybody saw, and an emulated processor loses one guest in some hundreds (ADR 0013).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +39,8 @@ use crate::serve::{self, Server};
 /// A host with few processors gains nothing from more, and each waits in the kernel a good part of
 /// its way (DESIGN §3), so it is well above the number of processors.
 pub const STARTING_MAX: usize = 64;
+/// How often a child is forked whose guest ends before its agent has answered.
+pub const ATTEMPTS_MAX: u32 = 3;
 /// Longest report of a child: pipes take this much at once or not at all (`PIPE_BUF`).
 const REPORT_BYTES_MAX: usize = 4096;
 /// Longest message in a report, so that it fits.
@@ -54,13 +59,13 @@ const TAG_MASK: u64 = !0 << 32;
 #[serde(rename_all = "snake_case")]
 enum Report {
     Ready { pid: i32, ms: ForkMs },
-    Failed { pid: i32, stage: String, code: ErrorCode, message: String },
+    Failed { pid: i32, stage: String, code: ErrorCode, message: String, ended: bool },
 }
 
 #[derive(Debug)]
 struct Alive {
-    id: String,
-    directory: PathBuf,
+    child: Child,
+    attempt: u32,
     /// Whose request it belongs to, until it has been reported.
     batch: Option<u64>,
 }
@@ -70,7 +75,7 @@ struct Batch {
     token: Token,
     started: Instant,
     deadline: Duration,
-    waiting: std::vec::IntoIter<Child>,
+    waiting: VecDeque<(Child, u32)>,
     starting: usize,
     ready: u64,
     failed: u64,
@@ -183,7 +188,7 @@ impl Zygote {
             token,
             started: Instant::now(),
             deadline: Duration::from_secs_f64(fork.deadline_s),
-            waiting: fork.children.into_iter(),
+            waiting: fork.children.into_iter().map(|child| (child, 1)).collect(),
             starting: 0,
             ready: 0,
             failed: 0,
@@ -200,22 +205,21 @@ impl Zygote {
                 let next = self
                     .batches
                     .get_mut(&number)
-                    .and_then(|batch| batch.waiting.next().map(|child| (child, batch.deadline)));
-                let Some((child, deadline)) = next else { break };
-                starting += usize::from(self.fork_one(number, child, deadline));
+                    .and_then(|batch| batch.waiting.pop_front().map(|next| (next, batch.deadline)));
+                let Some(((child, attempt), deadline)) = next else { break };
+                starting += usize::from(self.fork_one(number, child, attempt, deadline));
             }
             self.finish(number);
         }
     }
 
     /// Forks one child.  Returns whether it is on its way.
-    fn fork_one(&mut self, number: u64, child: Child, deadline: Duration) -> bool {
+    fn fork_one(&mut self, number: u64, child: Child, attempt: u32, deadline: Duration) -> bool {
         let cloned = Instant::now();
         match process::fork_into(child.cgroup.as_deref()) {
             Ok(Forked::Child) => self.become_machine(&child, cloned, cloned + deadline),
             Ok(Forked::Parent(pid)) => {
-                let Child { id, directory, .. } = child;
-                self.children.insert(pid, Alive { id, directory, batch: Some(number) });
+                self.children.insert(pid, Alive { child, attempt, batch: Some(number) });
                 if let Some(batch) = self.batches.get_mut(&number) {
                     batch.starting += 1;
                 }
@@ -248,8 +252,9 @@ impl Zygote {
                 let mut message = error.to_string();
                 message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
                 let pid = std::process::id().cast_signed();
-                let stage = stage.to_owned();
-                self.send_report(&Report::Failed { pid, stage, code: error.code(), message });
+                let (stage, code) = (stage.to_owned(), error.code());
+                let ended = matches!(error, Error::GuestEnded(_));
+                self.send_report(&Report::Failed { pid, stage, code, message, ended });
                 process::exit_now(1);
             }
         }
@@ -313,7 +318,7 @@ impl Zygote {
         let (Report::Ready { pid, .. } | Report::Failed { pid, .. }) = &report;
         let Some(child) = self.children.get_mut(pid) else { return };
         let Some(number) = child.batch.take() else { return };
-        let id = child.id.clone();
+        let id = child.child.id.clone();
         match report {
             Report::Ready { pid, ms } => {
                 let Some(batch) = self.batches.get_mut(&number) else { return };
@@ -323,12 +328,23 @@ impl Zygote {
                 self.control.send(batch.token, Kind::Event, &event);
                 self.plan.learn(pid);
             }
-            Report::Failed { pid, stage, code, message } => {
+            Report::Failed { pid, stage, code, message, ended } => {
                 // It is about to exit; nobody waits for that.
-                self.children.remove(&pid);
+                let Some(Alive { child, attempt, .. }) = self.children.remove(&pid) else { return };
                 self.child_gone(number);
-                self.report_failed(number, id, &stage, code, message);
+                if ended && attempt < ATTEMPTS_MAX {
+                    eprintln!("machine {id}, attempt {attempt}: {message}");
+                    self.try_again(number, child, attempt + 1);
+                } else {
+                    self.report_failed(number, id, &stage, code, message);
+                }
             }
+        }
+    }
+
+    fn try_again(&mut self, number: u64, child: Child, attempt: u32) {
+        if let Some(batch) = self.batches.get_mut(&number) {
+            batch.waiting.push_front((child, attempt));
         }
     }
 
@@ -357,7 +373,7 @@ impl Zygote {
         let done = self
             .batches
             .get(&number)
-            .is_some_and(|batch| batch.starting == 0 && batch.waiting.len() == 0);
+            .is_some_and(|batch| batch.starting == 0 && batch.waiting.is_empty());
         if let Some(batch) = self.batches.get(&number).filter(|_| done) {
             let wall_ms = since(batch.started);
             let reply = ForkReply { ready: batch.ready, failed: batch.failed, wall_ms };
@@ -378,13 +394,13 @@ impl Zygote {
         while let Some((pid, status)) = process::reap() {
             let Some(child) = self.children.remove(&pid) else { continue };
             if let Some(number) = child.batch {
-                remove_files(&child.directory);
+                remove_files(&child.child.directory);
                 self.child_gone(number);
                 let message = format!("its process ended before it was ready (status {status:#x})");
-                self.report_failed(number, child.id, "process", ErrorCode::Guest, message);
+                self.report_failed(number, child.child.id, "process", ErrorCode::Guest, message);
             } else {
                 let pid = pid.unsigned_abs();
-                let event = Event::ChildExited { id: child.id, pid, status };
+                let event = Event::ChildExited { id: child.child.id, pid, status };
                 self.control.broadcast(Kind::Event, &event);
             }
         }
