@@ -166,6 +166,7 @@ def test_a_detached_command_outlives_its_request(
 ) -> None:
     pid = machine.spawn(["sh", "-c", "echo began; exec sleep 600"], log="/tmp/detached.log")
 
+    assert sh("until grep -q began /tmp/detached.log; do :; done") == (0, "")
     assert sh(f"kill {pid} && while kill -0 {pid} 2>/dev/null; do :; done; cat /tmp/detached.log") \
         == (0, "began\n")  # fmt: skip
 
