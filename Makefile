@@ -9,7 +9,7 @@ IN_MACHINE := $(BIN)/python tools/in_machine.py
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup build check static format lint types layers budgets test test-rust \
+.PHONY: help setup build check static format lint types layers budgets test test-rust test-fuzz \
         test-native test-machine shell machine-up machine-down in-machine bench demo gen lock clean
 
 help: ## Show this list
@@ -59,6 +59,9 @@ test: build ## Run everything, and say what ran where
 
 test-rust: setup ## Rust tests that need no KVM
 	@cargo test --quiet --workspace --locked
+
+test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs longer
+	@cargo test --quiet --release --locked --manifest-path fuzz/Cargo.toml
 
 test-native: build ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests

@@ -59,6 +59,7 @@ def suites() -> list[Suite]:
     return [
         Suite("format, lint, types, layers", "this host", ("make", "static")),
         Suite("Rust", "this host", ("make", "test-rust")),
+        Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
         _pytest("functional", native, "--unmet-to", str(UNMET), *FUNCTIONAL),
         Suite(
