@@ -57,6 +57,7 @@ ROWS = (
     Row("boot to the agent", "boot.ms", "ms"),
     Row("bake, image already built", "bake.stages_s.total", "s"),
     Row("zygote start", "zygote.start_ms", "ms"),
+    Row("rounds repeated, a child had ended", "rounds_repeated", ""),
     Row("guest's faults until it answers", "fork.guest_faults_p50.to_answer", ""),
 )
 
