@@ -8,6 +8,27 @@ FORK_COUNT_MAX = 10_000
 FORK_DEADLINE_S_MAX = 3_600.0
 """Longest that a child may take from its clone until its agent has answered."""
 
+TTL_S_MIN = 0.1
+"""Shortest life that a sandbox may be given."""
+
+TTL_S_MAX = 365 * 24 * 3_600.0
+"""Longest life that a sandbox may be given: a year; without one it has no end."""
+
+TREE_LIVE_DEFAULT = 1_000
+"""Most live descendants of one sandbox, unless the daemon is told otherwise."""
+
+TREE_DEPTH_DEFAULT = 32
+"""Most branches between a sandbox and its oldest ancestor, unless told otherwise."""
+
+TREE_PRIVATE_MIB_DEFAULT = 16 * 1_024
+"""Most memory that the sandboxes of one tree may hold, not shared, unless told otherwise."""
+
+DIFF_ENTRIES_MAX = 1_000_000
+"""Most files of one sandbox that a comparison looks at."""
+
+DIFF_CHANGES_MAX = 10_000
+"""Most differences that a comparison answers; it counts the others."""
+
 MEMORY_LIMIT_MIB_MIN = 32
 """Least memory limit of a sandbox: below it the VMM itself does not start."""
 
@@ -58,6 +79,9 @@ SANDBOXES_MAX = 20_000
 
 SNAPSHOTS_MAX = 10_000
 """Most snapshots in one store."""
+
+CHAIN_DEPTH_MAX = 64
+"""Most snapshots under one: each is a file to verify and a zygote to derive at a cold start."""
 
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""

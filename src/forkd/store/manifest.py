@@ -6,6 +6,7 @@ import json
 from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
 from typing import TYPE_CHECKING, Literal
 
+from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forkd.errors import InvalidRequest, StoreError
@@ -15,10 +16,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANIFEST_FILE = "manifest.json"
-MANIFEST_VERSION = 1
+
+MANIFEST_VERSION = 2
+"""Latest version that is read; 2 added `link`, and a manifest without one is still written as 1."""
 
 MANIFEST_BYTES_MAX = 1024 * 1024
 """Longest manifest that is read; ours have some kilobytes, but stores are copied around."""
+
+
+REPLACES_MAX = 1024
+"""Most digests that one snapshot stands in for: one is added each time that it is compacted."""
+
+_LINK_VERSION = 2
 
 
 class _Part(BaseModel):
@@ -40,6 +49,24 @@ class Cpu(_Part):
     features: tuple[str, ...]
 
 
+class Link(_Part):
+    """What ties a snapshot to others: the parent under it, and those that it stands in for.
+
+    Attributes:
+        parent_digest: What `Manifest.digest` of the parent was when this was written; None for
+            a base.
+        replaces: Digests of snapshots of the same content, which this one has replaced:
+            their children may stand on it.
+        source: The sandbox that it was taken of; None if it was made of snapshots alone.
+        pause_ms: How long that sandbox stood still for it.
+    """
+
+    parent_digest: str | None = None
+    replaces: tuple[str, ...] = Field(default=(), max_length=REPLACES_MAX)
+    source: str | None = None
+    pause_ms: float | None = Field(default=None, ge=0)
+
+
 class Manifest(_Part):
     """What a snapshot is.
 
@@ -57,9 +84,10 @@ class Manifest(_Part):
         cpu: What it ran on.
         parent: The snapshot that it is a difference against; None for a base.
         files: What else is in the folder.
+        link: What ties it to other snapshots; None for one that was baked.
     """
 
-    version: int = MANIFEST_VERSION
+    version: int = 1
     tag: str
     created_at: datetime
     recipe: str
@@ -72,16 +100,34 @@ class Manifest(_Part):
     cpu: Cpu
     parent: str | None = None
     files: tuple[StoredFile, ...]
+    link: Link | None = None
 
     @property
     def stored_bytes(self) -> int:
         """What the files take."""
         return sum(file.bytes for file in self.files)
 
+    @property
+    def digest(self) -> str:
+        """Names the content: the digest of its files' digests and of the parent's own."""
+        under = "" if self.link is None else self.link.parent_digest or ""
+        lines = sorted(f"{file.name} {file.digest}\n" for file in self.files)
+        return blake3(f"parent {under}\n{''.join(lines)}".encode()).hexdigest()
+
+    def stands_on(self, parent: Manifest) -> bool:
+        """Whether `parent` is, or stands in for, what this was written against."""
+        wanted = None if self.link is None else self.link.parent_digest
+        replaces = () if parent.link is None else parent.link.replaces
+        return wanted is not None and (wanted == parent.digest or wanted in replaces)
+
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest's file."""
-    return manifest.model_dump_json(indent=2).encode() + b"\n"
+    """Return the manifest's file, in the oldest version that can say it."""
+    if manifest.link is None:
+        text = manifest.model_dump_json(indent=2, exclude={"link"})
+    else:
+        text = manifest.model_copy(update={"version": _LINK_VERSION}).model_dump_json(indent=2)
+    return text.encode() + b"\n"
 
 
 def load(folder: Path) -> Manifest:
@@ -110,11 +156,25 @@ def _parse(name: str, raw: bytes) -> Manifest:
         version = value.get("version") if isinstance(value, dict) else None
         if isinstance(version, int) and version > MANIFEST_VERSION:
             raise StoreError(
-                f"the manifest of {name} has version {version}, and we read {MANIFEST_VERSION}"
+                f"the manifest of {name} has version {version}, and we read up to "
+                f"{MANIFEST_VERSION}"
             )
         manifest = Manifest.model_validate_json(raw)
-        if manifest.parent is not None:
-            parse_tag(manifest.parent, field="parent")
+        _check_parent(manifest)
     except (ValueError, ValidationError, InvalidRequest) as error:
         raise StoreError(f"the manifest of {name} is damaged: {error}") from error
     return manifest
+
+
+def _check_parent(manifest: Manifest) -> None:
+    """Return if a manifest names a parent and its digest, or neither.
+
+    Raises:
+        ValueError: It has one without the other.
+        InvalidRequest: The parent's name is no tag.
+    """
+    if manifest.parent is not None:
+        parse_tag(manifest.parent, field="parent")
+    digest = None if manifest.link is None else manifest.link.parent_digest
+    if (manifest.parent is None) != (digest is None):
+        raise ValueError("it names a parent without its digest, or a digest without its parent")

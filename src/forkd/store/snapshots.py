@@ -1,6 +1,6 @@
 """Snapshots on disk: a folder per tag that is whole or absent.
 
-    <state>/staging/         what is being written or removed; emptied at start
+    <state>/staging/         what is being written, replaced or removed; emptied at start
     <state>/snapshots/<tag>/ manifest.json, state, memory, disk.layer
     <state>/images/<key>/    rootfs.ext4: the layer below every disk of that image
 
@@ -14,9 +14,10 @@ import secrets
 import shutil
 from typing import TYPE_CHECKING
 
-from forkd.errors import ForkdError, StoreError
+from forkd.errors import ChainError, ForkdError, StoreError
 from forkd.host import files
 from forkd.model.ids import parse_tag
+from forkd.model.limits import CHAIN_DEPTH_MAX
 from forkd.store import manifest as manifests
 from forkd.store.headers import Magic, read_header
 from forkd.store.manifest import MANIFEST_FILE, Manifest
@@ -31,6 +32,9 @@ STATE_FILE = "state"
 MEMORY_FILE = "memory"
 LAYER_FILE = "disk.layer"
 ROOTFS_FILE = "rootfs.ext4"
+
+_REPLACED = "replaced-"
+"""Begins the name under which a snapshot waits in staging until its successor has its place."""
 
 _MAGIC = {STATE_FILE: Magic.STATE, MEMORY_FILE: Magic.MEMORY, LAYER_FILE: Magic.LAYER}
 
@@ -48,7 +52,16 @@ class SnapshotStore:
         for folder in (self._snapshots, self._staging, self._images):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for leftover in self._staging.iterdir():
+            self._put_back(leftover)
             files.remove_tree(leftover)
+
+    def _put_back(self, leftover: Path) -> None:
+        """Give a snapshot its name again if its successor never got it."""
+        tag = _tag_of(leftover.name.removeprefix(_REPLACED))
+        if tag is None or not leftover.name.startswith(_REPLACED) or self.exists(tag):
+            return
+        leftover.rename(self.folder(tag))
+        files.sync_folder(self._snapshots)
 
     def folder(self, tag: Tag) -> Path:
         """Return where the files of `tag` are, or would be."""
@@ -60,7 +73,18 @@ class SnapshotStore:
 
     def tags(self) -> tuple[Tag, ...]:
         """Return every tag that has a folder; what is no tag is not ours."""
-        return tuple(sorted(filter(None, map(_tag_of, self._snapshots.iterdir()))))
+        names = (folder.name for folder in self._snapshots.iterdir())
+        return tuple(sorted(filter(None, map(_tag_of, names))))
+
+    def strangers(self) -> tuple[Path, ...]:
+        """Return what lies among the snapshots and is none: no tag, or no manifest."""
+        return tuple(
+            sorted(
+                entry
+                for entry in self._snapshots.iterdir()
+                if _tag_of(entry.name) is None or not (entry / MANIFEST_FILE).exists()
+            )
+        )
 
     def stage(self) -> Path:
         """Make a new empty folder to write a snapshot in."""
@@ -82,6 +106,28 @@ class SnapshotStore:
         files.write_atomic(staged / MANIFEST_FILE, manifests.encode(manifest))
         files.publish(staged, self._snapshots / manifest.tag)
 
+    def replace(self, staged: Path, manifest: Manifest) -> None:
+        """Put a staged snapshot in the place of the one that has its tag.
+
+        A crash leaves the old one or the new one, whole: `prepare` puts the old one back.
+
+        Raises:
+            StoreError: The files in it are not those that the manifest names.
+        """
+        _check_files(staged, manifest)
+        files.write_atomic(staged / MANIFEST_FILE, manifests.encode(manifest))
+        files.sync_file_system(staged)
+        folder = self._snapshots / manifest.tag
+        aside = self._staging / f"{_REPLACED}{manifest.tag}"
+        folder.rename(aside)
+        try:
+            staged.rename(folder)
+        except OSError:
+            aside.rename(folder)
+            raise
+        files.sync_folder(self._snapshots)
+        files.remove_tree(aside)
+
     def load(self, tag: Tag) -> Manifest:
         """Read a snapshot's manifest, and check its files by their headers and lengths.
 
@@ -93,6 +139,38 @@ class SnapshotStore:
         _check_files(folder, manifest)
         if manifest.disk_bytes and not self.rootfs(manifest.image_key).is_file():
             raise StoreError(f"the image of {tag} is missing", image_key=manifest.image_key)
+        return manifest
+
+    def load_chain(self, tag: Tag) -> tuple[Manifest, ...]:
+        """Read the manifests from a snapshot's base to itself, each checked as `load` does.
+
+        Raises:
+            StoreError: Something of the snapshot itself is missing, too new or damaged.
+            ChainError: An ancestor is, or is not what the chain was made with;
+                `context["link"]` is its tag.
+        """
+        links = [self.load(tag)]
+        while (parent := links[-1].parent) is not None:
+            if len(links) > CHAIN_DEPTH_MAX:
+                raise ChainError(f"{tag} has more than {CHAIN_DEPTH_MAX} ancestors", link=parent)
+            links.append(self._load_ancestor(tag, links[-1], parse_tag(parent)))
+        return tuple(reversed(links))
+
+    def _load_ancestor(self, tag: Tag, child: Manifest, parent: Tag) -> Manifest:
+        if not self.exists(parent):
+            raise ChainError(f"{tag} stands on {parent}, which is missing", link=parent)
+        try:
+            manifest = self.load(parent)
+        except StoreError as error:
+            raise ChainError(
+                f"{tag} stands on {parent}, which cannot be used: {error}", link=parent
+            ) from error
+        if not child.stands_on(manifest) or _shape(child) != _shape(manifest):
+            raise ChainError(
+                f"{tag} stands on {parent}, which is not the snapshot that {child.tag} was made "
+                "from: it was changed or swapped",
+                link=parent,
+            )
         return manifest
 
     def delete(self, tag: Tag) -> None:
@@ -146,11 +224,16 @@ def _link_or_copy(source: Path, target: Path) -> None:
             files.copy_sparse(source, target)
 
 
-def _tag_of(folder: Path) -> Tag | None:
+def _tag_of(name: str) -> Tag | None:
     try:
-        return parse_tag(folder.name)
+        return parse_tag(name)
     except ForkdError:
         return None
+
+
+def _shape(manifest: Manifest) -> tuple[str, int, int, int]:
+    """Return what all links of a chain have in common."""
+    return manifest.image_key, manifest.vcpus, manifest.memory_bytes, manifest.disk_bytes
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

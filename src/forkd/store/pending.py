@@ -1,0 +1,91 @@
+"""Which snapshots are being written, and which could not be, so that a restart knows.
+
+    <state>/writing/<tag>.json
+
+A record is made before anything of its snapshot is, and removed once the snapshot has its
+name.  What has a record and no folder failed: the record says why, or its writer was killed.
+Every method may block.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forkd.errors import ForkdError
+from forkd.host import files
+from forkd.model.ids import parse_tag
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD_BYTES_MAX = 64 * 1024
+"""Longest record that is read; ours have some hundred bytes."""
+
+_SUFFIX = ".json"
+
+log = logging.getLogger(__name__)
+
+
+class Record(BaseModel):
+    """A snapshot that is not there yet.
+
+    Attributes:
+        tag: Its name.
+        created_at: When it was asked for, UTC.
+        parent: What it would be a difference against; None for a base.
+        source: The sandbox that it is taken of; None if it is made of snapshots alone.
+        error: Why it failed; None while it is being written.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tag: str
+    created_at: datetime
+    parent: str | None = None
+    source: str | None = None
+    error: str | None = None
+
+
+class PendingStore:
+    """The records below one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / "writing"
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def put(self, record: Record) -> None:
+        """Write a record, or replace it.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        path = self._folder / f"{record.tag}{_SUFFIX}"
+        files.write_atomic(path, record.model_dump_json().encode())
+
+    def remove(self, tag: str) -> None:
+        """Remove a record; one that is gone is fine."""
+        (self._folder / f"{tag}{_SUFFIX}").unlink(missing_ok=True)
+        files.sync_folder(self._folder)
+
+    def records(self) -> tuple[Record, ...]:
+        """Return every record, by tag; what is none is removed."""
+        found = (self._read(path) for path in sorted(self._folder.iterdir()))
+        return tuple(record for record in found if record is not None)
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            with path.open("rb") as file:
+                record = Record.model_validate_json(file.read(RECORD_BYTES_MAX))
+            if path.name == f"{parse_tag(record.tag)}{_SUFFIX}":
+                return record
+        except (OSError, ValidationError, ForkdError) as error:
+            log.warning("record damaged", extra={"path": str(path), "error": str(error)})
+        files.remove_tree(path)
+        return None
