@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from forkd.model.json import JsonObject, JsonValue
@@ -77,7 +77,68 @@ class ChildConfig:
     top_limit_bytes: int | None = None
 
 
-def members(config: MachineConfig | ZygoteConfig | ChildConfig) -> JsonObject:
+@dataclass(frozen=True, slots=True)
+class BranchConfig:
+    """A seed that a machine is to fork of itself; see the contract for each member."""
+
+    directory: Path
+    cgroup: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """What a zygote is to write of itself: all of it, or what its parent lacks.
+
+    Attributes:
+        directory: Existing and empty; gets `state`, `memory` and `disk.layer`.
+        memory: The parent's memory files, base first; none for a snapshot that needs no other.
+        disk_layers: How many of the disk's lowest layers the parent has.
+    """
+
+    directory: Path
+    memory: tuple[Path, ...] = ()
+    disk_layers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeriveConfig:
+    """A delta to hold over the memory of a zygote.
+
+    Attributes:
+        directory: Existing; where the new zygote's socket goes.
+        state: The delta's state file.
+        memory: The delta's memory file.
+        disk: All layers of the delta's disk, lowest first; those that the zygote has are shared.
+    """
+
+    directory: Path
+    state: Path
+    memory: Path
+    disk: DiskConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetConfig:
+    """Who a machine is after it went back to its fork point; as in `ChildConfig`."""
+
+    hostname: str
+    machine_id: str
+    boot_id: str
+    network: NetworkConfig | None = None
+
+
+_Config: TypeAlias = (
+    MachineConfig
+    | ZygoteConfig
+    | ChildConfig
+    | BranchConfig
+    | LinkConfig
+    | DeriveConfig
+    | ResetConfig
+)
+
+
+def members(config: _Config) -> JsonObject:
     """Return `config` as the JSON object of the contract; what is None is left out."""
     return _object(config)
 

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from forkd.engine.configs import ChildConfig
+    from forkd.engine.configs import (
+        BranchConfig,
+        ChildConfig,
+        DeriveConfig,
+        LinkConfig,
+        ResetConfig,
+    )
     from forkd.model.json import JsonObject, JsonValue
 
 REQUEST_TIMEOUT_S = 30.0
@@ -31,6 +37,9 @@ REQUEST_TIMEOUT_S = 30.0
 
 SAVE_TIMEOUT_S = 600.0
 """How long writing a snapshot may take: 1 GiB at the 2 MiB/s of a bad disk."""
+
+DERIVE_TIMEOUT_S = 300.0
+"""How long a zygote may take to read and verify a delta, and to listen with it."""
 
 CLONE_PATIENCE_S = 1.0
 """How long each child of a fork may make those behind it wait."""
@@ -43,6 +52,20 @@ class SavedFile:
     name: str
     bytes: int
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """A seed that listens, and for how long the machine stood still for it.
+
+    Attributes:
+        pid: The seed's process.
+        pause_ms: From the first vCPU that stopped to the last one that ran again; 0 for a machine
+            that was paused already.
+    """
+
+    pid: int
+    pause_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +141,67 @@ class Control:
     async def save(self, directory: Path) -> tuple[SavedFile, ...]:
         """Have a paused machine written to `directory`; as `request`."""
         reply = await self.request("save", {"directory": str(directory)}, timeout_s=SAVE_TIMEOUT_S)
-        files = reply.get("files")
-        if not isinstance(files, list):
-            raise EngineError("the reply to save names no files")
-        return tuple(_saved_file(file) for file in files)
+        return _saved_files(reply)
+
+    async def save_link(self, config: LinkConfig) -> tuple[SavedFile, ...]:
+        """Have a zygote, or a seed, write what it holds; it goes on serving meanwhile.
+
+        Raises:
+            HostError: It could not be written, for one because the disk is full.
+            ForkdError: As `request`.
+        """
+        return _saved_files(
+            await self.request("save", as_members(config), timeout_s=SAVE_TIMEOUT_S)
+        )
+
+    async def branch(self, config: BranchConfig) -> Branched:
+        """Have a machine fork a seed of itself, which serves `fork` and `save` like a zygote.
+
+        Whoever calls owns the seed: it lives until it is told to stop.
+
+        Raises:
+            ForkdError: As `request`; the machine goes on as if nothing had been asked.
+        """
+        reply = await self.request("branch", as_members(config))
+        match reply:
+            case {"pid": int(pid), "pause_ms": int() | float() as pause_ms}:
+                return Branched(pid, float(pause_ms))
+        raise EngineError("the reply to branch names no process")
+
+    async def derive(self, config: DeriveConfig) -> int:
+        """Have a zygote fork another that holds a delta over its memory; return its process id.
+
+        Whoever calls owns the new zygote: it lives until it is told to stop.
+
+        Raises:
+            StoreError: A file of the delta is damaged, too new, or for another CPU.
+            ForkdError: As `request`.
+        """
+        reply = await self.request("derive", as_members(config), timeout_s=DERIVE_TIMEOUT_S)
+        match reply:
+            case {"pid": int(pid)}:
+                return pid
+        raise EngineError("the reply to derive names no process")
+
+    async def reset(self, config: ResetConfig, *, deadline_s: float) -> float:
+        """Take a machine back to its fork point; return how long that took, in milliseconds.
+
+        Connections to its guest end.  If it fails after the machine began, the machine ends.
+
+        Args:
+            config: Who it is from now on.
+            deadline_s: For its agent's answer.
+
+        Raises:
+            Conflict: It has no fork point, since it was booted, or that is not held any more.
+            ForkdError: As `request`.
+        """
+        request = {**as_members(config), "deadline_s": deadline_s}
+        reply = await self.request("reset", request, timeout_s=deadline_s + REQUEST_TIMEOUT_S)
+        match reply:
+            case {"ms": int() | float() as spent_ms}:
+                return float(spent_ms)
+        raise EngineError("the reply to reset names no time")
 
     async def fork(
         self,
@@ -163,6 +243,13 @@ class Control:
         if kind is Kind.ERROR:
             raise control_fault(str(members.get("code")), str(members.get("message")))
         raise EngineError(f"a machine answered with a {kind.name} frame")
+
+
+def _saved_files(reply: JsonObject) -> tuple[SavedFile, ...]:
+    files = reply.get("files")
+    if not isinstance(files, list):
+        raise EngineError("the reply to save names no files")
+    return tuple(_saved_file(file) for file in files)
 
 
 def _saved_file(value: JsonValue) -> SavedFile:

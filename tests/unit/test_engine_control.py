@@ -1,0 +1,109 @@
+"""What is asked of a VMM process is what the contract says, and so is what its answer becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from forkd.engine.channel import Channel
+from forkd.engine.configs import BranchConfig, DeriveConfig, DiskConfig, LinkConfig, ResetConfig
+from forkd.engine.control import Branched, Control, SavedFile
+from forkd.engine.frames import Kind
+from forkd.errors import EngineError, HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from forkd.model.json import JsonObject
+
+FOLDER = Path("/run/x")
+
+T = TypeVar("T")
+
+
+def ask(
+    what: Callable[[Control], Awaitable[T]], answer: JsonObject, kind: Kind = Kind.REPLY
+) -> tuple[JsonObject, T]:
+    """Return the request that `what` sends, and what it makes of `answer`."""
+
+    async def both() -> tuple[JsonObject, T]:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.settimeout(0)
+        async with Channel(theirs) as vmm, Control(Channel(ours)) as control:
+
+            async def serve() -> JsonObject:
+                request = (await vmm.receive()).members()
+                await vmm.send_json(kind, answer)
+                return request
+
+            served = asyncio.ensure_future(serve())
+            try:
+                result = await what(control)
+            finally:
+                request = await served
+            return request, result
+
+    return asyncio.run(both())
+
+
+def test_a_branch_is_asked_for_and_says_who_and_for_how_long() -> None:
+    request, branched = ask(
+        lambda control: control.branch(BranchConfig(FOLDER)), {"pid": 7, "pause_ms": 1.5}
+    )
+
+    assert request == {"op": "branch", "directory": "/run/x"}
+    assert branched == Branched(7, 1.5)
+
+
+def test_a_link_names_its_parents_files() -> None:
+    config = LinkConfig(FOLDER, (Path("/a"), Path("/b")), 2)
+    answer: JsonObject = {"files": [{"name": "memory", "bytes": 9, "digest": "d"}]}
+
+    request, files = ask(lambda control: control.save_link(config), answer)
+
+    expected = {"op": "save", "directory": "/run/x", "memory": ["/a", "/b"], "disk_layers": 2}
+    assert request == expected
+    assert files == (SavedFile("memory", 9, "d"),)
+
+
+def test_a_delta_is_derived_from_its_files() -> None:
+    disk = DiskConfig((Path("/image"), Path("/layer")), 4096)
+    config = DeriveConfig(FOLDER, Path("/state"), Path("/memory"), disk)
+
+    request, pid = ask(lambda control: control.derive(config), {"pid": 8})
+
+    assert pid == 8
+    assert request["memory"] == "/memory"
+    assert request["disk"] == {"layers": ["/image", "/layer"], "size_bytes": 4096}
+
+
+def test_a_reset_says_who_the_machine_is_from_now_on() -> None:
+    config = ResetConfig("sb-1", "0" * 32, "uuid")
+
+    request, spent_ms = ask(lambda control: control.reset(config, deadline_s=5), {"ms": 3})
+
+    assert spent_ms == 3.0
+    assert (request["op"], request["hostname"], request["deadline_s"]) == ("reset", "sb-1", 5)
+
+
+def test_a_full_disk_is_the_hosts_error() -> None:
+    answer: JsonObject = {"code": "io", "message": "no space left on device"}
+
+    with pytest.raises(HostError, match="no space"):
+        ask(lambda control: control.save_link(LinkConfig(FOLDER)), answer, Kind.ERROR)
+
+
+def test_an_answer_that_says_nothing_is_an_engine_error() -> None:
+    for what in (
+        lambda control: control.branch(BranchConfig(FOLDER)),
+        lambda control: control.derive(DeriveConfig(FOLDER, FOLDER, FOLDER)),
+        lambda control: control.reset(ResetConfig("h", "m", "b"), deadline_s=1),
+        lambda control: control.save_link(LinkConfig(FOLDER)),
+    ):
+        with pytest.raises(EngineError):
+            ask(what, {})
