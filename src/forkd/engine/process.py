@@ -11,19 +11,19 @@ import json
 import os
 from typing import TYPE_CHECKING, Literal
 
-from forkd.engine.channel import deadline
+from forkd.engine.channel import Channel, deadline
 from forkd.engine.configs import members
 from forkd.engine.faults import control_fault
 from forkd.errors import EngineError, EngineExited
 from forkd.host import spawn
 from forkd.host.files import write_atomic
+from forkd.host.spawn import Process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from forkd.engine.configs import MachineConfig, ZygoteConfig
-    from forkd.host.spawn import Process
 
 CONFIG_FILE = "config.json"
 CONFIG_OPTION = "--config"
@@ -83,6 +83,23 @@ async def end(process: Process, ask: Callable[[], Awaitable[object]] | None = No
     process.kill()
     if not await process.wait(KILL_TIMEOUT_S):
         raise EngineError(f"process {process.pid} survives SIGKILL", pid=process.pid)
+
+
+async def end_listener(socket: Path) -> None:
+    """End whatever process listens at a socket of ours; none is fine.
+
+    Raises:
+        EngineError: The kernel did not end it within `KILL_TIMEOUT_S`.
+    """
+    try:
+        channel = await Channel.connect(socket)
+    except EngineExited:
+        return
+    async with channel:
+        process = Process.open(channel.peer_pid())
+    if process is not None:
+        with process:
+            await end(process)
 
 
 async def _start(

@@ -29,6 +29,16 @@ def controllers(group: Path) -> frozenset[str]:
         return frozenset()
 
 
+def own() -> Path | None:
+    """Return the group that we are in; None where there is no cgroup v2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    return CGROUP_ROOT / paths[0] if paths else None
+
+
 def remove_empty(group: Path) -> None:
     """Remove a group that never had a process.
 

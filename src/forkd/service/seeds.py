@@ -1,0 +1,151 @@
+"""Seeds: what a running machine leaves of itself at a branch.
+
+A seed is a zygote that a machine forked of itself, and holds its memory, state and disk at
+one instant.  Siblings are forked from it, and a durable snapshot is written by it.  Whoever
+takes one owns it until `end`: nothing else ends it, and it holds memory of its source.
+
+    async with await seeds.take(settings, owner.control, cgroup) as seed:
+        async with await seed.connect() as zygote:
+            await sandboxes.fork(zygote, ...)
+        await seed.save(staged, memory=chain, disk_layers=2)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from forkd.engine.configs import BranchConfig, LinkConfig
+from forkd.engine.control import Control
+from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener
+from forkd.errors import EngineExited
+from forkd.host import cgroupfs, files
+from forkd.host.spawn import Process
+from forkd.service.tasks import to_end
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from forkd.engine.control import SavedFile
+    from forkd.model.sandbox import Sandbox
+    from forkd.service.settings import HostSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """One seed; `end` it, or leave its `async with` block.
+
+    Attributes:
+        process: It.
+        directory: Its folder, which goes with it.
+        pause_ms: How long its source stood still.
+    """
+
+    process: Process
+    directory: Path
+    pause_ms: float
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await to_end(self.end())
+
+    async def connect(self) -> Control:
+        """Return a connection, for `fork` and whatever else one asks a zygote.
+
+        Raises:
+            EngineExited: The seed has ended.
+        """
+        return await Control.connect(self.directory / ZYGOTE_SOCKET)
+
+    async def save(
+        self, directory: Path, *, memory: Sequence[Path], disk_layers: int
+    ) -> tuple[SavedFile, ...]:
+        """Write what differs from a parent to `directory`, which exists and is empty.
+
+        Args:
+            directory: Where; of a failed attempt nothing remains in it.
+            memory: The parent's chain of memory files, base first; none to write all of it.
+            disk_layers: How many of the lowest disk layers are the parent's.
+
+        Raises:
+            HostError: The disk is full, or the kernel refused something else.
+            EngineError: The seed ended, or did not finish in time.
+        """
+        config = LinkConfig(directory, tuple(memory), disk_layers)
+        async with await self.connect() as control:
+            return await control.save_link(config)
+
+    async def end(self) -> None:
+        """End the process and remove its folder; it may have ended already."""
+        try:
+            await end(self.process)
+        finally:
+            self.process.close()
+            await asyncio.to_thread(files.remove_tree, self.directory)
+
+
+def cgroup_of(source: Sandbox) -> Path | None:
+    """Return the cgroup in which a sandbox's seed belongs; None for the one it is forked in.
+
+    A seed must not end with its source, nor count against the source's limits.
+    """
+    limits = (source.memory_limit_mib, source.cpu_limit, source.pids_limit)
+    return None if all(limit is None for limit in limits) else cgroupfs.own()
+
+
+async def take(settings: HostSettings, control: Path, cgroup: Path | None = None) -> Seed:
+    """Branch the machine that listens at `control`; returns once its seed listens.
+
+    The machine stands still for `pause_ms` and goes on; one that was paused stays so.
+
+    Args:
+        settings: Where seeds live.
+        control: The machine's control socket.
+        cgroup: Where the seed belongs; see `cgroup_of`.
+
+    Raises:
+        Conflict: The machine cannot be branched in its state.
+        EngineError: It ended, or did not answer in time.
+        HostError: The kernel refused something.
+    """
+    directory = settings.zygotes_dir / secrets.token_hex(8)
+    directory.mkdir(mode=0o700)
+    work = asyncio.ensure_future(_branch(control, BranchConfig(directory, cgroup)))
+    try:
+        # The machine leaves its seed whether we wait or not, so we wait.
+        return await asyncio.shield(work)
+    except BaseException:
+        await to_end(_abandon(work, directory))
+        raise
+
+
+async def _branch(control: Path, config: BranchConfig) -> Seed:
+    async with await Control.connect(control) as machine:
+        branched = await machine.branch(config)
+    process = Process.open(branched.pid)
+    if process is None:
+        raise EngineExited("the seed ended at once", pid=branched.pid)
+    return Seed(process, config.directory, branched.pause_ms)
+
+
+async def _abandon(work: asyncio.Future[Seed], directory: Path) -> None:
+    """End the seed that nobody will own, if there is one."""
+    await asyncio.wait([work])
+    if not work.cancelled() and work.exception() is None:
+        await work.result().end()
+        return
+    try:
+        await end_listener(directory / ZYGOTE_SOCKET)
+    finally:
+        await asyncio.to_thread(files.remove_tree, directory)
