@@ -278,7 +278,18 @@ class Runtime:
         # copy every page.  What is frozen is never visited again.
         gc.collect()
         gc.freeze()
-        return REPLY, "{}"
+        return REPLY, to_json({"dormant": self._is_dormant()})
+
+    def _is_dormant(self):
+        """Return whether nothing can happen in this process until it is asked for something.
+
+        Then nobody can see the state of its generators either, and a fork may leave the reseeding
+        to the first request.  Threads are counted as the kernel does, native ones included.
+        """
+        handled = {signal.getsignal(number) for number in signal.valid_signals() - {SIGINT}}
+        threads = len(os.listdir("/proc/self/task"))
+        quiet = handled <= {signal.SIG_DFL, signal.SIG_IGN, None}
+        return quiet and threads == 1 and not self._on_fork
 
     def post_fork(self, request):
         """Become somebody else than the siblings: reseed, then run the image's hook."""

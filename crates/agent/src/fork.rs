@@ -52,7 +52,7 @@ impl PostFork {
     pub fn new(reseeded: Vec<String>, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
         let mut commands = VecDeque::new();
         let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
-        if is_executable(Path::new(HOOK_FILE)) {
+        if has_hook() {
             commands.push_back((vec![HOOK_FILE.to_owned()], as_root));
         }
         if !defaults.post_fork_command.is_empty() {
@@ -154,6 +154,12 @@ impl PostFork {
             hook: self.hook,
         }
     }
+}
+
+/// Whether the image has a hook of its own.  Asked once before the snapshot, so that no fork has
+/// to look into a directory on the disk to find out that there is none.
+pub fn has_hook() -> bool {
+    is_executable(Path::new(HOOK_FILE))
 }
 
 fn is_executable(path: &Path) -> bool {

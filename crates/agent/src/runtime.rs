@@ -7,6 +7,13 @@
 //! swallow it, or sit in C code that never looks.  So SIGINT is repeated each [`INTERRUPT_EVERY`],
 //! and after [`INTERRUPTS_MAX`] the interpreter is killed: the evaluation ends with
 //! `runtime_failed`, the namespace is lost, and so says the message.
+//!
+//! # Reseeding when it is first used
+//!
+//! An interpreter that has done nothing since its warm-up, and can do nothing by itself (no other
+//! thread, no signal handler, no hook), need not be touched by a fork: it reseeds itself before the
+//! first job of the child, and if it cannot, no job is ever run.  That is most of the memory that a
+//! fork would touch, and a child that only runs commands never pays for it.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -22,10 +29,12 @@ use forkd_proto::guest::{ErrorBody, ErrorCode, RuntimeState};
 use forkd_proto::limits::EVAL_QUEUE_MAX;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use serde::Deserialize;
 
 use crate::child::{Ended, signal_group, signal_one};
 use crate::exec::output_pipe;
 use crate::failure::{Outcome, failure, recoded, refused};
+use crate::fork::HOOK_TIMEOUT;
 use crate::image::Surroundings;
 use crate::spawn::{self, Launch, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
@@ -49,6 +58,8 @@ pub enum Purpose {
     Freeze,
     /// Reseeding after a fork.
     PostFork,
+    /// The same, put off until the first job; nobody waits for it.
+    Reseed,
 }
 
 /// One request to the interpreter.
@@ -91,6 +102,16 @@ pub struct Runtime {
     current: Option<Current>,
     queue: VecDeque<Job>,
     answered: Option<(Kind, Vec<u8>)>,
+    /// It has done nothing since its warm-up, and can do nothing unless told to.
+    dormant: bool,
+    /// The request with which to reseed it before its next job.
+    put_off: Option<Vec<u8>>,
+}
+
+/// What the end of the warm-up says of the interpreter.
+#[derive(Debug, Deserialize)]
+struct Frozen {
+    dormant: bool,
 }
 
 #[derive(Debug)]
@@ -105,7 +126,15 @@ impl Runtime {
     /// No interpreter.
     pub fn none() -> Self {
         let (state, queue) = (RuntimeState::None, VecDeque::new());
-        Self { state, process: None, current: None, queue, answered: None }
+        Self {
+            state,
+            process: None,
+            current: None,
+            queue,
+            answered: None,
+            dormant: false,
+            put_off: None,
+        }
     }
 
     /// For `ping`.
@@ -127,7 +156,18 @@ impl Runtime {
         self.process =
             Some(Process::start(surroundings, folder).map_err(recoded(ErrorCode::WarmUpFailed))?);
         self.state = RuntimeState::Starting;
+        (self.dormant, self.put_off) = (false, None);
         Ok(())
+    }
+
+    /// Takes a `post_fork` request to be done before the next job, if nothing can happen in the
+    /// interpreter until then.  False: it has to be done now.
+    pub fn put_off(&mut self, request: &[u8]) -> bool {
+        let idle = self.current.is_none() && self.queue.is_empty();
+        if idle && self.dormant {
+            self.put_off = Some(request.to_vec());
+        }
+        idle && self.dormant
     }
 
     /// Everything that the poll loop must watch.
@@ -176,6 +216,16 @@ impl Runtime {
 
     fn start_next(&mut self, now: Instant) {
         let (None, Some(process)) = (&self.current, &mut self.process) else { return };
+        if self.queue.front().is_some_and(|job| job.purpose != Purpose::PostFork) {
+            self.dormant = false;
+            if let Some(request) = self.put_off.take() {
+                process.stream.queue(Kind::Request, &request);
+                let deadline = Some(now + HOOK_TIMEOUT);
+                let purpose = Purpose::Reseed;
+                self.current = Some(Current { owner: None, purpose, deadline, interrupts: 0 });
+                return;
+            }
+        }
         let Some(job) = self.queue.pop_front() else { return };
         // Code travels bare: most jobs are this one, and JSON around it would be taken off at once.
         let kind = if job.purpose == Purpose::Eval { Kind::Data } else { Kind::Request };
@@ -263,6 +313,20 @@ impl Runtime {
             return (None, false);
         };
         self.state = RuntimeState::Ready;
+        match (current.purpose, kind) {
+            (Purpose::Freeze, Kind::Reply) => {
+                let frozen = serde_json::from_slice(&payload);
+                self.dormant = frozen.is_ok_and(|frozen: Frozen| frozen.dormant);
+            }
+            (Purpose::Reseed, Kind::Reply) => {}
+            // What waits must never run with the state of its siblings.
+            (Purpose::Reseed, _) => {
+                crate::log::line("the runtime cannot reseed itself, and is ended");
+                process.kill();
+                return (None, false);
+            }
+            _ => {}
+        }
         self.start_next(now);
         let result = if kind == Kind::Reply {
             Ok(payload)
@@ -279,9 +343,12 @@ impl Runtime {
         let reason = self.end_reason(ended);
         let current = self.current.take();
         let killed = current.as_ref().is_some_and(|current| current.interrupts > 0);
+        let unseeded = current.as_ref().is_some_and(|current| current.purpose == Purpose::Reseed);
         let first = current.and_then(|current| Some((current.owner?, current.purpose)));
         let waiting = self.queue.drain(..).map(|job| (job.owner, job.purpose));
-        let message = if killed {
+        let message = if unseeded {
+            "the runtime could not reseed itself after the fork, so it was ended".to_owned()
+        } else if killed {
             "the code could not be interrupted, so the runtime was killed; its namespace is lost"
                 .to_owned()
         } else {
@@ -290,6 +357,7 @@ impl Runtime {
         self.state = RuntimeState::Failed;
         self.process = None;
         self.answered = None;
+        (self.dormant, self.put_off) = (false, None);
         let failed: ErrorBody = failure(ErrorCode::RuntimeFailed, message);
         first
             .into_iter()

@@ -167,6 +167,8 @@ impl Server {
             (Purpose::PostFork, Err(body)) if body.code == ErrorCode::RuntimeFailed => {
                 conn.fail(&ErrorBody { code: ErrorCode::ReseedFailed, ..body });
             }
+            // Nobody waits for it: `Runtime` sees to its answer.
+            (Purpose::Reseed, Ok(_)) => {}
             (_, Err(body)) => conn.fail(&body),
         }
         let id = conn.id;
@@ -333,6 +335,9 @@ impl Server {
             return self.advance_post_fork(conn);
         }
         let payload = PostFork::runtime_request(request, code);
+        if code.is_none() && self.runtime.put_off(&payload) {
+            return self.advance_post_fork(conn);
+        }
         self.submit(conn, Purpose::PostFork, payload, None);
     }
 

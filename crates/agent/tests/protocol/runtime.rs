@@ -274,6 +274,7 @@ fn a_fork_in_the_code_answers_once() {
 fn a_fork_of_the_guest_reseeds_what_is_loaded() {
     let agent = Agent::start();
     let mut client = warm(&agent, "import random, tempfile, uuid\nrandom.seed(1)");
+    value(&mut client, "'awake'");
     let mut draw = |seed: &str| {
         let answer = client.ask(&post_fork(seed));
         let reseeded = answer.reply["reseeded"].as_array().expect("a list").clone();
@@ -284,6 +285,46 @@ fn a_fork_of_the_guest_reseeds_what_is_loaded() {
     let (one, other, again) = (draw("a1"), draw("b2"), draw("a1"));
     assert_ne!(one, other);
     assert_eq!(one, again);
+}
+
+#[test]
+fn a_dormant_runtime_reseeds_itself_before_its_first_job() {
+    let agent = Agent::start();
+    let draw = |seed: &str| {
+        let mut client = warm(&agent, "import random\nrandom.seed(1)");
+        assert_eq!(client.ask(&post_fork(seed)).reply["reseeded"], json!([]));
+        value(&mut client, "random.random()").to_string()
+    };
+    let (one, other, again) = (draw("a1"), draw("b2"), draw("a1"));
+    assert_ne!(one, other);
+    assert_eq!(one, again);
+}
+
+#[test]
+fn a_dormant_runtime_that_cannot_reseed_itself_runs_nothing() {
+    let agent = Agent::start();
+    let warm_up = "import random\nrandom.seed = lambda seed, *, rehearsed=[]: \
+                   rehearsed.append(seed) or (len(rehearsed) > 16 and 1 / 0)";
+    let mut client = warm(&agent, warm_up);
+    assert_eq!(client.ask(&post_fork("a1")).reply["hook"], "none");
+    for _ in 0..2 {
+        let answer = eval(&mut client, "random.random()");
+        assert_eq!(answer.code(), "runtime_failed");
+    }
+}
+
+#[test]
+fn a_runtime_that_can_act_by_itself_reseeds_itself_at_once() {
+    for warm_up in [
+        "import random, threading\nthreading.Thread(target=threading.Event().wait).start()",
+        "import random, signal\nsignal.signal(signal.SIGALRM, print)",
+        "import random, forkd\nforkd.on_fork(list)",
+    ] {
+        let agent = Agent::start();
+        let mut client = warm(&agent, warm_up);
+        let answer = client.ask(&post_fork("a1"));
+        assert_eq!(answer.reply["reseeded"], json!(["python.random"]), "{warm_up}");
+    }
 }
 
 #[test]
