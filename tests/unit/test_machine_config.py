@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from forkd.errors import InvalidRequest
+from forkd.machine.accel import Accel
 from forkd.machine.config import (
+    CPUS_EMULATED,
     CPUS_MAX,
     MEMORY_MIB_MIN,
     SHARES_MAX,
@@ -52,6 +54,7 @@ def test_a_machine_past_a_limit_is_refused_by_the_name_of_its_field(
 
 
 def test_defaults_follow_the_host_within_the_limits() -> None:
-    assert 1 <= default_cpus() <= CPUS_MAX
+    assert 1 <= default_cpus(Accel.KVM) <= CPUS_MAX
+    assert default_cpus(Accel.TCG) == CPUS_EMULATED
     assert default_memory_mib() >= MEMORY_MIB_MIN
     assert default_memory_mib() % 64 == 0

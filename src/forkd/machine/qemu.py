@@ -74,7 +74,7 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
         "-daemonize", "-pidfile", "qemu.pid",
         "-machine", "q35,usb=off,vmport=off",
         *_processor(config.accel),
-        "-smp", str(config.cpus), "-m", f"{config.memory_mib}M",
+        "-smp", str(config.cpu_count), "-m", f"{config.memory_mib}M",
         "-kernel", str(config.kernel), "-initrd", "initramfs", "-append", CMDLINE,
         "-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
         "-chardev", f"socket,id=ready,fd={ready_fd}", "-serial", "chardev:ready",
