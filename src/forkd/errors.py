@@ -5,7 +5,9 @@ ForkdError
 │   ├── InvalidRequest       a field is malformed or out of range
 │   ├── Denied               the token is missing, or does not allow this
 │   ├── NotFound             no such sandbox, snapshot, image or file
-│   └── Conflict             the object exists but its state forbids this
+│   ├── Conflict             the object exists but its state forbids this
+│   │   └── BudgetError      its tree may not grow any more
+│   └── PackError            a pack is damaged, hostile, unsigned or not trusted
 ├── CapacityError            the host is full; the same call may work later
 ├── BuildError               an image or a bake failed for a reason of its own
 │   └── WarmUpError          the warm-up failed, or never became ready
@@ -76,6 +78,18 @@ class Conflict(RequestError):
     """The object exists, but its state forbids this."""
 
     code = "conflict"
+
+
+class PackError(RequestError):
+    """A pack is damaged, hostile, unsigned or not trusted; `context["reason"]` says which."""
+
+    code = "pack"
+
+
+class BudgetError(Conflict):
+    """The sandbox's tree has used up a budget; `context["budget"]` names it."""
+
+    code = "budget"
 
 
 class CapacityError(ForkdError):

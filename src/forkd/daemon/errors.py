@@ -27,6 +27,7 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.Denied: 401,
     errors.NotFound: 404,
     errors.Conflict: 409,
+    errors.PackError: 422,
     errors.CapacityError: 503,
     errors.BuildError: 422,
     errors.WarmUpError: 422,
