@@ -21,7 +21,7 @@ use forkd_proto::control::{
 };
 use kvm_bindings::{CpuId, Msrs};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::GuestMemoryMmap;
 use vm_superio::Serial;
 use vmm_sys_util::epoll::Epoll;
 
@@ -31,7 +31,9 @@ use crate::cpu::{self, VcpuState};
 use crate::disk::{HostDisk, Lower};
 use crate::entropy::KernelEntropy;
 use crate::error::Error;
+use crate::memory::Ram;
 use crate::snapshot::header::Written;
+use crate::snapshot::pages::{self, Lineage};
 use crate::snapshot::state::{MachineState, SerialState};
 use crate::tap::Tap;
 use crate::vcpu::Vcpus;
@@ -62,8 +64,8 @@ pub struct Machine {
     vcpus: Vcpus,
     bus: Arc<Bus>,
     vm: Arc<VmFd>,
-    memory: GuestMemoryMmap,
-    memory_bytes: u64,
+    ram: Ram,
+    lineage: Lineage,
     vcpu_count: u8,
     lower: Option<Lower>,
     started: Instant,
@@ -91,20 +93,21 @@ impl Machine {
     pub fn boot(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
         memory::check_size(config.memory_bytes)?;
         let kvm = Kvm::new().map_err(Error::kvm("open /dev/kvm"))?;
-        let memory = memory::anonymous(config.memory_bytes)?;
-        let vm = Arc::new(vm::create(&kvm, &memory)?);
-        let rsdp = acpi::write_tables(&memory, config.vcpus)?;
+        let ram = Ram::fresh(config.memory_bytes)?;
+        let memory = ram.view();
+        let vm = Arc::new(vm::create(&kvm, memory)?);
+        let rsdp = acpi::write_tables(memory, config.vcpus)?;
         let entry = boot::load(
-            &memory,
+            memory,
             config.memory_bytes,
             &config.kernel,
             config.initramfs.as_deref(),
             &format!("{CMDLINE} {}", config.cmdline.as_deref().unwrap_or_default()),
             rsdp,
         )?;
-        generation::renew(&memory)?;
+        generation::renew(memory)?;
         let fds = (0..config.vcpus)
-            .map(|id| boot_vcpu(&kvm, &vm, &memory, id, config.vcpus, entry))
+            .map(|id| boot_vcpu(&kvm, &vm, memory, id, config.vcpus, entry))
             .collect::<Result<Vec<_>, _>>()?;
         let lower = config
             .disk
@@ -124,8 +127,8 @@ impl Machine {
             vcpus,
             bus,
             vm,
-            memory,
-            memory_bytes: config.memory_bytes,
+            lineage: Lineage::default(),
+            ram,
             vcpu_count: config.vcpus,
             lower,
             started: Instant::now(),
@@ -168,7 +171,7 @@ impl Machine {
             state: if self.paused_since.is_some() { RunState::Paused } else { RunState::Running },
             pid: std::process::id(),
             vcpus: self.vcpu_count,
-            memory_bytes: self.memory_bytes,
+            memory_bytes: self.ram.bytes(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             generation: self.generation,
         }
@@ -222,7 +225,7 @@ impl Machine {
         if let Some(block) = self.bus.block() {
             record("disk.layer", block.device().disk().save(&directory.join("disk.layer"))?);
         }
-        record("memory", memory::save(&self.memory, &directory.join("memory"))?);
+        record("memory", pages::save(&self.ram, &self.lineage, &[], &directory.join("memory"))?);
         record("state", self.state()?.write(&directory.join("state"))?);
         Ok(files)
     }
@@ -233,7 +236,7 @@ impl Machine {
         let net = self.bus.net();
         let block = self.bus.block();
         Ok(MachineState {
-            memory_bytes: self.memory_bytes,
+            memory_bytes: self.ram.bytes(),
             vcpus,
             irqchips: vm::save_irqchips(&self.vm)?,
             clock: vm::save_clock(&self.vm)?,
@@ -253,7 +256,8 @@ impl Machine {
 pub struct ForkPlan {
     kvm: Kvm,
     state: MachineState,
-    memory: GuestMemoryMmap,
+    ram: Ram,
+    lineage: Lineage,
     lower: Option<Lower>,
     cpuids: Vec<CpuId>,
     msrs: Vec<Vec<Msrs>>,
@@ -278,7 +282,8 @@ impl ForkPlan {
             cpu::check_features(&vcpu.cpuid, host.as_slice())?;
         }
         let lower = open_lower(&state, config)?;
-        let memory = memory::load(state.memory_bytes, &config.memory)?;
+        let lineage = Lineage::of(&config.memory)?;
+        let ram = Ram::load(state.memory_bytes, &config.memory)?;
         let msr_indices = cpu::msr_indices(&kvm)?;
         let scratch = Scratch::new(&kvm)?;
         let tsc_khz = scratch.tsc_scaling(&state.vcpus)?;
@@ -287,7 +292,8 @@ impl ForkPlan {
             msrs: Vec::new(),
             kvm,
             state,
-            memory,
+            ram,
+            lineage,
             lower,
             msr_indices,
             tsc_khz,
@@ -306,20 +312,14 @@ impl ForkPlan {
     /// Bytes of the snapshot's memory that are in memory.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        let regions = self.memory.iter();
-        regions
-            .map(|region| {
-                let bytes = usize::try_from(region.len()).unwrap_or(0);
-                process::resident_bytes(region.as_ptr(), bytes)
-            })
-            .sum()
+        self.ram.resident_bytes()
     }
 
     /// Learns from `pid`, a fork that has just become ready, what forks write.  Once is enough.
     pub fn learn(&mut self, pid: i32) {
         if self.warmth.is_empty() {
             // A fork that has ended already teaches nothing; the next one will.
-            self.warmth = Warmth::learn(&self.memory, pid).unwrap_or_default();
+            self.warmth = Warmth::learn(self.ram.view(), pid).unwrap_or_default();
         }
     }
 
@@ -334,7 +334,7 @@ impl ForkPlan {
     /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
     pub fn fork(&self, child: &Child, place: &Place) -> Result<Machine, Error> {
         self.warmth.apply();
-        let vm = Arc::new(vm::create(&self.kvm, &self.memory)?);
+        let vm = Arc::new(vm::create(&self.kvm, self.ram.view())?);
         let fds = (0..self.cpuids.len() as u64)
             .map(|id| vm.create_vcpu(id).map_err(Error::kvm("KVM_CREATE_VCPU")))
             .collect::<Result<Vec<_>, _>>()?;
@@ -355,18 +355,18 @@ impl ForkPlan {
         let tap = child.network.as_ref().map(|network| network.tap.as_str());
         let lines = Arc::new(Lines::new(&vm));
         let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
-        generation::renew(&self.memory)?;
-        let bus = Arc::new(Bus::new(lines, self.memory.clone(), devices)?);
+        generation::renew(self.ram.view())?;
+        let bus = Arc::new(Bus::new(lines, self.ram.view().clone(), devices)?);
         let vcpus = Vcpus::start(fds, &bus, self.msr_indices.clone())?;
         bus.raise_pending();
         bus.announce_generation();
-        let (memory_bytes, vcpu_count) = self.size();
+        let (_, vcpu_count) = self.size();
         Ok(Machine {
             vcpus,
             bus,
             vm,
-            memory: self.memory.clone(),
-            memory_bytes,
+            ram: self.ram.clone(),
+            lineage: self.lineage.clone(),
             vcpu_count,
             lower: self.lower.clone(),
             started: Instant::now(),

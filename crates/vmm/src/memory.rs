@@ -1,31 +1,41 @@
-//! Guest memory: made fresh, saved to a file, loaded once, and shared by forks.
+//! Guest memory: made fresh, loaded once, and shared by forks.
 //!
-//! A fresh machine runs on anonymous memory.  A zygote reads the chain of memory
-//! files once, verifying each, into one memfd; that is *the image*.  It maps the
-//! image privately, and a fork inherits the mapping: the kernel shares every page
-//! until somebody writes to it.  Nothing on disk is needed after that, so nobody
-//! can pull it from under a running child.
+//! A fresh machine runs on zeros.  A zygote reads the chain of memory files once,
+//! verifying each, into a file in memory; that is *the image*.  It maps the image
+//! privately, where it has anything at all, and zeros elsewhere; a fork inherits
+//! the mapping.  So
+//!
+//! - a fork copies no page table: the kernel finds a file's pages again;
+//! - the pages that the kernel has copied are what a machine has written
+//!   ([`crate::pagemap`]), and dropping them takes it back;
+//! - nothing on disk is needed after that, so nobody can pull it from under a
+//!   running child.
+//!
+//! The image is in huge pages where the host has any for files in memory
+//! (`Documentation/admin-guide/mm/transhuge.rst`, `shmem_enabled`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::FromRawFd;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress,
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
 use crate::error::Error;
 use crate::layout::{self, PAGE_SIZE};
-use crate::process;
-use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
-use crate::snapshot::runs::{Collector, Run, Table};
+use crate::mapping::{self, Shared};
+use crate::snapshot::pages::MemoryFile;
+use crate::snapshot::runs::{Collector, Run};
 
-/// Pages that are copied at a time.
-const COPY_PAGES: u64 = 256;
+/// Bytes of a granule: what the image holds or lacks as a whole.  A huge page.
+const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
+/// Pages of a granule.
+const GRANULE_PAGES: u64 = GRANULE_BYTES / PAGE_SIZE;
+/// A granule of which a delta holds at least so many pages is made anew in a file; below that the
+/// pages are copied one by one.  A fork pays for each copied page, and memory for each granule.
+const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
 
 /// Checks a size of guest memory.
 ///
@@ -48,182 +58,222 @@ pub fn check_size(memory_bytes: u64) -> Result<(), Error> {
     })
 }
 
-/// Memory of a machine that boots: anonymous, zero, not reserved.
-///
-/// # Errors
-///
-/// [`Error::GuestMemory`] if the address space does not hold it.
-pub fn anonymous(memory_bytes: u64) -> Result<GuestMemoryMmap, Error> {
-    build(memory_bytes, None)
+/// A machine's memory, as this process maps it.
+#[derive(Clone, Debug)]
+pub struct Ram {
+    view: GuestMemoryMmap,
+    bytes: u64,
+    // Pages behind which there is a file; whole granules.
+    backed: Vec<Run>,
 }
 
-/// A private view of `image`.
-///
-/// # Errors
-///
-/// [`Error::GuestMemory`] if the address space does not hold it.
-pub fn private_view(memory_bytes: u64, image: &File) -> Result<GuestMemoryMmap, Error> {
-    build(memory_bytes, Some(image))
-}
-
-fn build(memory_bytes: u64, image: Option<&File>) -> Result<GuestMemoryMmap, Error> {
-    let mut offset = 0;
-    let mut regions = Vec::new();
-    for (start, length) in layout::ram_regions(memory_bytes) {
-        let mapped = process::map_privately(length, layout::MEMORY_GRANULE, image, offset)?;
-        let bytes = usize::try_from(length).map_err(Error::guest_memory)?;
-        let mut builder = MmapRegionBuilder::new(bytes)
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE);
-        if let Some(image) = image {
-            let image = image.try_clone().map_err(Error::io("duplicate the image"))?;
-            builder = builder.with_file_offset(FileOffset::new(image, offset));
+impl Ram {
+    /// Memory of a machine that boots: zero, not reserved, in huge pages where there are any.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GuestMemory`] if the address space does not hold it.
+    pub fn fresh(bytes: u64) -> Result<Self, Error> {
+        let ram = Self::zeros(bytes)?;
+        for region in ram.view.iter() {
+            mapping::advise_huge_pages(region.as_ptr(), region.len());
         }
-        // SAFETY: the range was mapped just now, for this region alone, and is never
-        // unmapped: guest
-        // memory lives as long as its process.
-        let builder = unsafe { builder.with_raw_mmap_pointer(mapped) };
-        let region = builder.build().map_err(Error::guest_memory)?;
-        let region = GuestRegionMmap::new(region, GuestAddress(start))
-            .ok_or_else(|| Error::GuestMemory("a region overflows the address space".into()))?;
-        regions.push(region);
-        offset += length;
+        Ok(ram)
     }
-    GuestMemoryMmap::from_regions(regions).map_err(Error::guest_memory)
-}
 
-/// Loads a chain of memory files, base first.  Each is verified as it is read.
-///
-/// The result is what forks inherit; nobody writes to it any more.
-///
-/// # Errors
-///
-/// [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming the file at fault;
-/// [`Error::Damaged`] if a file is of another size of memory; [`Error::Io`].
-pub fn load(memory_bytes: u64, chain: &[PathBuf]) -> Result<GuestMemoryMmap, Error> {
-    if process::huge_pages_on_request() {
-        let memory = anonymous(memory_bytes)?;
-        for region in memory.iter() {
-            process::advise_huge_pages(region.as_ptr(), region.len());
+    fn zeros(bytes: u64) -> Result<Self, Error> {
+        let mut regions = Vec::new();
+        for (start, length) in layout::ram_regions(bytes) {
+            let mapped = mapping::map_zeros(length, GRANULE_BYTES)?;
+            let builder =
+                MmapRegionBuilder::new(usize::try_from(length).map_err(Error::guest_memory)?)
+                    .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+                    .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE);
+            // SAFETY: the range was mapped just now, for this region alone, and is never
+            // unmapped: guest memory lives as long as its process.
+            let builder = unsafe { builder.with_raw_mmap_pointer(mapped) };
+            let region = builder.build().map_err(Error::guest_memory)?;
+            let region = GuestRegionMmap::new(region, GuestAddress(start))
+                .ok_or_else(|| Error::GuestMemory("a region overflows the address space".into()))?;
+            regions.push(region);
         }
-        load_chain(memory_bytes, chain, |page, bytes| {
-            memory.write_slice(bytes, GuestAddress(address_of(page))).map_err(Error::guest_memory)
+        let view = GuestMemoryMmap::from_regions(regions).map_err(Error::guest_memory)?;
+        Ok(Self { view, bytes, backed: Vec::new() })
+    }
+
+    /// Loads a chain of memory files, base first.  Each is verified as it is read.
+    ///
+    /// The result is what forks inherit; nobody writes to it any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming the file at fault;
+    /// [`Error::Damaged`] if a file is of another size of memory; [`Error::Io`].
+    pub fn load(bytes: u64, chain: &[PathBuf]) -> Result<Self, Error> {
+        let mut granules = BTreeSet::new();
+        for path in chain {
+            let file = MemoryFile::open(path, bytes)?;
+            granules.extend(pages_by_granule(file.runs()).into_keys());
+        }
+        let mut ram = Self::zeros(bytes)?;
+        let Some(mut sheet) = Sheet::new(&granules)? else { return Ok(ram) };
+        for path in chain {
+            MemoryFile::open(path, bytes)?.read(|page, bytes| sheet.write(page, bytes))?;
+        }
+        ram.lay(&sheet)?;
+        Ok(ram)
+    }
+
+    /// Writes the pages of a delta over this memory, which must not be in use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`]; the memory is of no use then.
+    pub fn overlay(&mut self, delta: &Path) -> Result<(), Error> {
+        let file = MemoryFile::open(delta, self.bytes)?;
+        let dense = pages_by_granule(file.runs())
+            .into_iter()
+            .filter_map(|(granule, pages)| (pages >= DENSE_PAGES).then_some(granule))
+            .collect();
+        let mut sheet = Sheet::new(&dense)?;
+        if let Some(sheet) = &mut sheet {
+            sheet.copy_from(&self.view)?;
+        }
+        file.read(|page, bytes| match &mut sheet {
+            Some(sheet) if sheet.holds(page) => sheet.write(page, bytes),
+            _ => self
+                .view
+                .write_slice(bytes, GuestAddress(address_of(page)))
+                .map_err(Error::guest_memory),
         })?;
-        return Ok(memory);
+        sheet.map_or(Ok(()), |sheet| self.lay(&sheet))
     }
-    let image = memfd(memory_bytes)?;
-    load_chain(memory_bytes, chain, |page, bytes| {
-        image.write_all_at(bytes, page * PAGE_SIZE).map_err(Error::io("fill the memory image"))
-    })?;
-    private_view(memory_bytes, &image)
+
+    /// Maps what a sheet holds in the place of what was there.
+    fn lay(&mut self, sheet: &Sheet) -> Result<(), Error> {
+        sheet.shared.populate();
+        let mut backed: BTreeSet<u64> = pages_by_granule(&self.backed).into_keys().collect();
+        for (run, slot) in sheet.runs() {
+            let address = GuestAddress(address_of(run.first * GRANULE_PAGES));
+            let start = self.view.get_host_address(address).map_err(Error::guest_memory)?;
+            mapping::cover(start, run.count * GRANULE_BYTES, &sheet.file, slot * GRANULE_BYTES)?;
+            backed.extend(run.first..run.first + run.count);
+        }
+        let mut collector = Collector::default();
+        for granule in backed {
+            collector.add(granule);
+        }
+        let in_pages =
+            |run: Run| Run { first: run.first * GRANULE_PAGES, count: run.count * GRANULE_PAGES };
+        self.backed = collector.into_runs().into_iter().map(in_pages).collect();
+        Ok(())
+    }
+
+    /// The memory, by guest address.
+    #[must_use]
+    pub fn view(&self) -> &GuestMemoryMmap {
+        &self.view
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Pages that come from the image unless they were written since; others are zero unless they
+    /// were.
+    #[must_use]
+    pub fn backed(&self) -> &[Run] {
+        &self.backed
+    }
+
+    /// Bytes that are in memory.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let regions = self.view.iter();
+        regions
+            .map(|region| {
+                let bytes = usize::try_from(region.len()).unwrap_or(0);
+                mapping::resident_bytes(region.as_ptr(), bytes)
+            })
+            .sum()
+    }
 }
 
-/// Reads a chain, and hands its pages to `store`: the first one's index, and their bytes.
-fn load_chain(
-    memory_bytes: u64,
-    chain: &[PathBuf],
-    mut store: impl FnMut(u64, &[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut buffer = vec![0; usize::try_from(COPY_PAGES * PAGE_SIZE).unwrap_or(0)];
-    for path in chain {
-        let mut reader = BodyReader::open(path, Kind::Memory)?;
-        let table = Table::read(&mut reader)?;
-        if table.total_bytes != memory_bytes {
-            return Err(Error::Damaged(format!(
-                "{} covers {} bytes of memory, the machine has {memory_bytes}",
-                reader.name(),
-                table.total_bytes
-            )));
+/// How many pages of each granule are in `runs`.
+fn pages_by_granule(runs: &[Run]) -> BTreeMap<u64, u64> {
+    let mut pages = BTreeMap::new();
+    for run in runs {
+        let (mut page, end) = (run.first, run.first + run.count);
+        while page < end {
+            let granule = page / GRANULE_PAGES;
+            let next = end.min((granule + 1) * GRANULE_PAGES);
+            *pages.entry(granule).or_default() += next - page;
+            page = next;
         }
-        for run in &table.runs {
-            for part in pieces(*run) {
-                let bytes = usize::try_from(part.count * PAGE_SIZE).unwrap_or(0);
-                reader.fill(&mut buffer[..bytes])?;
-                store(part.first, &buffer[..bytes])?;
+    }
+    pages
+}
+
+/// Granules in a file in memory, one after the other, while they are filled.
+#[derive(Debug)]
+struct Sheet {
+    file: File,
+    shared: Shared,
+    slots: BTreeMap<u64, u64>,
+}
+
+impl Sheet {
+    /// A sheet of zeros; `None` if it would hold nothing.
+    fn new(granules: &BTreeSet<u64>) -> Result<Option<Self>, Error> {
+        if granules.is_empty() {
+            return Ok(None);
+        }
+        let bytes = granules.len() as u64 * GRANULE_BYTES;
+        let file = mapping::memory_file(bytes)?;
+        let shared = Shared::map(&file, bytes, GRANULE_BYTES)?;
+        let slots = granules.iter().copied().zip(0..).collect();
+        Ok(Some(Self { file, shared, slots }))
+    }
+
+    fn holds(&self, page: u64) -> bool {
+        self.slots.contains_key(&(page / GRANULE_PAGES))
+    }
+
+    /// Stores consecutive pages of one granule.
+    fn write(&mut self, page: u64, bytes: &[u8]) -> Result<(), Error> {
+        let slot = self
+            .slots
+            .get(&(page / GRANULE_PAGES))
+            .ok_or_else(|| Error::Damaged("a memory file changed while it was read".to_owned()))?;
+        self.shared.write(slot * GRANULE_BYTES + page % GRANULE_PAGES * PAGE_SIZE, bytes)
+    }
+
+    fn copy_from(&mut self, view: &GuestMemoryMmap) -> Result<(), Error> {
+        let mut buffer = vec![0; usize::try_from(GRANULE_BYTES).unwrap_or(0)];
+        for (granule, slot) in &self.slots {
+            let address = GuestAddress(address_of(granule * GRANULE_PAGES));
+            view.read_slice(&mut buffer, address).map_err(Error::guest_memory)?;
+            self.shared.write(slot * GRANULE_BYTES, &buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Consecutive granules that no gap divides, each with the slot of its first.
+    fn runs(&self) -> Vec<(Run, u64)> {
+        const GAP: u64 = layout::MMIO_GAP_START / GRANULE_BYTES;
+        let mut runs: Vec<(Run, u64)> = Vec::new();
+        for (&granule, &slot) in &self.slots {
+            match runs.last_mut() {
+                Some((last, _)) if last.first + last.count == granule && granule != GAP => {
+                    last.count += 1;
+                }
+                _ => runs.push((Run { first: granule, count: 1 }, slot)),
             }
         }
-        reader.finish()?;
+        runs
     }
-    Ok(())
-}
-
-/// Cuts a run into pieces that fit a buffer, none of which crosses the gap below 4 GiB.
-fn pieces(run: Run) -> impl Iterator<Item = Run> {
-    let end = run.first + run.count;
-    let mut first = run.first;
-    std::iter::from_fn(move || {
-        let boundary = (first / COPY_PAGES + 1) * COPY_PAGES;
-        let count = boundary.min(end).checked_sub(first).filter(|count| *count > 0)?;
-        let piece = Run { first, count };
-        first += count;
-        Some(piece)
-    })
-}
-
-/// An image of zeros.
-///
-/// # Errors
-///
-/// [`Error::Io`].
-pub fn empty_image(bytes: u64) -> Result<File, Error> {
-    memfd(bytes)
-}
-
-fn memfd(bytes: u64) -> Result<File, Error> {
-    // SAFETY: the name is a NUL-terminated constant; the call has no other requirement.
-    let fd = unsafe { libc::memfd_create(c"forkd-memory".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(Error::last_os("memfd_create"));
-    }
-    // SAFETY: the kernel opened `fd` for us just now, and nothing else knows its number.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(bytes).map_err(Error::io("size the memory image"))?;
-    Ok(file)
-}
-
-/// Writes all pages of `memory` that are not zero to `target`.
-///
-/// # Errors
-///
-/// [`Error::Io`] if the file cannot be written; nothing is left under its name then.
-pub fn save(memory: &GuestMemoryMmap, target: &std::path::Path) -> Result<Written, Error> {
-    let mut total_bytes = 0;
-    let mut collector = Collector::default();
-    let mut page = [0_u8; 4096];
-    let touched = Touched::open()?;
-    for region in memory.iter() {
-        let first_page = total_bytes / PAGE_SIZE;
-        for index in touched.pages(region)? {
-            read_page(region, index, &mut page)?;
-            if page.iter().any(|byte| *byte != 0) {
-                collector.add(first_page + index);
-            }
-        }
-        total_bytes += region.len();
-    }
-    let table = Table { total_bytes, runs: collector.into_runs() };
-    let mut writer = BodyWriter::create(target, Kind::Memory)?;
-    table.write(&mut writer)?;
-    copy_runs(memory, &table, &mut writer)?;
-    writer.commit()
-}
-
-fn copy_runs(
-    memory: &GuestMemoryMmap,
-    table: &Table,
-    writer: &mut BodyWriter,
-) -> Result<(), Error> {
-    let mut buffer = vec![0; usize::try_from(COPY_PAGES * PAGE_SIZE).unwrap_or(0)];
-    for part in table.runs.iter().flat_map(|run| pieces(*run)) {
-        let bytes = usize::try_from(part.count * PAGE_SIZE).unwrap_or(0);
-        // A run may cross from below the gap to above it, a page never does.
-        for (slot, page) in buffer[..bytes].chunks_mut(4096).zip(part.first..) {
-            let address = GuestAddress(address_of(page));
-            memory.read_slice(slot, address).map_err(Error::guest_memory)?;
-        }
-        writer.write_all(&buffer[..bytes]).map_err(Error::io("write the memory file"))?;
-    }
-    Ok(())
 }
 
 /// Guest address of the page with this index.
@@ -237,101 +287,105 @@ pub fn address_of(page: u64) -> u64 {
     }
 }
 
-fn read_page(region: &GuestRegionMmap, index: u64, page: &mut [u8; 4096]) -> Result<(), Error> {
-    region.read_slice(page, MemoryRegionAddress(index * PAGE_SIZE)).map_err(Error::guest_memory)
-}
-
-/// `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`): which pages exist at all.
-///
-/// Reading a page of anonymous memory that was never written would map the zero page: slow for a
-/// machine of many GiB, and pointless.
-struct Touched {
-    pagemap: File,
-}
-
-impl Touched {
-    fn open() -> Result<Self, Error> {
-        let pagemap =
-            File::open("/proc/self/pagemap").map_err(Error::io("open /proc/self/pagemap"))?;
-        Ok(Self { pagemap })
-    }
-
-    /// Indices, within `region`, of pages that are present or swapped out; all of them for a
-    /// region with a file behind it, whose pages may exist without being mapped here.
-    fn pages(&self, region: &GuestRegionMmap) -> Result<Vec<u64>, Error> {
-        const PRESENT_OR_SWAPPED: u64 = 3 << 62;
-        let count = region.len() / PAGE_SIZE;
-        if region.file_offset().is_some() {
-            return Ok((0..count).collect());
-        }
-        let first = region.as_ptr() as u64 / PAGE_SIZE;
-        let mut entries = vec![0; usize::try_from(count * 8).unwrap_or(0)];
-        self.pagemap
-            .read_exact_at(&mut entries, first * 8)
-            .map_err(Error::io("read /proc/self/pagemap"))?;
-        let touched = entries.chunks_exact(8).zip(0..).filter_map(|(entry, index)| {
-            let entry = u64::from_le_bytes(entry.try_into().ok()?);
-            (entry & PRESENT_OR_SWAPPED != 0).then_some(index)
-        });
-        Ok(touched.collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::pages::{Lineage, save};
 
     fn path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("forkd-memory-{}-{name}", std::process::id()))
     }
 
-    #[test]
-    fn what_was_saved_is_what_a_view_of_the_image_shows() {
-        let bytes = layout::MEMORY_BYTES_MIN;
-        let memory = anonymous(bytes).unwrap();
-        memory.write_slice(b"first", GuestAddress(10)).unwrap();
-        memory.write_slice(b"last", GuestAddress(bytes - 4)).unwrap();
-        let target = path("round-trip");
+    fn byte(ram: &Ram, page: u64) -> u8 {
+        ram.view().read_obj(GuestAddress(address_of(page))).unwrap()
+    }
 
-        let written = save(&memory, &target).unwrap();
+    fn put(ram: &Ram, page: u64, value: u8) {
+        ram.view().write_obj(value, GuestAddress(address_of(page))).unwrap();
+    }
 
-        let view = load(bytes, std::slice::from_ref(&target)).unwrap();
-        let (mut first, mut last) = ([0; 5], [0; 4]);
-        view.read_slice(&mut first, GuestAddress(10)).unwrap();
-        view.read_slice(&mut last, GuestAddress(bytes - 4)).unwrap();
-        assert_eq!((&first, &last), (b"first", b"last"));
-        assert!(written.bytes < 16384, "zero pages cost nothing: {}", written.bytes);
-        std::fs::remove_file(target).unwrap();
+    /// A base with ones in `pages`, loaded again.
+    fn loaded(name: &str, pages: &[u64]) -> (Ram, PathBuf) {
+        let ram = Ram::fresh(layout::MEMORY_BYTES_MIN).unwrap();
+        for page in pages {
+            put(&ram, *page, 1);
+        }
+        let target = path(name);
+        save(&ram, &Lineage::default(), &[], &target).unwrap();
+        (Ram::load(ram.bytes(), std::slice::from_ref(&target)).unwrap(), target)
     }
 
     #[test]
-    fn writes_to_a_view_do_not_reach_the_image() {
-        let bytes = layout::MEMORY_BYTES_MIN;
-        let image = memfd(bytes).unwrap();
-        let (left, right) =
-            (private_view(bytes, &image).unwrap(), private_view(bytes, &image).unwrap());
+    fn what_was_saved_is_what_is_loaded() {
+        let last = layout::MEMORY_BYTES_MIN / PAGE_SIZE - 1;
+        let (ram, file) = loaded("round-trip", &[0, 700, last]);
 
-        left.write_slice(b"mine", GuestAddress(0)).unwrap();
+        assert_eq!([0, 1, 700, last].map(|page| byte(&ram, page)), [1, 0, 1, 1]);
+        assert!(std::fs::metadata(&file).unwrap().len() < 16384, "zero pages cost nothing");
+        assert_eq!(ram.backed().iter().map(|run| run.count).sum::<u64>(), 3 * GRANULE_PAGES);
+        std::fs::remove_file(file).unwrap();
+    }
 
-        assert_eq!(right.read_obj::<u32>(GuestAddress(0)).unwrap(), 0);
+    #[test]
+    fn a_delta_over_a_base_is_what_was_saved_whether_sparse_or_dense() {
+        let (ram, base) = loaded("base", &[0, 1, 700]);
+        let delta = path("delta");
+        put(&ram, 1, 2);
+        put(&ram, 700, 0);
+        (5 * GRANULE_PAGES..6 * GRANULE_PAGES).for_each(|page| put(&ram, page, 3));
+        let chain = std::slice::from_ref(&base);
+        let lineage = Lineage::of(chain).unwrap();
+
+        save(&ram, &lineage, chain, &delta).unwrap();
+
+        let mut derived = Ram::load(ram.bytes(), chain).unwrap();
+        derived.overlay(&delta).unwrap();
+        let both = Ram::load(ram.bytes(), &[base.clone(), delta.clone()]).unwrap();
+        for page in [0, 1, 2, 700, 5 * GRANULE_PAGES, 6 * GRANULE_PAGES - 1, 6 * GRANULE_PAGES] {
+            let expected = byte(&ram, page);
+            assert_eq!([byte(&derived, page), byte(&both, page)], [expected; 2], "{page}");
+        }
+        let pages = (std::fs::metadata(&delta).unwrap().len() - 96) / PAGE_SIZE;
+        assert_eq!(pages, 2 + GRANULE_PAGES);
+        std::fs::remove_file(base).unwrap();
+        std::fs::remove_file(delta).unwrap();
+    }
+
+    #[test]
+    fn dropped_private_pages_show_the_image_again() {
+        let (ram, file) = loaded("dropped", &[3]);
+        put(&ram, 3, 9);
+        put(&ram, 9000, 9);
+
+        let region = ram.view().iter().next().unwrap();
+        mapping::drop_private(region.as_ptr(), region.len()).unwrap();
+
+        assert_eq!([byte(&ram, 3), byte(&ram, 9000)], [1, 0]);
+        std::fs::remove_file(file).unwrap();
     }
 
     #[test]
     fn a_flipped_bit_in_a_page_is_found_when_loading() {
-        let bytes = layout::MEMORY_BYTES_MIN;
-        let memory = anonymous(bytes).unwrap();
-        memory.write_slice(b"page", GuestAddress(0)).unwrap();
-        let target = path("flipped");
-        save(&memory, &target).unwrap();
+        let (ram, target) = loaded("flipped", &[0]);
         let mut stored = std::fs::read(&target).unwrap();
         let last = stored.len() - 1;
         stored[last] ^= 1;
         std::fs::write(&target, &stored).unwrap();
 
-        let error = load(bytes, std::slice::from_ref(&target)).unwrap_err();
+        let error = Ram::load(ram.bytes(), std::slice::from_ref(&target)).unwrap_err();
 
         assert_eq!(error.code(), forkd_proto::control::ErrorCode::Damaged);
         std::fs::remove_file(target).unwrap();
+    }
+
+    #[test]
+    fn granules_on_either_side_of_the_gap_are_two_runs() {
+        let gap = layout::MMIO_GAP_START / GRANULE_BYTES;
+        let sheet = Sheet::new(&BTreeSet::from([1, gap - 1, gap, gap + 1])).unwrap().unwrap();
+
+        let runs: Vec<_> = sheet.runs().iter().map(|(run, slot)| (run.first, *slot)).collect();
+
+        assert_eq!(runs, [(1, 0), (gap - 1, 1), (gap, 2)]);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::error::Error;
-use crate::{boot, cpu, layout, memory, process, vm};
+use crate::memory::Ram;
+use crate::{boot, cpu, layout, process, vm};
 
 /// Rounds of the loop.  At one cycle a round this is 20 ms on a slow processor.
 const ROUNDS: u32 = 50_000_000;
@@ -62,12 +63,13 @@ fn try_guest() -> Result<Duration, Error> {
             return Err(Error::CpuMismatch(format!("KVM has no {name}")));
         }
     }
-    let memory = memory::anonymous(layout::MEMORY_BYTES_MIN)?;
-    let vm = vm::create(&kvm, &memory)?;
+    let ram = Ram::fresh(layout::MEMORY_BYTES_MIN)?;
+    let memory = ram.view();
+    let vm = vm::create(&kvm, memory)?;
     let mut vcpu = vm.create_vcpu(0).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
     vcpu.set_cpuid2(&cpu::cpuid_for(&kvm, 0, 1)?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
     let mut sregs = vcpu.get_sregs().map_err(Error::kvm("KVM_GET_SREGS"))?;
-    boot::long_mode(&memory, &mut sregs)?;
+    boot::long_mode(memory, &mut sregs)?;
     vcpu.set_sregs(&sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
     let mut registers = boot::registers(boot::Entry { rip: layout::HIGH_RAM_START });
     registers.rcx = u64::from(ROUNDS);

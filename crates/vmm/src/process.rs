@@ -279,45 +279,6 @@ pub fn readable(file: &File) -> Result<bool, Error> {
     if ready < 0 { Err(Error::last_os("poll")) } else { Ok(ready > 0) }
 }
 
-/// Maps `bytes` privately, readable and writable, not reserved: of `file` from `offset`, or
-/// of zeros.
-///
-/// The address is a multiple of `align`, a power of two.  KVM can use a huge page only where guest
-/// and host address agree below its size, and `mmap` by itself aligns to small pages.
-///
-/// # Errors
-///
-/// [`Error::Io`] if the address space does not hold it.
-pub fn map_privately(
-    bytes: u64,
-    align: u64,
-    file: Option<&File>,
-    offset: u64,
-) -> Result<*mut u8, Error> {
-    let size = |bytes| usize::try_from(bytes).map_err(Error::guest_memory);
-    let (length, align, offset) = (size(bytes)?, size(align)?, libc::off_t::try_from(offset));
-    let offset = offset.map_err(Error::guest_memory)?;
-    let none = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
-    // SAFETY: without MAP_FIXED a new mapping replaces nothing.
-    let reserved =
-        unsafe { libc::mmap(std::ptr::null_mut(), length + align, libc::PROT_NONE, none, -1, 0) };
-    if reserved == libc::MAP_FAILED {
-        return Err(Error::last_os("reserve address space for guest memory"));
-    }
-    let aligned = reserved.wrapping_byte_add(reserved.align_offset(align));
-    let (fd, kind) = match file {
-        Some(file) => (file.as_raw_fd(), libc::MAP_PRIVATE | libc::MAP_NORESERVE),
-        None => (-1, none),
-    };
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: replaces part of the reservation made just now, which nothing else knows.
-    let mapped = unsafe { libc::mmap(aligned, length, access, kind | libc::MAP_FIXED, fd, offset) };
-    if mapped == libc::MAP_FAILED {
-        return Err(Error::last_os("map guest memory"));
-    }
-    Ok(mapped.cast())
-}
-
 /// Interrupts this process's system calls with SIGALRM after `seconds`, once.
 ///
 /// # Errors
@@ -336,46 +297,6 @@ pub fn alarm_after(seconds: u32) -> Result<(), Error> {
     // SAFETY: no memory involved.
     unsafe { libc::alarm(seconds) };
     Ok(())
-}
-
-/// Whether this host gives huge pages to who asks for them
-/// (`Documentation/admin-guide/mm/transhuge.rst`).
-#[must_use]
-pub fn huge_pages_on_request() -> bool {
-    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
-        .is_ok_and(|modes| modes.contains("[always]") || modes.contains("[madvise]"))
-}
-
-/// Asks for huge pages in a mapped range.  A kernel that has none to give uses small ones.
-pub fn advise_huge_pages(start: *mut u8, bytes: u64) {
-    let bytes = usize::try_from(bytes).unwrap_or(0);
-    // SAFETY: changes no content; a range that is not mapped is refused with ENOMEM.
-    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
-}
-
-/// Makes writable, private copies of the pages in a mapped range (`MADV_POPULATE_WRITE`), as
-/// writing
-/// to each would.  Returns whether the kernel did.
-#[must_use]
-pub fn populate_for_writing(start: u64, bytes: u64) -> bool {
-    let (Ok(start), Ok(bytes)) = (usize::try_from(start), usize::try_from(bytes)) else {
-        return false;
-    };
-    let address = std::ptr::without_provenance_mut(start);
-    // SAFETY: changes no content; a range that is not mapped is refused with ENOMEM.
-    unsafe { libc::madvise(address, bytes, libc::MADV_POPULATE_WRITE) == 0 }
-}
-
-/// Bytes of `bytes` bytes mapped at `address` that are in memory (`mincore(2)`).
-#[must_use]
-pub fn resident_bytes(address: *const u8, bytes: usize) -> u64 {
-    let mut pages = vec![0_u8; bytes.div_ceil(4096)];
-    // SAFETY: the range is mapped by the caller, and the vector has a byte per page.
-    let result = unsafe { libc::mincore(address.cast_mut().cast(), bytes, pages.as_mut_ptr()) };
-    if result < 0 {
-        return 0;
-    }
-    pages.iter().filter(|page| **page & 1 == 1).count() as u64 * 4096
 }
 
 #[cfg(test)]

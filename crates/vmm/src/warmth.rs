@@ -9,14 +9,12 @@
 //!
 //! It costs no memory: the pages would have been copied anyway, a moment later.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::GuestMemoryMmap;
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
-use crate::process;
+use crate::mapping;
+use crate::pagemap::Pagemap;
 
 /// Most pages that are learned.  A snapshot whose forks write more before they are ready gains
 /// little from more, and its forks' memory shall not grow by what only the first one needed.
@@ -42,18 +40,16 @@ impl Warmth {
     ///
     /// [`Error::Io`] if its page map cannot be read, for one because it has ended.
     pub fn learn(memory: &GuestMemoryMmap, pid: i32) -> Result<Self, Error> {
-        let name = format!("/proc/{pid}/pagemap");
-        let pagemap = File::open(&name).map_err(Error::io(format!("open {name}")))?;
         let mut ranges = Vec::new();
         let mut left = PAGES_MAX;
-        for region in memory.iter() {
-            let start = region.as_ptr() as u64;
-            let mut entries = vec![0; usize::try_from(region.len() / PAGE_SIZE * 8).unwrap_or(0)];
-            pagemap
-                .read_exact_at(&mut entries, start / PAGE_SIZE * 8)
-                .map_err(Error::io(format!("read {name}")))?;
-            collect(&entries, start, &mut left, &mut ranges);
-        }
+        Pagemap::of(pid)?.private(memory, |private| {
+            // What it shares with others it has not written.
+            if private.exclusive {
+                add(private.address, &mut ranges);
+                left -= 1;
+            }
+            left > 0
+        })?;
         Ok(Self { ranges })
     }
 
@@ -69,64 +65,45 @@ impl Warmth {
     /// is lost but the time.
     pub fn apply(&self) {
         for range in &self.ranges {
-            if !process::populate_for_writing(range.start, range.bytes) {
+            if !mapping::populate_for_writing(range.start, range.bytes) {
                 return;
             }
         }
     }
 }
 
-/// Adds the private pages of one region; `entries` are those of `/proc/pid/pagemap`
-/// (`Documentation/admin-guide/mm/pagemap.rst`).
-fn collect(entries: &[u8], start: u64, left: &mut u64, ranges: &mut Vec<Range>) {
-    const PRESENT: u64 = 1 << 63;
-    const FILE_OR_SHARED: u64 = 1 << 61;
-    const EXCLUSIVE: u64 = 1 << 56;
-    for (entry, address) in entries.chunks_exact(8).zip((start..).step_by(4096)) {
-        let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
-        let private = entry & PRESENT != 0 && entry & FILE_OR_SHARED == 0 && entry & EXCLUSIVE != 0;
-        if !private || *left == 0 {
-            continue;
-        }
-        *left -= 1;
-        match ranges.last_mut() {
-            Some(last) if last.start + last.bytes == address => last.bytes += PAGE_SIZE,
-            _ => ranges.push(Range { start: address, bytes: PAGE_SIZE }),
-        }
+/// Adds the page at `address`.
+fn add(address: u64, ranges: &mut Vec<Range>) {
+    match ranges.last_mut() {
+        Some(last) if last.start + last.bytes == address => last.bytes += PAGE_SIZE,
+        _ => ranges.push(Range { start: address, bytes: PAGE_SIZE }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{layout, memory};
-    use vm_memory::{Bytes, GuestAddress};
+    use crate::layout;
+    use crate::memory::Ram;
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-    #[test]
-    fn pages_that_were_written_are_learned_and_others_are_not() {
-        let image = memory::empty_image(layout::MEMORY_BYTES_MIN).unwrap();
-        let view = memory::private_view(layout::MEMORY_BYTES_MIN, &image).unwrap();
-        view.write_obj(1_u8, GuestAddress(3 * PAGE_SIZE)).unwrap();
-        view.write_obj(1_u8, GuestAddress(4 * PAGE_SIZE)).unwrap();
-        view.read_obj::<u8>(GuestAddress(9 * PAGE_SIZE)).unwrap();
-        let pid = i32::try_from(std::process::id()).unwrap();
-
-        let warmth = Warmth::learn(&view, pid).unwrap();
-
-        let start = view.iter().next().unwrap().as_ptr() as u64;
-        let expected = Range { start: start + 3 * PAGE_SIZE, bytes: 2 * PAGE_SIZE };
-        assert_eq!(warmth.ranges, [expected]);
-        warmth.apply();
+    /// Memory with one byte in each of `pages`; where it starts, and this process.
+    fn written(pages: impl Iterator<Item = u64>) -> (Ram, u64, i32) {
+        let ram = Ram::load(layout::MEMORY_BYTES_MIN, &[]).unwrap();
+        for page in pages {
+            ram.view().write_obj(1_u8, GuestAddress(page * PAGE_SIZE)).unwrap();
+        }
+        let start = ram.view().iter().next().unwrap().as_ptr() as u64;
+        (ram, start, i32::try_from(std::process::id()).unwrap())
     }
 
     #[test]
     fn one_page_past_the_limit_is_not_learned() {
-        let entry = (1_u64 << 63 | 1 << 56).to_le_bytes();
-        let entries = entry.repeat(3);
-        let (mut left, mut ranges) = (2, Vec::new());
+        let (ram, start, pid) = written(0..=PAGES_MAX);
 
-        collect(&entries, 0, &mut left, &mut ranges);
+        let warmth = Warmth::learn(ram.view(), pid).unwrap();
 
-        assert_eq!(ranges, [Range { start: 0, bytes: 2 * PAGE_SIZE }]);
+        assert_eq!(warmth.ranges, [Range { start, bytes: PAGES_MAX * PAGE_SIZE }]);
+        warmth.apply();
     }
 }

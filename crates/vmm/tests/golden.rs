@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use forkd_proto::control::ErrorCode;
 use forkd_vmm::disk::Lower;
-use forkd_vmm::memory;
+use forkd_vmm::memory::Ram;
 use forkd_vmm::snapshot::state::MachineState;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -37,9 +37,10 @@ fn states_are_read_and_written_back_to_the_same_bytes() {
 #[test]
 fn memory_files_are_loaded_to_where_their_runs_say() {
     for release in RELEASES {
-        let memory = memory::load(128 << 20, &[golden(release, "memory")]).unwrap();
+        let memory = Ram::load(128 << 20, &[golden(release, "memory")]).unwrap();
 
-        let byte = |page: u64| memory.read_obj::<u8>(GuestAddress(page * 4096 + 4095)).unwrap();
+        let byte =
+            |page: u64| memory.view().read_obj::<u8>(GuestAddress(page * 4096 + 4095)).unwrap();
 
         assert_eq!([byte(0), byte(1), byte(2), byte(32767)], [0, 1, 2, 3], "{release}");
     }

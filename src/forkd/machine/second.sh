@@ -5,6 +5,7 @@
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 cd /run/forkd-machine || exit 1
+SHMEM_HUGE=/sys/kernel/mm/transparent_hugepage/shmem_enabled
 bb() { /run/forkd-machine/busybox "$@"; }
 fail() { echo "failed: $*" >/dev/ttyS1; echo "forkd-machine: failed: $*"; bb sync; bb poweroff -f; }
 . ./machine.conf
@@ -60,6 +61,8 @@ bb mkdir -p /dev/net && [ -e /dev/net/tun ] && bb chmod 666 /dev/net/tun
 for setting in $SYSCTLS; do
     echo "${setting#*=}" >"/proc/sys/${setting%%=*}"
 done
+# Snapshots are held in files in memory, in huge pages where they are asked for.
+[ -e "$SHMEM_HUGE" ] && echo advise >"$SHMEM_HUGE"
 ulimit -n 1048576
 
 "$PYTHON" -E -s -S "$EXECUTOR" 10.0.2.15 ./token /dev/ttyS1 &

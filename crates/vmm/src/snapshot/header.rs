@@ -127,6 +127,18 @@ impl BodyReader {
         &self.name
     }
 
+    /// BLAKE3 of the body, as the header has it.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        self.header.digest
+    }
+
+    /// The file, for reads that are not verified.
+    #[must_use]
+    pub fn into_file(self) -> File {
+        self.file.into_inner()
+    }
+
     /// Bytes of the body that have not been read.
     #[must_use]
     pub fn left(&self) -> u64 {

@@ -98,6 +98,41 @@ impl Table {
     }
 }
 
+/// Where in the file each unit is.
+#[derive(Debug)]
+pub struct Index {
+    /// Each run, with the offset of its first unit in the file.
+    entries: Vec<(Run, u64)>,
+}
+
+impl Index {
+    /// The index of a file with this table.
+    #[must_use]
+    pub fn of(table: &Table) -> Self {
+        let mut offset = table.data_offset();
+        let place = |run: &Run| {
+            let start = offset;
+            offset += run.count * UNIT_BYTES;
+            (*run, start)
+        };
+        Self { entries: table.runs.iter().map(place).collect() }
+    }
+
+    /// Offset of this unit; `None` if the file lacks it.
+    #[must_use]
+    pub fn offset_of(&self, unit: u64) -> Option<u64> {
+        let after = self.entries.partition_point(|(run, _)| run.first <= unit);
+        let (run, offset) = self.entries.get(after.checked_sub(1)?)?;
+        let into = unit - run.first;
+        (into < run.count).then(|| offset + into * UNIT_BYTES)
+    }
+
+    /// The runs.
+    pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.entries.iter().map(|(run, _)| *run)
+    }
+}
+
 /// Collects single units into runs.  Units must be added in ascending order.
 #[derive(Debug, Default)]
 pub struct Collector {
@@ -125,6 +160,19 @@ mod tests {
     use super::*;
     use crate::snapshot::header::Kind;
     use forkd_proto::control::ErrorCode;
+
+    #[test]
+    fn a_unit_is_found_where_its_run_lies_and_nowhere_else() {
+        let runs = vec![Run { first: 2, count: 2 }, Run { first: 9, count: 1 }];
+        let table = Table { total_bytes: 40960, runs };
+
+        let index = Index::of(&table);
+
+        let start = table.data_offset();
+        let found = [1, 2, 3, 4, 9, 10].map(|unit| index.offset_of(unit));
+        let expected = [None, Some(start), Some(start + 4096), None, Some(start + 8192), None];
+        assert_eq!(found, expected);
+    }
 
     fn round_trip(table: &Table, name: &str) -> Result<Table, Error> {
         let path = std::env::temp_dir().join(format!("forkd-runs-{}-{name}", std::process::id()));
