@@ -183,6 +183,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("chain", link(tag="t0")),
     ("chain", link(memory_bytes=1 << 21)),
     ("chain", link(disk_bytes=1 << 21)),
+    ("chain", link(vcpus=1)),
     ("chain", link(image_key="other")),
     ("chain", lambda said: said["links"].reverse()),
     ("chain", lambda said: said["links"].pop(0)),

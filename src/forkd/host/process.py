@@ -158,7 +158,7 @@ def run(
     if program is None:
         raise HostError(f"{name} is not installed", program=name)
     process = subprocess.Popen(  # noqa: S603 - callers pass lists, never a shell's line
-        [*_dying_with_us(), program, *map(str, args[1:])],
+        [*dying_with_us(), program, *map(str, args[1:])],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -174,7 +174,7 @@ def run(
     return running.finished()
 
 
-def _dying_with_us() -> list[str]:
+def dying_with_us() -> list[str]:
     """Return the words before a command that make the kernel kill it when we die.
 
     Setting the flag ourselves would need code between fork and exec, which is not

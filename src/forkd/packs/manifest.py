@@ -270,7 +270,7 @@ def _check_chain(manifest: PackManifest) -> None:
             raise _wrong_chain(f"{link.tag} names {link.parent} as its parent, not {tags[-1]}")
         if link.tag in tags:
             raise _wrong_chain(f"{link.tag} is in it twice")
-        for member in ("memory_bytes", "disk_bytes", "image_key"):
+        for member in ("vcpus", "memory_bytes", "disk_bytes", "image_key"):
             if getattr(link, member) != getattr(base, member):
                 raise _wrong_chain(f"{link.tag} and {base.tag} differ in {member}")
         tags.append(link.tag)

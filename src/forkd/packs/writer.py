@@ -80,6 +80,12 @@ def _opened(stack: ExitStack, path: Path) -> BinaryIO:
         raise StoreError(f"cannot pack {path.parent.name}/{path.name}: {error.strerror}") from error
 
 
+def measure(path: Path) -> PackedImage:
+    """Return length and digest of an image; reads all of it."""
+    with path.open("rb") as file:
+        return _measured(file)
+
+
 def _measured(file: BinaryIO) -> PackedImage:
     """Return length and digest of an image, which no manifest knows."""
     hasher, data_bytes = blake3(), 0
