@@ -375,7 +375,8 @@ def reseed(seed):
     names = []
     modules = sys.modules
     if "random" in modules:
-        modules["random"].seed(seed)
+        # An integer, because bytes are hashed first, and hashing is a library of its own to wake.
+        modules["random"].seed(int.from_bytes(seed, "little"))
         names.append("python.random")
     if "numpy.random" in modules:
         words = [int.from_bytes(seed[at : at + 4], "little") for at in range(0, len(seed), 4)]
