@@ -1,6 +1,6 @@
 """Bound the body of every request, before anything parses it.
 
-Contents of files are the exception: they are streamed into the guest and never held.
+Contents of files and packs are the exception: they are streamed on and never held.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from forkd.wire.limits import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+_UPLOADS = ("/files", "/pack")
 
 
 class LimitBodies:
@@ -49,7 +52,7 @@ class _Counted:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return bool(scope["method"] == "PUT" and scope["path"].endswith("/files"))
+    return bool(scope["method"] == "PUT" and scope["path"].endswith(_UPLOADS))
 
 
 def _too_large() -> InvalidRequest:

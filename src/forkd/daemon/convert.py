@@ -12,6 +12,7 @@ from forkd.errors import InvalidRequest
 from forkd.model import exec as model_exec
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.image import Image
+from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import Snapshot, SnapshotRequest, SnapshotStatus
 from forkd.wire import v1
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.host import HostInfo
+    from forkd.model.pack import Unpacked
     from forkd.model.progress import Progress
     from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SpawnTimes
 
@@ -43,6 +45,12 @@ def recipe_path(text: str) -> Path:
     if not path.is_absolute():
         raise InvalidRequest(f"recipe must be an absolute path, not {text[:80]!r}", field="recipe")
     return path
+
+
+def unpack_request(tag: Tag, terms: v1.Unpack) -> UnpackRequest:
+    """Return under which name and on which terms a pack is taken."""
+    keys = filter(None, terms.trusted.split(","))
+    return UnpackRequest(tag, tuple(map(bytes.fromhex, keys)), terms.allow_unsigned)
 
 
 def fork_options(request: v1.SandboxCreate) -> ForkOptions:
@@ -176,6 +184,16 @@ def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
         above = by_tag.get(parent)
         parent = above.parent if above is not None else None
     return found
+
+
+def unpacked(pack: Unpacked) -> v1.Unpacked:
+    """Return a pack that was taken, as clients see it."""
+    return v1.Unpacked(
+        snapshot=snapshot(pack.snapshot),
+        links=[v1.UnpackedLink(tag=each.tag, reused=each.reused) for each in pack.links],
+        signed_by=None if pack.signed_by is None else pack.signed_by.hex(),
+        missing_features=list(pack.missing_features),
+    )
 
 
 def sandbox(live: Sandbox) -> v1.SandboxInfo:

@@ -11,6 +11,9 @@ FORK_COUNT_MAX = 10_000
 TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
 """Names of snapshots.  A tag is a folder's name in the store; `..` is refused besides."""
 
+TRUSTED_CHARS_MAX = 64 * 65
+"""The keys that one request to unpack trusts: 64 of them, each 64 hex digits and a comma."""
+
 ID_CHARS_MAX = 64
 """Longest id of a sandbox that a client must be ready for."""
 

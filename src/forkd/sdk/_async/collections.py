@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from forkd.wire import v1
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
     from os import PathLike
 
     from forkd.sdk._async.http import AsyncHttp
@@ -76,6 +77,47 @@ class AsyncSnapshots:
             Conflict: Sandboxes or other snapshots need it.
         """
         await self._http.send("DELETE", f"/v1/snapshots/{self._http.quoted(tag)}")
+
+    @asynccontextmanager
+    async def pack(self, tag: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Pack a snapshot and all that it stands on: gives an iterator of an unsigned pack.
+
+        Raises:
+            Conflict: It is being written.
+            StoreError: Something of it is missing or damaged.
+        """
+        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        async with self._http.streamed(path) as answer:
+            yield answer.aiter_bytes()
+
+    async def unpack(
+        self,
+        tag: str,
+        contents: bytes | AsyncIterable[bytes],
+        *,
+        trusted: Sequence[bytes] = (),
+        allow_unsigned: bool = False,
+    ) -> v1.Unpacked:
+        """Take a pack: all of it, or nothing.
+
+        Args:
+            tag: What its head is called here.
+            contents: The pack; an iterable is sent as it comes.
+            trusted: Public keys, of 32 bytes each, whose signature is believed.
+            allow_unsigned: Take it whoever signed it, or nobody.
+
+        Raises:
+            PackError: It is damaged, hostile, unsigned or not trusted.
+            Conflict: Another snapshot has the name.
+        """
+        query = {
+            "trusted": ",".join(key.hex() for key in trusted),
+            "allow_unsigned": allow_unsigned or None,
+        }
+        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        return await self._http.call(
+            v1.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+        )
 
 
 class AsyncImages:

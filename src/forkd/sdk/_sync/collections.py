@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from forkd.wire import v1
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
     from forkd.sdk._sync.http import Http
@@ -77,6 +78,47 @@ class Snapshots:
             Conflict: Sandboxes or other snapshots need it.
         """
         self._http.send("DELETE", f"/v1/snapshots/{self._http.quoted(tag)}")
+
+    @contextmanager
+    def pack(self, tag: str) -> Iterator[Iterator[bytes]]:
+        """Pack a snapshot and all that it stands on: gives an iterator of an unsigned pack.
+
+        Raises:
+            Conflict: It is being written.
+            StoreError: Something of it is missing or damaged.
+        """
+        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        with self._http.streamed(path) as answer:
+            yield answer.iter_bytes()
+
+    def unpack(
+        self,
+        tag: str,
+        contents: bytes | Iterable[bytes],
+        *,
+        trusted: Sequence[bytes] = (),
+        allow_unsigned: bool = False,
+    ) -> v1.Unpacked:
+        """Take a pack: all of it, or nothing.
+
+        Args:
+            tag: What its head is called here.
+            contents: The pack; an iterable is sent as it comes.
+            trusted: Public keys, of 32 bytes each, whose signature is believed.
+            allow_unsigned: Take it whoever signed it, or nobody.
+
+        Raises:
+            PackError: It is damaged, hostile, unsigned or not trusted.
+            Conflict: Another snapshot has the name.
+        """
+        query = {
+            "trusted": ",".join(key.hex() for key in trusted),
+            "allow_unsigned": allow_unsigned or None,
+        }
+        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        return self._http.call(
+            v1.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+        )
 
 
 class Images:

@@ -1,0 +1,53 @@
+"""Packs: a snapshot's whole chain out of the store, or into it, as one stream of bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Query, Request, Response
+
+from forkd.daemon import convert
+from forkd.daemon.routes import ServiceOf, TagOf, router
+from forkd.daemon.routes.files import BYTES
+from forkd.daemon.streaming import Stream
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+routes = router("packs")
+
+_BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+@routes.get(
+    "/v1/snapshots/{tag}/pack",
+    operation_id="pack_snapshot",
+    response_class=Response,
+    responses={200: _BODY},
+)
+async def pack_snapshot(tag: TagOf, service: ServiceOf) -> Response:
+    """Return a snapshot and all that it stands on as an unsigned pack."""
+    source = service.pack_snapshot(tag)
+    first = await anext(source)
+    return Stream(_joined(first, source), owned=source, media_type=BYTES)
+
+
+@routes.put(
+    "/v1/snapshots/{tag}/pack",
+    operation_id="unpack_snapshot",
+    status_code=201,
+    openapi_extra={"requestBody": {**_BODY, "required": True}},
+)
+async def unpack_snapshot(
+    tag: TagOf, terms: Annotated[v1.Unpack, Query()], request: Request, service: ServiceOf
+) -> v1.Unpacked:
+    """Take the pack in the request's body; nothing of it is kept unless all of it is good."""
+    wanted = convert.unpack_request(tag, terms)
+    return convert.unpacked(await service.unpack_snapshot(wanted, request.stream()))
+
+
+async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

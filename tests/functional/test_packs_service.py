@@ -1,0 +1,364 @@
+"""Packs between two stores, read and written by processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd.errors import CapacityError, Conflict, NotFound, PackError, StoreError
+from forkd.host import proc
+from forkd.model.ids import Tag, parse_tag
+from forkd.model.pack import UnpackRequest
+from forkd.model.snapshot import SnapshotStatus
+from forkd.service.packs import Packs
+from forkd.service.registry import Registry
+from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
+from forkd.store.pending import PendingStore
+from forkd.store.snapshots import SnapshotStore
+from tests.support.packs import (
+    DISK_BYTES,
+    MEMORY_BYTES,
+    PUBLIC,
+    a_link,
+    block,
+    chunk,
+    signed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+FILES = ("state", "memory", "disk.layer")
+
+
+@dataclass
+class Host:
+    """One store with what serves packs over it."""
+
+    state: Path
+    store: SnapshotStore
+    registry: Registry
+    packs: Packs
+
+    async def pack(self, tag: str) -> bytes:
+        return b"".join([piece async for piece in self.packs.pack(parse_tag(tag))])
+
+    async def unpack(self, pack: bytes, tag: str, **terms: object) -> list[tuple[str, bool]]:
+        """Unpack whoever signed it; returns name and whether it was here, for each link."""
+        values = {"allow_unsigned": True, **terms}
+        request = UnpackRequest(parse_tag(tag), **values)  # type: ignore[arg-type]
+        unpacked = await self.packs.unpack(request, pieces(pack))
+        return [(each.tag, each.reused) for each in unpacked.links]
+
+    def add(self, tags: list[str], rootfs: bytes = block("root") + bytes(8192)) -> None:
+        """Store a chain of snapshots, each in its own content."""
+        source = self.state / "image"
+        source.write_bytes(rootfs)
+        self.store.keep_rootfs("key", source)
+        parent: Manifest | None = None
+        for tag in tags:
+            staged = self.store.stage()
+            manifest = self._manifest(staged, tag, parent)
+            self.store.publish(staged, manifest)
+            self.registry.add(self.registry.read(parse_tag(tag)))
+            parent = manifest
+
+    @staticmethod
+    def _manifest(staged: Path, tag: str, parent: Manifest | None) -> Manifest:
+        link = a_link(staged / "made", tag, None)
+        for name in FILES:
+            (staged / "made" / name).rename(staged / name)
+        (staged / "made").rmdir()
+        return Manifest(
+            tag=tag,
+            created_at=link.created_at,
+            recipe=link.recipe,
+            image_key="key",
+            kernel=link.kernel,
+            vcpus=2,
+            memory_bytes=MEMORY_BYTES,
+            disk_bytes=DISK_BYTES,
+            runtime="python",
+            cpu=Cpu(model="a CPU", features=("sse", "not-there")),
+            parent=None if parent is None else parent.tag,
+            files=tuple(StoredFile(**file.model_dump()) for file in link.files),
+            link=None if parent is None else Link(parent_digest=parent.digest),
+        )
+
+    def contents(self, tag: str) -> list[bytes]:
+        return [(self.store.folder(parse_tag(tag)) / name).read_bytes() for name in FILES]
+
+    def everything(self) -> set[str]:
+        return {str(path.relative_to(self.state)) for path in self.state.rglob("*")}
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 10_000):
+        yield data[start : start + 10_000]
+
+
+def a_host(state: Path) -> Host:
+    state.mkdir()
+    store, pending = SnapshotStore(state), PendingStore(state)
+    store.prepare()
+    pending.prepare()
+    registry = Registry(store, pending, lambda _: ())
+    return Host(state, store, registry, Packs(store, registry))
+
+
+@pytest_asyncio.fixture
+async def here(tmp_path: Path) -> Host:
+    host = a_host(tmp_path / "here")
+    host.add(["base", "middle", "head"])
+    return host
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Host:
+    return a_host(tmp_path / "there")
+
+
+async def test_a_chain_arrives_byte_for_byte_and_is_ready(here: Host, there: Host) -> None:
+    links = await there.unpack(await here.pack("head"), "head")
+
+    assert links == [("base", False), ("middle", False), ("head", False)]
+    for tag in ("base", "middle", "head"):
+        assert there.contents(tag) == here.contents(tag)
+        assert there.registry.get(parse_tag(tag)).status is SnapshotStatus.READY
+    chain = there.store.load_chain(parse_tag("head"))
+    assert [each.tag for each in chain] == ["base", "middle", "head"]
+    image = there.store.rootfs(chain[0].image_key)
+    assert image.read_bytes() == here.store.rootfs("key").read_bytes()
+    assert list((there.state / "staging").iterdir()) == []
+
+
+async def test_a_pack_of_a_base_has_nothing_of_what_stands_on_it(here: Host, there: Host) -> None:
+    assert await there.unpack(await here.pack("base"), "base") == [("base", False)]
+
+
+async def test_a_second_restart_reads_what_was_unpacked(here: Host, there: Host) -> None:
+    await there.unpack(await here.pack("head"), "head")
+
+    await there.registry.load()
+
+    assert [each.status for each in there.registry.list_all()] == [SnapshotStatus.READY] * 3
+
+
+async def test_unpacking_twice_changes_nothing(here: Host, there: Host) -> None:
+    pack = await here.pack("head")
+    await there.unpack(pack, "head")
+    before = there.everything()
+
+    links = await there.unpack(pack, "head")
+
+    assert links == [("base", True), ("middle", True), ("head", True)]
+    assert there.everything() == before
+
+
+async def test_links_that_are_here_are_shared(here: Host, there: Host) -> None:
+    await there.unpack(await here.pack("middle"), "middle")
+
+    links = await there.unpack(await here.pack("head"), "head")
+
+    assert links == [("base", True), ("middle", True), ("head", False)]
+
+
+async def test_another_name_is_the_heads_alone(here: Host) -> None:
+    links = await here.unpack(await here.pack("head"), "copy")
+
+    assert links == [("base", True), ("middle", True), ("copy", False)]
+    assert here.contents("copy") == here.contents("head")
+    assert here.store.load(parse_tag("copy")).image_key == "key"
+
+
+async def test_an_ancestor_whose_name_is_taken_gets_one_after_the_head(
+    here: Host, there: Host
+) -> None:
+    there.add(["middle"])
+
+    links = await there.unpack(await here.pack("head"), "head")
+
+    assert links == [("base", False), ("head.1", False), ("head", False)]
+    assert [each.tag for each in there.store.load_chain(parse_tag("head"))] == [
+        "base",
+        "head.1",
+        "head",
+    ]
+
+
+async def test_an_ancestor_called_as_the_pack_is_now_gets_another_name(
+    here: Host, there: Host
+) -> None:
+    links = await there.unpack(await here.pack("head"), "base")
+
+    assert [tag for tag, _ in links] == ["base.0", "middle", "base"]
+
+
+async def test_a_name_that_another_snapshot_has_is_refused(here: Host, there: Host) -> None:
+    there.add(["other", "head"])
+    before, pack = there.everything(), await here.pack("head")
+
+    with pytest.raises(Conflict, match="another snapshot head"):
+        await there.unpack(pack, "head")
+
+    assert there.everything() == before
+
+
+async def test_another_image_under_the_same_key_is_not_mistaken_for_it(
+    here: Host, there: Host
+) -> None:
+    """A recipe's image here must not become what somebody else calls by its key."""
+    there.add(["mine"], rootfs=block("mine"))
+
+    await there.unpack(await here.pack("base"), "base")
+
+    assert there.store.rootfs("key").read_bytes() == block("mine")
+    key = there.store.load(parse_tag("base")).image_key
+    assert key.startswith("pack-")
+    assert there.store.rootfs(key).read_bytes() == here.store.rootfs("key").read_bytes()
+
+
+async def test_a_key_that_no_image_here_has_is_not_taken_from_a_pack(
+    here: Host, there: Host
+) -> None:
+    await there.unpack(await here.pack("base"), "base")
+
+    assert not there.store.rootfs("key").exists()
+
+
+async def test_what_the_guests_cpu_had_and_this_one_lacks_is_named(here: Host, there: Host) -> None:
+    request = UnpackRequest(parse_tag("base"), allow_unsigned=True)
+
+    unpacked = await there.packs.unpack(request, pieces(await here.pack("base")))
+
+    assert "avx" not in proc.cpu().features or "avx" not in unpacked.missing_features
+    assert "not-there" in unpacked.missing_features
+
+
+async def test_a_signature_that_is_trusted_is_told(here: Host, there: Host) -> None:
+    request = UnpackRequest(parse_tag("base"), trusted=(PUBLIC,))
+
+    unpacked = await there.packs.unpack(request, pieces(signed(await here.pack("base"))))
+
+    assert unpacked.signed_by == PUBLIC
+
+
+@pytest.mark.parametrize("fault", ["unsigned", "untrusted", "damaged", "truncated", "trailing"])
+async def test_nothing_is_left_of_a_pack_that_is_refused(
+    fault: str, here: Host, there: Host
+) -> None:
+    before, pack = there.everything(), await here.pack("head")
+    bad = {
+        "unsigned": pack,
+        "untrusted": signed(pack),
+        "damaged": pack[:-20] + b"\xff" + pack[-19:],
+        "truncated": pack[:-9],
+        "trailing": pack + b"x",
+    }[fault]
+
+    with pytest.raises(PackError) as refused:
+        await there.unpack(bad, "head", allow_unsigned=fault not in {"unsigned", "untrusted"})
+
+    assert refused.value.context["reason"] == fault
+    assert there.everything() == before
+    assert there.registry.list_all() == ()
+
+
+async def test_a_pack_refused_at_its_head_does_not_break_off_who_sends_it(there: Host) -> None:
+    """Megabytes still come when the reader has long ended."""
+    with pytest.raises(PackError, match="no pack"):
+        await there.unpack(bytes(8 << 20), "head")
+
+
+async def test_a_well_packed_file_that_is_no_stored_file_is_refused(
+    here: Host, there: Host
+) -> None:
+    more = (await here.pack("head"))[:-8] + chunk(bytes(17)) + bytes(8)
+
+    with pytest.raises(PackError) as refused:
+        await there.unpack(more, "head")
+
+    assert refused.value.context["reason"] == "undeclared"
+
+
+async def test_a_full_disk_is_said_to_be_and_left_as_it_was(
+    here: Host, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, pack = there.everything(), await here.pack("head")
+    monkeypatch.setattr("forkd.service.packs.ROOM_BYTES_MIN", 1 << 60)
+
+    with pytest.raises(CapacityError, match="needs"):
+        await there.unpack(pack, "head")
+
+    assert there.everything() == before
+
+
+async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
+    here: Host, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = await here.pack("head")
+    publish = SnapshotStore.publish
+
+    def fails_at_the_head(store: SnapshotStore, staged: Path, manifest: Manifest) -> None:
+        if manifest.tag == "head":
+            raise OSError(28, os.strerror(28))
+        publish(store, staged, manifest)
+
+    monkeypatch.setattr(SnapshotStore, "publish", fails_at_the_head)
+
+    with pytest.raises(StoreError, match="No space left"):
+        await there.unpack(pack, "head")
+
+    assert there.store.tags() == ()
+    assert there.registry.list_all() == ()
+    assert list((there.state / "staging").iterdir()) == []
+
+
+async def test_two_packs_of_one_name_at_once_are_one_snapshot(here: Host, there: Host) -> None:
+    pack = await here.pack("head")
+
+    ended = await asyncio.gather(
+        *(there.unpack(pack, "head") for _ in range(3)), return_exceptions=True
+    )
+
+    assert any(isinstance(each, list) for each in ended)
+    assert all(isinstance(each, list | Conflict) for each in ended)
+    assert there.store.tags() == ("base", "head", "middle")
+    assert there.contents("head") == here.contents("head")
+
+
+async def test_a_damaged_snapshot_is_not_packed(here: Host) -> None:
+    path = here.store.folder(parse_tag("middle")) / "memory"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+    with pytest.raises(StoreError, match="memory of middle is damaged"):
+        await here.pack("head")
+
+
+async def test_what_does_not_exist_is_not_packed(here: Host) -> None:
+    with pytest.raises(NotFound):
+        await here.pack("nope")
+
+
+async def test_a_reader_that_leaves_ends_the_packing(here: Host) -> None:
+    source = here.packs.pack(Tag("head"))
+    async with aclosing(source):
+        await anext(source)
+
+    mine = {pid for pid in proc.processes() if b"forkd.packs" in _command(pid)}
+    assert mine == set()
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - no Path for a pid
+            return file.read()
+    except OSError:
+        return b""
