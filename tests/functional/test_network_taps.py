@@ -37,6 +37,22 @@ def test_a_link_has_the_hosts_address_as_soon_as_it_is_made() -> None:
     assert slot.tap in {name for _, name in socket.if_nameindex()}
 
 
+def test_a_link_takes_over_the_address_of_one_that_is_gone_and_may_do_so_twice() -> None:
+    old, gone = PLAN.slot(0), PLAN.slot(1)
+    taps.create(old)
+    taps.create(gone)
+    taps.remove(gone)
+    slot = PLAN.slot(1, tap_index=0)
+
+    taps.readdress(slot)
+    taps.readdress(slot)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((gone.host, 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, pytest.raises(OSError):
+        sock.bind((old.host, 0))
+
+
 def test_a_removed_link_is_gone_and_removing_it_again_is_fine() -> None:
     slot = PLAN.slot(0)
     taps.create(slot)

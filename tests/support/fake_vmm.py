@@ -9,11 +9,21 @@ should do wrong is said in the kernel's command line, as words, and kept in its 
     fork=fail:N                  every Nth child fails
     fork=hang                    children never become ready, and nothing is said of them
     fork=die                     the zygote ends in the middle of a fork
+    branch=fail | branch=die     the machine refuses to be branched; ends instead
+    seed=fail:N | seed=hang      as fork=, of the seeds that machines leave
+    link=full | link=die         the disk is full when a zygote writes a link; it ends instead
+    link=wait                    it writes once there is a file `go` in the state folder
+
+Memory is the agent's namespace, pages are its names, and a disk's blocks are the guest's files.
+    reset=die                    the machine ends when it is to be reset
+    rename=fail | rename=hang    the agent refuses to be somebody else later; the first time it
+                                 never answers, and says so on the console
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -22,8 +32,9 @@ import socket
 import struct
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from blake3 import blake3
 
@@ -116,6 +127,22 @@ class Agent:
     def op_echo(self, peer: Peer, request: Members) -> None:
         peer.send(Kind.REPLY, {"data": request.get("data", "")})
 
+    def op_post_fork(self, peer: Peer, request: Members) -> None:
+        if "rename=hang" in self.knobs:
+            self.knobs = [knob for knob in self.knobs if knob != "rename=hang"]
+            (Path(self.identity["directory"]) / "console.log").write_bytes(b"hanging\n")
+            threading.Event().wait()
+        if "rename=fail" in self.knobs:
+            peer.send(Kind.ERROR, {"code": "hook_failed", "message": "as asked"})
+            return
+        self.identity = {**self.identity, **request}
+        self.namespace["identity"] = self.identity
+        self.namespace["renamed"] = self.namespace.get("renamed", 0) + 1
+        peer.send(Kind.REPLY, {"realtime_ns": time.time_ns(), "reseeded": [], "hook": "none"})
+
+    def op_adjust_time(self, peer: Peer, _: Members) -> None:
+        peer.send(Kind.REPLY, {"realtime_ns": time.time_ns()})
+
     def op_configure(self, peer: Peer, request: Members) -> None:
         self.configured = request
         peer.send(Kind.REPLY, {})
@@ -164,6 +191,12 @@ class Agent:
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
         peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
+        if request["args"][:2] == ["sh", "-c"] and request["args"][2].startswith("fail "):
+            _, code, words = request["args"][2].split(" ", 2)
+            peer.send_bytes(encode(Kind.STDERR, b"\n" + words.encode()))
+            failed = {"exit_code": int(code), "signal": None, "timed_out": False, "duration_s": 0.1}
+            peer.send(Kind.REPLY, failed)
+            return
         ended: Members = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
         while request.get("stdin"):
             frame = peer.receive()
@@ -206,6 +239,8 @@ class Machine:
         self.agent = agent
         self.paused = False
         self.ended = threading.Event()
+        self.forked: Zygote | None = None
+        self.branching = threading.Lock()
 
     def listen(self) -> None:
         (self.directory / "console.log").write_bytes(b"hello from the console\n")
@@ -223,6 +258,11 @@ class Machine:
             elif op in {"pause", "resume"}:
                 self.paused = op == "pause"
                 peer.send(Kind.REPLY, {})
+            elif op == "branch":
+                with self.branching:
+                    self.branch(peer, Path(str(request["directory"])))
+            elif op == "reset":
+                self.reset(peer, request)
             elif op == "status":
                 peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})
             elif op == "stop":
@@ -231,16 +271,40 @@ class Machine:
             else:
                 peer.send(Kind.ERROR, {"code": "invalid_request", "message": op})
 
+    def branch(self, peer: Peer, directory: Path) -> None:
+        if "branch=fail" in self.agent.knobs:
+            peer.send(Kind.ERROR, {"code": "io", "message": "no space left on device"})
+            return
+        if "branch=die" in self.agent.knobs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        layers = self.layers()
+        pid = fork_listener(lambda listening: run_seed(directory, self.agent, layers, listening))
+        peer.send(Kind.REPLY, {"pid": pid, "pause_ms": 0.5})
+
+    def reset(self, peer: Peer, request: Members) -> None:
+        if self.forked is None:
+            peer.send(Kind.ERROR, {"code": "state", "message": "it has no fork point"})
+            return
+        if "reset=die" in self.agent.knobs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        identity = {**self.config, **request}
+        fresh = self.forked.agent(identity)
+        self.agent.identity, self.agent.namespace = identity, fresh.namespace
+        self.agent.files = fresh.files
+        peer.send(Kind.REPLY, {"ms": 0.25})
+
     def save(self, peer: Peer, directory: Path) -> None:
         if not self.paused or "save=fail" in self.agent.knobs:
             peer.send(Kind.ERROR, {"code": "state", "message": "not now"})
             return
-        names = [*self.agent.namespace]
-        plain = {k: self.agent.namespace[k] for k in names if isinstance(k, str) and k[0] != "_"}
-        body = json.dumps({"knobs": self.agent.knobs, "namespace": _jsonable(plain)}).encode()
-        bodies = {"state": body, "memory": b"m" * 8192, "disk.layer": b"d" * 4096}
-        files = [write_stored(directory / name, name, data) for name, data in bodies.items()]
+        plain = _jsonable(self.agent.namespace)
+        files = write_link(directory, self.agent.knobs, plain, _texts(self.agent.files))
         peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0})
+
+    def layers(self) -> list[dict[str, str]]:
+        """Return the disk's layers, with the top as it is now."""
+        below = [{}] if self.forked is None else self.forked.layers
+        return [*below, _texts(self.agent.files)]
 
     def end(self) -> None:
         for name in ("control.sock", "vsock.sock"):
@@ -251,16 +315,68 @@ class Machine:
 class Zygote:
     """Holds a snapshot and forks processes that are machines."""
 
-    def __init__(self, config: Members) -> None:
-        state = json.loads(read_stored(Path(config["state"]), "state"))
-        for path in config["memory"]:
-            read_stored(Path(path), "memory")
-        for path in config["disk"]["layers"][1:]:
-            read_stored(Path(path), "disk.layer")
-        self.knobs: list[str] = state["knobs"]
-        self.namespace: Members = state["namespace"]
+    def __init__(self, knobs: list[str], namespace: Members, layers: list[dict[str, str]]) -> None:
+        self.knobs = knobs
+        self.namespace = namespace
+        self.layers = layers
         self.ended = threading.Event()
         self.forking = threading.Lock()
+
+    @classmethod
+    def load(cls, config: Members) -> Zygote:
+        knobs = json.loads(read_stored(Path(config["state"]), "state"))
+        namespace = read_memory(config["memory"])
+        layers = [json.loads(read_stored(Path(p), "disk.layer")) for p in _stored_layers(config)]
+        return cls(knobs, namespace, [{}, *layers])
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The guest's files, the upper layers' over the lower ones'."""
+        merged = {path: text for layer in self.layers for path, text in layer.items()}
+        return {path: text.encode() for path, text in merged.items()}
+
+    def agent(self, identity: Members) -> Agent:
+        """Return the agent of a machine that was just forked."""
+        agent = Agent(identity, self.knobs)
+        agent.namespace.update(copy.deepcopy(self.namespace))
+        agent.namespace["identity"] = identity
+        agent.files = self.files
+        return agent
+
+    def save(self, peer: Peer, request: Members) -> None:
+        """Write what the parent lacks: names with other values, and layers above its own."""
+        directory = Path(request["directory"])
+        if "link=die" in self.knobs:
+            (directory / "memory").write_bytes(b"FKDMEMRY")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "link=full" in self.knobs:
+            peer.send(Kind.ERROR, {"code": "io", "message": "memory: No space left on device"})
+            return
+        while "link=wait" in self.knobs and not (directory.parents[1] / "go").exists():
+            time.sleep(0.001)
+        known = read_memory(request.get("memory", []))
+        changed = {k: v for k, v in self.namespace.items() if k not in known or known[k] != v}
+        above = self.layers[request["disk_layers"] :]
+        merged = {path: text for layer in above for path, text in layer.items()}
+        files = write_link(directory, self.knobs, changed, merged)
+        peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0})
+
+    def derive(self, peer: Peer, request: Members) -> None:
+        """Fork a zygote with the names and layers of a delta over ours."""
+        try:
+            knobs = json.loads(read_stored(Path(request["state"]), "state"))
+            delta = read_memory([request["memory"]])
+            layers = [
+                json.loads(read_stored(Path(path), "disk.layer"))
+                for path in _stored_layers(request)[len(self.layers) - 1 :]
+            ]
+        except StoredError as error:
+            peer.send(Kind.ERROR, {"code": "damaged", "message": str(error)})
+            return
+        child = Zygote(knobs, {**self.namespace, **delta}, [*self.layers, *layers])
+        path = Path(request["directory"]) / "zygote.sock"
+        pid = fork_listener(lambda listening: run_held(child, path, listening))
+        peer.send(Kind.REPLY, {"pid": pid})
 
     def handle(self, sock: socket.socket) -> None:
         peer = Peer(sock)
@@ -270,8 +386,11 @@ class Zygote:
                 peer.send(Kind.REPLY, {})
                 self.ended.set()
                 return
+            if request["op"] == "save":
+                self.save(peer, request)
+                continue
             with self.forking:
-                self.fork(peer, request)
+                {"fork": self.fork, "derive": self.derive}[str(request["op"])](peer, request)
 
     def fork(self, peer: Peer, request: Members) -> None:
         every = next((int(k[10:]) for k in self.knobs if k.startswith("fork=fail:")), 0)
@@ -297,24 +416,58 @@ class Zygote:
 
 def spawn_child(child: Members, zygote: Zygote) -> int:
     """Fork a machine; returns once it listens."""
+
+    def run(listening: Callable[[], None]) -> None:
+        machine = Machine(child, zygote.agent(child))
+        machine.forked = zygote
+        machine.listen()
+        listening()
+        machine.ended.wait()
+
+    return fork_listener(run)
+
+
+def run_seed(
+    directory: Path,
+    agent: Agent,
+    layers: list[dict[str, str]],
+    listening: Callable[[], None],
+) -> None:
+    """Be what a machine leaves of itself; what is said of seeds holds for its forks."""
+    knobs = [knob for knob in agent.knobs if not knob.startswith("fork=")]
+    knobs = [knob.replace("seed=", "fork=") for knob in knobs]
+    run_held(
+        Zygote(knobs, _jsonable(agent.namespace), layers), directory / "zygote.sock", listening
+    )
+
+
+def run_held(zygote: Zygote, path: Path, listening: Callable[[], None]) -> None:
+    """Be a zygote that was forked of another process."""
+    serve(path, zygote.handle)
+    listening()
+    zygote.ended.wait()
+
+
+def fork_listener(run: Callable[[Callable[[], None]], None]) -> int:
+    """Fork a process that has nothing of ours open; returns once it calls what it is given."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         for descriptor in range(3, 1024):
             if descriptor != writing:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-        agent = Agent(child, zygote.knobs)
-        agent.namespace.update(zygote.namespace)
-        agent.namespace["identity"] = child
-        machine = Machine(child, agent)
-        machine.listen()
-        os.write(writing, b"x")
-        machine.ended.wait()
+        run(lambda: _tell(writing))
         os._exit(0)
     os.close(writing)
     os.read(reading, 1)
     os.close(reading)
     return pid
+
+
+def _tell(writing: int) -> None:
+    os.write(writing, b"x")
+    os.close(writing)
 
 
 def write_stored(path: Path, name: str, body: bytes) -> Members:
@@ -324,11 +477,41 @@ def write_stored(path: Path, name: str, body: bytes) -> Members:
     return {"name": name, "bytes": 64 + len(body), "digest": digest.hexdigest()}
 
 
+class StoredError(Exception):
+    pass
+
+
 def read_stored(path: Path, name: str) -> bytes:
     raw = path.read_bytes()
     if raw[:8] != MAGIC[name] or blake3(raw[64:]).digest() != raw[24:56]:
-        fail("damaged", f"{name}: its body does not match its digest")
+        raise StoredError(f"{name}: its body does not match its digest")
     return raw[64:]
+
+
+def read_memory(paths: list[str]) -> Members:
+    """Return the names in a chain of memory files, base first."""
+    names: Members = {}
+    for path in paths:
+        names.update(json.loads(read_stored(Path(path), "memory")))
+    return names
+
+
+def write_link(
+    directory: Path, knobs: list[str], names: Members, files: dict[str, str]
+) -> list[Members]:
+    bodies = {"state": knobs, "memory": names, "disk.layer": files}
+    return [
+        write_stored(directory / name, name, json.dumps(value).encode())
+        for name, value in bodies.items()
+    ]
+
+
+def _stored_layers(config: Members) -> list[str]:
+    return list(config["disk"]["layers"][1:])
+
+
+def _texts(files: dict[str, bytes]) -> dict[str, str]:
+    return {path: data.decode(errors="replace") for path, data in files.items()}
 
 
 def say(members: Members) -> None:
@@ -336,7 +519,7 @@ def say(members: Members) -> None:
     sys.stdout.flush()
 
 
-def fail(code: str, message: str) -> None:
+def fail(code: str, message: str) -> NoReturn:
     say({"event": "failed", "code": code, "message": message})
     raise SystemExit(1)
 
@@ -344,6 +527,8 @@ def fail(code: str, message: str) -> None:
 def _jsonable(values: Members) -> Members:
     kept = {}
     for name, value in values.items():
+        if not isinstance(name, str) or name.startswith("_"):
+            continue
         with contextlib.suppress(TypeError):
             json.dumps(value)
             kept[name] = value
@@ -366,7 +551,10 @@ def run_machine(config: Members) -> None:
 
 def run_zygote(config: Members) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    zygote = Zygote(config)
+    try:
+        zygote = Zygote.load(config)
+    except StoredError as error:
+        fail("damaged", str(error))
     serve(Path(config["directory"]) / "zygote.sock", zygote.handle)
     say({"event": "listening", "pid": os.getpid()})
     zygote.ended.wait()

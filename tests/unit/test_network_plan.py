@@ -26,6 +26,15 @@ def test_no_two_links_share_anything() -> None:
         assert len({getattr(slot, member) for slot in slots}) == PLAN.slots
 
 
+def test_a_link_that_took_over_addresses_keeps_its_tap() -> None:
+    own, other = PLAN.slot(5), PLAN.slot(3)
+
+    mixed = PLAN.slot(3, tap_index=5)
+
+    assert (mixed.guest, mixed.mac) == (other.guest, other.mac)
+    assert (mixed.tap, mixed.index, mixed.tap_index) == (own.tap, 3, 5)
+
+
 def test_both_ends_of_a_link_are_hosts_of_its_network() -> None:
     slot = PLAN.slot(77)
     network = IPv4Network(f"{slot.guest}/{PREFIX_LENGTH}", strict=False)

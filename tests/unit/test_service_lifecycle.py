@@ -15,7 +15,12 @@ ALLOWED = {
     (SandboxState.STARTING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.ENDED): SandboxState.EXITED,
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
+    (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.EXITED, LifeEvent.DELETE): SandboxState.STOPPING,
+    (SandboxState.EXITED, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.STOPPING, LifeEvent.ENDED): SandboxState.STOPPING,
 }
 

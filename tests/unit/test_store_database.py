@@ -13,7 +13,7 @@ import pytest
 from forkd.errors import StoreError
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
-from forkd.store.database import Database, SandboxRow
+from forkd.store.database import _SCHEMA, Database, SandboxRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,15 @@ def row(second: int = 0) -> SandboxRow:
         disk_limit_mib=1024,
         spawn=SpawnTimes(0.1, 0.2, 0.3, 0.4, 1.0),
         exit_reason=None,
+        ancestors=(new_sandbox_id(), new_sandbox_id()),
+        branched_at=datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+        expires_at=datetime(2026, 1, 3, tzinfo=UTC),
+        cpu_limit=0.5,
+        pids_limit=32,
     )
-    return SandboxRow(sandbox, network_index=3)
+    return SandboxRow(
+        sandbox, network_index=3, place=new_sandbox_id(), tap_index=4, renaming=second == 1
+    )
 
 
 def test_rows_come_back_as_written_oldest_first_also_after_reopening(tmp_path: Path) -> None:
@@ -80,10 +87,30 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "forkd.db"
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 3")
 
-    with pytest.raises(StoreError, match="version 2"):
+    with pytest.raises(StoreError, match="version 3"):
         Database(path)
+
+
+def test_a_database_of_the_first_version_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    old = new_sandbox_id()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"{_SCHEMA} PRAGMA user_version = 1;")
+        connection.execute(
+            "INSERT INTO sandboxes VALUES (?, 'python', 'running', '2026-01-02T00:00:00+00:00', "
+            "'name', 7, NULL, NULL, NULL, NULL, NULL, 3)",
+            [old],
+        )
+        connection.commit()
+
+    with closing(Database(path)) as database:
+        (found,) = database.rows()
+        assert (found.sandbox.id, found.place, found.tap_index) == (old, old, 3)
+        assert (found.sandbox.ancestors, found.sandbox.root, found.renaming) == ((), old, False)
+        database.put([found])
+        assert database.rows() == (found,)
 
 
 def test_a_damaged_row_is_refused(tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def set_up(name: str, address: str, prefix_length: int) -> None:
         route.link("set", index=index, state="up")
 
 
+def clear_addresses(name: str) -> None:
+    """Take every address from a link.
+
+    Raises:
+        HostError: The kernel refused, or there is no such link.
+    """
+    with _netlink(f"cannot clear {name}") as route:
+        route.flush_addr(index=socket.if_nametoindex(name))
+
+
 def remove(name: str) -> None:
     """Remove a link; one that does not exist is fine.
 

@@ -72,6 +72,32 @@ def _arguments(process: Path) -> list[bytes]:
         return []  # it has ended meanwhile
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory that a process does not share with a file; 0 if it is gone.
+
+    Cheap, and at least what `private_bytes` returns.
+    """
+    try:
+        resident, shared = (_PROC / str(pid) / "statm").read_text().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def private_bytes(pid: int) -> int | None:
+    """Return the memory that nobody shares with a process; None if it is gone.
+
+    The kernel walks the whole process for this: milliseconds, not microseconds.
+    """
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    names = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
+    return sum(int(fields[name].split()[0]) for name in names if name in fields) * _KIB
+
+
 def raise_open_files_limit() -> int:
     """Let this process open as many files as it may ever; returns how many."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

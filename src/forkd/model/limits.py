@@ -83,5 +83,11 @@ SNAPSHOTS_MAX = 10_000
 CHAIN_DEPTH_MAX = 64
 """Most snapshots under one: each is a file to verify and a zygote to derive at a cold start."""
 
+LINK_EXEC_TIMEOUT_S = 600.0
+"""How long the command between two links of a chain may take if nothing is said of it."""
+
+WRITING_WAIT_S = 600.0
+"""How long a fork waits for a snapshot that is being written: as long as a write may take."""
+
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""

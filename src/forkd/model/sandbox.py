@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.snapshot import Snapshot
 
 
 class SandboxState(StrEnum):
@@ -59,6 +60,12 @@ class Sandbox:
         disk_limit_mib: Limit of the private disk layer; None if none was set.
         spawn: How long the fork took; None until it is ready.
         exit_reason: Why it ended; None unless `exited`.
+        ancestors: The sandboxes that it was branched from, the oldest first, its parent
+            last, whether they are still there or not; empty if it was forked from a snapshot.
+        branched_at: At which instant of its parent's life it was branched; None for a fork.
+        expires_at: When it is ended; None for never.
+        cpu_limit: Limit of CPU time, in cores; None if none was set.
+        pids_limit: Limit of the VMM's threads; None if none was set.
     """
 
     id: SandboxId
@@ -72,6 +79,21 @@ class Sandbox:
     disk_limit_mib: int | None = None
     spawn: SpawnTimes | None = None
     exit_reason: str | None = None
+    ancestors: tuple[SandboxId, ...] = ()
+    branched_at: datetime | None = None
+    expires_at: datetime | None = None
+    cpu_limit: float | None = None
+    pids_limit: int | None = None
+
+    @property
+    def parent(self) -> SandboxId | None:
+        """The sandbox that it was branched from; None for a fork of a snapshot."""
+        return self.ancestors[-1] if self.ancestors else None
+
+    @property
+    def root(self) -> SandboxId:
+        """The oldest ancestor, which names the tree; a fork of a snapshot is its own."""
+        return self.ancestors[0] if self.ancestors else self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,8 @@ class ForkOptions:
         pids_limit: Threads of each child's process.
         all_or_nothing: If one child fails, end the others too, and raise.
         deadline_s: For each child, from its clone until its agent has answered.
+        ttl_s: How long each child lives before it is ended; None for no end.
+        wait: Wait for a snapshot that is being written, instead of refusing.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -98,6 +122,8 @@ class ForkOptions:
     pids_limit: int | None = None
     all_or_nothing: bool = False
     deadline_s: float = 60.0
+    ttl_s: float | None = None
+    wait: bool = True
 
     def __post_init__(self) -> None:
         if self.memory_limit_mib is not None:
@@ -114,6 +140,8 @@ class ForkOptions:
         if self.pids_limit is not None:
             in_range("pids_limit", self.pids_limit, limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX)
         in_range("deadline_s", self.deadline_s, 0.1, limits.FORK_DEADLINE_S_MAX)
+        if self.ttl_s is not None:
+            in_range("ttl_s", self.ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +174,70 @@ class ForkResult:
     sandboxes: tuple[Sandbox, ...]
     failures: tuple[ForkFailure, ...]
     wall_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOptions:
+    """How a running sandbox is branched; its siblings have the limits and network it has.
+
+    Attributes:
+        all_or_nothing: If one sibling fails, end the others too, and raise.
+        deadline_s: For each sibling, from its clone until its agent has answered.
+        ttl_s: How long each sibling lives before it is ended; None for no end.
+
+    Raises:
+        InvalidRequest: A value is out of range; the field is named.
+    """
+
+    all_or_nothing: bool = False
+    deadline_s: float = 60.0
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s)  # the same ranges
+
+    def of(self, source: Sandbox) -> ForkOptions:
+        """Return the options under which siblings of `source` are forked."""
+        return ForkOptions(
+            network=source.address is not None,
+            memory_limit_mib=source.memory_limit_mib,
+            disk_limit_mib=source.disk_limit_mib,
+            cpu_limit=source.cpu_limit,
+            pids_limit=source.pids_limit,
+            all_or_nothing=self.all_or_nothing,
+            deadline_s=self.deadline_s,
+            ttl_s=self.ttl_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BranchResult:
+    """What became of every sibling of one branch.
+
+    Attributes:
+        fork: The siblings.
+        pause_ms: How long the source stood still, from its first vCPU stopped to its last running.
+        branched_at: The instant that all of them share.
+        snapshot: That instant as a snapshot, if one was asked for.
+    """
+
+    fork: ForkResult
+    pause_ms: float
+    branched_at: datetime
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """What became of a promotion.
+
+    Attributes:
+        sandbox: The promoted one, under its parent's id.
+        ended: The ids of those that lost; the old parent's is the one that its child had.
+    """
+
+    sandbox: Sandbox
+    ended: tuple[SandboxId, ...]
 
 
 def check_fork_count(count: int) -> None:

@@ -34,6 +34,7 @@ class Slot:
 
     Attributes:
         index: Its place in the pool.
+        tap_index: Whose tap it has: its own, unless it took over the addresses of another.
         tap: Name of the host's end.
         mac: Hardware address of the guest's end.
         host: Address of the host's end.
@@ -41,6 +42,7 @@ class Slot:
     """
 
     index: int
+    tap_index: int
     tap: str
     mac: str
     host: str
@@ -64,12 +66,20 @@ class Plan:
         """How many links there can be at once."""
         return self.pool.num_addresses // _SLOT_ADDRESSES
 
-    def slot(self, index: int) -> Slot:
-        """Return the link at `index`, 0 to `slots` - 1."""
+    def slot(self, index: int, tap_index: int | None = None) -> Slot:
+        """Return the link at `index`, 0 to `slots` - 1.
+
+        Args:
+            index: Whose addresses it has.
+            tap_index: Whose tap it has, if not that of `index`: a link that took over the
+                addresses of another keeps its tap.
+        """
         first = self.pool.network_address + index * _SLOT_ADDRESSES
+        tap_index = index if tap_index is None else tap_index
         return Slot(
             index=index,
-            tap=f"{self.tap_prefix}{index:04x}",
+            tap_index=tap_index,
+            tap=f"{self.tap_prefix}{tap_index:04x}",
             mac=f"02:66:6b:00:{index >> 8:02x}:{index & 0xFF:02x}",
             host=str(first + 1),
             guest=str(first + 2),

@@ -26,6 +26,16 @@ def create(slot: Slot) -> None:
         raise
 
 
+def readdress(slot: Slot) -> None:
+    """Give a link's tap, which has another address, the one that its slot says; idempotent.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    netlink.clear_addresses(slot.tap)
+    netlink.set_up(slot.tap, slot.host, PREFIX_LENGTH)
+
+
 def remove(slot: Slot) -> None:
     """Remove a link's tap; one that does not exist is fine.
 

@@ -1,8 +1,11 @@
 """Which states follow on which: the whole life of a sandbox, as a table.
 
+                        reset, branch, promote
+                           +----+
+                           v    |
     starting --ready--> running --ended--> exited
         |                  |                  |
-      delete            delete             delete
+      delete         delete, lose       delete, lose
         |                  v                  |
         +------------> stopping <-------------+   then it is gone
 
@@ -23,6 +26,10 @@ class LifeEvent(StrEnum):
     READY = "ready"
     ENDED = "ended"
     DELETE = "delete"
+    RESET = "reset"
+    BRANCH = "branch"
+    PROMOTE = "promote"
+    LOSE = "lose"
 
 
 _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
@@ -30,7 +37,12 @@ _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
     (SandboxState.STARTING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.ENDED): SandboxState.EXITED,
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
+    (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.EXITED, LifeEvent.DELETE): SandboxState.STOPPING,
+    (SandboxState.EXITED, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.STOPPING, LifeEvent.ENDED): SandboxState.STOPPING,
 }
 

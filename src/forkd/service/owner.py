@@ -3,34 +3,43 @@
 Everyone else sends it a message and reads what it last published.  It hears of the
 machine's end from the kernel, by a pidfd: a connection to each of a thousand new machines
 would cost more than forking them.
+
+What takes several steps, or several sandboxes, borrows the sandbox with `held`: until that
+block ends the task does nothing by itself, and whoever holds it owns the state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import CONTROL_SOCKET, LOG_FILE, VSOCK_SOCKET, end, log_tail
-from forkd.errors import Conflict, EngineError, ForkdError
+from forkd.errors import Conflict, EngineError, ForkdError, NotFound
 from forkd.host.spawn import Process
 from forkd.model.sandbox import SandboxState
 from forkd.service.lifecycle import LifeEvent, next_state
 from forkd.store.database import SandboxRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
+    from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Slot
     from forkd.service.resources import Resources
     from forkd.store.database import Database
 
 NO_REASON = "its process ended without a word"
+
+REASON_TTL = "ttl"
+"""Why a sandbox ended that has lived as long as it was given."""
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +57,36 @@ class _Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class _Expire:
+    """The sandbox has lived as long as it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """Somebody wants to own the sandbox for a while."""
+
+    held: asyncio.Future[None]
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_Message = _Ended | _Delete | _Expire | _Hold
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerTools:
     """What owners share.
 
     Attributes:
         database: Where they write what they publish.
         resources: Where they give back what the sandbox had.
+        freed: Called with a link that a sandbox has given back.
         gone: Called when a sandbox is deleted and nothing of it is left.
         exited: Called when a sandbox has ended by itself.
     """
 
     database: Database
     resources: Resources
+    freed: Callable[[Slot], None]
     gone: Callable[[SandboxOwner], None]
     exited: Callable[[SandboxOwner], None]
 
@@ -70,17 +97,22 @@ class SandboxOwner:
     Attributes:
         sandbox: What was last published.
         slot: Its link; None without a network.
+        place: Under which id its folder and cgroup were made.
+        renaming: Its guest may not know yet who it is.
         guest: Its agent.
     """
 
-    def __init__(self, sandbox: Sandbox, slot: Slot | None, tools: OwnerTools) -> None:
-        self.sandbox = sandbox
+    def __init__(self, row: SandboxRow, slot: Slot | None, tools: OwnerTools) -> None:
+        self.sandbox = row.sandbox
         self.slot = slot
-        self.directory = tools.resources.directory(sandbox.id)
+        self.place: SandboxId = row.place
+        self.renaming = row.renaming
+        self.directory = tools.resources.directory(row.place)
         self.guest = Guest(self.directory / VSOCK_SOCKET)
         self._tools = tools
-        self._inbox: asyncio.Queue[_Ended | _Delete] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
         self._process: Process | None = None
+        self._expiry: asyncio.TimerHandle | None = None
 
     @property
     def control(self) -> Path:
@@ -90,7 +122,14 @@ class SandboxOwner:
     @property
     def row(self) -> SandboxRow:
         """How the sandbox is remembered."""
-        return SandboxRow(self.sandbox, None if self.slot is None else self.slot.index)
+        slot = self.slot
+        return SandboxRow(
+            self.sandbox,
+            network_index=None if slot is None else slot.index,
+            place=self.place,
+            tap_index=None if slot is None else slot.tap_index,
+            renaming=self.renaming,
+        )
 
     async def delete(self) -> None:
         """Have the sandbox ended; returns when nothing of it is left.
@@ -103,11 +142,41 @@ class SandboxOwner:
         self._inbox.put_nowait(_Delete(done))
         await done
 
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncGenerator[Sandbox, None]:
+        """Own the sandbox for as long as the block takes; gives what was last published.
+
+        Messages wait meanwhile, those of the machine's end and of the sandbox's included, so
+        a block must end in a bounded time.
+
+        Raises:
+            NotFound: The sandbox was deleted before its turn came.
+        """
+        hold = _Hold(asyncio.get_running_loop().create_future())
+        self._inbox.put_nowait(hold)
+        try:
+            await hold.held
+            yield self.sandbox
+        finally:
+            hold.released.set()
+
+    def watch_expiry(self) -> None:
+        """Have the sandbox ended when its time has come, which may have changed."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        expires_at = self.sandbox.expires_at
+        if expires_at is not None and self.sandbox.state is SandboxState.RUNNING:
+            left_s = (expires_at - datetime.now(UTC)).total_seconds()
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(max(0.0, left_s), self._inbox.put_nowait, _Expire())
+
     async def run(self) -> None:
         """Own the sandbox until it is deleted; the task's whole life."""
         gone = False
         try:
             self._watch()
+            self.watch_expiry()
             while not gone:
                 gone = await self._handle(await self._inbox.get())
         finally:
@@ -115,14 +184,20 @@ class SandboxOwner:
             while not self._inbox.empty():
                 self._answer_late(self._inbox.get_nowait(), gone=gone)
 
-    def _answer_late(self, message: _Ended | _Delete, *, gone: bool) -> None:
+    def _answer_late(self, message: _Message, *, gone: bool) -> None:
         """Answer who asked while the last message was being handled."""
-        if isinstance(message, _Ended) or message.done.done():
-            return
-        if gone:
-            message.done.set_result(None)
-        else:
-            message.done.set_exception(Conflict(f"{self.sandbox.id} is being let go of"))
+        let_go = Conflict(f"{self.sandbox.id} is being let go of")
+        match message:
+            case _Delete(done) if not done.done() and gone:
+                done.set_result(None)
+            case _Delete(done) if not done.done():
+                done.set_exception(let_go)
+            case _Hold(held) if not held.done():
+                held.set_exception(
+                    NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id)
+                    if gone
+                    else let_go
+                )
 
     def _watch(self) -> None:
         if self.sandbox.state is not SandboxState.RUNNING or self.sandbox.pid is None:
@@ -136,11 +211,22 @@ class SandboxOwner:
     def _note_end(self) -> None:
         self._inbox.put_nowait(_Ended())
 
-    async def _handle(self, message: _Ended | _Delete) -> bool:
+    async def _handle(self, message: _Message) -> bool:
         """Carry out one message; returns whether the sandbox is gone."""
-        if isinstance(message, _Ended):
-            await self._exit()
-            return False
+        match message:
+            case _Ended():
+                await self._exit()
+            case _Expire():
+                await self._expire()
+            case _Hold():
+                if not message.held.done():
+                    message.held.set_result(None)
+                await message.released.wait()
+            case _Delete():
+                return await self._answer_delete(message)
+        return False
+
+    async def _answer_delete(self, message: _Delete) -> bool:
         try:
             await self._delete()
         except ForkdError as error:
@@ -151,10 +237,25 @@ class SandboxOwner:
             message.done.set_result(None)
         return True
 
-    async def _exit(self) -> None:
+    async def _expire(self) -> None:
+        expires_at, now = self.sandbox.expires_at, datetime.now(UTC)
+        if self.sandbox.state is not SandboxState.RUNNING or expires_at is None:
+            return
+        if now < expires_at:  # the clock was set back, or the sandbox was given more time
+            self.watch_expiry()
+            return
+        self._close()
+        try:
+            await stop_machine(self.control, self.sandbox.pid)
+        except EngineError as error:
+            log.warning("sandbox not ended", extra={"sandbox": self.sandbox.id, "error": error})
+        await self._exit(REASON_TTL)
+
+    async def _exit(self, reason: str | None = None) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:
             return
-        reason = await asyncio.to_thread(_last_words, self.directory / LOG_FILE)
+        if reason is None:
+            reason = await asyncio.to_thread(_last_words, self.directory / LOG_FILE)
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
@@ -181,11 +282,13 @@ class SandboxOwner:
     async def _release(self, *, keep_console: bool) -> None:
         await asyncio.to_thread(
             self._tools.resources.release,
-            self.sandbox.id,
+            self.place,
             self.slot,
             keep_console=keep_console,
         )
-        self.slot = None
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            self._tools.freed(slot)
 
     def _publish(self, event: LifeEvent) -> None:
         self.sandbox = replace(self.sandbox, state=next_state(self.sandbox.state, event))
@@ -194,6 +297,9 @@ class SandboxOwner:
         if self._process is not None:
             self._process.close()
             self._process = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         self.guest.close()
 
 

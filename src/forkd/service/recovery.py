@@ -77,7 +77,7 @@ async def _sort(rows: Collection[SandboxRow], resources: Resources) -> Found:
             case SandboxState.EXITED:
                 exited.append(row)
             case SandboxState.RUNNING:
-                if await _runs(row, resources.directory(row.sandbox.id)):
+                if await _runs(row, resources.directory(row.place)):
                     running.append(row)
                 else:
                     exited.append(_as_exited(row))
@@ -102,7 +102,7 @@ def _as_exited(row: SandboxRow) -> SandboxRow:
         pid=None,
         exit_reason="it ended while no daemon was running",
     )
-    return replace(row, sandbox=sandbox, network_index=None)
+    return replace(row, sandbox=sandbox, network_index=None, tap_index=None)
 
 
 async def _end_strays(run_dir: Path, adopted: Collection[int]) -> None:
@@ -132,13 +132,13 @@ def _is_of(pid: int, run_dir: Path) -> bool:
 
 def _remove_leftovers(settings: HostSettings, resources: Resources, found: Found) -> None:
     """Remove what belongs to no running sandbox; blocks."""
-    running = {str(row.sandbox.id) for row in found.running}
-    exited = {str(row.sandbox.id) for row in found.exited}
+    running = {str(row.place) for row in found.running}
+    exited = {str(row.place) for row in found.exited}
     for name in resources.cgroups.names():
         if name not in running:
             resources.cgroups.remove(name)
     plan = settings.network
-    used = {plan.slot(r.network_index).tap for r in found.running if r.network_index is not None}
+    used = {plan.slot(r.tap_index).tap for r in found.running if r.tap_index is not None}
     for tap in taps.left_over(plan, used):
         netlink.remove(tap)
     try:

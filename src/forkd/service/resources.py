@@ -54,9 +54,9 @@ class Resources:
         self._plan = settings.network
         self.cgroups = CgroupTree(settings.cgroup_root)
 
-    def directory(self, sandbox: SandboxId) -> Path:
-        """Return the folder of a sandbox."""
-        return self._sandboxes / sandbox
+    def directory(self, place: SandboxId) -> Path:
+        """Return the folder that was made under an id."""
+        return self._sandboxes / place
 
     def prepare(self, sandbox: SandboxId, limits: Limits | None, slot: Slot | None) -> Place:
         """Give a sandbox all it needs, or nothing.
@@ -77,16 +77,16 @@ class Resources:
             raise HostError(f"cannot make {directory}: {error.strerror}") from error
         return Place(directory, cgroup, slot)
 
-    def release(self, sandbox: SandboxId, slot: Slot | None, *, keep_console: bool = False) -> None:
-        """Take back what a sandbox had, and end what is left in its cgroup.
+    def release(self, place: SandboxId, slot: Slot | None, *, keep_console: bool = False) -> None:
+        """Take back what was made under an id, and end what is left in its cgroup.
 
         Raises:
             HostError: The kernel refused.
         """
-        self.cgroups.remove(sandbox)
+        self.cgroups.remove(place)
         if slot is not None:
             taps.remove(slot)
-        directory = self.directory(sandbox)
+        directory = self.directory(place)
         try:
             if keep_console:
                 _remove_all_but(directory, KEPT_FILES)

@@ -1,5 +1,8 @@
 """All sandboxes of a host: fork them, find them, delete them.
 
+A fork is asked of a zygote, which a snapshot has and which a running sandbox leaves of
+itself at a branch; `Origin` says which.
+
 A fork runs in a task of its own, so that a client that goes away in the middle
 leaves no half-made children: the fork is finished, and its sandboxes are deleted.
 """
@@ -8,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import uuid
+from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import ChildConfig, NetworkConfig
@@ -35,7 +39,8 @@ from forkd.service.tasks import to_end
 from forkd.store.database import SandboxRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
 
     from forkd.engine.control import Control
     from forkd.model.ids import SandboxId, Tag
@@ -73,6 +78,24 @@ class SandboxTools:
 
 
 @dataclass(slots=True)
+class Origin:
+    """What sandboxes are forked from.
+
+    Attributes:
+        tag: The snapshot that all of it goes back to.
+        connect: Connects to the zygote, which need not exist before: it is called once the
+            children have all they need on the host.
+        ancestors: Those of the children, their parent last.
+        branched_at: At which instant of the parent's life; set by `connect`.
+    """
+
+    tag: Tag
+    connect: Callable[[], AbstractAsyncContextManager[Control]]
+    ancestors: tuple[SandboxId, ...] = ()
+    branched_at: datetime | None = None
+
+
+@dataclass(slots=True)
 class _Child:
     """One child of a fork on its way: what was asked for, and what became of it."""
 
@@ -92,10 +115,14 @@ class Sandboxes:
         self._tools = tools
         self._owners: dict[SandboxId, SandboxOwner] = {}
         self._exited: dict[SandboxId, None] = {}
-        self._slots: set[int] = set()
+        self._slots: Counter[int] = Counter()
         self._forking = 0
         self._owner_tools = OwnerTools(
-            tools.database, tools.resources, gone=self._forget, exited=self._note_exit
+            tools.database,
+            tools.resources,
+            freed=self._free,
+            gone=self._forget,
+            exited=self._note_exit,
         )
 
     def list_all(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
@@ -123,14 +150,14 @@ class Sandboxes:
         index = row.network_index
         slot = None
         if index is not None:
-            slot = self._tools.network.slot(index)
-            self._slots.add(index)
-        self._own(row.sandbox, slot)
+            slot = self._tools.network.slot(index, row.tap_index)
+            self._take(slot)
+        self._own(row, slot)
         if row.sandbox.state is SandboxState.EXITED:
             self._exited[row.sandbox.id] = None
 
-    async def fork(self, zygote: Control, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
-        """Fork `count` sandboxes by a connection to a zygote; see `forkd.service.api`.
+    async def fork(self, origin: Origin, count: int, options: ForkOptions) -> ForkResult:
+        """Fork `count` sandboxes of an origin; see `forkd.service.api`.
 
         Raises:
             CapacityError: The host has no room for so many.
@@ -138,10 +165,10 @@ class Sandboxes:
         """
         if len(self._owners) + self._forking + count > SANDBOXES_MAX:
             raise CapacityError(f"a host has at most {SANDBOXES_MAX} sandboxes", asked=count)
-        children = self._children(tag, count, options)
+        children = self._children(origin, count, options)
         self._forking += count
         try:
-            return await self._fork(zygote, children, options)
+            return await self._fork(origin, children, options)
         except BaseException:
             await to_end(self._undo(children))
             raise
@@ -161,33 +188,67 @@ class Sandboxes:
         except ForkdError as error:
             log.warning("sandbox not deleted", extra={"sandbox": sandbox, "error": str(error)})
 
-    def _children(self, tag: Tag, count: int, options: ForkOptions) -> list[_Child]:
+    async def remember(self, rows: Iterable[SandboxRow]) -> None:
+        """Write rows, all or none.
+
+        Raises:
+            StoreError: They could not be written.
+        """
+        await asyncio.to_thread(self._tools.database.put, tuple(rows))
+
+    def inherited(self, child: Slot | None, parent: Slot | None) -> Slot | None:
+        """Return the link that has the tap of a child and the addresses of its parent."""
+        if child is None or parent is None:
+            return child
+        return self._tools.network.slot(parent.index, child.tap_index)
+
+    def exchange(self, child: SandboxOwner, parent: SandboxOwner, slot: Slot | None) -> None:
+        """Let a child, which has its parent's id by now, and its parent be found as they are.
+
+        Args:
+            child: Who was promoted.
+            parent: Who has the id that the child had.
+            slot: The child's link from now on.
+        """
+        for owner in (child, parent):
+            self._owners[owner.sandbox.id] = owner
+            self._exited.pop(owner.sandbox.id, None)
+        if slot is not None:
+            self._take(slot)
+        if child.slot is not None:
+            self._free(child.slot)
+        child.slot = slot
+
+    def _children(self, origin: Origin, count: int, options: ForkOptions) -> list[_Child]:
         """Decide who the children of a fork are, before anything is made."""
         slots: list[Slot | None] = [None] * count
         if options.network:
-            indices = self._tools.network.free(count, self._slots)
-            self._slots.update(indices)
-            slots = [self._tools.network.slot(index) for index in indices]
+            for place, index in enumerate(self._tools.network.free(count, self._slots)):
+                slots[place] = slot = self._tools.network.slot(index)
+                self._take(slot)
         now = datetime.now(UTC)
-        return [_Child(_new_sandbox(tag, now, options, slot), slot) for slot in slots]
+        return [_Child(_new_sandbox(origin, now, options, slot), slot) for slot in slots]
 
     async def _fork(
-        self, zygote: Control, children: list[_Child], options: ForkOptions
+        self, origin: Origin, children: list[_Child], options: ForkOptions
     ) -> ForkResult:
         tools, loop = self._tools, asyncio.get_running_loop()
         await asyncio.to_thread(tools.database.put, [_row(child) for child in children])
         await asyncio.to_thread(self._prepare, children, options)
         started = loop.time()
-        await self._ask_zygote(zygote, children, options)
+        async with origin.connect() as zygote:
+            await self._ask_zygote(zygote, children, options)
         wall_ms = (loop.time() - started) * 1_000
         failures = tuple(child.failure for child in children if child.failure is not None)
         if failures and options.all_or_nothing:
             raise _all_or_nothing_error(failures, len(children))
         ready = [child for child in children if child.failure is None]
+        for child in ready:
+            child.sandbox = replace(child.sandbox, branched_at=origin.branched_at)
         await asyncio.to_thread(tools.database.put, [_row(child) for child in ready])
         await self._release([child for child in children if child.failure is not None])
         for child in ready:
-            self._own(child.sandbox, child.slot)
+            self._own(_row(child), child.slot)
         return ForkResult(tuple(child.sandbox for child in ready), failures, wall_ms)
 
     def _prepare(self, children: list[_Child], options: ForkOptions) -> None:
@@ -217,10 +278,10 @@ class Sandboxes:
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never spoke of this child")
 
-    def _own(self, sandbox: Sandbox, slot: Slot | None) -> None:
-        owner = SandboxOwner(sandbox, slot, self._owner_tools)
-        self._owners[sandbox.id] = owner
-        self._tools.tasks.spawn(owner.run(), name=f"owner of {sandbox.id}")
+    def _own(self, row: SandboxRow, slot: Slot | None) -> None:
+        owner = SandboxOwner(row, slot, self._owner_tools)
+        self._owners[row.sandbox.id] = owner
+        self._tools.tasks.spawn(owner.run(), name=f"owner of {row.sandbox.id}")
 
     async def _undo(self, children: list[_Child]) -> None:
         """End all children of a fork that failed as a whole."""
@@ -243,7 +304,9 @@ class Sandboxes:
             return
         released = await asyncio.to_thread(self._release_blocking, children)
         await asyncio.to_thread(self._tools.database.remove, released)
-        self._slots.difference_update(c.slot.index for c in children if c.slot is not None)
+        for child in children:
+            if child.slot is not None:
+                self._free(child.slot)
 
     def _release_blocking(self, children: list[_Child]) -> list[SandboxId]:
         released = []
@@ -263,8 +326,16 @@ class Sandboxes:
         """Forget a sandbox that is gone; its owner calls this."""
         del self._owners[owner.sandbox.id]
         self._exited.pop(owner.sandbox.id, None)
-        if owner.slot is not None:
-            self._slots.discard(owner.slot.index)
+
+    def _free(self, slot: Slot) -> None:
+        """Let others have a link; the owner of the sandbox that had it calls this."""
+        for index in {slot.index, slot.tap_index}:
+            self._slots[index] -= 1
+            if self._slots[index] == 0:
+                del self._slots[index]
+
+    def _take(self, slot: Slot) -> None:
+        self._slots.update({slot.index, slot.tap_index})
 
     def _note_exit(self, owner: SandboxOwner) -> None:
         """Remember a sandbox that ended by itself for a while; its owner calls this."""
@@ -275,40 +346,55 @@ class Sandboxes:
             self._tools.tasks.spawn(self._delete_quietly(oldest), name=f"forget {oldest}")
 
 
-def _new_sandbox(tag: Tag, now: datetime, options: ForkOptions, slot: Slot | None) -> Sandbox:
+def machine_id(sandbox: SandboxId) -> str:
+    """Return the machine id of a sandbox's guest: nobody else's, and the same after a reset."""
+    return blake2b(sandbox.encode(), digest_size=16, person=b"machine-id").hexdigest()
+
+
+def network_of(slot: Slot | None) -> NetworkConfig | None:
+    """Return the network interface that a link stands for."""
+    if slot is None:
+        return None
+    return NetworkConfig(slot.tap, slot.mac, f"{slot.guest}/{PREFIX_LENGTH}")
+
+
+def _new_sandbox(origin: Origin, now: datetime, options: ForkOptions, slot: Slot | None) -> Sandbox:
     id_ = new_sandbox_id()
+    ttl_s = options.ttl_s
     return Sandbox(
         id=id_,
-        tag=tag,
+        tag=origin.tag,
         state=SandboxState.STARTING,
         created_at=now,
         hostname=id_,
         address=None if slot is None else slot.guest,
         memory_limit_mib=options.memory_limit_mib,
         disk_limit_mib=options.disk_limit_mib,
+        ancestors=origin.ancestors,
+        expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
+        cpu_limit=options.cpu_limit,
+        pids_limit=options.pids_limit,
     )
 
 
 def _row(child: _Child) -> SandboxRow:
-    return SandboxRow(child.sandbox, None if child.slot is None else child.slot.index)
+    index = None if child.slot is None else child.slot.index
+    return SandboxRow(child.sandbox, index, place=child.sandbox.id, tap_index=index)
 
 
 def _config(child: _Child, options: ForkOptions) -> ChildConfig:
-    place, slot = child.place, child.slot
+    place = child.place
     if place is None:
         raise AssertionError("only prepared children are asked for")
-    network = None
-    if slot is not None:
-        network = NetworkConfig(slot.tap, slot.mac, f"{slot.guest}/{PREFIX_LENGTH}")
     limit_mib = options.disk_limit_mib
     return ChildConfig(
         id=child.sandbox.id,
         directory=place.directory,
         hostname=child.sandbox.hostname,
-        machine_id=secrets.token_hex(16),
+        machine_id=machine_id(child.sandbox.id),
         boot_id=str(uuid.uuid4()),
         cgroup=place.cgroup,
-        network=network,
+        network=network_of(child.slot),
         top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
     )
 

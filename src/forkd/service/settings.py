@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forkd.errors import InvalidRequest
 from forkd.host.cgroupfs import CGROUP_ROOT
+from forkd.model.tree import TreeBudgets
 from forkd.network.plan import Plan
 
 SOCKET_PATH_BYTES_MAX = 107
@@ -32,6 +33,7 @@ class HostSettings:
         cgroup_root: The group below which limited sandboxes get theirs.
         network: Which taps and addresses sandboxes get.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
+        budgets: How far a tree of sandboxes may grow.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named.
@@ -45,6 +47,7 @@ class HostSettings:
     cgroup_root: Path = CGROUP_ROOT / "forkd"
     network: Plan = field(default_factory=Plan)
     zygote_idle_s: float = ZYGOTE_IDLE_S
+    budgets: TreeBudgets = field(default_factory=TreeBudgets)
 
     def __post_init__(self) -> None:
         room = SOCKET_PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")

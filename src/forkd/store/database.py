@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE sandboxes (
@@ -42,12 +42,19 @@ CREATE TABLE sandboxes (
 ) STRICT, WITHOUT ROWID;
 """
 
-_UPSERT = """
-INSERT OR REPLACE INTO sandboxes VALUES (
-    :id, :tag, :state, :created_at, :hostname, :pid, :address, :memory_limit_mib,
-    :disk_limit_mib, :spawn, :exit_reason, :network_index
-)
+_LINEAGE = """
+ALTER TABLE sandboxes ADD COLUMN ancestors TEXT;
+ALTER TABLE sandboxes ADD COLUMN branched_at TEXT;
+ALTER TABLE sandboxes ADD COLUMN expires_at TEXT;
+ALTER TABLE sandboxes ADD COLUMN cpu_limit REAL;
+ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER;
+ALTER TABLE sandboxes ADD COLUMN place TEXT;
+ALTER TABLE sandboxes ADD COLUMN tap_index INTEGER;
+ALTER TABLE sandboxes ADD COLUMN renaming INTEGER NOT NULL DEFAULT 0;
 """
+
+_MIGRATIONS = (_SCHEMA, _LINEAGE)
+"""What makes version n + 1 of version n."""
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -58,11 +65,19 @@ class SandboxRow:
 
     Attributes:
         sandbox: What its owner last published.
-        network_index: Its slot in the network plan; None without a network.
+        network_index: Whose addresses in the network plan it has; None without a network.
+        place: Under which id its folder and cgroup were made; differs from its own once it
+            was promoted.
+        tap_index: Whose tap in the network plan it has; differs from `network_index` once it
+            was promoted.
+        renaming: It was promoted, and its guest may not know yet who it is.
     """
 
     sandbox: Sandbox
-    network_index: int | None = None
+    network_index: int | None
+    place: SandboxId
+    tap_index: int | None
+    renaming: bool = False
 
 
 class Database:
@@ -98,7 +113,11 @@ class Database:
             StoreError: They could not be written.
         """
         with self._transaction() as connection:
-            connection.executemany(_UPSERT, [_to_columns(row) for row in rows])
+            for columns in map(_to_columns, rows):
+                names = ", ".join(columns)
+                values = ", ".join(f":{name}" for name in columns)
+                statement = f"INSERT OR REPLACE INTO sandboxes ({names}) VALUES ({values})"  # noqa: S608 - names of ours
+                connection.execute(statement, columns)
 
     def remove(self, ids: Iterable[SandboxId]) -> None:
         """Remove rows, all or none; ids without a row are fine.
@@ -128,9 +147,10 @@ class Database:
             raise StoreError(
                 f"the database has version {version}, and we read up to {SCHEMA_VERSION}"
             )
-        if version == 0:
+        if version < SCHEMA_VERSION:
+            steps = "".join(_MIGRATIONS[version:])
             self._connection.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN; {steps} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
 
     @contextlib.contextmanager
@@ -153,7 +173,7 @@ def _as_store_error() -> Iterator[None]:
         raise StoreError(f"the database does not work: {error}") from error
 
 
-def _to_columns(row: SandboxRow) -> dict[str, str | int | None]:
+def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
     sandbox = row.sandbox
     return {
         "id": sandbox.id,
@@ -168,7 +188,23 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | None]:
         "spawn": None if sandbox.spawn is None else json.dumps(asdict(sandbox.spawn)),
         "exit_reason": sandbox.exit_reason,
         "network_index": row.network_index,
+        "ancestors": json.dumps(sandbox.ancestors),
+        "branched_at": _text(sandbox.branched_at),
+        "expires_at": _text(sandbox.expires_at),
+        "cpu_limit": sandbox.cpu_limit,
+        "pids_limit": sandbox.pids_limit,
+        "place": row.place,
+        "tap_index": row.tap_index,
+        "renaming": int(row.renaming),
     }
+
+
+def _text(when: datetime | None) -> str | None:
+    return None if when is None else when.isoformat()
+
+
+def _when(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _from_columns(columns: sqlite3.Row) -> SandboxRow:
@@ -186,7 +222,19 @@ def _from_columns(columns: sqlite3.Row) -> SandboxRow:
             disk_limit_mib=columns["disk_limit_mib"],
             spawn=None if spawn is None else SpawnTimes(**json.loads(spawn)),
             exit_reason=columns["exit_reason"],
+            ancestors=tuple(json.loads(columns["ancestors"] or "[]")),
+            branched_at=_when(columns["branched_at"]),
+            expires_at=_when(columns["expires_at"]),
+            cpu_limit=columns["cpu_limit"],
+            pids_limit=columns["pids_limit"],
         )
     except (ValueError, TypeError) as error:
         raise StoreError(f"a row of the database is damaged: {error}") from error
-    return SandboxRow(sandbox, columns["network_index"])
+    network, tap = columns["network_index"], columns["tap_index"]
+    return SandboxRow(
+        sandbox,
+        network_index=network,
+        place=columns["place"] or sandbox.id,
+        tap_index=network if tap is None else tap,
+        renaming=bool(columns["renaming"]),
+    )

@@ -1,0 +1,355 @@
+"""A running sandbox is branched within its budgets, drawn, reset, and ended in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import (
+    BudgetError,
+    Conflict,
+    EngineError,
+    EngineExited,
+    HostError,
+    InvalidRequest,
+    NotFound,
+)
+from forkd.model.ids import new_sandbox_id
+from forkd.model.limits import FORK_COUNT_MAX
+from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from forkd.model.tree import TreeBudgets
+from tests.support.service_host import TAG, FakeHost, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from forkd.model.sandbox import Sandbox
+    from forkd.service.host_service import HostService
+
+OPTIONS = BranchOptions()
+DEADLINE_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def held(host: FakeHost, knobs: str = "") -> AsyncIterator[tuple[HostService, Sandbox]]:
+    """Run a service with one sandbox; nothing is left of either."""
+    async with host.service() as service:
+        with contextlib.suppress(Conflict):  # a test may come back to its host
+            await host.bake(service, host.recipe(knobs=knobs))
+        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        yield service, sandbox
+        for each in await service.list_sandboxes():
+            with contextlib.suppress(NotFound):
+                await service.delete_sandbox(each.id)
+        assert host.left_over() == []
+        assert len(host.vmm_processes()) <= 1  # the snapshot's zygote
+
+
+async def branched(service: HostService, source: SandboxId, count: int = 1) -> tuple[Sandbox, ...]:
+    result = await service.branch(source, count, OPTIONS)
+    assert result.fork.failures == ()
+    return result.fork.sandboxes
+
+
+async def value(service: HostService, sandbox: SandboxId, code: str) -> object:
+    result = await service.eval(sandbox, code)
+    assert result.error is None
+    return result.value
+
+
+async def exited(service: HostService, sandbox: SandboxId) -> Sandbox:
+    """Return what a sandbox is once it has ended."""
+    async with asyncio.timeout(DEADLINE_S):
+        async for _ in service.follow_console_log(sandbox):
+            pass
+    return await service.get_sandbox(sandbox)
+
+
+async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await value(service, source.id, "globals().update(thought=7)")
+
+        result = await service.branch(source.id, 5, OPTIONS)
+        await value(service, source.id, "globals().update(thought=8)")
+
+        siblings = result.fork.sandboxes
+        assert (len(siblings), result.fork.failures) == (5, ())
+        assert result.pause_ms > 0
+        assert [await value(service, each.id, "thought") for each in siblings] == [7] * 5
+        assert await value(service, source.id, "thought") == 8
+        for name in ("hostname", "machine_id", "boot_id"):
+            everybody = (source, *siblings)
+            code = f"identity['{name}']"
+            assert len({await value(service, each.id, code) for each in everybody}) == 6
+
+
+async def test_nothing_is_left_of_the_seed_of_a_branch(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        before = len(fake_host.vmm_processes())
+
+        await branched(service, source.id, 3)
+
+        assert len(fake_host.vmm_processes()) == before + 3
+        assert len(list(fake_host.settings.zygotes_dir.iterdir())) == 1
+
+
+async def test_a_sibling_knows_its_ancestors_and_the_instant_that_it_shares(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        before = datetime.now(UTC)
+        result = await service.branch(source.id, 2, OPTIONS)
+        (child, twin) = result.fork.sandboxes
+        (leaf,) = await branched(service, child.id)
+
+        assert (child.tag, child.ancestors) == (TAG, (source.id,))
+        assert child.branched_at == twin.branched_at == result.branched_at
+        assert before < result.branched_at < datetime.now(UTC)
+        assert (leaf.ancestors, leaf.root) == ((source.id, child.id), source.id)
+        assert (source.ancestors, source.branched_at) == ((), None)
+
+
+async def test_lineage_and_its_instants_survive_the_daemon(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        await branched(service, source.id, 2)
+        before = await service.list_sandboxes()
+
+    async with fake_host.service() as service:
+        assert set(await service.list_sandboxes()) == set(before)
+        for each in before:
+            await service.delete_sandbox(each.id)
+        assert fake_host.left_over() == []
+
+
+async def test_a_sibling_that_fails_is_reported_and_the_others_live(fake_host: FakeHost) -> None:
+    async with held(fake_host, "seed=fail:3") as (service, source):
+        result = await service.branch(source.id, 7, OPTIONS)
+
+        assert (len(result.fork.sandboxes), len(result.fork.failures)) == (5, 2)
+        assert {failure.stage for failure in result.fork.failures} == {"agent"}
+        assert len(fake_host.left_over()) == 6
+
+
+async def test_all_or_nothing_leaves_only_the_source_when_a_sibling_fails(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host, "seed=fail:3") as (service, source):
+        with pytest.raises(EngineError, match="2 of 7 children failed"):
+            await service.branch(source.id, 7, replace(OPTIONS, all_or_nothing=True))
+
+        assert await service.list_sandboxes() == (source,)
+        assert await value(service, source.id, "answer") == 42
+
+
+async def test_a_machine_that_cannot_be_branched_goes_on_and_nothing_was_made(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host, "branch=fail") as (service, source):
+        with pytest.raises(HostError, match="no space"):
+            await service.branch(source.id, 2, OPTIONS)
+
+        assert await service.list_sandboxes() == (source,)
+        assert await value(service, source.id, "answer") == 42
+        assert len(list(fake_host.settings.zygotes_dir.iterdir())) == 1
+
+
+async def test_a_machine_that_dies_while_it_is_branched_is_exited(fake_host: FakeHost) -> None:
+    async with held(fake_host, "branch=die") as (service, source):
+        with pytest.raises(EngineExited):
+            await service.branch(source.id, 2, OPTIONS)
+
+        assert (await exited(service, source.id)).state is SandboxState.EXITED
+        assert len(await service.list_sandboxes()) == 1
+
+
+async def test_branches_of_one_source_at_once_all_succeed(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(branched(service, source.id, 2)) for _ in range(4)]
+
+        assert len({each.id for task in tasks for each in task.result()}) == 8
+
+
+async def test_a_client_that_goes_away_in_a_branch_leaves_no_sibling(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        branch = asyncio.ensure_future(service.branch(source.id, 20, OPTIONS))
+        await until(lambda: len(fake_host.left_over()) > 1)
+
+        branch.cancel()
+
+        await until(lambda: len(fake_host.left_over()) == 1)
+        assert await value(service, source.id, "answer") == 42
+
+
+@pytest.mark.parametrize("count", [0, FORK_COUNT_MAX + 1])
+async def test_a_count_out_of_range_is_refused(fake_host: FakeHost, count: int) -> None:
+    async with held(fake_host) as (service, source):
+        with pytest.raises(InvalidRequest, match="n must be"):
+            await service.branch(source.id, count, OPTIONS)
+
+
+async def test_only_a_sandbox_that_runs_is_branched_or_reset(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        with contextlib.suppress(EngineExited):
+            await service.eval(source.id, "die")
+        await exited(service, source.id)
+
+        with pytest.raises(Conflict, match="exited"):
+            await service.branch(source.id, 1, OPTIONS)
+        with pytest.raises(Conflict, match="exited"):
+            await service.reset(source.id, deadline_s=1.0)
+        for ask in (
+            lambda id_: service.branch(id_, 1, OPTIONS),
+            lambda id_: service.reset(id_, deadline_s=1.0),
+        ):
+            with pytest.raises(NotFound):
+                await ask(new_sandbox_id())
+
+
+def with_budgets(host: FakeHost, budgets: TreeBudgets) -> FakeHost:
+    return FakeHost(host.folder, replace(host.settings, budgets=budgets))
+
+
+async def test_a_tree_at_its_budget_of_live_descendants_grows_no_more(fake_host: FakeHost) -> None:
+    async with held(with_budgets(fake_host, TreeBudgets(live_max=3))) as (service, source):
+        (child, _) = await branched(service, source.id, 2)
+        (last,) = await branched(service, child.id)
+
+        for each in (source, last):
+            with pytest.raises(BudgetError, match="more than 3"):
+                await service.branch(each.id, 1, OPTIONS)
+        assert len(fake_host.left_over()) == 4
+
+        await service.delete_sandbox(last.id)
+        await branched(service, source.id)
+
+
+async def test_branches_at_once_share_a_budget(fake_host: FakeHost) -> None:
+    async with held(with_budgets(fake_host, TreeBudgets(live_max=3))) as (service, source):
+        branches = [service.branch(source.id, 2, OPTIONS) for _ in range(3)]
+        results = await asyncio.gather(*branches, return_exceptions=True)
+
+        assert [isinstance(each, BudgetError) for each in results].count(False) == 1
+        assert len(await service.list_sandboxes()) == 3
+
+
+async def test_a_tree_at_its_depth_grows_no_deeper_but_wider(fake_host: FakeHost) -> None:
+    async with held(with_budgets(fake_host, TreeBudgets(depth_max=2))) as (service, source):
+        (child,) = await branched(service, source.id)
+        (leaf,) = await branched(service, child.id)
+
+        with pytest.raises(BudgetError, match="2 branches below its root"):
+            await service.branch(leaf.id, 1, OPTIONS)
+        await branched(service, child.id)
+
+
+async def test_a_tree_that_holds_too_much_memory_grows_no_more(fake_host: FakeHost) -> None:
+    async with held(with_budgets(fake_host, TreeBudgets(private_mib_max=1))) as (service, source):
+        await value(service, source.id, "globals().update(much=bytearray(4 << 20))")
+
+        with pytest.raises(BudgetError, match="of the 1 MiB"):
+            await service.branch(source.id, 1, OPTIONS)
+        assert await service.list_sandboxes() == (source,)
+
+
+async def test_the_tree_shows_who_is_below_whom_what_they_hold_and_who_is_gone(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        (other,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (child,) = await branched(service, source.id)
+        (leaf,) = await branched(service, child.id)
+        await service.delete_sandbox(child.id)
+
+        first, second = await service.tree()
+
+        assert (first.id, second.id) == (source.id, other.id)
+        assert (first.private_bytes or 0) > 0
+        (gone,) = first.children
+        assert (gone.id, gone.sandbox, gone.private_bytes) == (child.id, None, None)
+        assert [each.sandbox for each in gone.children] == [leaf]
+        assert await service.tree(leaf.id) == await service.tree(source.id)
+        assert [each.id for each in await service.tree(other.id)] == [other.id]
+        with pytest.raises(NotFound):
+            await service.tree(new_sandbox_id())
+
+
+async def test_a_sandbox_that_has_lived_as_long_as_it_was_given_is_ended(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        result = await service.branch(source.id, 1, replace(OPTIONS, ttl_s=0.5))
+        (child,) = result.fork.sandboxes
+        assert child.expires_at == child.created_at + timedelta(seconds=0.5)
+
+        found = await exited(service, child.id)
+        await until(lambda: child.pid not in fake_host.vmm_processes())
+
+        assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")
+        assert (await service.get_sandbox(source.id)).state is SandboxState.RUNNING
+
+
+async def test_a_sandbox_whose_time_came_without_a_daemon_is_ended_by_the_next(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (sandbox,) = (await service.fork(TAG, 1, ForkOptions(ttl_s=1.0))).sandboxes
+        assert sandbox.state is SandboxState.RUNNING
+    await until(lambda: datetime.now(UTC) > (sandbox.expires_at or datetime.now(UTC)))
+
+    async with fake_host.service() as service:
+        assert (await exited(service, sandbox.id)).exit_reason == "ttl"
+        await service.delete_sandbox(sandbox.id)
+
+
+async def test_a_reset_sandbox_is_at_its_fork_point_with_its_id_and_can_be_reset_again(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await value(service, source.id, "globals().update(thought=7)")
+        (child,) = await branched(service, source.id)
+        machine_id = await value(service, child.id, "identity['machine_id']")
+        for thought in range(3):
+            await value(service, child.id, f"globals().update(thought={thought})")
+            boot_id = await value(service, child.id, "identity['boot_id']")
+
+            assert await service.reset(child.id, deadline_s=5.0) > 0
+
+            assert await value(service, child.id, "thought") == 7
+            assert await value(service, child.id, "identity['hostname']") == child.id
+            assert await value(service, child.id, "identity['machine_id']") == machine_id
+            assert await value(service, child.id, "identity['boot_id']") != boot_id
+        assert await service.get_sandbox(child.id) == child
+        assert await value(service, source.id, "thought") == 7
+
+
+async def test_a_machine_that_dies_while_it_is_reset_is_exited(fake_host: FakeHost) -> None:
+    async with held(fake_host, "reset=die") as (service, source):
+        with pytest.raises(EngineExited):
+            await service.reset(source.id, deadline_s=5.0)
+
+        assert (await exited(service, source.id)).state is SandboxState.EXITED
+
+
+async def test_a_sandbox_is_deleted_once_what_is_done_to_it_is_done(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        branch = asyncio.ensure_future(service.branch(source.id, 3, OPTIONS))
+        await until(lambda: len(fake_host.left_over()) > 1)
+
+        await service.delete_sandbox(source.id)
+
+        with contextlib.suppress(NotFound, EngineExited):
+            assert len((await branch).fork.sandboxes) == 3
+        with pytest.raises(NotFound):
+            await service.get_sandbox(source.id)
