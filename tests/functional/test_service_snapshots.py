@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 ONE = ForkOptions()
+NOW = ForkOptions(wait=False)
 
 
 async def test_a_bake_tells_each_stage_and_ends_in_the_snapshot(fake_host: FakeHost) -> None:
@@ -138,7 +139,7 @@ async def test_a_tag_is_baked_once_at_a_time_and_taken_afterwards(fake_host: Fak
         with pytest.raises(Conflict, match="being written already"):
             await fake_host.bake(service, fake_host.recipe())
         with pytest.raises(Conflict, match="still being written"):
-            await service.fork(TAG, 1, ONE)
+            await service.fork(TAG, 1, NOW)
         with pytest.raises(Conflict, match="being written"):
             await service.delete_snapshot(TAG)
         await first.aclose()

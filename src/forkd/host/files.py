@@ -169,6 +169,16 @@ def _lock_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def tree_bytes(path: Path) -> int:
+    """Return what a file, or all in a folder, takes on disk; links are not followed."""
+    total = path.lstat().st_blocks * 512
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.lstat().st_blocks * 512
+    return total
+
+
 def remove_tree(path: Path) -> None:
     """Remove a file or a whole folder; what is missing already is no error.
 

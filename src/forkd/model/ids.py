@@ -43,6 +43,11 @@ def parse_sandbox_id(text: str, *, field: str = "id") -> SandboxId:
     return SandboxId(text)
 
 
+def is_sandbox_id(text: str) -> bool:
+    """Whether `text` is an id of a sandbox; it would be a tag as well."""
+    return _SANDBOX_ID.fullmatch(text) is not None
+
+
 def parse_tag(text: str, *, field: str = "tag") -> Tag:
     """Return `text` as a tag: a letter, digit or `_`, then up to 63 of these, `.` and `-`.
 

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from forkd.errors import InvalidRequest
+from forkd.model import limits
+from forkd.model.checks import in_range
+from forkd.model.ids import is_sandbox_id
+
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from forkd.model.ids import Tag
+    from forkd.model.ids import SandboxId, Tag
 
 
 class SnapshotStatus(StrEnum):
@@ -37,6 +42,10 @@ class Snapshot:
         stored_bytes: What its files take in the store.
         runtime: The warm runtime: `python` or `none`.
         parent: The snapshot that it is a difference against; None for a base.
+        depth: How many snapshots are under it.
+        chain_bytes: What its files and those of all snapshots under it take in the store.
+        source: The sandbox that it was taken of; None if it was baked, or compacted.
+        pause_ms: How long that sandbox stood still for it; None while that is not known.
         sandboxes: How many sandboxes forked from it are alive.
         directory: Its folder in the store.
         error: Why it failed; None unless `failed`.
@@ -56,6 +65,15 @@ class Snapshot:
     sandboxes: int
     directory: Path
     error: str | None = None
+    depth: int = 0
+    chain_bytes: int = 0
+    source: SandboxId | None = None
+    pause_ms: float | None = None
+
+    @property
+    def shared_fraction(self) -> float:
+        """How much of the bytes that it needs belong to snapshots under it, 0.0 to 1.0."""
+        return 1 - self.stored_bytes / self.chain_bytes if self.chain_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +87,59 @@ class SnapshotRequest:
 
     tag: Tag
     recipe_path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """What a durable snapshot is taken of, and under which name.
+
+    Attributes:
+        tag: Name of the snapshot, already checked.
+        source: A running sandbox; or a snapshot, from which one is forked, and ended afterwards.
+        command: Read by the guest's `sh` before the snapshot is taken; None to run nothing.
+        timeout_s: How long the command may take.
+        wait: Whether the snapshot is reported when it is ready, or when it is being written.
+
+    Raises:
+        InvalidRequest: There is nothing to run in a fork of a snapshot, or something to run in
+            a sandbox; or the command or its time is out of range.
+    """
+
+    tag: Tag
+    source: SandboxId | Tag
+    command: str | None = None
+    timeout_s: float = limits.LINK_EXEC_TIMEOUT_S
+    wait: bool = True
+
+    def __post_init__(self) -> None:
+        in_range("timeout_s", self.timeout_s, 0.001, limits.EXEC_TIMEOUT_S_MAX)
+        if self.of_sandbox and self.command is not None:
+            raise InvalidRequest(
+                "exec is for a fork of a snapshot; in a sandbox run it first", field="exec"
+            )
+        if not self.of_sandbox and not self.command:
+            raise InvalidRequest(
+                f"{self.source} is a snapshot: say with exec what is to be different", field="exec"
+            )
+        if self.command is not None:
+            in_range("exec, in bytes,", len(self.command.encode()), 1, limits.EXEC_BYTES_MAX // 4)
+
+    @property
+    def of_sandbox(self) -> bool:
+        """Whether `source` is a sandbox, which a snapshot of the same name does not hide."""
+        return is_sandbox_id(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed from the store.
+
+    Attributes:
+        kind: What it was: `snapshot`, `failed`, `staging`, `folder` or `image`.
+        name: Its tag, or the name of its folder.
+        bytes: What it took.
+    """
+
+    kind: str
+    name: str
+    bytes: int

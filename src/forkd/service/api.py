@@ -23,9 +23,18 @@ if TYPE_CHECKING:
     from forkd.model.host import HostInfo
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
+    from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.progress import Progress
-    from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
-    from forkd.model.snapshot import Snapshot, SnapshotRequest
+    from forkd.model.sandbox import (
+        BranchOptions,
+        BranchResult,
+        ForkOptions,
+        ForkResult,
+        Promotion,
+        Sandbox,
+    )
+    from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
+    from forkd.model.tree import TreeBudgets, TreeNode
 
 
 class ExecSession(Protocol):
@@ -130,20 +139,106 @@ class SnapshotService(Protocol):
         """
         ...
 
+    async def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
+        """Write a running sandbox down as a link over the snapshot that it goes back to.
+
+        The sandbox stands still for some milliseconds and goes on; the link is written to its
+        end even if the caller goes away.
+
+        Args:
+            sandbox: Which one.
+            tag: Name of the snapshot.
+            wait: Whether to return when it is ready, or as soon as the sandbox goes on; then
+                a failure later on is the snapshot's `error`.
+
+        Raises:
+            Conflict: The tag is taken, the chain is as long as it may be, or the sandbox does
+                not run.
+            CapacityError: The disk is full; nothing was left on it.
+        """
+        ...
+
+    def link_snapshot(self, request: LinkRequest) -> AsyncGenerator[Progress | Snapshot, None]:
+        """Take a snapshot of a sandbox, or of a fork in which a command has run; the last event.
+
+        The fork is ended either way; closing the iterator before the snapshot ends the command
+        and leaves nothing.
+
+        Raises:
+            BuildError: The command failed; the end of what it printed is in the message.
+            Conflict: As `snapshot_sandbox`.
+            CapacityError: As `snapshot_sandbox`.
+        """
+        ...
+
     async def list_snapshots(self) -> tuple[Snapshot, ...]:
-        """Return every snapshot, by tag, those being written included."""
+        """Return every snapshot, by tag, those being written and those that failed included."""
         ...
 
     async def get_snapshot(self, tag: Tag) -> Snapshot:
         """Return one snapshot."""
         ...
 
-    async def delete_snapshot(self, tag: Tag) -> None:
+    async def delete_snapshot(
+        self, tag: Tag, *, cascade: bool = False, force: bool = False
+    ) -> None:
         """Remove a snapshot and its files.
+
+        Args:
+            tag: Which one.
+            cascade: Remove all that stand on it as well; nothing if one of them is in use.
+            force: Remove it from under those that stand on it, which are lost; refused while
+                one of them is in use.
 
         Raises:
             Conflict: Sandboxes or snapshots need it (the message names them), or it
                 is being written.
+            InvalidRequest: `cascade` and `force` were both asked for.
+        """
+        ...
+
+    async def compact_snapshot(self, tag: Tag, to: Tag | None = None) -> Snapshot:
+        """Write a snapshot so that it needs no other, in its place or under the name `to`.
+
+        What stands on it stays as it is.  A crash leaves the old one or the new one.
+
+        Raises:
+            Conflict: It is not ready, `to` is taken, or, in its place, it or what stands on it
+                is in use.
+            CapacityError: The disk is full; nothing was changed.
+        """
+        ...
+
+    async def tidy_snapshots(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        """Remove what nobody can use any more; with `dry_run` only say what that is.
+
+        That is what crashes left, records of snapshots that failed, snapshots whose chain lacks
+        a link, and images under no snapshot.
+        """
+        ...
+
+
+class PackService(Protocol):
+    """Snapshots out of the store, and into it, as one stream of bytes with all they stand on."""
+
+    def pack_snapshot(self, tag: Tag) -> AsyncGenerator[bytes, None]:
+        """Yield an unsigned pack of a snapshot.
+
+        Raises:
+            Conflict: It is being written.
+            StoreError: Something of it is missing or damaged.
+        """
+        ...
+
+    async def unpack_snapshot(
+        self, request: UnpackRequest, pieces: AsyncIterable[bytes]
+    ) -> Unpacked:
+        """Take a pack into the store; nothing is left of one that is refused.
+
+        Raises:
+            PackError: It is damaged, hostile, unsigned or not trusted.
+            Conflict: Another snapshot has the name.
+            CapacityError: There is no room for it.
         """
         ...
 
@@ -179,6 +274,69 @@ class SandboxService(Protocol):
 
     def follow_console_log(self, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
         """Yield the console log so far, then what is added, until the sandbox ends."""
+        ...
+
+
+class TreeService(Protocol):
+    """Running sandboxes and what is branched from them."""
+
+    async def branch(
+        self,
+        sandbox: SandboxId,
+        count: int,
+        options: BranchOptions,
+        *,
+        tag: Tag | None = None,
+        wait: bool = True,
+    ) -> BranchResult:
+        """Branch a running sandbox into `count` siblings, all of one instant.
+
+        The sandbox stands still for some milliseconds and goes on; its siblings have what it
+        had at that instant, and an identity of their own.
+
+        Args:
+            sandbox: Which one.
+            count: How many siblings; 0 only with `tag`.
+            options: How they are made.
+            tag: Write that instant down as a snapshot of this name, too.
+            wait: Whether to return when the snapshot is ready, or while it is being written.
+
+        Raises:
+            Conflict: The sandbox does not run; also as `snapshot_sandbox`.
+            BudgetError: Its tree may not grow so much.
+            CapacityError: The host has no room for so many, or the disk is full.
+            EngineError: With `all_or_nothing`, a sibling failed; none remains.
+        """
+        ...
+
+    async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
+        """Take a sandbox back to its fork point in place; return how long, in milliseconds.
+
+        It keeps its id and its address; connections to it and what runs in it end.
+
+        Raises:
+            Conflict: The sandbox does not run.
+            EngineError: The agent did not answer in time, or the machine ended; so has it.
+        """
+        ...
+
+    async def promote(self, sandbox: SandboxId) -> Promotion:
+        """Let a sandbox take its parent's id, name, address and place.
+
+        The parent ends, and all that was branched from it but the sandbox and its own.  A
+        crash leaves this done or undone.
+
+        Raises:
+            Conflict: It has no parent, that is gone, it does not run, or its tree is changing.
+        """
+        ...
+
+    async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+        """Return every tree, or the one that a sandbox is, or was, in."""
+        ...
+
+    async def tree_budgets(self) -> TreeBudgets:
+        """Return how far a tree may grow."""
         ...
 
 
@@ -253,7 +411,15 @@ class GuestService(Protocol):
         ...
 
 
-class Service(ImageService, SnapshotService, SandboxService, GuestService, Protocol):
+class Service(
+    ImageService,
+    SnapshotService,
+    PackService,
+    SandboxService,
+    TreeService,
+    GuestService,
+    Protocol,
+):
     """Everything a front end may ask; the daemon owns one from its start to its end."""
 
     async def start(self) -> None:

@@ -9,24 +9,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from forkd.errors import Conflict, ForkdError, HostError
 from forkd.host import files, proc
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.service import console, host_info, images
 from forkd.service.guests import GuestOperations
+from forkd.service.links import Links, LinkTools
+from forkd.service.packs import PackOperations, Packs
 from forkd.service.recovery import recover
+from forkd.service.registry import Registry
 from forkd.service.resources import Resources
-from forkd.service.sandboxes import Sandboxes, SandboxTools
+from forkd.service.sandboxes import Origin, Sandboxes, SandboxTools
+from forkd.service.snapshot_operations import SnapshotOperations
 from forkd.service.snapshots import Snapshots, SnapshotTools
-from forkd.service.tasks import TaskOwner
+from forkd.service.tasks import TaskOwner, to_end
+from forkd.service.trees import Trees
 from forkd.service.zygotes import ZygotePool
 from forkd.store.database import Database
+from forkd.store.pending import PendingStore
 from forkd.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Coroutine
     from pathlib import Path
 
     from forkd.engine.guest import Guest
@@ -34,9 +41,20 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
     from forkd.model.progress import Progress
-    from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
-    from forkd.model.snapshot import Snapshot, SnapshotRequest
+    from forkd.model.sandbox import (
+        BranchOptions,
+        BranchResult,
+        ForkOptions,
+        ForkResult,
+        Promotion,
+        Sandbox,
+    )
+    from forkd.model.tree import TreeBudgets, TreeNode
+    from forkd.service.links import Claim, Writing
+    from forkd.service.seeds import Seed
     from forkd.service.settings import HostSettings
+
+T = TypeVar("T")
 
 LOCK_FILE = "daemon.lock"
 DATABASE_FILE = "forkd.db"
@@ -44,7 +62,7 @@ DATABASE_FILE = "forkd.db"
 log = logging.getLogger(__name__)
 
 
-class HostService(GuestOperations):
+class HostService(GuestOperations, SnapshotOperations, PackOperations):
     """Everything a front end may ask, on this host."""
 
     def __init__(self, settings: HostSettings) -> None:
@@ -55,10 +73,27 @@ class HostService(GuestOperations):
         self._held = contextlib.ExitStack()
         self._started_at_s = time.monotonic()
         self._zygotes = ZygotePool(settings, self._tasks)
+        pending = PendingStore(settings.state_dir)
+        self._registry = Registry(self._store, pending, self._alive_of)
         self._snapshots = Snapshots(
-            SnapshotTools(settings, self._tasks, self._store, self._count_alive)
+            SnapshotTools(
+                settings, self._tasks, self._store, pending, self._registry, self._zygotes
+            )
         )
+        self._links = Links(
+            LinkTools(
+                self._tasks,
+                self._store,
+                pending,
+                self._registry,
+                self._zygotes,
+                self._snapshots.chain,
+            )
+        )
+        self._packs = Packs(self._store, self._registry)
+        self._pending = pending
         self._sandboxes_: Sandboxes | None = None
+        self._trees_: Trees | None = None
 
     async def start(self) -> None:
         """Adopt what runs, reap what is dead or half-made, and begin to serve.
@@ -78,7 +113,7 @@ class HostService(GuestOperations):
         """Let go of everything; sandboxes live on, bakes in progress are undone."""
         await self._tasks.stop()
         await self._zygotes.stop_all()
-        self._sandboxes_ = None
+        self._sandboxes_ = self._trees_ = None
         self._held.close()
 
     async def host_info(self) -> HostInfo:
@@ -87,7 +122,7 @@ class HostService(GuestOperations):
             host_info.read,
             self._settings,
             self._resources,
-            snapshots=len(self._snapshots.list_all()),
+            snapshots=len(self._registry.list_all()),
             sandboxes=len(self._sandboxes.alive()),
             uptime_s=time.monotonic() - self._started_at_s,
         )
@@ -107,44 +142,49 @@ class HostService(GuestOperations):
             raise outcome
         yield outcome
 
-    async def create_snapshot(
-        self, request: SnapshotRequest
-    ) -> AsyncGenerator[Progress | Snapshot, None]:
-        """Bake a snapshot."""
-        async with contextlib.aclosing(self._snapshots.create(request)) as events:
-            async for event in events:
-                yield event
-
-    async def list_snapshots(self) -> tuple[Snapshot, ...]:
-        """Return every snapshot."""
-        return self._snapshots.list_all()
-
-    async def get_snapshot(self, tag: Tag) -> Snapshot:
-        """Return one snapshot."""
-        return self._snapshots.get(tag)
-
-    async def delete_snapshot(self, tag: Tag) -> None:
-        """Remove a snapshot."""
-        self._snapshots.get(tag)
-        if self._zygotes.in_use(tag):
-            raise Conflict(f"snapshot {tag} is being forked", tag=tag)
-        alive = tuple(sandbox.id for sandbox in self._sandboxes.alive(tag))
-        await self._snapshots.delete(tag, alive)
-        await self._zygotes.stop(tag)
-
     async def fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         """Fork sandboxes."""
         check_fork_count(count)
-        self._snapshots.get_ready(tag)
-        task = self._tasks.spawn(self._fork(tag, count, options), name=f"fork {count} of {tag}")
-        try:
-            outcome = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(self._delete_unwanted)
-            raise
-        if isinstance(outcome, ForkdError):
-            raise outcome
-        return outcome
+        if options.wait:
+            await self._registry.wait_ready(tag)
+        self._registry.get_ready(tag)
+        return await self._wanted(
+            self._fork(tag, count, options), lambda result: result, f"fork {count} of {tag}"
+        )
+
+    async def branch(
+        self,
+        sandbox: SandboxId,
+        count: int,
+        options: BranchOptions,
+        *,
+        tag: Tag | None = None,
+        wait: bool = True,
+    ) -> BranchResult:
+        """Branch a running sandbox."""
+        if tag is None or count != 0:
+            check_fork_count(count)
+        return await self._wanted(
+            self._branch(sandbox, count, options, tag, wait=wait),
+            lambda result: result.fork,
+            f"branch {count} of {sandbox}",
+        )
+
+    async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
+        """Take a sandbox back to its fork point."""
+        return await to_end(self._trees.reset(sandbox, deadline_s))
+
+    async def promote(self, sandbox: SandboxId) -> Promotion:
+        """Let a sandbox take its parent's place."""
+        return await to_end(self._trees.promote(sandbox))
+
+    async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+        """Return every tree, or that of one sandbox."""
+        return await self._trees.draw(member)
+
+    async def tree_budgets(self) -> TreeBudgets:
+        """Return how far a tree may grow."""
+        return self._trees.budgets
 
     async def list_sandboxes(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
         """Return every sandbox."""
@@ -185,8 +225,17 @@ class HostService(GuestOperations):
             raise Conflict("the service does not run")
         return self._sandboxes_
 
-    def _count_alive(self, tag: Tag) -> int:
-        return len(self._sandboxes.alive(tag))
+    @property
+    def _trees(self) -> Trees:
+        if self._trees_ is None:
+            raise Conflict("the service does not run")
+        return self._trees_
+
+    def _alive_of(self, tag: Tag) -> tuple[SandboxId, ...]:
+        return tuple(sandbox.id for sandbox in self._sandboxes.alive(tag))
+
+    def _seed_of(self, sandbox: SandboxId) -> contextlib.AbstractAsyncContextManager[Seed]:
+        return self._trees.seed(sandbox)
 
     async def _start(self) -> None:
         settings = self._settings
@@ -196,6 +245,7 @@ class HostService(GuestOperations):
             if not self._held.enter_context(files.try_lock(folder / LOCK_FILE)):
                 raise Conflict(f"another daemon uses {folder}")
         await asyncio.to_thread(self._store.prepare)
+        await asyncio.to_thread(self._pending.prepare)
         if self._resources.cgroups.usable():
             self._resources.cgroups.prepare()
             self._held.callback(self._resources.cgroups.close)
@@ -205,8 +255,12 @@ class HostService(GuestOperations):
         await self._tasks.start()
         tools = SandboxTools(database, self._resources, self._tasks, settings.network)
         self._sandboxes_ = Sandboxes(tools)
+        self._trees_ = Trees(settings, self._sandboxes_)
         for row in adopted:
             self._sandboxes_.adopt(row)
+            if row.renaming:
+                finishing = self._trees_.finish_promotion(row.sandbox.id)
+                self._tasks.spawn(finishing, name=f"finish promotion of {row.sandbox.id}")
         await self._snapshots.start()
         log.info("service started", extra={"sandboxes": len(adopted)})
 
@@ -227,19 +281,78 @@ class HostService(GuestOperations):
     async def _fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult | ForkdError:
         """Fork; returns the error that ended it, so that the caller raises it."""
         try:
-            async with self._zygotes.lease(
-                tag, lambda: self._snapshots.zygote_files(tag)
-            ) as zygote:
-                return await self._sandboxes.fork(zygote, tag, count, options)
+            # Checked again, with nothing between this and the lease, which is noticed.
+            self._registry.get_ready(tag)
+            async with self._zygotes.lease(tag, lambda: self._snapshots.chain(tag)) as zygote:
+                origin = Origin(tag, lambda: contextlib.nullcontext(zygote))
+                return await self._sandboxes.fork(origin, count, options)
         except ForkdError as error:
             return error
 
-    def _delete_unwanted(self, task: asyncio.Task[ForkResult | ForkdError]) -> None:
+    async def _branch(
+        self, sandbox: SandboxId, count: int, options: BranchOptions, tag: Tag | None, *, wait: bool
+    ) -> BranchResult | ForkdError:
+        """Branch; returns the error that ended it, so that the caller raises it."""
+        try:
+            if tag is None:
+                return await self._trees.branch(sandbox, count, options)
+            claim = await self._links.begin(tag, await self.get_sandbox(sandbox))
+            return await self._branch_and_write(claim, sandbox, count, options, wait=wait)
+        except ForkdError as error:
+            return error
+
+    async def _branch_and_write(
+        self, claim: Claim, sandbox: SandboxId, count: int, options: BranchOptions, *, wait: bool
+    ) -> BranchResult:
+        """Branch, and have the same instant written down under the tag that was claimed."""
+        writing: Writing | None = None
+
+        async def write(seed: Seed) -> None:
+            nonlocal writing
+            writing = await self._links.start(claim, seed, keep_error=not wait)
+
+        try:
+            result = await self._trees.branch(sandbox, count, options, on_seed=write)
+        except BaseException:
+            if writing is None:
+                await self._links.give_up(claim, None)
+            raise
+        if wait and writing is not None:
+            try:
+                await self._links.ended(writing)
+            except BaseException:
+                await to_end(self._sandboxes.delete_all(s.id for s in result.fork.sandboxes))
+                raise
+        return replace(result, snapshot=self._registry.get(claim.tag))
+
+    async def _wanted(
+        self,
+        work: Coroutine[object, object, T | ForkdError],
+        made: Callable[[T], ForkResult],
+        name: str,
+    ) -> T:
+        """Make sandboxes in a task of its own, which is finished even if the caller goes away.
+
+        Nobody wants the sandboxes then, and they are deleted.
+        """
+        task = self._tasks.spawn(work, name=name)
+        try:
+            outcome = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: self._delete_unwanted(done, made))
+            raise
+        if isinstance(outcome, ForkdError):
+            raise outcome
+        return outcome
+
+    def _delete_unwanted(
+        self, task: asyncio.Task[T | ForkdError], made: Callable[[T], ForkResult]
+    ) -> None:
         """Delete the sandboxes of a fork whose caller went away."""
         outcome = None if task.cancelled() else task.result()
         if outcome is None or isinstance(outcome, ForkdError):
             return
-        ids = [sandbox.id for sandbox in outcome.sandboxes]
+        ids = [sandbox.id for sandbox in made(outcome).sandboxes]
         with contextlib.suppress(Conflict):  # the service is stopping; they live on
             self._tasks.spawn(self._sandboxes.delete_all(ids), name="delete unwanted sandboxes")
 

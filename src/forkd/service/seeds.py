@@ -1,8 +1,9 @@
 """Seeds: what a running machine leaves of itself at a branch.
 
 A seed is a zygote that a machine forked of itself, and holds its memory, state and disk at
-one instant.  Siblings are forked from it, and a durable snapshot is written by it.  Whoever
-takes one owns it until `end`: nothing else ends it, and it holds memory of its source.
+one instant.  Siblings are forked from it, and a durable snapshot is written by it.  Those who
+need one each hold it in an `async with` block; it ends with the last of them, and holds memory
+of its source until then.
 
     async with await seeds.take(settings, owner.control, cgroup) as seed:
         async with await seed.connect() as zygote:
@@ -35,21 +36,24 @@ if TYPE_CHECKING:
     from forkd.service.settings import HostSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seed:
-    """One seed; `end` it, or leave its `async with` block.
+    """One seed; ends when the last block that holds it is left.
 
     Attributes:
         process: It.
         directory: Its folder, which goes with it.
         pause_ms: How long its source stood still.
+        holders: How many blocks hold it.
     """
 
     process: Process
     directory: Path
     pause_ms: float
+    holders: int = 0
 
     async def __aenter__(self) -> Self:
+        self.holders += 1
         return self
 
     async def __aexit__(
@@ -58,7 +62,9 @@ class Seed:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_end(self.end())
+        self.holders -= 1
+        if self.holders == 0:
+            await to_end(self.end())
 
     async def connect(self) -> Control:
         """Return a connection, for `fork` and whatever else one asks a zygote.

@@ -1,38 +1,42 @@
-"""Bake, list and delete snapshots.
+"""Bake, list, delete and tidy snapshots.
 
-What is on disk is what there is; only those being written are remembered here.
+What is on disk is what there is; `forkd.service.registry` is the index.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import DiskConfig
-from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, StoreError
-from forkd.host import proc
+from forkd.errors import Conflict, ForkdError, InvalidRequest, StoreError
+from forkd.host import files, proc
 from forkd.model.ids import parse_tag
-from forkd.model.limits import SNAPSHOTS_MAX
 from forkd.model.progress import Progress
-from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.service import images
 from forkd.service.bake import BakePlan, bake
+from forkd.service.registry import some
 from forkd.service.tasks import TaskOwner, to_end
 from forkd.service.zygotes import ZygoteFiles
 from forkd.store.manifest import Cpu, Manifest, StoredFile
 from forkd.store.snapshots import LAYER_FILE, MEMORY_FILE, STATE_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable
+    from datetime import datetime
+    from pathlib import Path
 
     from forkd.engine.control import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.model.ids import Tag
     from forkd.model.snapshot import SnapshotRequest
+    from forkd.service.registry import Registry
     from forkd.service.settings import HostSettings
+    from forkd.service.zygotes import Chain, ZygotePool
+    from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -46,13 +50,17 @@ class SnapshotTools:
         settings: Where things are.
         tasks: Who owns bakes.
         store: Where snapshots are.
-        count_sandboxes: How many sandboxes of a tag are alive.
+        pending: Where it is remembered which are being written.
+        registry: Which there are.
+        zygotes: Those of snapshots in use.
     """
 
     settings: HostSettings
     tasks: TaskOwner
     store: SnapshotStore
-    count_sandboxes: Callable[[Tag], int]
+    pending: PendingStore
+    registry: Registry
+    zygotes: ZygotePool
 
 
 class Snapshots:
@@ -61,64 +69,47 @@ class Snapshots:
     def __init__(self, tools: SnapshotTools) -> None:
         self._tools = tools
         self._store = tools.store
-        self._writing: dict[Tag, Snapshot] = {}
-        self._loaded: dict[Tag, Snapshot] = {}
+        self._registry = tools.registry
 
     async def start(self) -> None:
         """Read what is stored and remove images that no snapshot needs."""
-        found = await asyncio.to_thread(lambda: [self._read(tag) for tag in self._store.tags()])
-        self._loaded = {snapshot.tag: snapshot for snapshot in found}
-        if all(snapshot.status is SnapshotStatus.READY for snapshot in found):
-            await self._drop_unused_images()
+        await self._registry.load()
+        await self._drop_unused_images()
 
-    def list_all(self) -> tuple[Snapshot, ...]:
-        """Return every snapshot, by tag, those being written included."""
-        known = self._loaded | self._writing
-        return tuple(self._with_count(known[tag]) for tag in sorted(known))
-
-    def get(self, tag: Tag) -> Snapshot:
-        """Return one snapshot.
+    async def adopt(self, tag: Tag) -> Snapshot:
+        """Note a snapshot that somebody else has put into the store.
 
         Raises:
-            NotFound: There is none of that tag.
+            StoreError: It, or something that it stands on, is missing or damaged.
         """
-        snapshot = self._writing.get(tag) or self._loaded.get(tag)
-        if snapshot is None:
-            raise NotFound(f"no snapshot {tag!r}", tag=tag)
-        return self._with_count(snapshot)
+        snapshot = await asyncio.to_thread(self._registry.read, tag)
+        self._registry.add(snapshot)
+        return self._registry.get_ready(tag)
 
-    def get_ready(self, tag: Tag) -> Snapshot:
-        """Return one snapshot that can be forked.
-
-        Raises:
-            NotFound: There is none of that tag.
-            Conflict: It is being written.
-            StoreError: It is damaged.
-        """
-        snapshot = self.get(tag)
-        if snapshot.status is SnapshotStatus.WRITING:
-            raise Conflict(f"snapshot {tag} is still being written", tag=tag)
-        if snapshot.status is SnapshotStatus.FAILED:
-            raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
-        return snapshot
-
-    def zygote_files(self, tag: Tag) -> ZygoteFiles:
-        """Check a snapshot's files and say where they are; blocks.
+    def chain(self, tag: Tag) -> Chain:
+        """Check the files of a snapshot and of all under it, and say where they are; blocks.
 
         Raises:
             StoreError: One is missing, too new or damaged.
+            ChainError: One of an ancestor is, or that is not what the chain was made with.
         """
-        manifest = self._store.load(tag)
-        folder = self._store.folder(tag)
-        disk = None
-        if manifest.disk_bytes:
-            layers = (self._store.rootfs(manifest.image_key), folder / LAYER_FILE)
-            disk = DiskConfig(layers, manifest.disk_bytes)
-        return ZygoteFiles(folder / STATE_FILE, (folder / MEMORY_FILE,), disk)
+        links: list[ZygoteFiles] = []
+        layers: list[Path] = []
+        for manifest in self._store.load_chain(tag):
+            link = parse_tag(manifest.tag)
+            folder = self._store.folder(link)
+            disk = None
+            if manifest.disk_bytes:
+                layers = layers or [self._store.rootfs(manifest.image_key)]
+                layers.append(folder / LAYER_FILE)
+                disk = DiskConfig(tuple(layers), manifest.disk_bytes)
+            links.append(ZygoteFiles(link, folder / STATE_FILE, folder / MEMORY_FILE, disk))
+        return tuple(links)
 
     async def create(self, request: SnapshotRequest) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot; see `forkd.service.api`."""
-        self._claim(request)
+        self._registry.claim(request.tag)
+        made: Snapshot | None = None
         events: asyncio.Queue[Progress | None] = asyncio.Queue()
         task = None
         try:
@@ -128,58 +119,139 @@ class Snapshots:
             while (event := await events.get()) is not None:
                 yield event
             outcome = await task
+            if isinstance(outcome, ForkdError):
+                raise outcome
+            made = outcome
         finally:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-            self._writing.pop(request.tag, None)
-        if isinstance(outcome, ForkdError):
-            raise outcome
-        yield self._with_count(outcome)
+                made = _baked(task)
+            self._registry.settle(request.tag, made)
+        yield self._registry.get(request.tag)
 
-    async def delete(self, tag: Tag, sandboxes: tuple[str, ...]) -> None:
+    # Removing
+
+    async def delete(self, tag: Tag, *, cascade: bool = False, force: bool = False) -> None:
         """Remove a snapshot; see `forkd.service.api`.
 
         Args:
             tag: The snapshot.
-            sandboxes: The ids of those that were forked from it and live.
+            cascade: Remove all that stand on it as well; none if one of them is in use.
+            force: Remove it from under those that stand on it, which cannot be used any more.
 
         Raises:
             NotFound: There is none of that tag.
-            Conflict: It is being written, or something needs it.
+            InvalidRequest: Both were asked for.
+            Conflict: It, or what stands on it, is in use or being written; or something stands on
+                it and neither was asked for.
         """
-        snapshot = self.get(tag)
-        if snapshot.status is SnapshotStatus.WRITING:
+        if cascade and force:
+            raise InvalidRequest("cascade and force exclude each other", field="force")
+        standing = self._registry.descendants(tag)
+        if self._registry.get(tag).status is SnapshotStatus.WRITING:
             raise Conflict(f"snapshot {tag} is being written", tag=tag)
-        children = [other.tag for other in self._loaded.values() if other.parent == tag]
-        if children:
-            raise Conflict(f"snapshot {tag} is the parent of {_some(children)}", tag=tag)
-        if sandboxes:
-            raise Conflict(f"snapshot {tag} is in use by {_some(sandboxes)}", tag=tag)
-        del self._loaded[tag]
+        dependents = self._registry.dependents(tag)
+        if dependents and not cascade and not force:
+            raise Conflict(f"snapshot {tag} is the parent of {some(dependents)}", tag=tag)
+        self._check_unused((*standing, tag))
+        removed = (*standing, tag) if cascade else (tag,)
+        self._registry.hold((*standing, tag), "being removed")
         try:
-            await asyncio.to_thread(self._store.delete, tag)
-        except OSError as error:
-            self._loaded[tag] = snapshot
-            raise StoreError(f"cannot remove snapshot {tag}: {error}", tag=tag) from error
-        log.info("snapshot deleted", extra={"tag": tag})
+            for each in removed:
+                await to_end(self._remove(each))
+            for each in standing:
+                await self._tools.zygotes.stop(each)
+        finally:
+            self._registry.release((*standing, tag))
         await self._drop_unused_images()
 
-    def _claim(self, request: SnapshotRequest) -> None:
-        """Take the tag, so that nobody else bakes under it.
+    def _check_unused(self, tags: Iterable[Tag]) -> None:
+        """Return if nothing uses any of `tags`.
 
         Raises:
-            Conflict: It is taken.
-            CapacityError: There are too many snapshots.
+            Conflict: Something does.
         """
-        tag = request.tag
-        if tag in self._writing:
-            raise Conflict(f"snapshot {tag} is being written already", tag=tag)
-        if tag in self._loaded:
-            raise Conflict(f"snapshot {tag} exists", tag=tag)
-        if len(self._loaded) + len(self._writing) >= SNAPSHOTS_MAX:
-            raise CapacityError(f"there are {SNAPSHOTS_MAX} snapshots already")
-        self._writing[tag] = _placeholder(tag, self._store)
+        for tag in tags:
+            snapshot = self._registry.get(tag)
+            users = self._registry.users([tag])
+            if users:
+                raise Conflict(f"snapshot {tag} is in use by {some(users)}", tag=tag)
+            if snapshot.status is SnapshotStatus.WRITING:
+                raise Conflict(f"snapshot {tag} is being written", tag=tag)
+            if self._tools.zygotes.in_use(tag):
+                raise Conflict(f"snapshot {tag} is being forked", tag=tag)
+
+    async def _remove(self, tag: Tag) -> None:
+        """Remove one snapshot, or the record of one that failed."""
+        try:
+            await asyncio.to_thread(self._store.delete, tag)
+            await asyncio.to_thread(self._tools.pending.remove, tag)
+        except OSError as error:
+            raise StoreError(f"cannot remove snapshot {tag}: {error}", tag=tag) from error
+        self._registry.forget(tag)
+        await self._tools.zygotes.stop(tag)
+        log.info("snapshot deleted", extra={"tag": tag})
+
+    async def tidy(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        """Remove what nobody can use: leftovers, records of failures, orphans, idle images.
+
+        An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
+        the damage may be repaired.  What is in use stays as well.
+
+        Args:
+            dry_run: Only say what would be removed.
+
+        Raises:
+            StoreError: Something could not be removed.
+        """
+        orphans = self._orphans()
+        removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
+        removed += [Removed("failed", each.tag, 0) for each in self._registry.failed()]
+        if not dry_run:
+            for snapshot in (*orphans, *self._registry.failed()):
+                await to_end(self._remove(snapshot.tag))
+        try:
+            removed += await to_end(self._tidy_files(dry_run=dry_run))
+        except OSError as error:
+            raise StoreError(f"cannot remove {error.filename}: {error.strerror}") from error
+        return tuple(removed)
+
+    def _orphans(self) -> list[Snapshot]:
+        """Return the snapshots whose chain lacks a link, each after all that stand on it."""
+        stored = {each.tag: self._registry.get(each.tag) for each in self._registry.stored()}
+        lost = [
+            each
+            for each in stored.values()
+            if _lacks_link(each, stored)
+            and not self._registry.users([each.tag])
+            and not self._tools.zygotes.in_use(each.tag)
+        ]
+        return sorted(lost, key=lambda each: each.depth, reverse=True)
+
+    async def _tidy_files(self, *, dry_run: bool) -> list[Removed]:
+        """Remove what lies about in the store."""
+        store = self._store
+        found = [("staging", path) for path in store.leftovers()]
+        found += [("folder", path) for path in store.strangers()]
+        found += [("image", path) for path in self._unused_images()]
+        # Nothing comes between looking and putting aside, so nobody begins to use any of them.
+        aside = [path if dry_run else store.put_aside(path) for _, path in found]
+        removed = []
+        for (kind, path), now in zip(found, aside, strict=True):
+            size = await asyncio.to_thread(files.tree_bytes, now)
+            removed.append(Removed(kind, path.name, size))
+            if not dry_run:
+                await asyncio.to_thread(store.discard, now)
+        return removed
+
+    def _unused_images(self) -> tuple[Path, ...]:
+        used = self._registry.image_keys()
+        if self._registry.writing() or "" in used:
+            return ()  # some may stand on an image that no manifest names, or none that is whole
+        return self._store.unused_images(used)
+
+    # Baking
 
     async def _bake(
         self, request: SnapshotRequest, tell: Callable[[Progress], None]
@@ -194,7 +266,6 @@ class Snapshots:
         except asyncio.CancelledError:
             await to_end(asyncio.to_thread(self._store.delete, request.tag))
             raise
-        self._loaded[request.tag] = snapshot
         log.info("snapshot ready", extra={"tag": request.tag})
         return snapshot
 
@@ -209,76 +280,34 @@ class Snapshots:
                 asyncio.to_thread(self._store.keep_rootfs, built.image.key, built.image.rootfs)
             )
             saved = await bake(self._tools.settings, BakePlan(built, rootfs, staged), tell)
-            created_at = self._writing[request.tag].created_at
+            created_at = self._registry.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)
             await to_end(asyncio.to_thread(self._store.publish, staged, manifest))
-            return await to_end(asyncio.to_thread(self._read, request.tag))
+            return await to_end(asyncio.to_thread(self._registry.read, request.tag))
         finally:
             await to_end(asyncio.to_thread(self._store.discard, staged))
 
     async def _drop_unused_images(self) -> None:
-        if self._writing:
-            return  # a bake may stand on an image that no manifest names yet
-        used = {snapshot.image_key for snapshot in self._loaded.values()}
-        await asyncio.to_thread(self._store.drop_unused_images, used)
-
-    def _read(self, tag: Tag) -> Snapshot:
-        """Return what is stored under `tag`; a damaged snapshot is `failed`."""
-        try:
-            manifest = self._store.load(tag)
-        except StoreError as error:
-            log.warning("snapshot damaged", extra={"tag": tag, "error": str(error)})
-            broken = _placeholder(tag, self._store)
-            return replace(broken, status=SnapshotStatus.FAILED, error=str(error))
-        return _from_manifest(tag, manifest, self._store)
-
-    def _with_count(self, snapshot: Snapshot) -> Snapshot:
-        return replace(snapshot, sandboxes=self._tools.count_sandboxes(snapshot.tag))
+        for aside in [self._store.put_aside(path) for path in self._unused_images()]:
+            await asyncio.to_thread(self._store.discard, aside)
 
 
-_NAMED_MAX = 5
+def _baked(task: asyncio.Task[Snapshot | ForkdError]) -> Snapshot | None:
+    """Return what a bake that has ended made, if it made something."""
+    outcome = None if task.cancelled() or task.exception() else task.result()
+    return None if isinstance(outcome, ForkdError) else outcome
 
 
-def _some(names: list[Tag] | tuple[str, ...]) -> str:
-    """Return a few names and how many more there are."""
-    more = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _placeholder(tag: Tag, store: SnapshotStore) -> Snapshot:
-    return Snapshot(
-        tag=tag,
-        status=SnapshotStatus.WRITING,
-        created_at=datetime.now(UTC),
-        recipe="",
-        image_key="",
-        vcpus=0,
-        memory_bytes=0,
-        disk_bytes=0,
-        stored_bytes=0,
-        runtime="none",
-        parent=None,
-        sandboxes=0,
-        directory=store.folder(tag),
-    )
-
-
-def _from_manifest(tag: Tag, manifest: Manifest, store: SnapshotStore) -> Snapshot:
-    return Snapshot(
-        tag=tag,
-        status=SnapshotStatus.READY,
-        created_at=manifest.created_at,
-        recipe=manifest.recipe,
-        image_key=manifest.image_key,
-        vcpus=manifest.vcpus,
-        memory_bytes=manifest.memory_bytes,
-        disk_bytes=manifest.disk_bytes,
-        stored_bytes=manifest.stored_bytes,
-        runtime=manifest.runtime,
-        parent=None if manifest.parent is None else parse_tag(manifest.parent, field="parent"),
-        sandboxes=0,
-        directory=store.folder(tag),
-    )
+def _lacks_link(snapshot: Snapshot, stored: dict[Tag, Snapshot]) -> bool:
+    """Whether a snapshot stands, by however many others, on one that is not there."""
+    seen: set[Tag] = set()
+    while snapshot.parent is not None and snapshot.tag not in seen:
+        seen.add(snapshot.tag)
+        above = stored.get(snapshot.parent)
+        if above is None:
+            return True
+        snapshot = above
+    return False
 
 
 def _manifest(

@@ -3,6 +3,10 @@
 A zygote is started by the first fork of its snapshot and kept, because starting it
 means reading and hashing the snapshot.  It is stopped when nobody has forked from it
 for a while, or when its snapshot is deleted.  Its children do not need it.
+
+The zygote of a delta is derived from its parent's: a fork of it, with the delta written
+over its memory.  While it lives its parent's stays, so that the pages of every link are
+in memory once, however many snapshots stand on it.
 """
 
 from __future__ import annotations
@@ -14,18 +18,19 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forkd.engine.configs import ZygoteConfig
+from forkd.engine.configs import DeriveConfig, ZygoteConfig
 from forkd.engine.control import Control, Watch
-from forkd.engine.process import ZYGOTE_SOCKET, end, start_zygote
-from forkd.errors import Conflict, EngineExited, ForkdError
+from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, start_zygote
+from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
+from forkd.host.spawn import Process
+from forkd.service.tasks import to_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Generator
     from pathlib import Path
 
     from forkd.engine.configs import DiskConfig
-    from forkd.host.spawn import Process
     from forkd.model.ids import Tag
     from forkd.service.settings import HostSettings
     from forkd.service.tasks import TaskOwner
@@ -35,11 +40,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ZygoteFiles:
-    """What a zygote holds: the state, the memory's chain (base first), the disk."""
+    """What the zygote of one link holds.
 
+    Attributes:
+        tag: The link.
+        state: Its state.
+        memory: Its memory: all of it for a base, what differs from its parent for a delta.
+        disk: Every layer of the disk, those of its ancestors included.
+    """
+
+    tag: Tag
     state: Path
-    memory: tuple[Path, ...]
+    memory: Path
     disk: DiskConfig | None
+
+
+Chain = tuple[ZygoteFiles, ...]
+"""The links of a snapshot, base first, itself last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +88,22 @@ class Zygote:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one snapshot's zygote; `lock` is held while it starts or ends."""
+    """What is known of one snapshot's zygote; `lock` is held while it starts or ends.
+
+    Attributes:
+        lock: A parent's may be awaited while a child's is held, never the other way round.
+        zygote: It; None while there is none.
+        parent: What it was derived from, which it keeps.
+        users: How many forks or derivations use it now.
+        derived: How many zygotes derived from it live.
+        idle: Stops it, unless somebody comes.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     zygote: Zygote | None = None
+    parent: tuple[Tag, _Entry] | None = None
     users: int = 0
+    derived: int = 0
     idle: asyncio.TimerHandle | None = None
 
 
@@ -93,82 +121,129 @@ class ZygotePool:
         return entry is not None and entry.users > 0
 
     @contextlib.asynccontextmanager
-    async def lease(
-        self, tag: Tag, load: Callable[[], ZygoteFiles]
-    ) -> AsyncGenerator[Control, None]:
+    async def lease(self, tag: Tag, load: Callable[[], Chain]) -> AsyncGenerator[Control, None]:
         """Hold a connection to a snapshot's zygote, started if need be, for one fork.
 
         Args:
             tag: The snapshot.
             load: Called in a thread if the zygote must be started; checks the snapshot
-                and says where its files are.
+                and its ancestors, and says where their files are.
 
         Raises:
             ForkdError: As `load`, and as `forkd.engine.process.start_zygote`.
+            ChainError: A link does not load; `context["link"]` is its tag.
         """
-        entry = self._entries.setdefault(tag, _Entry())
-        if entry.idle is not None:
-            entry.idle.cancel()
-            entry.idle = None
-        entry.users += 1
-        try:
-            async with await self._connect(tag, entry, load) as control:
-                yield control
-        finally:
-            entry.users -= 1
-            if entry.users == 0:
-                idle_s = self._settings.zygote_idle_s
-                loop = asyncio.get_running_loop()
-                entry.idle = loop.call_later(idle_s, self._expire, tag, entry)
+        entry = self._entry(tag)
+        async with self._used(tag, entry), await self._connect(tag, entry, load) as control:
+            yield control
 
     async def stop(self, tag: Tag) -> None:
         """Stop a snapshot's zygote, if it has one."""
         entry = self._entries.pop(tag, None)
         if entry is not None:
-            await self._end(entry)
+            await self._end(tag, entry)
 
     async def stop_all(self) -> None:
         """Stop every zygote."""
         while self._entries:
             tag, entry = self._entries.popitem()
             try:
-                await self._end(entry)
+                await self._end(tag, entry)
             except ForkdError as error:
                 log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
 
-    async def _connect(self, tag: Tag, entry: _Entry, load: Callable[[], ZygoteFiles]) -> Control:
-        async with entry.lock:
-            if entry.zygote is not None:
-                try:
-                    return await Control.connect(entry.zygote.socket)
-                except EngineExited as error:
-                    self._lost(
-                        tag, entry, entry.zygote.directory, str(error)
-                    )  # its watch has not told us yet
-            wanted = await asyncio.to_thread(load)
-            entry.zygote = await self._start(tag, entry, wanted)
-            return await Control.connect(entry.zygote.socket)
+    def _entry(self, tag: Tag) -> _Entry:
+        return self._entries.setdefault(tag, _Entry())
 
-    async def _start(self, tag: Tag, entry: _Entry, wanted: ZygoteFiles) -> Zygote:
+    @contextlib.asynccontextmanager
+    async def _used(self, tag: Tag, entry: _Entry) -> AsyncGenerator[None, None]:
+        _keep(entry)
+        entry.users += 1
+        try:
+            yield
+        finally:
+            entry.users -= 1
+            self._let_idle(tag, entry)
+
+    def _let_idle(self, tag: Tag, entry: _Entry) -> None:
+        """Have a zygote that nobody uses any more stopped after a while."""
+        if entry.users or entry.derived or entry.zygote is None:
+            return
+        _keep(entry)
+        loop = asyncio.get_running_loop()
+        entry.idle = loop.call_later(self._settings.zygote_idle_s, self._expire, tag, entry)
+
+    async def _connect(self, tag: Tag, entry: _Entry, load: Callable[[], Chain]) -> Control:
+        async with entry.lock:
+            connected = await self._connect_to_live(tag, entry)
+            if connected is not None:
+                return connected
+            chain = await asyncio.to_thread(load)
+            return await self._start(chain, entry)
+
+    async def _connect_to_live(self, tag: Tag, entry: _Entry) -> Control | None:
+        if entry.zygote is None:
+            return None
+        try:
+            return await Control.connect(entry.zygote.socket)
+        except EngineExited as error:
+            # Its watch has not told us yet.
+            self._lost(tag, entry, entry.zygote.directory, str(error))
+            return None
+
+    async def _start(self, chain: Chain, entry: _Entry) -> Control:
+        """Start the zygote of a chain's head, whose lock is held, and connect to it."""
+        head = chain[-1]
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
         directory.mkdir(mode=0o700)
-        config = ZygoteConfig(directory, wanted.state, wanted.memory, wanted.disk)
         try:
-            process = await start_zygote(self._settings.vmm, config)
+            if len(chain) == 1:
+                process = await self._load(directory, head)
+            else:
+                process = await self._derive(directory, chain, entry)
+            watch = await self._watch(head.tag, entry, directory, process)
         except BaseException:
             files.remove_tree(directory)
             raise
+        entry.zygote = Zygote(process, directory, watch)
+        log.info("zygote started", extra={"tag": head.tag, "pid": process.pid})
+        return await Control.connect(entry.zygote.socket)
+
+    async def _load(self, directory: Path, base: ZygoteFiles) -> Process:
+        config = ZygoteConfig(directory, base.state, (base.memory,), base.disk)
+        with _naming(base.tag):
+            return await start_zygote(self._settings.vmm, config)
+
+    async def _derive(self, directory: Path, chain: Chain, entry: _Entry) -> Process:
+        """Derive the head's zygote from its parent's, started if need be."""
+        *above, head = chain
+        tag = above[-1].tag
+        parent = self._entry(tag)
+        async with self._used(tag, parent):
+            async with await self._connect(tag, parent, lambda: tuple(above)) as control:
+                with _naming(head.tag):
+                    process = await derived(control, directory, head)
+            parent.derived += 1
+            entry.parent = (tag, parent)
+        return process
+
+    async def _watch(self, tag: Tag, entry: _Entry, directory: Path, process: Process) -> Watch:
         try:
-            watch = await Watch.open(
+            return await Watch.open(
                 directory / ZYGOTE_SOCKET, lambda reason: self._lost(tag, entry, directory, reason)
             )
         except BaseException:
+            self._forget_parent(entry)
             await end(process)
             process.close()
-            files.remove_tree(directory)
             raise
-        log.info("zygote started", extra={"tag": tag, "pid": process.pid})
-        return Zygote(process, directory, watch)
+
+    def _forget_parent(self, entry: _Entry) -> None:
+        """Let go of the zygote that an entry's was derived from."""
+        if entry.parent is not None:
+            (tag, parent), entry.parent = entry.parent, None
+            parent.derived -= 1
+            self._let_idle(tag, parent)
 
     def _lost(self, tag: Tag, entry: _Entry, directory: Path, reason: str) -> None:
         """Forget the zygote in `directory`, which ended; the next fork starts another."""
@@ -176,6 +251,7 @@ class ZygotePool:
         if zygote is None or zygote.directory != directory:
             return  # it was forgotten before
         entry.zygote = None
+        self._forget_parent(entry)
         log.warning("zygote ended", extra={"tag": tag, "reason": reason})
         with contextlib.suppress(Conflict):  # the next start removes what is left
             self._tasks.spawn(self._clean(tag, zygote), name=f"clean zygote {tag}")
@@ -183,6 +259,7 @@ class ZygotePool:
     def _expire(self, tag: Tag, entry: _Entry) -> None:
         zygote, entry.zygote, entry.idle = entry.zygote, None, None
         if zygote is not None:
+            self._forget_parent(entry)
             self._tasks.spawn(self._clean(tag, zygote), name=f"stop idle zygote {tag}")
 
     async def _clean(self, tag: Tag, zygote: Zygote) -> None:
@@ -191,10 +268,48 @@ class ZygotePool:
         except ForkdError as error:
             log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
 
-    async def _end(self, entry: _Entry) -> None:
-        if entry.idle is not None:
-            entry.idle.cancel()
+    async def _end(self, tag: Tag, entry: _Entry) -> None:
         async with entry.lock:
+            _keep(entry)
             zygote, entry.zygote = entry.zygote, None
+            self._forget_parent(entry)
             if zygote is not None:
                 await zygote.end()
+                log.info("zygote stopped", extra={"tag": tag})
+
+
+def _keep(entry: _Entry) -> None:
+    """Do not stop a zygote for being idle."""
+    if entry.idle is not None:
+        entry.idle.cancel()
+        entry.idle = None
+
+
+@contextlib.contextmanager
+def _naming(link: Tag) -> Generator[None, None, None]:
+    """Say of which snapshot a file is that does not load."""
+    try:
+        yield
+    except StoreError as error:
+        message = f"snapshot {link} does not load: {error}"
+        raise ChainError(message, **{**error.context, "link": link}) from error
+
+
+async def derived(control: Control, directory: Path, delta: ZygoteFiles) -> Process:
+    """Have a zygote derive another, which listens in `directory`; returns its process.
+
+    Raises:
+        StoreError: A file of the delta is damaged, too new, or for another machine.
+        EngineError: The zygote ended, or did not answer in time.
+    """
+    config = DeriveConfig(directory, delta.state, delta.memory, delta.disk)
+    try:
+        # The zygote derives whether we wait or not, so we wait.
+        pid = await to_end(control.derive(config))
+    except BaseException:
+        await to_end(end_listener(directory / ZYGOTE_SOCKET))
+        raise
+    process = Process.open(pid)
+    if process is None:
+        raise EngineExited(f"the zygote of {delta.tag} ended at once", pid=pid)
+    return process

@@ -46,6 +46,7 @@ class SnapshotStore:
         self._snapshots = state_dir / "snapshots"
         self._staging = state_dir / "staging"
         self._images = state_dir / "images"
+        self._staged: set[Path] = set()
 
     def prepare(self) -> None:
         """Make the folders and remove what an earlier daemon left half-done."""
@@ -90,11 +91,17 @@ class SnapshotStore:
         """Make a new empty folder to write a snapshot in."""
         folder = self._staging / secrets.token_hex(8)
         folder.mkdir(mode=0o700)
+        self._staged.add(folder)
         return folder
 
     def discard(self, staged: Path) -> None:
         """Remove a staged folder and all that is in it; one that is gone is fine."""
         files.remove_tree(staged)
+        self._staged.discard(staged)
+
+    def leftovers(self) -> tuple[Path, ...]:
+        """Return what lies in staging and nobody is at work on."""
+        return tuple(sorted(set(self._staging.iterdir()) - self._staged))
 
     def publish(self, staged: Path, manifest: Manifest) -> None:
         """Give a staged snapshot its name, after everything in it is on disk.
@@ -119,6 +126,7 @@ class SnapshotStore:
         files.sync_file_system(staged)
         folder = self._snapshots / manifest.tag
         aside = self._staging / f"{_REPLACED}{manifest.tag}"
+        self._staged.add(aside)
         folder.rename(aside)
         try:
             staged.rename(folder)
@@ -126,7 +134,7 @@ class SnapshotStore:
             aside.rename(folder)
             raise
         files.sync_folder(self._snapshots)
-        files.remove_tree(aside)
+        self.discard(aside)
 
     def load(self, tag: Tag) -> Manifest:
         """Read a snapshot's manifest, and check its files by their headers and lengths.
@@ -165,23 +173,24 @@ class SnapshotStore:
             raise ChainError(
                 f"{tag} stands on {parent}, which cannot be used: {error}", link=parent
             ) from error
-        if not child.stands_on(manifest) or _shape(child) != _shape(manifest):
-            raise ChainError(
-                f"{tag} stands on {parent}, which is not the snapshot that {child.tag} was made "
-                "from: it was changed or swapped",
-                link=parent,
-            )
+        check_link(tag, child, manifest)
         return manifest
 
     def delete(self, tag: Tag) -> None:
         """Remove a snapshot, its name in one step, then its files; one that is gone is fine."""
-        aside = self._staging / secrets.token_hex(8)
         try:
-            self.folder(tag).rename(aside)
+            aside = self.put_aside(self.folder(tag))
         except FileNotFoundError:
             return
-        files.sync_folder(self._snapshots)
-        files.remove_tree(aside)
+        self.discard(aside)
+
+    def put_aside(self, path: Path) -> Path:
+        """Move what is in the store out of the way, to be discarded; returns where it is now."""
+        aside = self._staging / secrets.token_hex(8)
+        path.rename(aside)
+        self._staged.add(aside)
+        files.sync_folder(path.parent)
+        return aside
 
     def rootfs(self, image_key: str) -> Path:
         """Return where the store keeps an image's root file system, or would."""
@@ -204,14 +213,12 @@ class SnapshotStore:
             shutil.rmtree(kept.parent, ignore_errors=True)
             files.publish(staged, kept.parent)
         finally:
-            files.remove_tree(staged)
+            self.discard(staged)
         return kept
 
-    def drop_unused_images(self, used_keys: Collection[str]) -> None:
-        """Remove the root file systems of images that no snapshot stands on."""
-        for folder in self._images.iterdir():
-            if folder.name not in used_keys:
-                files.remove_tree(folder)
+    def unused_images(self, used_keys: Collection[str]) -> tuple[Path, ...]:
+        """Return the root file systems that the store keeps and no snapshot stands on."""
+        return tuple(path for path in self._images.iterdir() if path.name not in used_keys)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -229,6 +236,20 @@ def _tag_of(name: str) -> Tag | None:
         return parse_tag(name)
     except ForkdError:
         return None
+
+
+def check_link(head: str, child: Manifest, parent: Manifest) -> None:
+    """Return if `child`, a link of the chain of `head`, was made from `parent` as it is now.
+
+    Raises:
+        ChainError: It was not; `context["link"]` is the parent's tag.
+    """
+    if not child.stands_on(parent) or _shape(child) != _shape(parent):
+        raise ChainError(
+            f"{head} stands on {parent.tag}, which is not the snapshot that {child.tag} was made "
+            "from: it was changed or swapped",
+            link=parent.tag,
+        )
 
 
 def _shape(manifest: Manifest) -> tuple[str, int, int, int]:

@@ -1,0 +1,282 @@
+"""Chains are removed, tidied and compacted without harm, and damage in one is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import (
+    CapacityError,
+    ChainError,
+    Conflict,
+    InvalidRequest,
+    StoreError,
+)
+from forkd.model.ids import parse_tag
+from forkd.model.snapshot import Removed, SnapshotStatus
+from tests.support.chains import (
+    ONE,
+    A,
+    B,
+    C,
+    add_link,
+    chain,
+    forked,
+    let_go,
+    read,
+    value,
+)
+from tests.support.fake_vmm import write_stored
+from tests.support.service_host import TAG, FakeHost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_parent_is_not_removed_and_the_refusal_names_who_stands_on_it(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+
+        with pytest.raises(Conflict, match="a is the parent of b"):
+            await service.delete_snapshot(A)
+        with pytest.raises(InvalidRequest, match="exclude each other"):
+            await service.delete_snapshot(A, cascade=True, force=True)
+
+        assert len(await service.list_snapshots()) == 4
+
+
+async def test_a_cascade_removes_all_or_nothing(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        async with forked(service, B) as sandbox:
+            with pytest.raises(Conflict, match=f"b is in use by {sandbox.id}"):
+                await service.delete_snapshot(A, cascade=True)
+            assert len(await service.list_snapshots()) == 4
+
+        await service.delete_snapshot(A, cascade=True)
+
+        assert [each.tag for each in await service.list_snapshots()] == [TAG]
+        assert fake_host.left_over() == []
+        async with forked(service):
+            pass
+
+
+async def test_force_removes_a_link_from_under_others_unless_one_is_in_use(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        async with forked(service, C) as sandbox:
+            with pytest.raises(Conflict, match=f"c is in use by {sandbox.id}"):
+                await service.delete_snapshot(A, force=True)
+            assert len(await service.list_snapshots()) == 4
+
+        await service.delete_snapshot(A, force=True)
+
+        for tag in (B, C):
+            with pytest.raises(StoreError, match="stands on a, which is missing"):
+                await service.fork(tag, 1, ONE)
+
+    async with fake_host.service() as service:
+        found = {each.tag: each for each in await service.list_snapshots()}
+        assert found[B].error == "b stands on a, which is missing"
+        assert found[C].error == "c stands on b, which cannot be used: " + str(found[B].error)
+
+
+async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: FakeHost) -> None:
+    state = fake_host.settings.state_dir
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        await fake_host.bake(service, fake_host.recipe(name="other"), tag="other")
+        await service.delete_snapshot(A, force=True)
+        (state / "staging" / "left").mkdir()
+        (state / "snapshots" / ".hidden").mkdir()
+        (state / "images" / "unused").mkdir()
+        expected = {
+            ("snapshot", "b"),
+            ("snapshot", "c"),
+            ("staging", "left"),
+            ("folder", ".hidden"),
+            ("image", "unused"),
+        }
+
+        planned = await service.tidy_snapshots(dry_run=True)
+        assert {(each.kind, each.name) for each in planned} == expected
+        assert len(await service.list_snapshots()) == 4
+
+        removed = await service.tidy_snapshots()
+        assert {(each.kind, each.name) for each in removed} == expected
+        assert [each.tag for each in await service.list_snapshots()] == ["other", TAG]
+        assert fake_host.left_over() == []
+        assert await service.tidy_snapshots() == ()
+        async with forked(service):
+            pass
+
+
+async def test_tidying_forgets_failures_and_leaves_what_is_damaged(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe(knobs="link=full"))
+        async with forked(service) as source:
+            await service.snapshot_sandbox(source.id, A, wait=False)
+            with pytest.raises(StoreError):
+                await service.fork(A, 1, ONE)
+    (fake_host.settings.state_dir / "snapshots" / TAG / "state").unlink()
+
+    async with fake_host.service() as service:
+        assert await service.tidy_snapshots() == (Removed("failed", "a", 0),)
+        assert [each.tag for each in await service.list_snapshots()] == [TAG]
+
+
+# Compacting
+
+
+async def test_a_compacted_snapshot_needs_no_other_and_what_stands_on_it_is_as_before(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+
+        made = await service.compact_snapshot(B)
+        assert (made.depth, made.parent, made.shared_fraction) == (0, None, 0.0)
+        await service.delete_snapshot(A)
+
+        async with forked(service, C) as sandbox:
+            assert await value(service, sandbox.id, "(answer, a, b, c)") == [42, 1, 1, 1]
+            assert [await read(service, sandbox.id, f"/{tag}") for tag in (A, B, C)] == [A, B, C]
+            await value(service, sandbox.id, "globals().update(d=1)")
+            await service.snapshot_sandbox(sandbox.id, A, wait=True)
+
+    async with fake_host.service() as service:
+        depths = {each.tag: each.depth for each in await service.list_snapshots()}
+        assert depths == {TAG: 0, B: 0, C: 1, A: 2}
+        async with forked(service, A) as sandbox:
+            assert await value(service, sandbox.id, "(a, b, c, d)") == [1, 1, 1, 1]
+
+
+async def test_compacting_to_another_tag_leaves_the_chain_as_it_is(fake_host: FakeHost) -> None:
+    flat = parse_tag("flat")
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        async with forked(service, C):
+            made = await service.compact_snapshot(C, flat)
+            assert (made.tag, made.depth, made.parent) == (flat, 0, None)
+            assert (await service.get_snapshot(C)).depth == 3
+        async with forked(service, flat) as sandbox:
+            assert await value(service, sandbox.id, "(a, b, c)") == [1, 1, 1]
+
+        with pytest.raises(Conflict, match="flat exists"):
+            await service.compact_snapshot(C, flat)
+        await service.delete_snapshot(A, cascade=True)
+        async with forked(service, flat) as sandbox:
+            assert await read(service, sandbox.id, "/c") == C
+
+
+async def test_compacting_a_base_changes_nothing(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        before = await fake_host.bake(service, fake_host.recipe())
+        assert await service.compact_snapshot(TAG) == before
+
+
+async def test_a_chain_in_use_is_not_compacted_in_its_place(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        async with forked(service, C) as sandbox:
+            with pytest.raises(Conflict, match=f"{sandbox.id}; compact it to another tag"):
+                await service.compact_snapshot(B)
+        assert (await service.get_snapshot(B)).depth == 2
+
+
+async def test_compacting_on_a_full_disk_changes_nothing(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe(knobs="link=wait"))
+        let_go(fake_host)
+        await add_link(service, A)
+    state = fake_host.settings.state_dir / "snapshots" / A / "state"
+    full = [*json.loads(state.read_bytes()[64:]), "link=full"]
+    rewrite(state, full)
+
+    async with fake_host.service() as service:
+        with pytest.raises(CapacityError, match="no room for snapshot a"):
+            await service.compact_snapshot(A)
+        with pytest.raises(CapacityError, match="no room for snapshot b"):
+            await service.compact_snapshot(A, B)
+
+        assert [each.tag for each in await service.list_snapshots()] == [A, TAG]
+        async with forked(service, A) as sandbox:
+            assert await value(service, sandbox.id, "a") == 1
+        assert fake_host.left_over() == []
+
+
+def rewrite(path: Path, value: object) -> None:
+    """Change a stored file, and the manifest with it."""
+    written = write_stored(path, path.name, json.dumps(value).encode())
+    manifest = path.parent / "manifest.json"
+    members = json.loads(manifest.read_text())
+    members["files"] = [written if f["name"] == path.name else f for f in members["files"]]
+    manifest.write_text(json.dumps(members))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
+async def test_a_flipped_bit_in_a_link_is_found_and_the_link_named_before_anything_runs(
+    fake_host: FakeHost, file: str
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+    path = fake_host.settings.state_dir / "snapshots" / B / file
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+    async with fake_host.service() as service:
+        with pytest.raises(ChainError, match=f"snapshot b does not load: {file}") as caught:
+            await service.fork(C, 1, ONE)
+        assert caught.value.context["link"] == B
+        assert await service.list_sandboxes() == ()
+        async with forked(service, A):
+            pass
+
+
+async def test_a_swapped_link_is_found_at_the_start_and_named(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+    snapshots = fake_host.settings.state_dir / "snapshots"
+    manifest = json.loads((snapshots / B / "manifest.json").read_text())
+    shutil.rmtree(snapshots / B)
+    shutil.copytree(snapshots / C, snapshots / B)
+    taken = json.loads((snapshots / C / "manifest.json").read_text())
+    swapped = {**manifest, "files": taken["files"]}
+    (snapshots / B / "manifest.json").write_text(json.dumps(swapped))
+
+    async with fake_host.service() as service:
+        found = {each.tag: each.status for each in await service.list_snapshots()}
+        assert found == {
+            TAG: SnapshotStatus.READY,
+            A: SnapshotStatus.READY,
+            B: SnapshotStatus.READY,
+            C: SnapshotStatus.FAILED,
+        }
+        with pytest.raises(StoreError, match="c stands on b, which is not the snapshot"):
+            await service.fork(C, 1, ONE)
+
+
+async def test_a_link_that_goes_missing_while_the_daemon_runs_is_named(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+    async with fake_host.service() as service:
+        shutil.rmtree(fake_host.settings.state_dir / "snapshots" / A)
+
+        with pytest.raises(ChainError, match="c stands on a, which is missing") as caught:
+            await service.fork(C, 1, ONE)
+
+        assert caught.value.context["link"] == A
+        assert fake_host.vmm_processes() == []
