@@ -10,4 +10,5 @@ pytest_plugins = [
     "tests.support.cli",
     "tests.support.real_host",
     "tests.support.service_host",
+    "tests.support.web",
 ]

@@ -8,29 +8,42 @@ here.  What a test wants to go wrong it says by name: a recipe called `fails`, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import Conflict, EngineError, NotFound, WarmUpError
+from forkd.errors import BudgetError, Conflict, EngineError, EngineTimeout, NotFound, WarmUpError
 from forkd.model.files import EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
 from forkd.model.ids import SandboxId, Tag, new_sandbox_id
 from forkd.model.image import Image
 from forkd.model.progress import Progress
-from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
+from forkd.model.sandbox import (
+    BranchResult,
+    ForkFailure,
+    ForkResult,
+    Promotion,
+    Sandbox,
+    SandboxState,
+    SpawnTimes,
+)
 from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.model.tree import TreeBudgets, TreeNode, grow
+from tests.support import fake_packs
 from tests.support.fake_programs import FakeExec, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
     from forkd.model.exec import EvalResult, ExecRequest
-    from forkd.model.sandbox import ForkOptions
+    from forkd.model.pack import Unpacked, UnpackRequest
+    from forkd.model.sandbox import BranchOptions, ForkOptions
     from forkd.model.snapshot import SnapshotRequest
 
+FAKE_BUDGETS = TreeBudgets(live_max=100, depth_max=2, private_mib_max=1_024)
 THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MIB = 1 << 20
 
@@ -136,6 +149,18 @@ class FakeService:
         if recipe == "hangs":
             await asyncio.Event().wait()
 
+    async def pack_snapshot(self, tag: Tag) -> AsyncGenerator[bytes, None]:
+        await self.get_snapshot(tag)
+        async with contextlib.aclosing(fake_packs.packed(tag)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack_snapshot(
+        self, request: UnpackRequest, pieces: AsyncIterable[bytes]
+    ) -> Unpacked:
+        made = a_snapshot(request.tag, recipe="python-numpy")
+        return await fake_packs.unpacked(request, pieces, self.snapshots, made)
+
     async def list_snapshots(self) -> tuple[Snapshot, ...]:
         return tuple(self.snapshots[tag] for tag in sorted(self.snapshots))
 
@@ -189,6 +214,64 @@ class FakeService:
     async def delete_sandbox(self, sandbox: SandboxId) -> None:
         self._guest(sandbox).ended.set()
         del self.guests[sandbox]
+
+    # Trees
+
+    async def branch(
+        self,
+        sandbox: SandboxId,
+        count: int,
+        options: BranchOptions,
+        *,
+        tag: Tag | None = None,
+        wait: bool = True,
+    ) -> BranchResult:
+        source = self._guest(sandbox)
+        if len(source.sandbox.ancestors) == FAKE_BUDGETS.depth_max:
+            raise BudgetError("too deep", budget="depth")
+        result = await self.fork(source.sandbox.tag, count, options.of(source.sandbox))
+        siblings = []
+        for each in result.sandboxes:
+            guest = self.guests[each.id]
+            guest.names, guest.files = dict(source.names), dict(source.files)
+            ancestors = (*source.sandbox.ancestors, sandbox)
+            guest.sandbox = replace(each, ancestors=ancestors, branched_at=THEN)
+            siblings.append(guest.sandbox)
+        snapshot = None
+        if tag is not None:
+            status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
+            snapshot = self.snapshots[tag] = a_snapshot(tag, status=status)
+        fork = replace(result, sandboxes=tuple(siblings))
+        return BranchResult(fork, pause_ms=1.25, branched_at=THEN, snapshot=snapshot)
+
+    async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
+        guest = self._guest(sandbox)
+        if deadline_s < 1:
+            raise EngineTimeout("the agent did not answer in time")
+        guest.names.clear()
+        return 2.5
+
+    async def promote(self, sandbox: SandboxId) -> Promotion:
+        guest = self._guest(sandbox)
+        parent = guest.sandbox.parent
+        if parent is None:
+            raise Conflict(f"sandbox {sandbox} was not branched from another", sandbox=sandbox)
+        below = [each.sandbox.id for each in self.guests.values() if each.sandbox.parent == parent]
+        for each in (parent, *below):
+            del self.guests[each]
+        guest.sandbox = replace(guest.sandbox, id=parent, ancestors=(), branched_at=None)
+        self.guests[parent] = guest
+        return Promotion(guest.sandbox, tuple(below))
+
+    async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+        everybody = [each.sandbox for each in self.guests.values()]
+        if member is not None:
+            root = self._guest(member).sandbox.root
+            everybody = [each for each in everybody if each.root == root]
+        return grow(everybody, {each.id: 3 * MIB for each in everybody})
+
+    async def tree_budgets(self) -> TreeBudgets:
+        return FAKE_BUDGETS
 
     async def console_log(self, sandbox: SandboxId) -> bytes:
         return self._guest(sandbox).console

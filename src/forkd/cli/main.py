@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperGroup
 
 import forkd
-from forkd.cli import copy, guests, host, render, sandboxes, snapshots
+from forkd.cli import copy, guests, host, keys, packs, render, sandboxes, snapshots, trees
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.errors import ForkdError
 
@@ -81,9 +81,10 @@ def options(
     shared.url, shared.token, shared.as_json = url, token, False
 
 
-for module in (host, sandboxes, guests, copy):
+for module in (host, sandboxes, trees, guests, copy, packs):
     module.register(app)
 app.add_typer(snapshots.commands, name="snapshot")
+app.add_typer(keys.commands, name="key")
 
 
 def main() -> None:

@@ -1,0 +1,274 @@
+"""`forkd pack`, `unpack`, `push` and `pull`: snapshots between hosts.
+
+The daemon writes and checks packs; signing them, and saying whose signature is believed, is the
+user's part, and so are the web and the files on this side.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from forkd.cli import render
+from forkd.cli.context import Json, shared
+from forkd.cli.keys import DEFAULT, keyring
+from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from forkd import Client
+    from forkd.packs.container import Head
+    from forkd.wire import v1
+
+READ_BYTES = 1024 * 1024
+TOLD_BYTES = 64 * 1024 * 1024
+"""How far a pack comes between two lines that say so."""
+
+Tag = Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)]
+KeyName = Annotated[str | None, typer.Option("--key", help="The key that signs it.")]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")]
+As = Annotated[str | None, typer.Option("--as", help="Name of the snapshot here.")]
+AllowUnsigned = Annotated[
+    bool, typer.Option("--allow-unsigned", help="Take it whoever signed it, or nobody.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (pack, unpack, push, pull):
+        app.command()(command)
+
+
+def pack(  # noqa: PLR0913 - a command has that many options
+    tag: Tag,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; else TAG.forkpack.")
+    ] = None,
+    *,
+    key: KeyName = None,
+    unsigned: Unsigned = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a snapshot, and all that it stands on, to one signed file."""
+    shared.as_json = json
+    path = output or Path(f"{tag}.forkpack")
+    if path.exists() and not force:
+        raise Conflict(f"{path} exists; --force replaces it")
+    with (
+        shared.client(as_json=json) as client,
+        render.steps(as_json=json) as steps,
+        _packed(client, tag, _secret(key, unsigned=unsigned, as_json=json)) as (head, pieces),
+        _written(path) as file,
+    ):
+        size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
+    said = {"file": str(path), "bytes": size, **_signer(head)}
+    _report(f"{path}: {render.mib(size)}", said, as_json=json)
+
+
+def unpack(
+    file: Annotated[Path, typer.Argument(help="A pack; - reads standard input.")],
+    *,
+    as_: As = None,
+    allow_unsigned: AllowUnsigned = False,
+    json: Json = False,
+) -> None:
+    """Take a pack into the store: all of it, or nothing."""
+    with shared.client(as_json=json) as client, _opened(file) as source:
+        pieces = iter(lambda: source.read(READ_BYTES), b"")
+        taken = _take(client, pieces, as_, allow_unsigned=allow_unsigned, as_json=json)
+    _report_taken(taken, as_json=json)
+
+
+def push(  # noqa: PLR0913 - as above
+    tag: Tag,
+    url: Annotated[str, typer.Argument(help="A folder, which ends with /, or a file.")],
+    *,
+    version: Annotated[str | None, typer.Option(help="In a folder; else the next.")] = None,
+    key: KeyName = None,
+    unsigned: Unsigned = False,
+    json: Json = False,
+) -> None:
+    """Pack a snapshot and put it on a server, by HTTP PUT."""
+    from forkd.packs.remote import Remote, shown, target_of  # noqa: PLC0415 - slow to load
+
+    shared.as_json = json
+    place = target_of(url, tag, version)
+    secret = _secret(key, unsigned=unsigned, as_json=json)
+    with (
+        shared.client(as_json=json) as client,
+        render.steps(as_json=json) as steps,
+        tempfile.TemporaryFile() as file,
+        Remote(os.environ.get("FORKD_PACKS_TOKEN")) as remote,
+    ):
+        with _packed(client, tag, secret) as (head, pieces):
+            size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
+        published = remote.push(file, place, head.key)
+    said = {"url": shown(url), "bytes": size, **_signer(head)}
+    if published is not None:
+        said |= {"name": tag, "version": published.version, "digest": published.digest}
+    name = tag if published is None else f"{tag}@{published.version}"
+    _report(f"{name}: {render.mib(size)}", said, as_json=json)
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="A URL, or NAME or NAME@VERSION.")],
+    *,
+    folder: Annotated[
+        str | None, typer.Option("--from", help="URL of a folder; else FORKD_PACKS_URL.")
+    ] = None,
+    as_: As = None,
+    allow_unsigned: AllowUnsigned = False,
+    json: Json = False,
+) -> None:
+    """Fetch a pack from a server and take it into the store."""
+    from forkd.packs.remote import Remote, source_of  # noqa: PLC0415 - slow to load
+
+    shared.as_json = json
+    place = source_of(source, folder or os.environ.get("FORKD_PACKS_URL"))
+    with (
+        shared.client(as_json=json) as client,
+        Remote(os.environ.get("FORKD_PACKS_TOKEN")) as remote,
+    ):
+        url, published = remote.find(place)
+        with remote.fetch(url, published) as pieces:
+            taken = _take(
+                client, pieces, as_ or place.name, allow_unsigned=allow_unsigned, as_json=json
+            )
+    _report_taken(taken, as_json=json)
+
+
+@contextmanager
+def _packed(
+    client: Client, tag: str, secret: bytes | None
+) -> Iterator[tuple[Head, Iterator[bytes]]]:
+    """Give a snapshot's pack as it comes, signed on the way."""
+    from forkd.packs.container import Pieces, read_head  # noqa: PLC0415 - slow to load
+
+    with client.snapshots.pack(tag) as pieces:
+        source = Pieces(pieces)
+        head = read_head(source)
+        head = head if secret is None else head.signed(secret)
+        yield head, chain([head.encode()], source.rest())
+
+
+def _take(
+    client: Client,
+    pieces: Iterable[bytes],
+    name: str | None,
+    *,
+    allow_unsigned: bool,
+    as_json: bool,
+) -> v1.Unpacked:
+    """Send a pack to the daemon, unless nobody who signed it is trusted."""
+    from forkd.packs.container import Pieces, check_trust, read_head  # noqa: PLC0415 - slow to load
+
+    trusted = keyring(as_json=as_json).trusted()
+    source = Pieces(pieces)
+    head = read_head(source)
+    check_trust(head, trusted, allow_unsigned=allow_unsigned)
+    tag = name or head.manifest.head.tag
+    with render.steps(as_json=as_json) as steps:
+        whole = _told(chain([head.encode()], source.rest()), steps, "unpack", f"unpacking {tag}")
+        return client.snapshots.unpack(tag, whole, trusted=trusted, allow_unsigned=allow_unsigned)
+
+
+def _secret(name: str | None, *, unsigned: bool, as_json: bool) -> bytes | None:
+    if unsigned:
+        if name is not None:
+            raise InvalidRequest("--key and --unsigned exclude each other", field="key")
+        return None
+    try:
+        return keyring(as_json=as_json).secret(name or DEFAULT)
+    except NotFound as error:
+        raise InvalidRequest(f"{error}; --unsigned does without", field="key") from None
+
+
+@dataclass(frozen=True)
+class _Step:
+    stage: str
+    message: str
+    fraction: float | None = None
+
+
+def _told(
+    pieces: Iterable[bytes], steps: render.Steps, stage: str, message: str
+) -> Iterator[bytes]:
+    """Pass pieces on, and say now and then how many there were."""
+    steps(_Step(stage, message))
+    size = 0
+    for piece in pieces:
+        if size // TOLD_BYTES != (size + len(piece)) // TOLD_BYTES:
+            steps(_Step(stage, f"{message}, {render.mib(size + len(piece))}"))
+        size += len(piece)
+        yield piece
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if str(path) == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise NotFound(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file that has its name once it is whole, and is gone if that never happens."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}") from error
+    aside = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise HostError(f"cannot write {path}: {error.strerror}") from error
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _signer(head: Head) -> dict[str, Any]:
+    return {
+        "tag": head.manifest.head.tag,
+        "links": [link.tag for link in head.manifest.links],
+        "signed_by": None if head.key is None else head.key.hex(),
+    }
+
+
+def _report(text: str, said: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        render.document(said)
+    else:
+        render.note(text)
+
+
+def _report_taken(taken: v1.Unpacked, *, as_json: bool) -> None:
+    if as_json:
+        render.document(taken)
+        return
+    links = ", ".join(f"{each.tag}{' (was here)' * each.reused}" for each in taken.links)
+    render.note(f"snapshot {taken.snapshot.tag}: {links}")
+    if taken.missing_features:
+        missing = ", ".join(taken.missing_features[:10])
+        render.note(f"this host's processor lacks what its guest saw, so it may not run: {missing}")
