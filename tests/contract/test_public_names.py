@@ -13,6 +13,7 @@ PUBLIC = [
     "AsyncClient",
     "AsyncProcess",
     "AsyncSandbox",
+    "Branch",
     "Client",
     "EvalError",
     "EvalResult",

@@ -49,7 +49,10 @@ def test_a_link_takes_over_the_address_of_one_that_is_gone_and_may_do_so_twice()
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((gone.host, 0))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, pytest.raises(OSError):
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+        pytest.raises(OSError, match="assign"),
+    ):
         sock.bind((old.host, 0))
 
 

@@ -14,7 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import BudgetError, Conflict, EngineError, EngineTimeout, NotFound, WarmUpError
+from forkd.errors import (
+    BudgetError,
+    BuildError,
+    Conflict,
+    EngineError,
+    EngineTimeout,
+    InvalidRequest,
+    NotFound,
+    WarmUpError,
+)
 from forkd.model.files import EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
@@ -24,13 +33,14 @@ from forkd.model.progress import Progress
 from forkd.model.sandbox import (
     BranchResult,
     ForkFailure,
+    ForkOptions,
     ForkResult,
     Promotion,
     Sandbox,
     SandboxState,
     SpawnTimes,
 )
-from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
 from tests.support import fake_packs
 from tests.support.fake_programs import FakeExec, evaluate
@@ -40,8 +50,8 @@ if TYPE_CHECKING:
 
     from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.pack import Unpacked, UnpackRequest
-    from forkd.model.sandbox import BranchOptions, ForkOptions
-    from forkd.model.snapshot import SnapshotRequest
+    from forkd.model.sandbox import BranchOptions
+    from forkd.model.snapshot import LinkRequest, SnapshotRequest
 
 FAKE_BUDGETS = TreeBudgets(live_max=100, depth_max=2, private_mib_max=1_024)
 THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -169,8 +179,61 @@ class FakeService:
             raise NotFound(f"there is no snapshot {tag}", tag=tag)
         return self.snapshots[tag]
 
-    async def delete_snapshot(self, tag: Tag) -> None:
+    async def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
+        source = self._guest(sandbox).sandbox
+        status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
+        made = replace(
+            a_snapshot(tag, status=status),
+            parent=source.tag,
+            depth=1,
+            chain_bytes=400 * MIB,
+            source=sandbox,
+            pause_ms=1.25,
+        )
+        self.snapshots[tag] = made
+        return made
+
+    async def link_snapshot(
+        self, request: LinkRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        if request.tag in self.snapshots:
+            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        if request.of_sandbox:
+            sandbox = SandboxId(request.source)
+        else:
+            (forked,) = (await self.fork(Tag(request.source), 1, ForkOptions())).sandboxes
+            sandbox = forked.id
+        yield Progress("exec", None, request.command or "")
+        if request.command == "false":
+            raise BuildError("the command exited with 1: it printed nothing")
+        yield await self.snapshot_sandbox(sandbox, request.tag, wait=request.wait)
+        if not request.of_sandbox:
+            await self.delete_sandbox(sandbox)
+
+    async def compact_snapshot(self, tag: Tag, to: Tag | None = None) -> Snapshot:
+        old = await self.get_snapshot(tag)
+        made = replace(old, tag=to or tag, parent=None, depth=0, chain_bytes=old.stored_bytes)
+        self.snapshots[made.tag] = made
+        return made
+
+    async def tidy_snapshots(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        failed = [tag for tag, each in self.snapshots.items() if each.status == "failed"]
+        if not dry_run:
+            for tag in failed:
+                del self.snapshots[tag]
+        return tuple(Removed("failed", tag, MIB) for tag in failed)
+
+    async def delete_snapshot(
+        self, tag: Tag, *, cascade: bool = False, force: bool = False
+    ) -> None:
+        if cascade and force:
+            raise InvalidRequest("cascade and force exclude each other", field="force")
         await self.get_snapshot(tag)
+        standing = [each.tag for each in self.snapshots.values() if each.parent == tag]
+        if standing and not cascade and not force:
+            raise Conflict(f"snapshot {tag} is the parent of {', '.join(standing)}", tag=tag)
+        for child in standing if cascade else ():
+            del self.snapshots[child]
         using = [each.sandbox.id for each in self.guests.values() if each.sandbox.tag == tag]
         if using:
             raise Conflict(f"snapshot {tag} is needed by {', '.join(using)}", tag=tag)
@@ -395,6 +458,7 @@ def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None 
         memory_bytes=512 * MIB,
         disk_bytes=2048 * MIB,
         stored_bytes=100 * MIB,
+        chain_bytes=100 * MIB,
         runtime="python",
         parent=None,
         sandboxes=0,

@@ -30,6 +30,9 @@ def test_everything_can_be_set() -> None:
             "FORKD_CACHE_DIR": "/c",
             "FORKD_VMM": "/v",
             "FORKD_AGENT": "/a",
+            "FORKD_TREE_LIVE": "7",
+            "FORKD_TREE_DEPTH": "3",
+            "FORKD_TREE_PRIVATE_MIB": "64",
         }
     )
 
@@ -43,6 +46,9 @@ def test_everything_can_be_set() -> None:
         cache_dir=Path("/c"),
         vmm=Path("/v"),
         agent=Path("/a"),
+        tree_live=7,
+        tree_depth=3,
+        tree_private_mib=64,
     )
 
 
@@ -56,6 +62,9 @@ def test_everything_can_be_set() -> None:
         ({"FORKD_BIND": "8889"}, "FORKD_BIND"),
         ({"FORKD_BIND": "127.0.0.1:65536"}, "FORKD_BIND"),
         ({"FORKD_STATE_DIR": ""}, "FORKD_STATE_DIR"),
+        ({"FORKD_TREE_LIVE": "0"}, "FORKD_TREE_LIVE"),
+        ({"FORKD_TREE_DEPTH": "-1"}, "FORKD_TREE_DEPTH"),
+        ({"FORKD_TREE_PRIVATE_MIB": "1.5"}, "FORKD_TREE_PRIVATE_MIB"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(environ: dict[str, str], field: str) -> None:

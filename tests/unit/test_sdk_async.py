@@ -9,8 +9,10 @@ import pytest
 
 from forkd import AsyncClient
 from forkd.errors import (
+    BudgetError,
     Conflict,
     EngineError,
+    EngineTimeout,
     GuestError,
     InvalidRequest,
     NotFound,
@@ -342,3 +344,95 @@ async def test_a_daemon_that_is_not_there_is_a_transport_error() -> None:
     async with AsyncClient("http://127.0.0.1:1") as client:
         with pytest.raises(TransportError, match="forkd up"):
             await client.host()
+
+
+async def test_siblings_of_a_sandbox_have_what_it_had_and_go_their_own_ways(
+    sandbox: AsyncSandbox,
+) -> None:
+    await sandbox.eval("thought = 7")
+
+    one, other = await sandbox.branch(2)
+    await one.eval("thought = 8")
+
+    assert one.info.parent_id == other.info.parent_id == sandbox.id
+    values = [(await each.eval("thought")).value for each in (sandbox, one, other)]
+    assert values == [7, 8, 7]
+
+
+async def test_a_branch_reports_its_pause_and_keeps_its_instant_as_a_snapshot(
+    client: AsyncClient, sandbox: AsyncSandbox
+) -> None:
+    made = await sandbox.try_branch(2, tag="kept", wait=False)
+
+    assert (len(made.sandboxes), made.failures, made.pause_ms) == (2, [], 1.25)
+    assert made.snapshot is not None
+    assert (made.snapshot.tag, made.snapshot.status) == ("kept", "writing")
+    assert (await sandbox.snapshot("too")).status == "ready"
+    assert {each.tag for each in await client.snapshots.list()} >= {"kept", "too"}
+
+
+async def test_a_branch_that_fails_in_part_says_so(client: AsyncClient) -> None:
+    source = (await client.try_fork("is-flaky", 1))[0][0]
+
+    made = await source.try_branch(2)
+
+    assert (len(made.sandboxes), len(made.failures)) == (1, 1)
+    with pytest.raises(EngineError, match="1 of 2 failed"):
+        await source.branch(2)
+
+
+async def test_a_branch_of_nothing_is_refused(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(InvalidRequest, match="nothing to do"):
+        await sandbox.branch(0)
+    with pytest.raises(InvalidRequest, match="ttl_secs"):
+        await sandbox.branch(1, ttl_s=0.0)
+
+
+async def test_a_tree_at_its_budget_is_an_error_of_its_own(sandbox: AsyncSandbox) -> None:
+    (child,) = await sandbox.branch()
+    (leaf,) = await child.branch()
+
+    with pytest.raises(BudgetError, match="too deep") as caught:
+        await leaf.branch()
+    assert caught.value.context["budget"] == "depth"
+
+
+async def test_a_sandbox_is_reset_in_place(sandbox: AsyncSandbox) -> None:
+    await sandbox.eval("thought = 7")
+
+    assert await sandbox.reset() == 2.5
+
+    assert (await sandbox.eval("thought")).error is not None
+    with pytest.raises(EngineTimeout):
+        await sandbox.reset(deadline_s=0.5)
+
+
+async def test_a_promoted_sandbox_is_its_parent_from_then_on(
+    client: AsyncClient, sandbox: AsyncSandbox
+) -> None:
+    winner, loser = await sandbox.branch(2)
+    await winner.eval("thought = 8")
+    old = winner.id
+
+    ended = await winner.promote()
+
+    assert (winner.id, set(ended)) == (sandbox.id, {old, loser.id})
+    assert (await winner.eval("thought")).value == 8
+    assert [each.id for each in await client.sandboxes.list()] == [sandbox.id]
+    with pytest.raises(Conflict, match="not branched"):
+        await winner.promote()
+
+
+async def test_the_tree_says_who_was_branched_from_whom(
+    client: AsyncClient, sandbox: AsyncSandbox
+) -> None:
+    (child,) = await sandbox.branch()
+    stranger = (await client.fork("warm"))[0]
+
+    tree = await client.tree()
+
+    assert [root.id for root in tree.roots] == [sandbox.id, stranger.id]
+    (node,) = tree.roots[0].children
+    assert (node.id, node.status, node.private_bytes) == (child.id, "running", 3 << 20)
+    assert tree.limits.live == 100
+    assert [root.id for root in (await client.tree(child.id)).roots] == [sandbox.id]

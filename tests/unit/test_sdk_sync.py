@@ -10,8 +10,10 @@ import pytest
 
 from forkd import Client
 from forkd.errors import (
+    BudgetError,
     Conflict,
     EngineError,
+    EngineTimeout,
     GuestError,
     InvalidRequest,
     NotFound,
@@ -343,3 +345,91 @@ def test_a_daemon_that_is_not_there_is_a_transport_error() -> None:
     with Client("http://127.0.0.1:1") as client:
         with pytest.raises(TransportError, match="forkd up"):
             client.host()
+
+
+def test_siblings_of_a_sandbox_have_what_it_had_and_go_their_own_ways(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.eval("thought = 7")
+
+    one, other = sandbox.branch(2)
+    one.eval("thought = 8")
+
+    assert one.info.parent_id == other.info.parent_id == sandbox.id
+    values = [(each.eval("thought")).value for each in (sandbox, one, other)]
+    assert values == [7, 8, 7]
+
+
+def test_a_branch_reports_its_pause_and_keeps_its_instant_as_a_snapshot(
+    client: Client, sandbox: Sandbox
+) -> None:
+    made = sandbox.try_branch(2, tag="kept", wait=False)
+
+    assert (len(made.sandboxes), made.failures, made.pause_ms) == (2, [], 1.25)
+    assert made.snapshot is not None
+    assert (made.snapshot.tag, made.snapshot.status) == ("kept", "writing")
+    assert (sandbox.snapshot("too")).status == "ready"
+    assert {each.tag for each in client.snapshots.list()} >= {"kept", "too"}
+
+
+def test_a_branch_that_fails_in_part_says_so(client: Client) -> None:
+    source = (client.try_fork("is-flaky", 1))[0][0]
+
+    made = source.try_branch(2)
+
+    assert (len(made.sandboxes), len(made.failures)) == (1, 1)
+    with pytest.raises(EngineError, match="1 of 2 failed"):
+        source.branch(2)
+
+
+def test_a_branch_of_nothing_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(InvalidRequest, match="nothing to do"):
+        sandbox.branch(0)
+    with pytest.raises(InvalidRequest, match="ttl_secs"):
+        sandbox.branch(1, ttl_s=0.0)
+
+
+def test_a_tree_at_its_budget_is_an_error_of_its_own(sandbox: Sandbox) -> None:
+    (child,) = sandbox.branch()
+    (leaf,) = child.branch()
+
+    with pytest.raises(BudgetError, match="too deep") as caught:
+        leaf.branch()
+    assert caught.value.context["budget"] == "depth"
+
+
+def test_a_sandbox_is_reset_in_place(sandbox: Sandbox) -> None:
+    sandbox.eval("thought = 7")
+
+    assert sandbox.reset() == 2.5
+
+    assert (sandbox.eval("thought")).error is not None
+    with pytest.raises(EngineTimeout):
+        sandbox.reset(deadline_s=0.5)
+
+
+def test_a_promoted_sandbox_is_its_parent_from_then_on(client: Client, sandbox: Sandbox) -> None:
+    winner, loser = sandbox.branch(2)
+    winner.eval("thought = 8")
+    old = winner.id
+
+    ended = winner.promote()
+
+    assert (winner.id, set(ended)) == (sandbox.id, {old, loser.id})
+    assert (winner.eval("thought")).value == 8
+    assert [each.id for each in client.sandboxes.list()] == [sandbox.id]
+    with pytest.raises(Conflict, match="not branched"):
+        winner.promote()
+
+
+def test_the_tree_says_who_was_branched_from_whom(client: Client, sandbox: Sandbox) -> None:
+    (child,) = sandbox.branch()
+    stranger = (client.fork("warm"))[0]
+
+    tree = client.tree()
+
+    assert [root.id for root in tree.roots] == [sandbox.id, stranger.id]
+    (node,) = tree.roots[0].children
+    assert (node.id, node.status, node.private_bytes) == (child.id, "running", 3 << 20)
+    assert tree.limits.live == 100
+    assert [root.id for root in (client.tree(child.id)).roots] == [sandbox.id]

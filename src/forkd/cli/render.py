@@ -21,6 +21,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from rich.console import RenderableType
+
     from forkd.errors import ForkdError
 
 WIDTH_PIPED = 4096
@@ -52,15 +54,20 @@ def _plain(value: object) -> object:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; a value that is absent is a dash."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH_PIPED
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column.upper(), no_wrap=True, overflow="ignore")
     for row in rows:
         made.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console.print(made)
+    printed(made)
+
+
+def printed(drawn: RenderableType) -> None:
+    """Print something drawn on standard output; no pipe cuts its lines."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_PIPED
+    console.print(drawn)
 
 
 def note(text: str) -> None:

@@ -42,6 +42,7 @@ def fork(  # noqa: PLR0913 - one for each option
     disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
     cpu: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
     network: Annotated[bool, typer.Option("--network", help="Give each an address.")] = False,
+    ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
     all_or_nothing: Annotated[
         bool, typer.Option("--all-or-nothing", help="If one fails, keep none.")
     ] = False,
@@ -53,6 +54,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "disk_limit_mib": disk,
         "cpu_limit": cpu,
         "network": network,
+        "ttl_s": ttl,
     }
     failed: list[SandboxFailure] = []
     with shared.client(as_json=json) as client:
@@ -95,7 +97,7 @@ def list_(
         for each in found:
             typer.echo(each.id)
     else:
-        columns = ("id", "snapshot", "status", "pid", "address", "memory limit", "age")
+        columns = ("id", "snapshot", "status", "pid", "address", "memory limit", "age", "ended by")
         rows = [
             (
                 each.id,
@@ -105,6 +107,7 @@ def list_(
                 each.guest_addr,
                 each.memory_limit_mib and f"{each.memory_limit_mib} MiB",
                 render.age(each.created_at_unix),
+                each.exit_reason,
             )
             for each in found
         ]

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
-from forkd.daemon.routes import files, packs, processes, sandboxes, snapshots, system
+from forkd.daemon.routes import files, packs, processes, sandboxes, snapshots, system, trees
 
 if TYPE_CHECKING:
     from forkd.service.api import Service
@@ -36,7 +36,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     errors.install(app)
     app.add_middleware(LimitBodies)
-    for module in (system, snapshots, packs, sandboxes, processes, files):
+    for module in (system, snapshots, packs, sandboxes, trees, processes, files):
         app.include_router(module.routes)
     openapi.install(app)
     return app

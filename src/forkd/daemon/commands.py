@@ -18,6 +18,7 @@ from forkd import programs
 from forkd.daemon.app import create_app
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.errors import ForkdError
+from forkd.model.tree import TreeBudgets
 from forkd.service import doctor as examination
 from forkd.service.host_service import HostService
 from forkd.service.settings import HostSettings
@@ -130,6 +131,11 @@ def host_settings(settings: Settings) -> HostSettings:
         cache_dir=settings.cache_dir or settings.state_dir / "cache",
         state_dir=settings.state_dir,
         run_dir=settings.run_dir,
+        budgets=TreeBudgets(
+            live_max=settings.tree_live,
+            depth_max=settings.tree_depth,
+            private_mib_max=settings.tree_private_mib,
+        ),
     )
 
 

@@ -13,9 +13,9 @@ from forkd.model import exec as model_exec
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.image import Image
 from forkd.model.pack import UnpackRequest
-from forkd.model.sandbox import ForkOptions
-from forkd.model.snapshot import Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import v1
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
+from forkd.wire import v1, v1_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from forkd.model.host import HostInfo
     from forkd.model.pack import Unpacked
     from forkd.model.progress import Progress
-    from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SpawnTimes
+    from forkd.model.sandbox import (
+        BranchResult,
+        ForkFailure,
+        ForkResult,
+        Promotion,
+        Sandbox,
+        SpawnTimes,
+    )
+    from forkd.model.snapshot import Removed
+    from forkd.model.tree import TreeBudgets, TreeNode
 
 MIB = 1 << 20
 
@@ -34,9 +43,22 @@ MIB = 1 << 20
 # Requests
 
 
-def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest:
-    """Return what to bake."""
-    return SnapshotRequest(tag=parse_tag(request.tag), recipe_path=recipe_path(request.recipe))
+def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkRequest:
+    """Return what to bake, or what to write down."""
+    if (request.recipe is None) == (request.source is None):
+        raise InvalidRequest("say either recipe or source", field="source")
+    tag = parse_tag(request.tag)
+    if request.recipe is not None:
+        if request.exec is not None or not request.wait:
+            raise InvalidRequest("exec and wait go with source, not with recipe", field="exec")
+        return SnapshotRequest(tag=tag, recipe_path=recipe_path(request.recipe))
+    return LinkRequest(
+        tag=tag,
+        source=parse_tag(str(request.source), field="source"),
+        command=request.exec,
+        timeout_s=request.exec_timeout_secs,
+        wait=request.wait,
+    )
 
 
 def recipe_path(text: str) -> Path:
@@ -62,6 +84,17 @@ def fork_options(request: v1.SandboxCreate) -> ForkOptions:
         cpu_limit=request.cpu_limit,
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
+        ttl_s=request.ttl_secs,
+        wait=request.wait,
+    )
+
+
+def branch_options(request: v1_trees.BranchCreate) -> BranchOptions:
+    """Return how siblings are made."""
+    return BranchOptions(
+        all_or_nothing=request.all_or_nothing,
+        deadline_s=request.deadline_secs,
+        ttl_s=request.ttl_secs,
     )
 
 
@@ -154,6 +187,10 @@ def snapshot(stored: Snapshot) -> v1.SnapshotInfo:
         disk_mib=stored.disk_bytes // MIB,
         runtime=stored.runtime,
         stored_bytes=stored.stored_bytes,
+        parent_tag=stored.parent,
+        chain_depth=stored.depth,
+        source_id=stored.source,
+        pause_ms=stored.pause_ms,
         sandboxes=stored.sandboxes,
         error=stored.error,
     )
@@ -168,12 +205,18 @@ def snapshot_detail(
     return v1.SnapshotInfoDetail(
         **snapshot(stored).model_dump(),
         memory_logical_bytes=stored.memory_bytes,
-        parent_tag=stored.parent,
-        chain_depth=len(ancestors),
+        chain_bytes=stored.chain_bytes,
+        shared_fraction=round(stored.shared_fraction, 4),
         ancestors=list(ancestors),
         dependents=[each.tag for each in by_tag.values() if each.parent == stored.tag],
         sandbox_ids=[each.id for each in forks],
     )
+
+
+def removed(things: Iterable[Removed]) -> v1.SnapshotGcInfo:
+    """Return what was removed from the store."""
+    each = [v1.RemovedInfo(kind=one.kind, name=one.name, bytes=one.bytes) for one in things]
+    return v1.SnapshotGcInfo(removed=each, bytes=sum(one.bytes for one in each))
 
 
 def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
@@ -210,6 +253,9 @@ def sandbox(live: Sandbox) -> v1.SandboxInfo:
         disk_limit_mib=live.disk_limit_mib,
         fork_ms=None if live.spawn is None else _times(live.spawn),
         exit_reason=live.exit_reason,
+        parent_id=live.parent,
+        branched_at_unix_ms=None if live.branched_at is None else _unix_ms(live.branched_at),
+        expires_at_unix=None if live.expires_at is None else _unix(live.expires_at),
     )
 
 
@@ -236,6 +282,43 @@ def _failure(tag: str, failure: ForkFailure) -> v1.SandboxFailure:
         stage=failure.stage,
         error=failure.message,
         code=failure.code,
+    )
+
+
+def branch(tag: str, result: BranchResult) -> v1_trees.BranchInfo:
+    """Return what became of a branch."""
+    return v1_trees.BranchInfo(
+        pause_ms=result.pause_ms,
+        branched_at_unix_ms=_unix_ms(result.branched_at),
+        sandboxes=outcomes(tag, result.fork),
+        snapshot=None if result.snapshot is None else snapshot(result.snapshot),
+    )
+
+
+def promotion(result: Promotion) -> v1_trees.PromotionInfo:
+    """Return what became of a promotion."""
+    return v1_trees.PromotionInfo(sandbox=sandbox(result.sandbox), ended=list(result.ended))
+
+
+def tree(budgets: TreeBudgets, roots: Iterable[TreeNode]) -> v1_trees.TreeInfo:
+    """Return trees, and how far each may grow."""
+    return v1_trees.TreeInfo(
+        limits=v1_trees.TreeLimits(
+            live=budgets.live_max,
+            depth=budgets.depth_max,
+            private_mib=budgets.private_mib_max,
+        ),
+        roots=[_tree_node(root) for root in roots],
+    )
+
+
+def _tree_node(node: TreeNode) -> v1_trees.TreeNode:
+    return v1_trees.TreeNode(
+        id=node.id,
+        status="gone" if node.sandbox is None else node.sandbox.state.value,
+        sandbox=None if node.sandbox is None else sandbox(node.sandbox),
+        private_bytes=node.private_bytes,
+        children=[_tree_node(child) for child in node.children],
     )
 
 
@@ -298,3 +381,7 @@ def file_entry(entry: FileEntry) -> v1.FileEntry:
 
 def _unix(when: datetime) -> int:
     return int(when.timestamp())
+
+
+def _unix_ms(when: datetime) -> int:
+    return int(when.timestamp() * 1_000)

@@ -11,6 +11,9 @@
 | `FORKD_CACHE_DIR` | built images and kernels | `<state>/cache` |
 | `FORKD_VMM` | the `forkd-vmm` program | found beside us or on `PATH` |
 | `FORKD_AGENT` | the guest agent | found beside `forkd-vmm` |
+| `FORKD_TREE_LIVE` | live descendants that a sandbox may have | 1000 |
+| `FORKD_TREE_DEPTH` | branches between a sandbox and its oldest ancestor | 32 |
+| `FORKD_TREE_PRIVATE_MIB` | MiB that a sandbox and its descendants may hold, unshared | 16384 |
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import InvalidRequest
+from forkd.model import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,6 +75,9 @@ class Settings:
     cache_dir: Path | None = None
     vmm: Path | None = None
     agent: Path | None = None
+    tree_live: int = limits.TREE_LIVE_DEFAULT
+    tree_depth: int = limits.TREE_DEPTH_DEFAULT
+    tree_private_mib: int = limits.TREE_PRIVATE_MIB_DEFAULT
 
     def __post_init__(self) -> None:
         if self.socket is None and self.bind is None:
@@ -134,6 +141,12 @@ def _bind(variable: str, text: str) -> Bind | None:
     return Bind(host, int(port))
 
 
+def _count(variable: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidRequest(f"{variable} must be a number from 1, not {text!r}", field=variable)
+    return int(text)
+
+
 _VARIABLES: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "socket": ("FORKD_SOCKET", _path),
     "socket_mode": ("FORKD_SOCKET_MODE", _mode),
@@ -144,4 +157,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "cache_dir": ("FORKD_CACHE_DIR", _path),
     "vmm": ("FORKD_VMM", _path),
     "agent": ("FORKD_AGENT", _path),
+    "tree_live": ("FORKD_TREE_LIVE", _count),
+    "tree_depth": ("FORKD_TREE_DEPTH", _count),
+    "tree_private_mib": ("FORKD_TREE_PRIVATE_MIB", _count),
 }

@@ -10,7 +10,7 @@ from forkd.sdk._async.files import AsyncFiles
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._async.sandbox import AsyncSandbox
 from forkd.sdk._endpoint import Endpoint, discover
-from forkd.sdk._results import EvalError, EvalResult, Output
+from forkd.sdk._results import Branch, EvalError, EvalResult, Output
 from forkd.sdk._sync.client import Client
 from forkd.sdk._sync.files import Files
 from forkd.sdk._sync.process import Process
@@ -21,6 +21,7 @@ __all__ = [
     "AsyncFiles",
     "AsyncProcess",
     "AsyncSandbox",
+    "Branch",
     "Client",
     "Endpoint",
     "EvalError",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from pydantic import ValidationError
 
 from forkd.errors import InvalidRequest
-from forkd.wire import v1
+from forkd.wire import v1, v1_trees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,8 @@ class ForkOptions(TypedDict, total=False):
         cpu_limit: CPU time of each sandbox, in cores.
         network: Give each a network interface and an address of its own.
         deadline_s: Time each has until its agent has answered.
+        ttl_s: Each is ended after this time.
+        wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
     """
 
     memory_limit_mib: int | None
@@ -33,6 +35,20 @@ class ForkOptions(TypedDict, total=False):
     cpu_limit: float | None
     network: bool
     deadline_s: float | None
+    ttl_s: float | None
+    wait: bool
+
+
+class BranchOptions(TypedDict, total=False):
+    """How siblings of a running sandbox are made; they have the limits and network it has.
+
+    Attributes:
+        deadline_s: Time each has until its agent has answered.
+        ttl_s: Each is ended after this time.
+    """
+
+    deadline_s: float | None
+    ttl_s: float | None
 
 
 class ExecOptions(TypedDict, total=False):
@@ -66,9 +82,36 @@ def build(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks
 
 def fork(tag: str, n: int, options: ForkOptions, *, all_or_nothing: bool) -> v1.SandboxCreate:
     """Return the request for a fork."""
+    return build(
+        v1.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **_wire(options)
+    )
+
+
+def branch(
+    n: int,
+    tag: str | None,
+    options: BranchOptions,
+    *,
+    all_or_nothing: bool,
+    wait: bool = True,
+) -> v1_trees.BranchCreate:
+    """Return the request for a branch."""
+    return build(
+        v1_trees.BranchCreate,
+        n=n,
+        tag=tag,
+        wait=wait,
+        all_or_nothing=all_or_nothing,
+        **_wire(options),
+    )
+
+
+def _wire(options: ForkOptions | BranchOptions) -> dict[str, Any]:
+    """Return options under the names that they have on the wire."""
     members: dict[str, Any] = dict(options)
     members["deadline_secs"] = members.pop("deadline_s", None)
-    return build(v1.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **members)
+    members["ttl_secs"] = members.pop("ttl_s", None)
+    return members
 
 
 def program(args: object) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from forkd.errors import GuestError
 
@@ -11,6 +11,25 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from forkd.wire import v1
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Generic[S]):
+    """What became of a branch.
+
+    Attributes:
+        sandboxes: The siblings that became ready.
+        failures: Why the others did not.
+        pause_ms: How long the source stood still.
+        snapshot: Its instant as a snapshot, if one was asked for.
+    """
+
+    sandboxes: list[S]
+    failures: list[v1.SandboxFailure]
+    pause_ms: float
+    snapshot: v1.SnapshotInfo | None
 
 
 @dataclass(frozen=True, slots=True)

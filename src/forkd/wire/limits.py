@@ -23,6 +23,18 @@ FORK_DEADLINE_SECS_DEFAULT = 60.0
 FORK_DEADLINE_SECS_MAX = 3_600.0
 """Longest such time that may be asked for."""
 
+TTL_SECS_MIN = 0.1
+"""Shortest life that a sandbox may be given."""
+
+TTL_SECS_MAX = 365 * 24 * 3_600.0
+"""Longest life that a sandbox may be given, a year; without one it has no end."""
+
+LINK_EXEC_CHARS_MAX = 128 * 1024
+"""Command between two links of a chain; one argument of a program is no longer."""
+
+LINK_EXEC_TIMEOUT_SECS_DEFAULT = 600.0
+"""Time that command has when the caller names none."""
+
 BODY_BYTES_MAX = 2 * 1024 * 1024
 """Body of a request, file contents aside: the guest's frame of 1 MiB, escaped as JSON."""
 

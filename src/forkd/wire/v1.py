@@ -97,11 +97,29 @@ class HostInfo(Answer):
 
 
 class SnapshotCreate(Request):
-    """Bake a snapshot from a recipe: boot, warm up, freeze."""
+    """Make a snapshot: of a recipe (boot, warm up, freeze), of a sandbox, or of a snapshot.
+
+    Exactly one of `recipe` and `source`.
+    """
 
     tag: Tag
-    recipe: Path = Field(
-        description="recipe.toml or the folder that holds it, as a path on the daemon's host."
+    recipe: Path | None = Field(
+        default=None,
+        description="recipe.toml or the folder that holds it, as a path on the daemon's host.",
+    )
+    source: Tag | None = Field(
+        default=None,
+        description="Id of a running sandbox; or a snapshot, of which one is forked for `exec`.",
+    )
+    exec: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=limits.LINK_EXEC_CHARS_MAX,
+        description="Run by `sh -c` in the fork before it is written down.",
+    )
+    exec_timeout_secs: TimeoutSecs = limits.LINK_EXEC_TIMEOUT_SECS_DEFAULT
+    wait: bool = Field(
+        default=True, description="False: answer while the snapshot is still being written."
     )
 
 
@@ -119,7 +137,13 @@ class SnapshotInfo(Answer):
     memory_mib: int
     disk_mib: int
     runtime: str = Field(description="The warm runtime: `python` or `none`.")
-    stored_bytes: int = Field(description="What its files take in the store.")
+    stored_bytes: int = Field(description="What its own files take in the store.")
+    parent_tag: str | None = Field(description="What it is a difference against; None for a base.")
+    chain_depth: int = Field(description="How many snapshots are under it.")
+    source_id: str | None = Field(default=None, description="The sandbox that it was taken of.")
+    pause_ms: float | None = Field(
+        default=None, description="How long that sandbox stood still for it."
+    )
     sandboxes: int = Field(description="How many sandboxes forked from it are alive.")
     error: str | None = Field(default=None, description="Why `status` is `failed`.")
 
@@ -128,11 +152,45 @@ class SnapshotInfoDetail(SnapshotInfo):
     """One stored snapshot, with what it stands on and what stands on it."""
 
     memory_logical_bytes: int
-    parent_tag: str | None
-    chain_depth: int
+    chain_bytes: int = Field(description="What its files and those of its ancestors take.")
+    shared_fraction: float = Field(description="How much of `chain_bytes` is its ancestors'.")
     ancestors: list[str] = Field(description="Its chain without itself, base first.")
     dependents: list[str] = Field(description="Snapshots that name it as their parent.")
     sandbox_ids: list[str] = Field(description="Live forks of it.")
+
+
+class SnapshotDelete(Query):
+    """What to do about snapshots that stand on one that is removed; without either, refuse."""
+
+    cascade: bool = Field(default=False, description="Remove them as well, all or nothing.")
+    force: bool = Field(default=False, description="Leave them; they cannot be used any more.")
+
+
+class SnapshotCompact(Request):
+    """Write a snapshot so that it needs no other."""
+
+    to: Tag | None = Field(default=None, description="Under this name; None: in its place.")
+
+
+class SnapshotGc(Request):
+    """Remove what nobody can use any more."""
+
+    dry_run: bool = Field(default=False, description="Only say what that is.")
+
+
+class RemovedInfo(Answer):
+    """One thing that was removed, or would be."""
+
+    kind: str = Field(description="`snapshot`, `failed`, `staging`, `folder` or `image`.")
+    name: str
+    bytes: int
+
+
+class SnapshotGcInfo(Answer):
+    """What was removed, or would be."""
+
+    removed: list[RemovedInfo]
+    bytes: int
 
 
 # Images
@@ -251,6 +309,15 @@ class SandboxCreate(Request):
         le=limits.FORK_DEADLINE_SECS_MAX,
         description="Time each child has until its agent has answered.",
     )
+    ttl_secs: Number | None = Field(
+        default=None,
+        ge=limits.TTL_SECS_MIN,
+        le=limits.TTL_SECS_MAX,
+        description="Each is ended after this time.",
+    )
+    wait: bool = Field(
+        default=True, description="Wait for a snapshot that is being written; false: refuse."
+    )
 
 
 class ForkTimes(Answer):
@@ -276,7 +343,10 @@ class SandboxInfo(Answer):
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     fork_ms: ForkTimes | None
-    exit_reason: str | None = None
+    exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")
+    parent_id: str | None = Field(default=None, description="What it was branched from.")
+    branched_at_unix_ms: int | None = Field(default=None, description="At which instant.")
+    expires_at_unix: int | None = Field(default=None, description="When it will be ended.")
 
 
 class SandboxFailure(Answer):

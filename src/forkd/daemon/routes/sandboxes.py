@@ -32,13 +32,14 @@ async def fork(
     tag = parse_tag(body.snapshot_tag, field="snapshot_tag")
     result = await service.fork(tag, body.n, convert.fork_options(body))
     if not result.sandboxes:
-        raise _none_ready(result)
+        raise none_ready(result)
     response.headers["Server-Timing"] = f"fork;dur={result.wall_ms:.3f}"
     response.status_code = 207 if result.failures else 201
     return convert.outcomes(tag, result)
 
 
-def _none_ready(result: ForkResult) -> EngineError:
+def none_ready(result: ForkResult) -> EngineError:
+    """Return the error of a fork of which nothing came."""
     first = result.failures[0]
     return EngineError(
         f"none of {len(result.failures)} became ready; the first failed in {first.stage}: "

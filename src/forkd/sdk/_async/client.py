@@ -9,7 +9,7 @@ from forkd.sdk import _requests
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
 from forkd.sdk._async.http import AsyncHttp
 from forkd.sdk._endpoint import discover
-from forkd.wire import v1
+from forkd.wire import v1, v1_trees
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -75,6 +75,11 @@ class AsyncClient:
         if failed:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
+
+    async def tree(self, sandbox_id: str | None = None) -> v1_trees.TreeInfo:
+        """Return who was branched from whom; only the tree that one sandbox is in, if given."""
+        query = {"sandbox_id": sandbox_id}
+        return await self._http.call(v1_trees.TreeInfo, "GET", "/v1/tree", query=query)
 
     async def try_fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]

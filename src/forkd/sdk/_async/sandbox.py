@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import NotFound
+from forkd.errors import EngineError, NotFound
+from forkd.sdk import _requests
 from forkd.sdk._async.files import AsyncFiles
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._requests import build, program
-from forkd.sdk._results import eval_result
-from forkd.wire import v1
+from forkd.sdk._results import Branch, eval_result
+from forkd.wire import v1, v1_trees
 from forkd.wire.limits import TIMEOUT_SECS_DEFAULT
 
 if TYPE_CHECKING:
@@ -18,8 +19,17 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from forkd.sdk._async.http import AsyncHttp
-    from forkd.sdk._requests import ExecOptions
+    from forkd.sdk._requests import BranchOptions, ExecOptions
     from forkd.sdk._results import EvalResult
+
+FORK_SECS_PER_CHILD = 1.0
+"""Time a fork may take for each of its children; a host without hardware help needs much of it."""
+
+SNAPSHOT_TIMEOUT_S = 3_600.0
+"""Time that writing a snapshot may take."""
+
+PROMOTION_TIMEOUT_S = 180.0
+"""Time that ending the losers of a promotion and renaming its winner may take."""
 
 TIMEOUT_MARGIN_S = 60.0
 """Time the daemon has beyond a program's own timeout, so that it, not we, says that it ran out."""
@@ -35,9 +45,8 @@ class AsyncSandbox:
 
     def __init__(self, http: AsyncHttp, info: v1.SandboxInfo) -> None:
         self._http = http
-        self._path = f"/v1/sandboxes/{http.quoted(info.id)}"
-        self.info = info
-        self.files = AsyncFiles(http, self._path)
+        self._path: str
+        self._become(info)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.tag}>"
@@ -74,6 +83,119 @@ class AsyncSandbox:
     async def kill(self) -> None:
         """End the sandbox and remove everything that was its own."""
         await self._http.send("DELETE", self._path)
+
+    async def branch(self, n: int = 1, **options: Unpack[BranchOptions]) -> list[AsyncSandbox]:
+        """Branch it into `n` siblings while it runs: all of them, or an error and none.
+
+        They have what it had at one instant, and go on from there; it stands still for some
+        milliseconds, and goes on, too.
+
+        Raises:
+            BudgetError: Its tree may not grow so much.
+            Conflict: It does not run.
+            EngineError: At least one did not become ready.
+        """
+        made = await self._branch(_requests.branch(n, None, options, all_or_nothing=True))
+        return self._siblings(made)
+
+    async def try_branch(
+        self,
+        n: int = 1,
+        *,
+        tag: str | None = None,
+        wait: bool = True,
+        **options: Unpack[BranchOptions],
+    ) -> Branch[AsyncSandbox]:
+        """Branch it into up to `n` siblings, and write the same instant down under `tag`.
+
+        Args:
+            n: How many siblings; 0 only with a tag.
+            tag: Name of the snapshot; None for none.
+            wait: Whether to return when the snapshot is ready, or while it is being written.
+            options: As for `branch`.
+
+        Raises:
+            EngineError: Not one became ready, and there is no tag.
+        """
+        request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
+        made = await self._branch(request)
+        failures = [each for each in made.sandboxes if isinstance(each, v1.SandboxFailure)]
+        return Branch(self._siblings(made), failures, made.pause_ms, made.snapshot)
+
+    async def snapshot(self, tag: str, *, wait: bool = True) -> v1.SnapshotInfo:
+        """Write it down under `tag` while it runs; only what differs from its parent is stored.
+
+        Args:
+            tag: Name of the snapshot.
+            wait: Whether to return when it is ready, or while it is being written.
+
+        Raises:
+            Conflict: The tag is taken, or it does not run.
+            CapacityError: The disk is full; nothing was left on it.
+        """
+        made = await self._branch(_requests.branch(0, tag, {}, all_or_nothing=False, wait=wait))
+        if made.snapshot is None:
+            raise EngineError("the daemon answered without the snapshot")
+        return made.snapshot
+
+    async def reset(self, *, deadline_s: float | None = None) -> float:
+        """Take it back to where it was forked or branched; return how long, in milliseconds.
+
+        It keeps its id and its address.  What runs in it, and connections to it, end.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        request = build(v1_trees.Reset, deadline_secs=deadline_s)
+        done = await self._http.call(
+            v1_trees.ResetInfo,
+            "POST",
+            f"{self._path}/reset",
+            body=request,
+            timeout_s=request.deadline_secs + TIMEOUT_MARGIN_S,
+        )
+        return done.reset_ms
+
+    async def promote(self) -> list[str]:
+        """Let it take its parent's id, name, address and place; return who ended for that.
+
+        The parent ends, and whatever else was branched from it.  From now on this object is
+        the sandbox of that id.
+
+        Raises:
+            Conflict: It has no parent, that is gone, or it does not run.
+        """
+        done = await self._http.call(
+            v1_trees.PromotionInfo,
+            "POST",
+            f"{self._path}/promote",
+            timeout_s=PROMOTION_TIMEOUT_S,
+        )
+        self._become(done.sandbox)
+        return done.ended
+
+    async def _branch(self, request: v1_trees.BranchCreate) -> v1_trees.BranchInfo:
+        n = 0 if request.n is None else request.n
+        writing_s = SNAPSHOT_TIMEOUT_S if request.tag and request.wait else 0.0
+        return await self._http.call(
+            v1_trees.BranchInfo,
+            "POST",
+            f"{self._path}/branch",
+            body=request,
+            timeout_s=request.deadline_secs
+            + TIMEOUT_MARGIN_S
+            + FORK_SECS_PER_CHILD * n
+            + writing_s,
+        )
+
+    def _siblings(self, made: v1_trees.BranchInfo) -> list[AsyncSandbox]:
+        ready = (each for each in made.sandboxes if isinstance(each, v1.SandboxInfo))
+        return [AsyncSandbox(self._http, each) for each in ready]
+
+    def _become(self, info: v1.SandboxInfo) -> None:
+        self.info = info
+        self._path = f"/v1/sandboxes/{self._http.quoted(info.id)}"
+        self.files = AsyncFiles(self._http, self._path)
 
     async def ping(self) -> v1.Pong:
         """Ask the agent in the guest how it is."""

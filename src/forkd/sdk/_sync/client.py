@@ -10,7 +10,7 @@ from forkd.sdk import _requests
 from forkd.sdk._endpoint import discover
 from forkd.sdk._sync.collections import Images, Sandboxes, Snapshots
 from forkd.sdk._sync.http import Http
-from forkd.wire import v1
+from forkd.wire import v1, v1_trees
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,6 +74,11 @@ class Client:
         if failed:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
+
+    def tree(self, sandbox_id: str | None = None) -> v1_trees.TreeInfo:
+        """Return who was branched from whom; only the tree that one sandbox is in, if given."""
+        query = {"sandbox_id": sandbox_id}
+        return self._http.call(v1_trees.TreeInfo, "GET", "/v1/tree", query=query)
 
     def try_fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
-from forkd.sdk._sync.sandbox import Sandbox
+from forkd.sdk._sync.sandbox import FORK_SECS_PER_CHILD, Sandbox
 from forkd.wire import v1
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FORK_MARGIN_S = 60.0
 """Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
 
-FORK_SECS_PER_CHILD = 1.0
-"""Time a fork may take for each of its children; a host without hardware help needs much of it."""
+WRITE_TIMEOUT_S = 3_600.0
+"""Time that writing or removing snapshots may take."""
 
 _OUTCOMES = TypeAdapter(list[v1.SandboxInfo | v1.SandboxFailure])
 _SNAPSHOTS = TypeAdapter(list[v1.SnapshotInfo])
@@ -61,6 +61,45 @@ class Snapshots:
         event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
         return event.snapshot
 
+    def link(  # noqa: PLR0913 - one for each member
+        self,
+        tag: str,
+        source: str,
+        *,
+        exec: str | None = None,  # noqa: A002 - the word for it
+        exec_timeout_s: float | None = None,
+        wait: bool = True,
+        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
+    ) -> v1.SnapshotInfo:
+        """Write down a sandbox, or a fork of a snapshot in which a command has run.
+
+        Only what differs from the snapshot under it is stored.
+
+        Args:
+            tag: Its name.
+            source: Id of a running sandbox, which goes on; or a snapshot, with `exec`.
+            exec: What `sh` runs in the fork, which is ended afterwards.
+            exec_timeout_s: Time that this may take.
+            wait: Whether to return when the snapshot is ready, or while it is being written.
+            on_progress: Called with each step, and each line that the command prints.
+
+        Raises:
+            Conflict: The tag is taken, the chain is as long as it may be, or the source does
+                not run.
+            BuildError: The command failed; the end of what it printed is in the message.
+            CapacityError: The disk is full; nothing was left on it.
+        """
+        request = build(
+            v1.SnapshotCreate,
+            tag=tag,
+            source=source,
+            exec=exec,
+            exec_timeout_secs=exec_timeout_s,
+            wait=wait,
+        )
+        event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        return event.snapshot
+
     def list(self) -> builtins.list[v1.SnapshotInfo]:
         """Return every snapshot, by tag."""
         return self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
@@ -71,13 +110,45 @@ class Snapshots:
             v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
         )
 
-    def delete(self, tag: str) -> None:
+    def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> None:
         """Remove a snapshot and its files.
+
+        Args:
+            tag: Its name.
+            cascade: Remove those that stand on it as well, all or nothing.
+            force: Remove it from under those that stand on it, which are lost.
 
         Raises:
             Conflict: Sandboxes or other snapshots need it.
         """
-        self._http.send("DELETE", f"/v1/snapshots/{self._http.quoted(tag)}")
+        query = {name: "true" for name, on in (("cascade", cascade), ("force", force)) if on}
+        path = f"/v1/snapshots/{self._http.quoted(tag)}"
+        self._http.send("DELETE", path, query=query, timeout_s=WRITE_TIMEOUT_S)
+
+    def compact(self, tag: str, to: str | None = None) -> v1.SnapshotInfo:
+        """Write a snapshot so that it needs no other, in its place or under the name `to`.
+
+        Raises:
+            Conflict: It is not ready, `to` is taken, or, in its place, it is in use.
+            CapacityError: The disk is full; nothing was changed.
+        """
+        return self._http.call(
+            v1.SnapshotInfo,
+            "POST",
+            f"/v1/snapshots/{self._http.quoted(tag)}/compact",
+            body=build(v1.SnapshotCompact, to=to),
+            timeout_s=WRITE_TIMEOUT_S,
+        )
+
+    def gc(self, *, dry_run: bool = False) -> v1.SnapshotGcInfo:
+        """Remove what nobody can use any more; with `dry_run` only say what that is."""
+        return self._http.call(
+            v1.SnapshotGcInfo,
+            "POST",
+            "/v1/snapshots:gc",
+            body=build(v1.SnapshotGc, dry_run=dry_run),
+            timeout_s=WRITE_TIMEOUT_S,
+        )
 
     @contextmanager
     def pack(self, tag: str) -> Iterator[Iterator[bytes]]:

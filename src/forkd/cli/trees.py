@@ -1,0 +1,147 @@
+"""`forkd branch`, `reset`, `promote`, `tree`: running sandboxes as a whole."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+from rich.tree import Tree
+
+from forkd.cli import render
+from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.cli.sandboxes import Id  # noqa: TC001 - Typer reads it at run time
+
+if TYPE_CHECKING:
+    from forkd.sdk import Branch, Sandbox
+    from forkd.wire.v1 import SandboxInfo
+    from forkd.wire.v1_trees import TreeInfo, TreeNode
+
+STYLES = {"running": "green", "exited": "red", "gone": "dim"}
+"""How a sandbox's status looks in a tree."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (branch, reset, promote, tree):
+        app.command()(command)
+
+
+def branch(  # noqa: PLR0913 - one for each option
+    sandbox: Id,
+    n: Annotated[
+        int | None,
+        typer.Option("-n", "--n", help="How many siblings; with --tag none, unless said."),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Also keep this instant, as a snapshot of this name.")
+    ] = None,
+    *,
+    wait: Annotated[
+        bool, typer.Option(help="Return when the snapshot is ready, or while it is written.")
+    ] = True,
+    ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
+    json: Json = False,
+) -> None:
+    """Branch a running sandbox into siblings; their ids are printed, one a line."""
+    count = n if n is not None else int(tag is None)
+    with shared.client(as_json=json) as client:
+        source = client.sandboxes.get(sandbox)
+        made = source.try_branch(count, tag=tag, wait=wait, ttl_s=ttl)
+    if json:
+        ready = [each.info.model_dump(mode="json") for each in made.sandboxes]
+        failed = [each.model_dump(mode="json") for each in made.failures]
+        snapshot = None if made.snapshot is None else made.snapshot.model_dump(mode="json")
+        said = {"pause_ms": made.pause_ms, "sandboxes": [*ready, *failed], "snapshot": snapshot}
+        render.document(said)
+    else:
+        _show_branch(made)
+    if made.failures:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _show_branch(made: Branch[Sandbox]) -> None:
+    for each in made.sandboxes:
+        typer.echo(each.id)
+    for failure in made.failures:
+        render.note(f"{failure.id} failed in {failure.stage}: {failure.error} ({failure.code})")
+    if made.snapshot is not None:
+        render.note(f"snapshot {made.snapshot.tag} is {made.snapshot.status}")
+    ready, failed = len(made.sandboxes), len(made.failures)
+    render.note(f"{ready} ready, {failed} failed; the source stood still {made.pause_ms:.1f} ms")
+
+
+def reset(sandbox: Id, *, json: Json = False) -> None:
+    """Take a sandbox back to where it was forked or branched; it keeps its id and address."""
+    with shared.client(as_json=json) as client:
+        reset_ms = client.sandboxes.get(sandbox).reset()
+    if json:
+        render.document({"id": sandbox, "reset_ms": reset_ms})
+    else:
+        render.note(f"back at its fork point in {reset_ms:.1f} ms")
+
+
+def promote(sandbox: Id, *, json: Json = False) -> None:
+    """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox)
+        ended = found.promote()
+    if json:
+        render.document({"sandbox": found.info.model_dump(mode="json"), "ended": ended})
+        return
+    typer.echo(found.id)
+    render.note(f"{sandbox} is {found.id} now; {len(ended)} ended")
+
+
+def tree(
+    sandbox: Annotated[str | None, typer.Argument(help="Only the tree that it is in.")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Draw who was branched from whom, when, and what memory each shares with nobody."""
+    with shared.client(as_json=json) as client:
+        found = client.tree(sandbox)
+    if json:
+        render.document(found)
+    else:
+        show(found)
+
+
+def show(found: TreeInfo) -> None:
+    """Print trees, and how far each may grow."""
+    for root in found.roots:
+        drawn = Tree(_label(root), guide_style="dim")
+        _add(drawn, root)
+        render.printed(drawn)
+    limits = found.limits
+    render.note(
+        f"{len(found.roots)} trees; each may have {limits.live} live descendants, "
+        f"{limits.depth} branches deep, and {limits.private_mib} MiB of its own"
+    )
+
+
+def _add(drawn: Tree, node: TreeNode) -> None:
+    for child in node.children:
+        _add(drawn.add(_label(child)), child)
+
+
+def _label(node: TreeNode) -> Text:
+    label = Text(node.id, style="dim" if node.sandbox is None else "")
+    label.append(f"  {node.status}", style=STYLES.get(node.status, ""))
+    if node.sandbox is not None:
+        label.append(f"  {_origin(node.sandbox)}", style="dim")
+        if node.private_bytes is not None:
+            label.append(f"  {render.mib(node.private_bytes)}", style="cyan")
+        if node.sandbox.exit_reason is not None:
+            label.append(f"  ({node.sandbox.exit_reason})", style="red")
+    return label
+
+
+def _origin(sandbox: SandboxInfo) -> str:
+    """Return when a sandbox began, and from which instant of what."""
+    if sandbox.branched_at_unix_ms is None:
+        return f"{render.age(sandbox.created_at_unix)} old, of {sandbox.snapshot_tag}"
+    seconds, milliseconds = divmod(sandbox.branched_at_unix_ms, 1_000)
+    instant = datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+    return f"{render.age(seconds)} old, branched at {instant}.{milliseconds:03d} UTC"

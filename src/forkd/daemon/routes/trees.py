@@ -1,0 +1,68 @@
+"""Running sandboxes as a whole: branch, reset, promote, and who was branched from whom."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Response
+
+from forkd.daemon import convert
+from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.routes.sandboxes import none_ready
+from forkd.errors import InvalidRequest
+from forkd.model.ids import parse_sandbox_id, parse_tag
+from forkd.wire import v1_trees
+
+routes = router("trees")
+
+
+@routes.post(
+    "/v1/sandboxes/{id}/branch",
+    operation_id="branch",
+    status_code=201,
+    responses={207: {"model": v1_trees.BranchInfo, "description": "Some siblings failed"}},
+)
+async def branch(
+    sandbox: IdOf, body: v1_trees.BranchCreate, service: ServiceOf, response: Response
+) -> v1_trees.BranchInfo:
+    """Branch a running sandbox: `n` siblings, a snapshot `tag`, or both, of one instant."""
+    tag = None if body.tag is None else parse_tag(body.tag)
+    count = body.n if body.n is not None else int(tag is None)
+    if count == 0 and tag is None:
+        raise InvalidRequest("n is 0 and there is no tag: nothing to do", field="n")
+    found = await service.get_sandbox(sandbox)
+    options = convert.branch_options(body)
+    result = await service.branch(sandbox, count, options, tag=tag, wait=body.wait)
+    if result.fork.failures and not result.fork.sandboxes and tag is None:
+        raise none_ready(result.fork)
+    response.headers["Server-Timing"] = (
+        f"pause;dur={result.pause_ms:.3f}, fork;dur={result.fork.wall_ms:.3f}"
+    )
+    response.status_code = 207 if result.fork.failures else 201
+    return convert.branch(found.tag, result)
+
+
+@routes.post("/v1/sandboxes/{id}/reset", operation_id="reset")
+async def reset(
+    sandbox: IdOf, service: ServiceOf, body: v1_trees.Reset | None = None
+) -> v1_trees.ResetInfo:
+    """Take a sandbox back to its fork point; it keeps its id and its address."""
+    terms = body or v1_trees.Reset()
+    reset_ms = await service.reset(sandbox, deadline_s=terms.deadline_secs)
+    return v1_trees.ResetInfo(reset_ms=reset_ms)
+
+
+@routes.post("/v1/sandboxes/{id}/promote", operation_id="promote")
+async def promote(sandbox: IdOf, service: ServiceOf) -> v1_trees.PromotionInfo:
+    """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
+    return convert.promotion(await service.promote(sandbox))
+
+
+@routes.get("/v1/tree", operation_id="tree")
+async def tree(
+    query: Annotated[v1_trees.TreeFilter, Query()], service: ServiceOf
+) -> v1_trees.TreeInfo:
+    """Say who was branched from whom, and what each holds."""
+    member = query.sandbox_id and parse_sandbox_id(query.sandbox_id, field="sandbox_id")
+    roots = await service.tree(member or None)
+    return convert.tree(await service.tree_budgets(), roots)

@@ -1,0 +1,124 @@
+"""Requests and answers of version 1 about running sandboxes as a whole: branches, trees, diffs.
+
+The rules are those of `wire.v1`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from forkd.wire import limits
+from forkd.wire.v1 import (
+    Answer,
+    ForkOutcome,
+    Number,
+    Query,
+    Request,
+    SandboxInfo,
+    SnapshotInfo,
+    Tag,
+)
+
+
+class BranchCreate(Request):
+    """Branch a running sandbox into siblings, write its instant down, or both."""
+
+    n: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.FORK_COUNT_MAX,
+        description="How many siblings; left out, 1, or none if there is a `tag`.",
+    )
+    tag: Tag | None = Field(default=None, description="Also keep this instant as a snapshot.")
+    wait: bool = Field(default=True, description="Answer when the snapshot is ready.")
+    all_or_nothing: bool = Field(
+        default=False, description="If one fails, end those that are ready and answer an error."
+    )
+    deadline_secs: Number = Field(
+        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        ge=0.1,
+        le=limits.FORK_DEADLINE_SECS_MAX,
+        description="Time each sibling has until its agent has answered.",
+    )
+    ttl_secs: Number | None = Field(
+        default=None,
+        ge=limits.TTL_SECS_MIN,
+        le=limits.TTL_SECS_MAX,
+        description="Each sibling is ended after this time.",
+    )
+
+
+class BranchInfo(Answer):
+    """What became of a branch."""
+
+    pause_ms: float = Field(
+        description="How long the source stood still: first vCPU stopped to last one running."
+    )
+    branched_at_unix_ms: int = Field(description="The instant that siblings and snapshot share.")
+    sandboxes: list[ForkOutcome] = Field(description="One for each sibling, the ready ones first.")
+    snapshot: SnapshotInfo | None = None
+
+
+class Reset(Request):
+    """Take a sandbox back to its fork point, in place."""
+
+    deadline_secs: Number = Field(
+        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        ge=0.1,
+        le=limits.FORK_DEADLINE_SECS_MAX,
+        description="Time it has until its agent has answered.",
+    )
+
+
+class ResetInfo(Answer):
+    """A sandbox is at its fork point again."""
+
+    reset_ms: float
+
+
+class PromotionInfo(Answer):
+    """A sandbox has its parent's place."""
+
+    sandbox: SandboxInfo = Field(description="The promoted one, under its parent's id.")
+    ended: list[str] = Field(
+        description="Who ended for it; the old parent under the id that the promoted one had."
+    )
+
+
+class TreeFilter(Query):
+    """Which tree."""
+
+    sandbox_id: str | None = Field(
+        default=None,
+        max_length=limits.ID_CHARS_MAX,
+        description="Only the one that it is, or was, in.",
+    )
+
+
+class TreeLimits(Answer):
+    """How far one tree may grow; what would exceed one is refused with code `budget`."""
+
+    live: int = Field(description="Live descendants of its root.")
+    depth: int = Field(description="Branches between its root and any descendant.")
+    private_mib: int = Field(description="Memory that its machines share with nobody.")
+
+
+class TreeNode(Answer):
+    """One place in a tree: a sandbox, or where one was."""
+
+    id: str
+    status: Literal["starting", "running", "stopping", "exited", "gone"]
+    sandbox: SandboxInfo | None = Field(description="None if it is gone.")
+    private_bytes: int | None = Field(
+        description="Memory that its machine shares with nobody; None unless it runs."
+    )
+    children: list[TreeNode] = Field(description="What was branched from it, the oldest first.")
+
+
+class TreeInfo(Answer):
+    """Who was branched from whom."""
+
+    limits: TreeLimits
+    roots: list[TreeNode] = Field(description="Forks of snapshots, the oldest first.")
