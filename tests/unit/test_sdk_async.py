@@ -70,6 +70,28 @@ async def test_an_image_is_built_with_its_steps_reported(client: AsyncClient) ->
     assert (made.key, made.disk_mib, len(steps)) == ("key", 2048, 1)
 
 
+async def test_links_are_written_compacted_and_removed_with_what_stands_on_them(
+    client: AsyncClient,
+) -> None:
+    said: list[str] = []
+    (sandbox,) = await client.fork("warm", wait=False)
+
+    taken = await client.snapshots.link("taken", sandbox.id, wait=False)
+    ran = await client.snapshots.link(
+        "ran", "warm", exec="true", on_progress=lambda step: said.append(step.message)
+    )
+
+    assert (taken.status, taken.parent_tag, taken.source_id) == ("writing", "warm", sandbox.id)
+    assert (ran.status, said) == ("ready", ["true"])
+    assert (await client.snapshots.compact("ran", "flat")).parent_tag is None
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        await client.snapshots.delete("warm", cascade=True, force=True)
+    await sandbox.kill()
+    await client.snapshots.delete("warm", cascade=True)
+    assert "flat" in [each.tag for each in await client.snapshots.list()]
+    assert (await client.snapshots.gc(dry_run=True)).removed == []
+
+
 async def test_snapshots_are_listed_described_and_deleted(client: AsyncClient) -> None:
     await client.snapshots.delete("is-flaky")
 

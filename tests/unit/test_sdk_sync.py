@@ -71,6 +71,28 @@ def test_an_image_is_built_with_its_steps_reported(client: Client) -> None:
     assert (made.key, made.disk_mib, len(steps)) == ("key", 2048, 1)
 
 
+def test_links_are_written_compacted_and_removed_with_what_stands_on_them(
+    client: Client,
+) -> None:
+    said: list[str] = []
+    (sandbox,) = client.fork("warm", wait=False)
+
+    taken = client.snapshots.link("taken", sandbox.id, wait=False)
+    ran = client.snapshots.link(
+        "ran", "warm", exec="true", on_progress=lambda step: said.append(step.message)
+    )
+
+    assert (taken.status, taken.parent_tag, taken.source_id) == ("writing", "warm", sandbox.id)
+    assert (ran.status, said) == ("ready", ["true"])
+    assert (client.snapshots.compact("ran", "flat")).parent_tag is None
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        client.snapshots.delete("warm", cascade=True, force=True)
+    sandbox.kill()
+    client.snapshots.delete("warm", cascade=True)
+    assert "flat" in [each.tag for each in client.snapshots.list()]
+    assert (client.snapshots.gc(dry_run=True)).removed == []
+
+
 def test_snapshots_are_listed_described_and_deleted(client: Client) -> None:
     client.snapshots.delete("is-flaky")
 

@@ -1,33 +1,88 @@
-"""`forkd snapshot`: bake, list, look, remove."""
+"""`forkd snapshot`: make, list, look, remove, compact, tidy."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forkd.cli import recipes, render
 from forkd.cli.context import Json, shared
 from forkd.cli.host import prepared
+from forkd.errors import InvalidRequest
 
-commands = typer.Typer(help="Bake, list and remove snapshots.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from forkd.wire.v1 import SnapshotInfo
+
+commands = typer.Typer(help="Make, list and remove snapshots.", no_args_is_help=True)
 
 Tag = Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)]
 Recipe = Annotated[
-    str, typer.Option("--recipe", "-r", help="A recipe's name, folder or TOML file.")
+    str | None, typer.Option("--recipe", "-r", help="A recipe's name, folder or TOML file.")
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Id of a sandbox; or a snapshot, together with --exec."),
+]
+FromSandbox = Annotated[
+    str | None, typer.Option("--from-sandbox", help="Id of a sandbox, as with --from.")
+]
+Exec = Annotated[
+    str | None, typer.Option("--exec", help="Shell command to run in a fork of the snapshot.")
+]
+ExecTimeout = Annotated[
+    float | None, typer.Option("--exec-timeout", help="Seconds that the command may take.")
+]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Return while the snapshot is still being written.")
 ]
 
 
 @commands.command()
-def create(tag: Tag, recipe: Recipe, *, json: Json = False) -> None:
-    """Build a recipe's image, boot it, warm it up, and keep it as a snapshot."""
-    path = recipes.find(recipe)
+def create(  # noqa: PLR0913 - one for each option
+    tag: Tag,
+    recipe: Recipe = None,
+    *,
+    from_: From = None,
+    from_sandbox: FromSandbox = None,
+    exec_: Exec = None,
+    exec_timeout: ExecTimeout = None,
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Make a snapshot: bake a recipe, or write down a sandbox or a fork with a difference."""
+    if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
+        raise InvalidRequest("say one of --recipe, --from and --from-sandbox", field="source")
+    source = from_ or from_sandbox
+    if source is None and (exec_ is not None or no_wait):
+        raise InvalidRequest("--exec and --no-wait go with --from", field="exec")
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
-        made = client.snapshots.create(tag, prepared(path, client, steps), on_progress=steps)
+        if source is None:
+            path = prepared(recipes.find(recipe or ""), client, steps)
+            made = client.snapshots.create(tag, path, on_progress=steps)
+        else:
+            made = client.snapshots.link(
+                tag,
+                source,
+                exec=exec_,
+                exec_timeout_s=exec_timeout,
+                wait=not no_wait,
+                on_progress=steps,
+            )
     if json:
         render.document(made)
     else:
-        render.note(f"snapshot {made.tag}: {made.memory_mib} MiB, {made.vcpus} vCPUs")
+        render.note(_made(made))
+
+
+def _made(made: SnapshotInfo) -> str:
+    """Say what was made, in a line."""
+    shape = f"{made.memory_mib} MiB, {made.vcpus} vCPUs"
+    if made.parent_tag is None:
+        return f"snapshot {made.tag}: {shape}"
+    stood = "" if made.pause_ms is None else f", its source stood still for {made.pause_ms:.1f} ms"
+    stored = "being written" if made.status == "writing" else render.mib(made.stored_bytes)
+    return f"snapshot {made.tag} over {made.parent_tag}: {stored}{stood}"
 
 
 @commands.command("ls")
@@ -38,11 +93,16 @@ def list_(*, json: Json = False) -> None:
     if json:
         render.document(found)
         return
-    columns = ("tag", "status", "recipe", "vcpus", "memory", "disk", "stored", "sandboxes", "age")
+    columns = (
+        *("tag", "status", "parent", "depth", "recipe", "vcpus", "memory", "disk", "stored"),
+        *("sandboxes", "age"),
+    )
     rows = [
         (
             each.tag,
             each.status,
+            each.parent_tag,
+            each.chain_depth,
             each.recipe,
             each.vcpus,
             f"{each.memory_mib} MiB",
@@ -65,6 +125,7 @@ def info(tag: Tag, *, json: Json = False) -> None:
         render.document(found)
         return
     members = found.model_dump(mode="json")
+    members["shared_fraction"] = f"{found.shared_fraction:.0%}"
     members["ancestors"] = ", ".join(found.ancestors) or None
     members["dependents"] = ", ".join(found.dependents) or None
     members["sandbox_ids"] = ", ".join(found.sandbox_ids) or None
@@ -73,11 +134,55 @@ def info(tag: Tag, *, json: Json = False) -> None:
 
 @commands.command("rm")
 def remove(
-    tags: Annotated[list[str], typer.Argument(help="Names of snapshots.")], *, json: Json = False
+    tags: Annotated[list[str], typer.Argument(help="Names of snapshots.")],
+    *,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Remove what stands on them as well.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove them from under what stands on them.")
+    ] = False,
+    json: Json = False,
 ) -> None:
-    """Remove snapshots; refused while sandboxes need them."""
+    """Remove snapshots; refused while sandboxes, or snapshots that stand on them, need them."""
     with shared.client(as_json=json) as client:
         for tag in tags:
-            client.snapshots.delete(tag)
+            client.snapshots.delete(tag, cascade=cascade, force=force)
     if json:
         render.document({"removed": tags})
+
+
+@commands.command()
+def compact(
+    tag: Tag,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Name of the copy; without it, in its place.")
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Write a snapshot so that it needs no other; what stands on it stays as it is."""
+    with shared.client(as_json=json) as client:
+        made = client.snapshots.compact(tag, to)
+    if json:
+        render.document(made)
+    else:
+        render.note(f"snapshot {made.tag}: {render.mib(made.stored_bytes)}, needs no other")
+
+
+@commands.command()
+def gc(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove what nobody can use: leftovers, failed and orphaned snapshots, idle images."""
+    with shared.client(as_json=json) as client:
+        done = client.snapshots.gc(dry_run=dry_run)
+    if json:
+        render.document(done)
+        return
+    rows = [(each.kind, each.name, render.mib(each.bytes)) for each in done.removed]
+    if rows:
+        render.table(("kind", "name", "size"), rows)
+    render.note(f"{render.mib(done.bytes)} {'would be freed' if dry_run else 'freed'}")

@@ -1,15 +1,16 @@
-"""Snapshots and the images under them: bake, list, look, remove."""
+"""Snapshots and the images under them: make, list, look, remove, tidy."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 
 from forkd.daemon import convert, streaming
 from forkd.daemon.routes import ServiceOf, TagOf, router
+from forkd.model.ids import parse_tag
 from forkd.model.image import Image
-from forkd.model.snapshot import Snapshot
+from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from forkd.wire import v1
 
 routes = router("snapshots")
@@ -34,16 +35,25 @@ def _wants_stream(request: Request) -> bool:
     operation_id="create_snapshot",
     status_code=201,
     response_model=v1.SnapshotInfo,
-    responses=_streamed("SnapshotStreamEvent"),
+    responses={
+        **_streamed("SnapshotStreamEvent"),
+        202: {"model": v1.SnapshotInfo, "description": "It is being written, for `wait` false"},
+    },
 )
 async def create_snapshot(
-    body: v1.SnapshotCreate, request: Request, service: ServiceOf
+    body: v1.SnapshotCreate, request: Request, service: ServiceOf, response: Response
 ) -> Response | v1.SnapshotInfo:
-    """Bake a snapshot; answers when it is ready, or tells how far it is if asked to."""
-    source = service.create_snapshot(convert.snapshot_request(body))
+    """Make a snapshot; answers when it is ready, or tells how far it is if asked to."""
+    wanted = convert.snapshot_request(body)
+    if isinstance(wanted, LinkRequest):
+        source = service.link_snapshot(wanted)
+    else:
+        source = service.create_snapshot(wanted)
     if _wants_stream(request):
         return await streaming.events(source, convert.snapshot_event)
-    return convert.snapshot(await streaming.last(source, Snapshot))
+    made = await streaming.last(source, Snapshot)
+    response.status_code = 202 if made.status is SnapshotStatus.WRITING else 201
+    return convert.snapshot(made)
 
 
 @routes.get("/v1/snapshots", operation_id="list_snapshots")
@@ -61,9 +71,27 @@ async def get_snapshot(tag: TagOf, service: ServiceOf) -> v1.SnapshotInfoDetail:
 
 
 @routes.delete("/v1/snapshots/{tag}", operation_id="delete_snapshot", status_code=204)
-async def delete_snapshot(tag: TagOf, service: ServiceOf) -> None:
+async def delete_snapshot(
+    tag: TagOf, query: Annotated[v1.SnapshotDelete, Query()], service: ServiceOf
+) -> None:
     """Remove a snapshot and its files; refused while something needs it."""
-    await service.delete_snapshot(tag)
+    await service.delete_snapshot(tag, cascade=query.cascade, force=query.force)
+
+
+@routes.post("/v1/snapshots/{tag}/compact", operation_id="compact_snapshot")
+async def compact_snapshot(
+    tag: TagOf, service: ServiceOf, body: v1.SnapshotCompact | None = None
+) -> v1.SnapshotInfo:
+    """Write a snapshot so that it needs no other, in its place or under another name."""
+    to = None if body is None or body.to is None else parse_tag(body.to, field="to")
+    return convert.snapshot(await service.compact_snapshot(tag, to))
+
+
+@routes.post("/v1/snapshots:gc", operation_id="gc_snapshots")
+async def gc_snapshots(service: ServiceOf, body: v1.SnapshotGc | None = None) -> v1.SnapshotGcInfo:
+    """Remove what nobody can use any more: leftovers, failures, orphans, idle images."""
+    dry_run = body is not None and body.dry_run
+    return convert.removed(await service.tidy_snapshots(dry_run=dry_run))
 
 
 @routes.post(
