@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::InvalidRequest;
 use crate::guest::{Network, Nothing};
 use crate::limits::{
-    CHILDREN_MAX, CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES,
-    TIMEOUT_MAX_S, VCPUS_MAX,
+    CHILDREN_MAX, CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES,
+    MEMORY_MIN_BYTES, TIMEOUT_MAX_S, VCPUS_MAX,
 };
 use crate::parse;
 
@@ -143,8 +143,8 @@ impl ZygoteConfig {
         let config: Self = parse::members(parse::object(json)?)?;
         check_path("directory", &config.directory)?;
         check_path("state", &config.state)?;
-        if config.memory.is_empty() {
-            return Err(InvalidRequest::field("memory", "names no file"));
+        if config.memory.is_empty() || config.memory.len() > MEMORY_FILES_MAX {
+            return Err(InvalidRequest::field("memory", format!("not 1 to {MEMORY_FILES_MAX}")));
         }
         config.memory.iter().try_for_each(|path| check_path("memory", path))?;
         config.disk.as_ref().map_or(Ok(()), DiskConfig::check)?;
@@ -153,7 +153,7 @@ impl ZygoteConfig {
 }
 
 /// What a machine is asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum MachineRequest {
     /// How is it?
@@ -164,6 +164,10 @@ pub enum MachineRequest {
     Resume,
     /// Write the paused machine out.
     Save(Save),
+    /// Fork a seed.
+    Branch(Branch),
+    /// Go back to the fork point.
+    Reset(Reset),
     /// Count what happened so far.
     Metrics,
     /// End now, without asking the guest.
@@ -179,10 +183,24 @@ impl MachineRequest {
     pub fn parse(payload: &[u8]) -> Result<Self, InvalidRequest> {
         let mut members = parse::object(payload)?;
         let op = parse::take_tag(&mut members, "op")?;
-        if op == "save" {
-            let save: Save = parse::members(members)?;
-            check_path("directory", &save.directory)?;
-            return Ok(Self::Save(save));
+        match op.as_str() {
+            "save" => {
+                let save: Save = parse::members(members)?;
+                check_path("directory", &save.directory)?;
+                return Ok(Self::Save(save));
+            }
+            "branch" => {
+                let branch: Branch = parse::members(members)?;
+                check_path("directory", &branch.directory)?;
+                branch.cgroup.as_ref().map_or(Ok(()), |path| check_path("cgroup", path))?;
+                return Ok(Self::Branch(branch));
+            }
+            "reset" => {
+                let reset: Reset = parse::members(members)?;
+                check_deadline(reset.deadline_s)?;
+                return Ok(Self::Reset(reset));
+            }
+            _ => {}
         }
         let request = match op.as_str() {
             "status" => Self::Status,
@@ -204,12 +222,93 @@ pub struct Save {
     pub directory: PathBuf,
 }
 
+/// `branch`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Branch {
+    /// Existing, empty; where the seed's `zygote.sock` goes.
+    pub directory: PathBuf,
+    /// Folder of the cgroup2 that the seed is born in; default: the machine's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+}
+
+/// `reset`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reset {
+    /// See [`PostFork`](crate::guest::PostFork), and so for the next two.
+    pub hostname: String,
+    /// 32 lower-case hex digits.
+    pub machine_id: String,
+    /// UUID.
+    pub boot_id: String,
+    /// The guest's end of its network interface; the tap stays the one it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<ChildNetwork>,
+    /// From the request to the agent's answer.
+    #[serde(default = "fork_deadline_default_s")]
+    pub deadline_s: f64,
+}
+
+/// `save` of a zygote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaveLink {
+    /// Existing, empty; gets `state`, `memory` and `disk.layer`.
+    pub directory: PathBuf,
+    /// The parent's memory files, base first; none for a snapshot that needs no parent.
+    #[serde(default)]
+    pub memory: Vec<PathBuf>,
+    /// How many of the lowest layers of the disk the parent has.
+    #[serde(default)]
+    pub disk_layers: usize,
+}
+
+impl SaveLink {
+    fn check(&self) -> Result<(), InvalidRequest> {
+        check_path("directory", &self.directory)?;
+        if self.memory.len() > MEMORY_FILES_MAX {
+            return Err(InvalidRequest::field("memory", format!("over {MEMORY_FILES_MAX} files")));
+        }
+        self.memory.iter().try_for_each(|path| check_path("memory", path))
+    }
+}
+
+/// `derive`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Derive {
+    /// Existing; where the new zygote's `zygote.sock` goes.
+    pub directory: PathBuf,
+    /// The delta's state file.
+    pub state: PathBuf,
+    /// The delta's memory file.
+    pub memory: PathBuf,
+    /// The disk as it was when the delta was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskConfig>,
+}
+
+impl Derive {
+    fn check(&self) -> Result<(), InvalidRequest> {
+        check_path("directory", &self.directory)?;
+        check_path("state", &self.state)?;
+        check_path("memory", &self.memory)?;
+        self.disk.as_ref().map_or(Ok(()), DiskConfig::check)
+    }
+}
+
 /// What a zygote is asked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ZygoteRequest {
     /// Make children.
     Fork(Fork),
+    /// Write out what it holds.
+    Save(SaveLink),
+    /// Fork another zygote, with a delta over what this one holds.
+    Derive(Derive),
     /// How is it?
     Status,
     /// End; the children live on.
@@ -230,6 +329,16 @@ impl ZygoteRequest {
                 let fork: Fork = parse::members(members)?;
                 fork.check()?;
                 Ok(Self::Fork(fork))
+            }
+            "save" => {
+                let save: SaveLink = parse::members(members)?;
+                save.check()?;
+                Ok(Self::Save(save))
+            }
+            "derive" => {
+                let derive: Derive = parse::members(members)?;
+                derive.check()?;
+                Ok(Self::Derive(derive))
             }
             "status" => parse::members(members).map(|Nothing {}| Self::Status),
             "stop" => parse::members(members).map(|Nothing {}| Self::Stop),
@@ -254,9 +363,7 @@ impl Fork {
         if self.children.is_empty() || self.children.len() > CHILDREN_MAX {
             return Err(InvalidRequest::field("children", format!("not 1 to {CHILDREN_MAX}")));
         }
-        if !(self.deadline_s > 0.0 && self.deadline_s <= TIMEOUT_MAX_S) {
-            return Err(InvalidRequest::field("deadline_s", "out of range"));
-        }
+        check_deadline(self.deadline_s)?;
         self.children.iter().try_for_each(|child| {
             check_path("children", &child.directory)?;
             child.cgroup.as_ref().map_or(Ok(()), |path| check_path("children", path))
@@ -373,6 +480,30 @@ pub struct SavedFile {
     pub bytes: u64,
     /// BLAKE3 of its body, in hex.
     pub digest: String,
+}
+
+/// Answer to `branch`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BranchReply {
+    /// The seed's process id.
+    pub pid: u32,
+    /// From the first vCPU that stopped to the last one that ran again; 0 if the machine was
+    /// paused already.
+    pub pause_ms: f64,
+}
+
+/// Answer to `derive`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeriveReply {
+    /// The new zygote's process id.
+    pub pid: u32,
+}
+
+/// Answer to `reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResetReply {
+    /// From the request to the agent's answer.
+    pub ms: f64,
 }
 
 /// Answer to `metrics`.
@@ -551,6 +682,14 @@ fn fork_deadline_default_s() -> f64 {
     FORK_DEADLINE_DEFAULT_S
 }
 
+fn check_deadline(deadline_s: f64) -> Result<(), InvalidRequest> {
+    if deadline_s > 0.0 && deadline_s <= TIMEOUT_MAX_S {
+        Ok(())
+    } else {
+        Err(InvalidRequest::field("deadline_s", "out of range"))
+    }
+}
+
 fn check_path(field: &str, path: &std::path::Path) -> Result<(), InvalidRequest> {
     if path.is_absolute() {
         Ok(())
@@ -629,6 +768,36 @@ mod tests {
         assert!(fork(0).check().is_err());
         assert!(fork(CHILDREN_MAX).check().is_ok());
         assert!(fork(CHILDREN_MAX + 1).check().is_err());
+    }
+
+    #[test]
+    fn a_link_above_one_file_too_many_is_refused() {
+        let save = |files| SaveLink {
+            directory: "/d".into(),
+            memory: vec!["/m".into(); files],
+            disk_layers: 1,
+        };
+
+        assert!(save(0).check().is_ok());
+        assert!(save(MEMORY_FILES_MAX).check().is_ok());
+        assert!(save(MEMORY_FILES_MAX + 1).check().is_err());
+    }
+
+    #[test]
+    fn branch_save_derive_and_reset_take_absolute_paths_and_known_members_only() {
+        let machine =
+            |text: &str| MachineRequest::parse(text.as_bytes()).err().and_then(|e| e.field);
+        let zygote = |text: &str| ZygoteRequest::parse(text.as_bytes()).err().and_then(|e| e.field);
+
+        assert_eq!(machine(r#"{"op":"branch","directory":"/d"}"#), None);
+        assert_eq!(machine(r#"{"op":"branch","directory":"d"}"#).as_deref(), Some("directory"));
+        let reset = r#"{"op":"reset","hostname":"h","machine_id":"m","boot_id":"b""#;
+        assert_eq!(machine(&format!("{reset}}}")), None);
+        let field = machine(&format!("{reset},\"deadline_s\":0}}"));
+        assert_eq!(field.as_deref(), Some("deadline_s"));
+        assert_eq!(zygote(r#"{"op":"save","directory":"/d"}"#), None);
+        let field = zygote(r#"{"op":"derive","directory":"/d","state":"/s","memory":"m"}"#);
+        assert_eq!(field.as_deref(), Some("memory"));
     }
 
     #[test]

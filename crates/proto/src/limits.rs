@@ -61,3 +61,6 @@ pub const MEMORY_ALIGN_BYTES: u64 = 2 << 20;
 
 /// Longest kernel command line, in bytes: x86's `COMMAND_LINE_SIZE`, with its final zero.
 pub const CMDLINE_MAX: usize = 2_047;
+
+/// Most memory files of one chain: a base and as many deltas as a snapshot may stand on.
+pub const MEMORY_FILES_MAX: usize = 65;

@@ -3,8 +3,8 @@
 //! vCPU threads come in with port and memory-mapped accesses, the I/O thread with
 //! bytes from sockets and the tap.  Each device has a lock of its own.  Requests
 //! are served on the thread that rang: there is no ioeventfd, since each of those
-//! costs a grace period when a machine is made (DESIGN §10), and a fork is made
-//! more often than a disk is busy.
+//! costs a grace period when a machine is made (ADR 0002), and a fork is made more
+//! often than a disk is busy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -338,9 +338,21 @@ impl Bus {
         self.raise_if(interrupt, Slot::Net);
         let interrupt = serve_all(&mut self.rng(), &self.memory, RNG_QUEUES);
         self.raise_if(interrupt, Slot::Rng);
-        if [Slot::Block, Slot::Net, Slot::Rng].into_iter().any(|slot| self.has_rest(slot)) {
+        if self.has_any_rest() {
             drop(self.rest.write(1));
         }
+    }
+
+    /// Serves all that a guest which stands still has rung for, so that nothing is under way in
+    /// any queue.  A standing guest refills none, so this ends.
+    pub fn settle(&self) {
+        while self.has_any_rest() {
+            self.serve_rest();
+        }
+    }
+
+    fn has_any_rest(&self) -> bool {
+        [Slot::Block, Slot::Net, Slot::Rng].into_iter().any(|slot| self.has_rest(slot))
     }
 
     fn raise_if(&self, due: bool, slot: Slot) {

@@ -90,23 +90,24 @@ impl Control {
         }
     }
 
-    /// Answers a request.
-    pub fn answer<T: Serialize>(&mut self, token: Token, result: Result<T, Error>) {
+    /// Answers a request.  Returns whether the client is there to hear it.
+    pub fn answer<T: Serialize>(&mut self, token: Token, result: Result<T, Error>) -> bool {
         match result {
             Ok(reply) => self.send(token, Kind::Reply, &reply),
             Err(error) => self.send(token, Kind::Error, &error.body()),
         }
     }
 
-    /// Sends one frame.  A client that does not read is dropped.
-    pub fn send<T: Serialize>(&mut self, token: Token, kind: Kind, payload: &T) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
+    /// Sends one frame.  A client that does not read is dropped.  Returns whether it was sent.
+    pub fn send<T: Serialize>(&mut self, token: Token, kind: Kind, payload: &T) -> bool {
+        let Some(connection) = self.connections.get_mut(&token) else { return false };
         let sent = serde_json::to_vec(payload)
             .map_err(std::io::Error::from)
             .and_then(|payload| frame::write_frame(&mut connection.stream, kind, &payload));
         if sent.is_err() {
             self.connections.remove(&token);
         }
+        sent.is_ok()
     }
 
     /// Sends one frame to every connection.

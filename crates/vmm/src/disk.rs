@@ -11,13 +11,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use forkd_devices::disk::{Blocks, Layer, LayeredDisk, Run as DiskRun, Top};
+use forkd_devices::disk::{Blocks, LAYERS_MAX, Layer, LayeredDisk, Run as DiskRun, Top};
 use forkd_devices::virtio::block::Disk;
 use forkd_proto::control::DiskMetrics;
 
 use crate::error::Error;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
-use crate::snapshot::runs::{Run, Table, UNIT_BYTES};
+use crate::snapshot::runs::{Collector, Run, Table, UNIT_BYTES, Units};
 
 /// Bytes copied at a time when a layer is written.
 const COPY_BYTES: u64 = 1 << 20;
@@ -25,12 +25,23 @@ const COPY_BYTES: u64 = 1 << 20;
 /// The immutable layers of a disk, opened and verified; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Lower {
-    layers: Vec<Arc<Layer>>,
+    layers: Vec<Stratum>,
     size_bytes: u64,
 }
 
+/// One of the layers.
+#[derive(Clone, Debug)]
+struct Stratum {
+    layer: Arc<Layer>,
+    /// Its descriptor, which the layer owns.
+    fd: i32,
+    /// The file it was opened from; `None` if it was the top of a machine.
+    path: Option<PathBuf>,
+}
+
 impl Lower {
-    /// Opens layers, lowest first: a raw image, then layer files.
+    /// Opens layers, lowest first: a raw image, then layer files.  As long as they are those that
+    /// `parent` was opened from, its are shared.
     ///
     /// Layer files are verified against their digest.  The image is not: its content is its key,
     /// and the store looks after that.
@@ -38,16 +49,16 @@ impl Lower {
     /// # Errors
     ///
     /// [`Error::Io`], [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming the file.
-    pub fn open(paths: &[PathBuf], size_bytes: u64) -> Result<Self, Error> {
-        let layers = paths
-            .iter()
-            .enumerate()
-            .map(|(index, path)| {
-                let layer =
-                    if index == 0 { open_image(path) } else { open_layer(path, size_bytes) };
-                layer.map(Arc::new)
-            })
-            .collect::<Result<_, _>>()?;
+    pub fn open(paths: &[PathBuf], size_bytes: u64, parent: Option<&Self>) -> Result<Self, Error> {
+        let known = parent.map_or(&[][..], |parent| &parent.layers);
+        let same = |(path, stratum): &(&PathBuf, &Stratum)| stratum.path.as_ref() == Some(*path);
+        let mut layers: Vec<Stratum> =
+            paths.iter().zip(known).take_while(same).map(|(_, stratum)| stratum.clone()).collect();
+        for path in &paths[layers.len()..] {
+            let (layer, fd) =
+                if layers.is_empty() { open_image(path)? } else { open_layer(path, size_bytes)? };
+            layers.push(Stratum { layer: Arc::new(layer), fd, path: Some(path.clone()) });
+        }
         Ok(Self { layers, size_bytes })
     }
 
@@ -56,16 +67,81 @@ impl Lower {
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
+
+    /// The descriptors of all layers.
+    pub fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
+        self.layers.iter().map(|stratum| stratum.fd)
+    }
+
+    /// Writes the blocks in which the disk differs from its `above` lowest layers to `target`, as
+    /// a layer file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there are not so many layers; [`Error::Io`], and nothing is left under
+    /// the name then.
+    pub fn save(&self, above: usize, target: &Path) -> Result<Written, Error> {
+        let Some(upper) = self.layers.get(above..) else {
+            let problem = format!("the disk has {} layers, not {above}", self.layers.len());
+            return Err(Error::Invalid { field: "disk_layers", problem });
+        };
+        let mut units = Units::none_of(self.size_bytes);
+        for run in upper.iter().flat_map(|stratum| stratum.layer.runs()) {
+            units.add_runs([Run { first: run.first, count: run.blocks }]);
+        }
+        let mut whole = self.disk(NoTop, self.layers.len(), 0)?;
+        let mut parent = self.disk(NoTop, above, 0)?;
+        let mut collector = Collector::default();
+        let (mut now, mut then) = ([0; 4096], [0; 4096]);
+        let failed = || Error::io(format!("write {}", target.display()));
+        for unit in units.iter() {
+            whole.read_at(unit * UNIT_BYTES, &mut now).map_err(failed())?;
+            parent.read_at(unit * UNIT_BYTES, &mut then).map_err(failed())?;
+            if now != then {
+                collector.add(unit);
+            }
+        }
+        let table = Table { total_bytes: self.size_bytes, runs: collector.into_runs() };
+        let mut writer = BodyWriter::create(target, Kind::Layer)?;
+        table.write(&mut writer)?;
+        let mut buffer = vec![0; usize::try_from(COPY_BYTES).unwrap_or(0)];
+        for run in &table.runs {
+            let (mut at, end) = (run.first * UNIT_BYTES, (run.first + run.count) * UNIT_BYTES);
+            while at < end {
+                let length = usize::try_from(COPY_BYTES.min(end - at)).unwrap_or(0);
+                whole
+                    .read_at(at, &mut buffer[..length])
+                    .and_then(|()| writer.write_all(&buffer[..length]))
+                    .map_err(failed())?;
+                at += length as u64;
+            }
+        }
+        writer.commit()
+    }
+
+    /// A disk over the lowest of the layers.
+    fn disk<T: Top + 'static>(
+        &self,
+        top: T,
+        layers: usize,
+        limit: u64,
+    ) -> Result<LayeredDisk<T>, Error> {
+        let layers = self.layers[..layers].iter().map(|stratum| Arc::clone(&stratum.layer));
+        let layers = layers.collect();
+        LayeredDisk::new(self.size_bytes, layers, top, limit)
+            .map_err(|error| Error::Damaged(format!("disk: {error}")))
+    }
 }
 
-fn open_image(path: &Path) -> Result<Layer, Error> {
+fn open_image(path: &Path) -> Result<(Layer, i32), Error> {
     let name = path.display();
     let file = File::open(path).map_err(Error::io(format!("open image {name}")))?;
     let bytes = file.metadata().map_err(Error::io(format!("read image {name}")))?.len();
-    Ok(Layer::raw(Stored(file), bytes))
+    let fd = file.as_raw_fd();
+    Ok((Layer::raw(Stored(file), bytes), fd))
 }
 
-fn open_layer(path: &Path, size_bytes: u64) -> Result<Layer, Error> {
+fn open_layer(path: &Path, size_bytes: u64) -> Result<(Layer, i32), Error> {
     let mut reader = BodyReader::open(path, Kind::Layer)?;
     let table = Table::read(&mut reader)?;
     let name = reader.name().to_owned();
@@ -79,7 +155,9 @@ fn open_layer(path: &Path, size_bytes: u64) -> Result<Layer, Error> {
     let file = reader.finish()?;
     let runs: Vec<DiskRun> =
         table.runs.iter().map(|run| DiskRun { first: run.first, blocks: run.count }).collect();
+    let fd = file.as_raw_fd();
     Layer::from_runs(Stored(file), size_bytes, table.data_offset(), &runs)
+        .map(|layer| (layer, fd))
         .map_err(|error| Error::Damaged(format!("{name}: {error}")))
 }
 
@@ -92,6 +170,25 @@ impl Blocks for Stored {
     }
 }
 
+/// The top of a disk that is only read.
+struct NoTop;
+
+impl Blocks for NoTop {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Top for NoTop {
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The private top: `disk.top` in the machine's folder, from the first write on.
 #[derive(Debug)]
 pub struct TopFile {
@@ -101,12 +198,16 @@ pub struct TopFile {
 }
 
 impl TopFile {
+    fn new(path: &Path, size_bytes: u64) -> Self {
+        Self { path: path.to_path_buf(), size_bytes, file: OnceLock::new() }
+    }
+
     fn file(&self) -> io::Result<&File> {
         if let Some(file) = self.file.get() {
             return Ok(file);
         }
-        let file =
-            File::options().read(true).write(true).create(true).truncate(true).open(&self.path)?;
+        // Never an older one: that may be a layer now.
+        let file = File::options().read(true).write(true).create_new(true).open(&self.path)?;
         file.set_len(self.size_bytes)?;
         Ok(self.file.get_or_init(|| file))
     }
@@ -146,6 +247,12 @@ impl Top for TopFile {
 #[derive(Debug)]
 pub struct HostDisk {
     disk: LayeredDisk<TopFile>,
+    lower: Lower,
+    path: PathBuf,
+    /// How many of the layers it was made over.
+    given: usize,
+    /// Bytes in layers that were tops of this machine.
+    frozen_bytes: u64,
 }
 
 impl HostDisk {
@@ -155,15 +262,46 @@ impl HostDisk {
     ///
     /// [`Error::Damaged`] if the layers do not make a disk of that size.
     pub fn new(lower: &Lower, directory: &Path, limit: Option<u64>) -> Result<Self, Error> {
-        let top = TopFile {
-            path: directory.join("disk.top"),
-            size_bytes: lower.size_bytes,
-            file: OnceLock::new(),
-        };
-        let limit = limit.unwrap_or(lower.size_bytes);
-        LayeredDisk::new(lower.size_bytes, lower.layers.clone(), top, limit)
-            .map(|disk| Self { disk })
-            .map_err(|error| Error::Damaged(format!("disk: {error}")))
+        let path = directory.join("disk.top");
+        let top = TopFile::new(&path, lower.size_bytes);
+        let disk = lower.disk(top, lower.layers.len(), limit.unwrap_or(lower.size_bytes))?;
+        let given = lower.layers.len();
+        Ok(Self { disk, lower: lower.clone(), path, given, frozen_bytes: 0 })
+    }
+
+    /// The layers below the top.
+    #[must_use]
+    pub fn lower(&self) -> &Lower {
+        &self.lower
+    }
+
+    /// How many of those layers it was made over; those above were its top.
+    #[must_use]
+    pub fn given(&self) -> usize {
+        self.given
+    }
+
+    /// Makes what the top holds a layer, and goes on with an empty one.  Costs the same whatever it
+    /// holds.  The layer's file loses its name and lives as long as somebody has it open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the name cannot be taken away, [`Error::State`] if there are as many layers
+    /// as there may be; nothing has changed then.
+    pub fn freeze(&mut self) -> Result<(), Error> {
+        let Some(fd) = self.disk.top().file.get().map(AsRawFd::as_raw_fd) else { return Ok(()) };
+        if self.disk.top_bytes() == 0 {
+            return Ok(());
+        }
+        if self.lower.layers.len() >= LAYERS_MAX {
+            return Err(Error::State("the disk has as many layers as it may have"));
+        }
+        std::fs::remove_file(&self.path)
+            .map_err(Error::io(format!("freeze {}", self.path.display())))?;
+        self.frozen_bytes += self.disk.top_bytes();
+        let layer = self.disk.freeze(TopFile::new(&self.path, self.lower.size_bytes));
+        self.lower.layers.push(Stratum { layer, fd, path: None });
+        Ok(())
     }
 
     /// What happened so far.
@@ -171,38 +309,11 @@ impl HostDisk {
     pub fn metrics(&self) -> DiskMetrics {
         let stats = self.disk.stats();
         DiskMetrics {
-            top_bytes: self.disk.top_bytes(),
+            top_bytes: self.frozen_bytes + self.disk.top_bytes(),
             reads: stats.reads,
             writes: stats.writes,
             flushes: stats.flushes,
         }
-    }
-
-    /// Writes the private top to `target` as a layer file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`]; nothing is left under the name then.
-    pub fn save(&self, target: &Path) -> Result<Written, Error> {
-        let runs: Vec<Run> =
-            self.disk.top_runs().map(|run| Run { first: run.first, count: run.blocks }).collect();
-        let table = Table { total_bytes: self.disk.size_bytes(), runs };
-        let mut writer = BodyWriter::create(target, Kind::Layer)?;
-        table.write(&mut writer)?;
-        let mut buffer = vec![0; usize::try_from(COPY_BYTES).unwrap_or(0)];
-        for run in &table.runs {
-            let (mut at, end) = (run.first * UNIT_BYTES, (run.first + run.count) * UNIT_BYTES);
-            while at < end {
-                let length = usize::try_from(COPY_BYTES.min(end - at)).unwrap_or(0);
-                self.disk
-                    .top()
-                    .read_at(at, &mut buffer[..length])
-                    .and_then(|()| writer.write_all(&buffer[..length]))
-                    .map_err(Error::io(format!("write {}", target.display())))?;
-                at += length as u64;
-            }
-        }
-        writer.commit()
     }
 }
 
@@ -247,14 +358,15 @@ mod tests {
         let folder = folder("layer");
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
-        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
         let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
         disk.write_at(4096, &[2; 4096]).unwrap();
         let layer = folder.join("disk.layer");
 
-        disk.save(&layer).unwrap();
+        disk.freeze().unwrap();
+        disk.lower().save(disk.given(), &layer).unwrap();
 
-        let lower = Lower::open(&[image, layer], 8 * 4096).unwrap();
+        let lower = Lower::open(&[image, layer], 8 * 4096, None).unwrap();
         let mut next = HostDisk::new(&lower, &folder.join("next"), None).unwrap();
         let mut bytes = [0; 3];
         next.read_at(4095, &mut bytes).unwrap();
@@ -263,11 +375,53 @@ mod tests {
     }
 
     #[test]
+    fn a_frozen_top_is_below_the_next_one_and_saved_with_it() {
+        let folder = folder("frozen");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        disk.write_at(0, &[2; 8192]).unwrap();
+        disk.freeze().unwrap();
+        let then = disk.lower().clone();
+
+        disk.write_at(4096, &[3; 4096]).unwrap();
+        disk.write_at(8192, &[1; 4096]).unwrap();
+
+        let mut sibling = HostDisk::new(&then, &folder.join("sibling"), None).unwrap();
+        let (mut ours, mut theirs) = ([0; 3], [0; 3]);
+        disk.read_at(4095, &mut ours).unwrap();
+        sibling.read_at(4095, &mut theirs).unwrap();
+        assert_eq!((ours, theirs), ([2, 3, 3], [2, 2, 2]));
+        assert_eq!(disk.metrics().top_bytes, 4 * 4096);
+        let layer = folder.join("disk.layer");
+        disk.freeze().unwrap();
+        disk.lower().save(disk.given(), &layer).unwrap();
+        let blocks = (std::fs::metadata(&layer).unwrap().len() - 96 - 16) / 4096;
+        assert_eq!(blocks, 2, "a block that is as in the image is not stored");
+        assert!(then.save(3, &layer).is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn layers_that_the_parent_has_open_are_shared() {
+        let folder = folder("shared");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 4096]).unwrap();
+        let parent = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
+
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, Some(&parent)).unwrap();
+
+        assert!(lower.descriptors().eq(parent.descriptors()));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn a_disk_that_is_only_read_makes_no_file() {
         let folder = folder("silent");
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 4096]).unwrap();
-        let lower = Lower::open(std::slice::from_ref(&image), 4096).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
         let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
 
         disk.read_at(0, &mut [0; 10]).unwrap();
@@ -282,17 +436,18 @@ mod tests {
         let folder = folder("flipped");
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 4096]).unwrap();
-        let lower = Lower::open(std::slice::from_ref(&image), 4096).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
         let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
         disk.write_at(0, &[3; 4096]).unwrap();
         let path = folder.join("disk.layer");
-        disk.save(&path).unwrap();
+        disk.freeze().unwrap();
+        disk.lower().save(1, &path).unwrap();
         let mut stored = std::fs::read(&path).unwrap();
         let last = stored.len() - 1;
         stored[last] ^= 1;
         std::fs::write(&path, stored).unwrap();
 
-        let error = Lower::open(&[image, path], 4096).unwrap_err();
+        let error = Lower::open(&[image, path], 4096, None).unwrap_err();
 
         assert_eq!(error.code(), forkd_proto::control::ErrorCode::Damaged);
         std::fs::remove_dir_all(folder).unwrap();

@@ -2,6 +2,7 @@
 
 pub mod acpi;
 pub mod boot;
+pub mod branch;
 pub mod bus;
 pub mod console;
 pub mod control;
@@ -16,8 +17,10 @@ pub mod machine;
 pub mod mapping;
 pub mod memory;
 pub mod pagemap;
+pub mod plan;
 pub mod probe;
 pub mod process;
+pub mod save;
 pub mod serve;
 pub mod snapshot;
 pub mod tap;

@@ -67,7 +67,7 @@ fn machine(path: &Path) -> Result<(), Error> {
     let mut server = Server::new(machine, place)?;
     server.open()?;
     say(&Event::Listening { pid: std::process::id() });
-    server.machine().resume();
+    server.machine().resume()?;
     match server.run() {
         End::Error(message) => {
             eprintln!("the machine ended: {message}");

@@ -40,7 +40,8 @@ pub fn fork_into(cgroup: Option<&Path>) -> Result<Forked, Error> {
         args.cgroup = folder.as_raw_fd().unsigned_abs().into();
     }
     // SAFETY: without CLONE_VM this is fork(2): the child runs on a copy of this stack.  A zygote
-    // has one thread, so no lock of this process can be held by a thread that the child lacks.
+    // has one thread; those that a machine has besides the caller's are parked, outside of the
+    // allocator, so no lock that the child needs can be held by a thread that it lacks.
     let pid = unsafe {
         libc::syscall(libc::SYS_clone3, &raw const args, std::mem::size_of::<libc::clone_args>())
     };
@@ -265,6 +266,49 @@ pub fn duplicate(fd: &impl std::os::fd::AsFd) -> Result<OwnedFd, Error> {
 pub fn close_in_child(fd: i32) -> Result<(), Error> {
     // SAFETY: nothing in the child uses the descriptor any more.
     if unsafe { libc::close(fd) } < 0 { Err(Error::last_os("close")) } else { Ok(()) }
+}
+
+/// Closes every descriptor of this process but those in `keep`.
+///
+/// For a forked child, whose memory holds objects of its parent that it never drops.
+///
+/// # Errors
+///
+/// [`Error::Io`] if `/proc` does not list them.
+pub fn close_all_but(keep: &[i32]) -> Result<(), Error> {
+    let listed = std::fs::read_dir("/proc/self/fd").map_err(Error::io("list descriptors"))?;
+    let open: Vec<i32> = listed
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|fd| !keep.contains(fd))
+        .collect();
+    for fd in open {
+        // SAFETY: nothing in the child uses the descriptor any more.  The one that the list was
+        // read from is closed already.
+        unsafe { libc::close(fd) };
+    }
+    Ok(())
+}
+
+/// Whether this process hears of its children's ends and reaps them, or they vanish by themselves.
+pub fn mind_children(mind: bool) {
+    let what = if mind { libc::SIG_DFL } else { libc::SIG_IGN };
+    // SAFETY: sets one of the two standard dispositions of a valid signal.
+    unsafe { libc::signal(libc::SIGCHLD, what) };
+}
+
+/// Has the kernel kill this process when `parent`, which forked it, ends.
+///
+/// # Errors
+///
+/// [`Error::State`] if it has ended already.
+pub fn end_with(parent: u32) -> Result<(), Error> {
+    // SAFETY: takes a signal number; no memory involved.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if std::os::unix::process::parent_id() == parent {
+        Ok(())
+    } else {
+        Err(Error::State("the zygote has ended"))
+    }
 }
 
 /// Whether `file` has something to read now.

@@ -3,27 +3,33 @@
 //! It is the process's first thread.  The machine belongs to it; vCPU threads see
 //! only the bus.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_proto::control::{Event, ExitReason, MachineRequest, PauseReply};
+use forkd_proto::control::{Branch, BranchReply, Event, ExitReason, MachineRequest, PauseReply};
 use forkd_proto::frame::Kind;
 use forkd_proto::limits::AGENT_PORT;
 use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use crate::branch::Branched;
 use crate::bus::End;
 use crate::console;
 use crate::control::{Control, Token};
 use crate::error::Error;
 use crate::handshake::Handshake;
 use crate::machine::{Machine, Place};
+use crate::{process, save};
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 32;
+/// Longest report of a seed; longer ones are cut, and so no report.
+const REPORT_BYTES_MAX: usize = 4096;
 
 // What the upper half of an epoll token says; the lower half is the token within that group.
 const TAG_END: u64 = 1 << 32;
@@ -32,6 +38,7 @@ const TAG_VSOCK: u64 = 3 << 32;
 const TAG_TAP: u64 = 4 << 32;
 const TAG_HANDSHAKE: u64 = 5 << 32;
 const TAG_REST: u64 = 6 << 32;
+const TAG_BRANCH: u64 = 7 << 32;
 const TAG_MASK: u64 = !0 << 32;
 
 /// A folder and a poll loop for one machine.
@@ -51,6 +58,16 @@ pub struct Server {
     place: Place,
     control: Option<Control>,
     pending: VecDeque<(Token, Vec<u8>)>,
+    branches: BTreeMap<u32, Branching>,
+    next_branch: u32,
+}
+
+/// A branch whose seed does not listen yet.
+#[derive(Debug)]
+struct Branching {
+    token: Token,
+    report: File,
+    reply: BranchReply,
 }
 
 /// Why a poll loop came back.
@@ -70,7 +87,14 @@ impl Server {
     ///
     /// [`Error::Io`].
     pub fn new(machine: Machine, place: Place) -> Result<Self, Error> {
-        let server = Self { machine, place, control: None, pending: VecDeque::new() };
+        let server = Self {
+            machine,
+            place,
+            control: None,
+            pending: VecDeque::new(),
+            branches: BTreeMap::new(),
+            next_branch: 0,
+        };
         let bus = server.machine.bus();
         server.watch(bus.ended().as_raw_fd(), TAG_END)?;
         server.watch(bus.rest().as_raw_fd(), TAG_REST)?;
@@ -112,7 +136,7 @@ impl Server {
         let stream = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
         let mut handshake = Handshake::start(stream, child)?;
         self.watch(handshake.stream().as_raw_fd(), TAG_HANDSHAKE)?;
-        self.machine.resume();
+        self.machine.resume()?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -179,6 +203,7 @@ impl Server {
                 TAG_VSOCK => self.machine.bus().vsock(|vsock| vsock.on_socket(token)),
                 TAG_TAP => self.machine.bus().poll_tap(),
                 TAG_REST => self.machine.bus().serve_rest(),
+                TAG_BRANCH => self.on_seed(token),
                 TAG_HANDSHAKE => woke = Woke::Handshake,
                 _ => {}
             }
@@ -196,14 +221,15 @@ impl Server {
 
     fn answer_pending(&mut self) {
         while let Some((token, request)) = self.pending.pop_front() {
-            let answer = self.handle(&request);
+            let Some(answer) = self.handle(token, &request).transpose() else { continue };
             if let Some(control) = &mut self.control {
                 control.answer(token, answer);
             }
         }
     }
 
-    fn handle(&mut self, request: &[u8]) -> Result<Value, Error> {
+    /// Does what is asked.  `None` if the answer comes later.
+    fn handle(&mut self, token: Token, request: &[u8]) -> Result<Option<Value>, Error> {
         let machine = &mut self.machine;
         let reply = match MachineRequest::parse(request)? {
             MachineRequest::Status => json!(machine.status()),
@@ -212,14 +238,60 @@ impl Server {
                 machine.pause()?;
                 json!(PauseReply::default())
             }
-            MachineRequest::Resume => json!(PauseReply { pause_ms: machine.resume() }),
+            MachineRequest::Resume => json!(PauseReply { pause_ms: machine.resume()? }),
             MachineRequest::Save(save) => json!(machine.save(&save.directory)?),
+            MachineRequest::Branch(branch) => {
+                self.branch(token, &branch)?;
+                return Ok(None);
+            }
+            MachineRequest::Reset(_) => return Err(Error::State("not yet")),
             MachineRequest::Stop => {
                 machine.bus().end(End::Stopped);
                 json!({})
             }
         };
-        Ok(reply)
+        Ok(Some(reply))
+    }
+
+    /// Forks a seed; answers when that listens.
+    fn branch(&mut self, token: Token, request: &Branch) -> Result<(), Error> {
+        save::check_empty(&request.directory)?;
+        // Nobody waits for seeds, which outlive the request.
+        process::mind_children(false);
+        let (report, theirs) = process::pipe()?;
+        match self.machine.branch(request.cgroup.as_deref())? {
+            Branched::Seed(seed) => seed.live(&request.directory, &theirs),
+            Branched::Source { pid, pause_ms } => {
+                let reply = BranchReply { pid: pid.unsigned_abs(), pause_ms };
+                let number = self.next_branch;
+                self.next_branch = number.wrapping_add(1);
+                self.watch(report.as_raw_fd(), TAG_BRANCH | u64::from(number))?;
+                self.branches.insert(number, Branching { token, report, reply });
+                Ok(())
+            }
+        }
+    }
+
+    /// A seed listens, or has failed.
+    fn on_seed(&mut self, number: u32) {
+        let Some(mut branching) = self.branches.remove(&number) else { return };
+        let Some(control) = &mut self.control else { return };
+        let mut said = [0; REPORT_BYTES_MAX];
+        let read = branching.report.read(&mut said).unwrap_or(0);
+        match serde_json::from_slice::<Value>(&said[..read]) {
+            Ok(Value::Object(members)) if members.is_empty() => {
+                if !control.answer(branching.token, Ok(branching.reply)) {
+                    process::kill(branching.reply.pid.cast_signed());
+                }
+            }
+            Ok(error) => {
+                control.send(branching.token, Kind::Error, &error);
+            }
+            Err(_) => {
+                let error = Error::State("the seed ended before it listened");
+                control.answer::<()>(branching.token, Err(error));
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! (`Documentation/virt/kvm/api.rst`, `immediate_exit`).
 
 use std::cell::Cell;
+use std::fmt;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use crate::bus::{Bus, End};
 use crate::cpu::VcpuState;
 use crate::error::Error;
+use crate::mapping;
 
 /// Longest wait for vCPUs to stop.  They stop in microseconds; this ends a wait on a broken host.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,19 +40,31 @@ enum Mode {
     End,
 }
 
-#[derive(Debug)]
+/// What each parked thread is to do with its vCPU.
+type Work = Arc<dyn Fn(usize, &VcpuFd) + Send + Sync>;
+
 struct Inner {
     mode: Mode,
     parked: usize,
-    save: bool,
-    saved: Vec<Option<Result<VcpuState, Error>>>,
+    /// A vCPU has run its last: the machine is over.
+    over: bool,
+    work: Option<Work>,
+    /// Whether each thread still has `work` before it.
+    waiting: Vec<bool>,
+    stopped_at: Option<Instant>,
+    running_at: Option<Instant>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("mode", &self.mode).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
 struct Shared {
     inner: Mutex<Inner>,
     changed: Condvar,
-    msr_indices: Vec<u32>,
 }
 
 impl Shared {
@@ -67,23 +81,28 @@ pub struct Vcpus {
 }
 
 impl Vcpus {
-    /// Starts one thread per vCPU, parked.
+    /// Starts one thread per vCPU, parked.  `run_bytes` is the size of what each shares with KVM.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if a thread or the signal handler cannot be made.
-    pub fn start(fds: Vec<VcpuFd>, bus: &Arc<Bus>, msr_indices: Vec<u32>) -> Result<Self, Error> {
+    pub fn start(fds: Vec<VcpuFd>, bus: &Arc<Bus>, run_bytes: usize) -> Result<Self, Error> {
         install_handler()?;
         let inner = Inner {
             mode: Mode::Park,
             parked: 0,
-            save: false,
-            saved: fds.iter().map(|_| None).collect(),
+            over: false,
+            work: None,
+            waiting: vec![false; fds.len()],
+            stopped_at: None,
+            running_at: None,
         };
-        let shared =
-            Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new(), msr_indices });
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
         let mut vcpus = Self { shared, threads: Vec::with_capacity(fds.len()) };
-        for (id, fd) in fds.into_iter().enumerate() {
+        for (id, mut fd) in fds.into_iter().enumerate() {
+            // In a fork it would hold this machine's VM, whatever descriptors are closed there.
+            let page = ptr::from_mut(fd.get_kvm_run()).cast();
+            mapping::keep_from_forks(page, run_bytes as u64)?;
             let (shared, bus) = (Arc::clone(&vcpus.shared), Arc::clone(bus));
             let thread = std::thread::Builder::new()
                 .name(format!("vcpu{id}"))
@@ -95,10 +114,29 @@ impl Vcpus {
         Ok(vcpus)
     }
 
-    /// Lets the guest run.
-    pub fn resume(&self) {
-        self.shared.lock().mode = Mode::Run;
+    /// Lets the guest run, and returns when all vCPUs do.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if one does not within [`STOP_TIMEOUT`].
+    pub fn resume(&self) -> Result<(), Error> {
+        let mut inner = self.shared.lock();
+        inner.mode = Mode::Run;
         self.shared.changed.notify_all();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while inner.parked > 0 && !inner.over {
+            inner = self.wait(inner, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// For how long the guest stood still before the last [`Self::resume`]: from the first vCPU
+    /// that stopped to the last one that ran again.
+    #[must_use]
+    pub fn stood_still(&self) -> Duration {
+        let inner = self.shared.lock();
+        let times = inner.running_at.zip(inner.stopped_at);
+        times.map_or(Duration::ZERO, |(running, stopped)| running - stopped)
     }
 
     /// Stops all vCPUs, and returns when the last one has.
@@ -122,19 +160,46 @@ impl Vcpus {
     /// # Errors
     ///
     /// [`Error::Kvm`] if one cannot be read, [`Error::State`] if they are running.
-    pub fn save(&self) -> Result<Vec<VcpuState>, Error> {
+    pub fn save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
+        let msr_indices = Arc::clone(msr_indices);
+        self.each(move |_, fd| VcpuState::save(fd, &msr_indices))
+    }
+
+    /// Has each vCPU's thread do `work`, all at once; they must be paused.
+    ///
+    /// When it returns, no thread holds anything of the work, nor a lock of the allocator.
+    ///
+    /// # Errors
+    ///
+    /// The first of `work`'s; [`Error::State`] if the vCPUs are running, or one does not answer.
+    pub fn each<R: Send + 'static>(
+        &self,
+        work: impl Fn(usize, &VcpuFd) -> Result<R, Error> + Send + Sync + 'static,
+    ) -> Result<Vec<R>, Error> {
+        let results: Vec<Mutex<Option<Result<R, Error>>>> =
+            self.threads.iter().map(|_| Mutex::new(None)).collect();
+        let results = Arc::new(results);
+        let sink = Arc::clone(&results);
         let mut inner = self.shared.lock();
-        if inner.mode != Mode::Park {
-            return Err(Error::State("the vCPUs are running; pause the machine first"));
+        if inner.mode != Mode::Park || inner.over {
+            return Err(Error::State("the vCPUs are not paused"));
         }
-        inner.save = true;
+        inner.work = Some(Arc::new(move |id, fd| {
+            let result = work(id, fd);
+            *sink[id].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        }));
+        inner.waiting.fill(true);
         self.shared.changed.notify_all();
         let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.saved.iter().any(Option::is_none) {
+        while inner.waiting.contains(&true) {
             inner = self.wait(inner, deadline)?;
         }
-        inner.save = false;
-        inner.saved.iter_mut().filter_map(Option::take).collect()
+        inner.work = None;
+        drop(inner);
+        let take = |slot: &Mutex<Option<Result<R, Error>>>| {
+            slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
+        results.iter().filter_map(take).collect()
     }
 
     fn wait<'a>(
@@ -203,6 +268,7 @@ fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
             // The machine is over for all vCPUs; wait to be told so.
             let mut inner = shared.lock();
             inner.parked += 1;
+            inner.over = true;
             shared.changed.notify_all();
             while inner.mode != Mode::End {
                 inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
@@ -218,16 +284,29 @@ fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
     fd.set_kvm_immediate_exit(0);
     let mut inner = shared.lock();
     if inner.mode == Mode::Park {
+        if inner.parked == 0 {
+            inner.stopped_at = Some(Instant::now());
+        }
         inner.parked += 1;
         shared.changed.notify_all();
         while inner.mode == Mode::Park {
-            if inner.save && inner.saved[id].is_none() {
-                inner.saved[id] = Some(VcpuState::save(fd, &shared.msr_indices));
+            let work = inner.work.clone().filter(|_| inner.waiting[id]);
+            if let Some(work) = work {
+                drop(inner);
+                work(id, fd);
+                drop(work);
+                inner = shared.lock();
+                inner.waiting[id] = false;
                 shared.changed.notify_all();
+            } else {
+                inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
             }
-            inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
         inner.parked -= 1;
+        if inner.parked == 0 {
+            inner.running_at = Some(Instant::now());
+            shared.changed.notify_all();
+        }
     }
     inner.mode == Mode::Run
 }

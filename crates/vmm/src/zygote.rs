@@ -21,23 +21,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_proto::control::{
-    Child, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest, ZygoteStatus,
+    Child, ErrorBody, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest,
+    ZygoteStatus,
 };
 use forkd_proto::frame::Kind;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::control::{Control, Token};
 use crate::error::Error;
-use crate::machine::ForkPlan;
+use crate::plan::ForkPlan;
 use crate::process::{self, Forked};
 use crate::serve::{self, Server};
 
 /// Children of one zygote that may be on their way to ready at the same time; the rest wait.
 ///
 /// A host with few processors gains nothing from more, and each waits in the kernel a good part of
-/// its way (DESIGN §3), so it is well above the number of processors.
+/// its way, so it is well above the number of processors.
 pub const STARTING_MAX: usize = 64;
 /// How often a child is forked whose guest ends before its agent has answered.
 pub const ATTEMPTS_MAX: u32 = 3;
@@ -60,7 +61,13 @@ const TAG_MASK: u64 = !0 << 32;
 enum Report {
     Ready { pid: i32, ms: ForkMs },
     Failed { pid: i32, stage: String, code: ErrorCode, message: String, ended: bool },
+    Done { pid: i32, reply: Value },
+    Refused { pid: i32, error: ErrorBody },
 }
+
+mod help;
+
+use help::{Helper, Task};
 
 #[derive(Debug)]
 struct Alive {
@@ -84,7 +91,8 @@ struct Batch {
 /// The zygote's process.
 #[derive(Debug)]
 pub struct Zygote {
-    plan: ForkPlan,
+    plan: Arc<ForkPlan>,
+    helpers: BTreeMap<i32, Helper>,
     epoll: Arc<Epoll>,
     control: Control,
     reports: (File, File),
@@ -103,8 +111,16 @@ impl Zygote {
     ///
     /// Those of [`ForkPlan::load`]; [`Error::Io`].
     pub fn start(config: &ZygoteConfig) -> Result<Self, Error> {
+        Self::serve(ForkPlan::load(config)?, &config.directory)
+    }
+
+    /// Listens at `zygote.sock` in `directory`, to fork what `plan` says.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`].
+    pub fn serve(plan: ForkPlan, directory: &Path) -> Result<Self, Error> {
         process::raise_file_limit();
-        let plan = ForkPlan::load(config)?;
         let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
         let reports = process::pipe()?;
         let signals = process::child_signals()?;
@@ -113,9 +129,10 @@ impl Zygote {
             let event = EpollEvent::new(EventSet::IN, tag);
             epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))?;
         }
-        let control = Control::listen(&config.directory.join("zygote.sock"), &epoll, TAG_CONTROL)?;
+        let control = Control::listen(&directory.join("zygote.sock"), &epoll, TAG_CONTROL)?;
         Ok(Self {
-            plan,
+            plan: Arc::new(plan),
+            helpers: BTreeMap::new(),
             epoll,
             control,
             reports,
@@ -128,7 +145,7 @@ impl Zygote {
         })
     }
 
-    /// Serves requests until told to stop.  In a forked child, returns when that machine is over.
+    /// Serves requests until told to stop.
     ///
     /// # Errors
     ///
@@ -152,13 +169,19 @@ impl Zygote {
             self.fork_waiting();
         }
         self.control.unlink();
+        for (pid, helper) in &self.helpers {
+            process::kill(*pid);
+            helper.task.undo();
+        }
         Ok(())
     }
 
     fn on_control(&mut self, token: Token) {
         for request in self.control.on_socket(token) {
             match ZygoteRequest::parse(&request) {
-                Err(error) => self.control.answer::<()>(token, Err(error.into())),
+                Err(error) => {
+                    self.control.answer::<()>(token, Err(error.into()));
+                }
                 Ok(ZygoteRequest::Status) => {
                     let status = self.status();
                     self.control.answer(token, Ok(status));
@@ -168,6 +191,8 @@ impl Zygote {
                     self.control.answer(token, Ok(json!({})));
                 }
                 Ok(ZygoteRequest::Fork(fork)) => self.accept(token, fork),
+                Ok(ZygoteRequest::Save(save)) => self.help(token, Task::Save(save)),
+                Ok(ZygoteRequest::Derive(derive)) => self.help(token, Task::Derive(derive)),
             }
         }
     }
@@ -179,7 +204,7 @@ impl Zygote {
             children: self.children.len() as u64,
             memory_bytes,
             vcpus,
-            resident_bytes: self.plan.resident_bytes(),
+            resident_bytes: self.plan.ram().resident_bytes(),
         }
     }
 
@@ -315,7 +340,12 @@ impl Zygote {
     }
 
     fn on_report(&mut self, report: Report) {
-        let (Report::Ready { pid, .. } | Report::Failed { pid, .. }) = &report;
+        let pid = match &report {
+            Report::Ready { pid, .. } | Report::Failed { pid, .. } => pid,
+            Report::Done { pid, .. } | Report::Refused { pid, .. } => {
+                return self.on_help(*pid, report);
+            }
+        };
         let Some(child) = self.children.get_mut(pid) else { return };
         let Some(number) = child.batch.take() else { return };
         let id = child.child.id.clone();
@@ -339,6 +369,7 @@ impl Zygote {
                     self.report_failed(number, id, &stage, code, message);
                 }
             }
+            Report::Done { .. } | Report::Refused { .. } => {}
         }
     }
 
@@ -392,6 +423,9 @@ impl Zygote {
             self.read_reports()?;
         }
         while let Some((pid, status)) = process::reap() {
+            if let Some(helper) = self.helpers.remove(&pid) {
+                self.help_failed(&helper, status);
+            }
             let Some(child) = self.children.remove(&pid) else { continue };
             if let Some(number) = child.batch {
                 remove_files(&child.child.directory);

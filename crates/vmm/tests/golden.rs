@@ -52,7 +52,7 @@ fn layers_are_opened() {
         let image = scratch("image");
         std::fs::write(&image, [0; 4096]).unwrap();
 
-        let opened = Lower::open(&[image.clone(), golden(release, "disk.layer")], 2 << 30);
+        let opened = Lower::open(&[image.clone(), golden(release, "disk.layer")], 2 << 30, None);
 
         std::fs::remove_file(image).unwrap();
         assert_eq!(opened.unwrap().size_bytes(), 2 << 30, "{release}");

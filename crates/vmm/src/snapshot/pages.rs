@@ -16,7 +16,7 @@ use crate::layout::PAGE_SIZE;
 use crate::memory::{Ram, address_of};
 use crate::pagemap::Pagemap;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
-use crate::snapshot::runs::{Collector, Index, Run, Table};
+use crate::snapshot::runs::{Collector, Index, Run, Table, Units};
 
 /// Pages that are copied at a time.
 const COPY_PAGES: u64 = 256;
@@ -155,39 +155,9 @@ impl Parent {
     }
 }
 
-/// One bit per page.
-struct Pages(Vec<u64>);
-
-impl Pages {
-    fn none_of(memory_bytes: u64) -> Self {
-        let words = (memory_bytes / PAGE_SIZE).div_ceil(64);
-        Self(vec![0; usize::try_from(words).unwrap_or(0)])
-    }
-
-    fn add(&mut self, page: u64) {
-        if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.0.get_mut(at)) {
-            *word |= 1 << (page % 64);
-        }
-    }
-
-    fn add_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
-        for run in runs {
-            (run.first..run.first + run.count).for_each(|page| self.add(page));
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.0.iter().zip((0..).step_by(64)).filter(|(word, _)| **word != 0).flat_map(
-            |(word, first)| {
-                (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
-            },
-        )
-    }
-}
-
 /// Pages of `ram` that may differ from what `parent` says.
-fn candidates(ram: &Ram, lineage: &Lineage, parent: &Parent) -> Result<Pages, Error> {
-    let mut pages = Pages::none_of(ram.bytes());
+fn candidates(ram: &Ram, lineage: &Lineage, parent: &Parent) -> Result<Units, Error> {
+    let mut pages = Units::none_of(ram.bytes());
     Pagemap::own()?.private(ram.view(), |private| {
         pages.add(private.page);
         true
@@ -256,16 +226,6 @@ fn copy_runs(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pages_come_back_in_order() {
-        let mut pages = Pages::none_of(1000 * PAGE_SIZE);
-        for page in [999, 0, 64, 63, 1000 * 64] {
-            pages.add(page);
-        }
-
-        assert_eq!(pages.iter().collect::<Vec<_>>(), [0, 63, 64, 999]);
-    }
 
     #[test]
     fn a_run_is_cut_at_every_boundary() {

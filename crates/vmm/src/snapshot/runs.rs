@@ -133,6 +133,43 @@ impl Index {
     }
 }
 
+/// A set of units: one bit for each that there could be.
+#[derive(Debug)]
+pub struct Units(Vec<u64>);
+
+impl Units {
+    /// None of the units of `total_bytes`.
+    #[must_use]
+    pub fn none_of(total_bytes: u64) -> Self {
+        let words = (total_bytes / UNIT_BYTES).div_ceil(64);
+        Self(vec![0; usize::try_from(words).unwrap_or(0)])
+    }
+
+    /// Adds one; nothing happens if there can be no such unit.
+    pub fn add(&mut self, unit: u64) {
+        if let Some(word) = usize::try_from(unit / 64).ok().and_then(|at| self.0.get_mut(at)) {
+            *word |= 1 << (unit % 64);
+        }
+    }
+
+    /// Adds all units of some runs.
+    pub fn add_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        for run in runs {
+            for unit in run.first..run.first + run.count {
+                self.add(unit);
+            }
+        }
+    }
+
+    /// The units, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let words = self.0.iter().zip((0..).step_by(64)).filter(|(word, _)| **word != 0);
+        words.flat_map(|(word, first)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        })
+    }
+}
+
 /// Collects single units into runs.  Units must be added in ascending order.
 #[derive(Debug, Default)]
 pub struct Collector {
@@ -160,6 +197,16 @@ mod tests {
     use super::*;
     use crate::snapshot::header::Kind;
     use forkd_proto::control::ErrorCode;
+
+    #[test]
+    fn units_come_back_in_order() {
+        let mut units = Units::none_of(1000 * UNIT_BYTES);
+        for unit in [999, 0, 64, 63, 1000 * 64] {
+            units.add(unit);
+        }
+
+        assert_eq!(units.iter().collect::<Vec<_>>(), [0, 63, 64, 999]);
+    }
 
     #[test]
     fn a_unit_is_found_where_its_run_lies_and_nowhere_else() {

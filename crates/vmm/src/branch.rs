@@ -1,0 +1,129 @@
+//! Branching: a running machine forks a seed of itself, and goes on.
+//!
+//! ```text
+//!   source    pause ─ state ─ freeze the disk ─ fork(2) ─ resume ─────────────► runs on
+//!                                                  └► seed: lets go of everything that is the
+//!                                                     source's, serves `fork` and `save`
+//! ```
+//!
+//! The kernel's copy-on-write is the snapshot: memory, vCPUs, devices and disk are
+//! those of one instant, at which no vCPU ran and no device acted.  The seed is a
+//! zygote like any other from then on ([`crate::zygote`]).
+//!
+//! A process with several threads forks here.  The vCPU threads are parked, hold
+//! nothing of the allocator ([`crate::vcpu::Vcpus::each`]), and do not exist in the seed.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::disk::Lower;
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::memory::Ram;
+use crate::plan::ForkPlan;
+use crate::process::{self, Forked};
+use crate::snapshot::state::MachineState;
+use crate::zygote::Zygote;
+
+/// Which process a branch came back in.
+#[derive(Debug)]
+pub enum Branched {
+    /// The source.
+    Source {
+        /// The seed's process id.
+        pid: i32,
+        /// For how long the guest stood still, in milliseconds; 0 if it did before.
+        pause_ms: f64,
+    },
+    /// The seed, which has nothing more to do with the machine.
+    Seed(Box<Seed>),
+}
+
+/// What a seed keeps of the machine that it was.
+#[derive(Debug)]
+pub struct Seed {
+    state: MachineState,
+    ram: Ram,
+    lower: Option<Lower>,
+    origin: Option<Arc<ForkPlan>>,
+}
+
+impl Machine {
+    /// Forks a seed, into `cgroup` or where this process is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::State`] if a vCPU does
+    /// not stop.  The guest goes on in any case, unless it was paused before.
+    pub fn branch(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
+        let running = self.paused_since.is_none();
+        self.pause()?;
+        let forked = self.fork_paused(cgroup);
+        if running && !matches!(forked, Ok(Branched::Seed(_))) {
+            self.resume()?;
+        }
+        let branched = forked?;
+        Ok(match branched {
+            Branched::Source { pid, .. } if running => {
+                let pause_ms = self.vcpus.stood_still().as_secs_f64() * 1e3;
+                Branched::Source { pid, pause_ms }
+            }
+            other => other,
+        })
+    }
+
+    fn fork_paused(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
+        self.bus.settle();
+        let state = self.state()?;
+        let lower = self
+            .bus
+            .block()
+            .map(|mut block| {
+                let disk = block.device_mut().disk_mut();
+                disk.freeze().map(|()| disk.lower().clone())
+            })
+            .transpose()?;
+        match process::fork_into(cgroup)? {
+            Forked::Parent(pid) => Ok(Branched::Source { pid, pause_ms: 0.0 }),
+            Forked::Child => {
+                let (ram, origin) = (self.ram.clone(), self.origin.clone());
+                Ok(Branched::Seed(Box::new(Seed { state, ram, lower, origin })))
+            }
+        }
+    }
+}
+
+impl Seed {
+    /// The seed's whole life.  Says through `report` when it listens in `directory`: an empty
+    /// object, or the payload of an ERROR frame.
+    pub fn live(self, directory: &Path, report: &File) -> ! {
+        let (said, zygote) = match self.start(directory, report) {
+            Ok(zygote) => (json!({}), Some(zygote)),
+            Err(error) => (json!(error.body()), None),
+        };
+        // In one piece: a pipe takes this much at once or not at all.
+        let told = (&*report).write_all(said.to_string().as_bytes()).is_ok();
+        let closed = process::close_in_child(report.as_raw_fd()).is_ok();
+        // A seed that nobody waits for is nobody's.
+        let ended = match zygote {
+            Some(zygote) if told && closed => zygote.run(),
+            _ => process::exit_now(1),
+        };
+        process::exit_now(i32::from(ended.is_err()))
+    }
+
+    fn start(self, directory: &Path, report: &File) -> Result<Zygote, Error> {
+        let mut keep = vec![0, 1, 2, report.as_raw_fd()];
+        keep.extend(self.lower.iter().flat_map(Lower::descriptors));
+        process::close_all_but(&keep)?;
+        process::new_session()?;
+        process::mind_children(true);
+        let plan = ForkPlan::of_live(self.state, self.ram, self.lower, self.origin.as_deref())?;
+        Zygote::serve(plan, directory)
+    }
+}

@@ -1,0 +1,315 @@
+//! A fork point: everything that its forks share, prepared once.
+//!
+//! A zygote loads one from the files of a snapshot, or takes over that of its
+//! parent and puts a delta on it; a seed makes one of the machine that it was a
+//! moment ago.  From then on they are the same.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use forkd_proto::control::{Child, Derive, DiskConfig, ZygoteConfig};
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+use crate::bus::{Bus, Lines};
+use crate::cpu::{self, VcpuState};
+use crate::disk::{HostDisk, Lower};
+use crate::error::Error;
+use crate::machine::{Machine, Place, saved_devices};
+use crate::memory::Ram;
+use crate::snapshot::pages::Lineage;
+use crate::snapshot::state::MachineState;
+use crate::vcpu::Vcpus;
+use crate::warmth::Warmth;
+use crate::{generation, layout, vm};
+
+/// Largest difference of TSC frequencies that needs no scaling: 1 in this many.
+const TSC_TOLERANCE: u32 = 100;
+
+/// What this host's KVM gives a fresh vCPU, asked once.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The MSRs that are saved.
+    pub msr_indices: Arc<[u32]>,
+    /// The values that a fresh vCPU has in them.
+    defaults: Arc<[kvm_msr_entry]>,
+    /// The frequency to ask for, if the guest has seen another than this host's.
+    tsc_khz: Option<u32>,
+}
+
+/// The fork point.
+#[derive(Debug)]
+pub struct ForkPlan {
+    kvm: Kvm,
+    state: MachineState,
+    ram: Ram,
+    lineage: Lineage,
+    lower: Option<Lower>,
+    cpuids: Vec<CpuId>,
+    msrs: Vec<Vec<Msrs>>,
+    host: Host,
+    warmth: OnceLock<Warmth>,
+}
+
+impl ForkPlan {
+    /// Reads and verifies a snapshot, and checks it against this host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotOurs`], [`Error::TooNew`], [`Error::Damaged`] naming a file;
+    /// [`Error::CpuMismatch`] naming what this host lacks; [`Error::Kvm`], [`Error::Io`].
+    pub fn load(config: &ZygoteConfig) -> Result<Self, Error> {
+        let state = MachineState::read(&config.state)?;
+        let kvm = open_kvm()?;
+        check_host(&kvm, &state)?;
+        let lower = open_lower(&state, config.disk.as_ref(), None)?;
+        let lineage = Lineage::of(&config.memory)?;
+        let ram = Ram::load(state.memory_bytes, &config.memory)?;
+        Self::new(kvm, state, ram, lineage, lower, None)
+    }
+
+    /// Puts a delta over this one.  To be called in a process forked for the purpose: the memory
+    /// of this plan becomes that of the result.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`].
+    pub fn derive(&self, config: &Derive) -> Result<Self, Error> {
+        let state = MachineState::read(&config.state)?;
+        if state.memory_bytes != self.state.memory_bytes {
+            return Err(Error::Damaged(format!(
+                "{} is of a machine with {} bytes of memory, its parent has {}",
+                config.state.display(),
+                state.memory_bytes,
+                self.state.memory_bytes
+            )));
+        }
+        let kvm = open_kvm()?;
+        check_host(&kvm, &state)?;
+        let lower = open_lower(&state, config.disk.as_ref(), self.lower.as_ref())?;
+        let link = Lineage::of(std::slice::from_ref(&config.memory))?;
+        let mut ram = self.ram.clone();
+        ram.overlay(&config.memory)?;
+        Self::new(kvm, state, ram, self.lineage.clone().with(link), lower, None)
+    }
+
+    /// The fork point that a machine is at.  To be called in a process forked for the purpose,
+    /// without the machine's descriptors of KVM: its memory becomes that of the result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused.
+    pub fn of_live(
+        state: MachineState,
+        ram: Ram,
+        lower: Option<Lower>,
+        origin: Option<&Self>,
+    ) -> Result<Self, Error> {
+        let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
+        let plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
+        if let Some(warmth) = origin.and_then(|origin| origin.warmth.get()) {
+            // Forks of forks write what forks write.
+            drop(plan.warmth.set(warmth.clone()));
+        }
+        Ok(plan)
+    }
+
+    fn new(
+        kvm: Kvm,
+        state: MachineState,
+        ram: Ram,
+        lineage: Lineage,
+        lower: Option<Lower>,
+        origin: Option<&Self>,
+    ) -> Result<Self, Error> {
+        let cpuids = state.vcpus.iter().map(VcpuState::kvm_cpuid).collect::<Result<Vec<_>, _>>()?;
+        let host = match origin {
+            Some(origin) => origin.host.clone(),
+            None => Host::ask(&kvm, &state.vcpus, cpuids.first())?,
+        };
+        let msrs = state
+            .vcpus
+            .iter()
+            .map(|vcpu| vcpu.msrs_beyond(&host.defaults))
+            .collect::<Result<_, _>>()?;
+        let warmth = OnceLock::new();
+        Ok(Self { kvm, state, ram, lineage, lower, cpuids, msrs, host, warmth })
+    }
+
+    /// Bytes of guest memory, and number of vCPUs.
+    #[must_use]
+    pub fn size(&self) -> (u64, u8) {
+        (self.state.memory_bytes, u8::try_from(self.cpuids.len()).unwrap_or(layout::VCPUS_MAX))
+    }
+
+    /// The machine's state at the fork point.
+    #[must_use]
+    pub fn state(&self) -> &MachineState {
+        &self.state
+    }
+
+    /// Memory at the fork point; in a fork, that fork's.
+    #[must_use]
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// What the memory was loaded from.
+    #[must_use]
+    pub fn lineage(&self) -> &Lineage {
+        &self.lineage
+    }
+
+    /// The disk's layers at the fork point.
+    #[must_use]
+    pub fn lower(&self) -> Option<&Lower> {
+        self.lower.as_ref()
+    }
+
+    /// What was asked of this host.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// What forks write before they are ready, if it was learned.
+    #[must_use]
+    pub fn warmth(&self) -> Option<&Warmth> {
+        self.warmth.get()
+    }
+
+    /// Learns from `pid`, a fork that has just become ready, what forks write.  Once is enough.
+    pub fn learn(&self, pid: i32) {
+        if self.warmth.get().is_none() {
+            // A fork that has ended already teaches nothing; the next one will.
+            if let Ok(warmth) = Warmth::learn(self.ram.view(), pid) {
+                drop(self.warmth.set(warmth));
+            }
+        }
+    }
+
+    /// Makes a machine of its own out of this process's view of the fork point.
+    ///
+    /// To be called once, in a process forked for the purpose: the memory of the plan becomes the
+    /// machine's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::Invalid`] naming the
+    /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
+    pub fn fork(self: &Arc<Self>, child: &Child, place: &Place) -> Result<Machine, Error> {
+        if let Some(warmth) = self.warmth.get() {
+            warmth.apply();
+        }
+        let vm = Arc::new(vm::create(&self.kvm, self.ram.view())?);
+        let fds = (0..self.cpuids.len() as u64)
+            .map(|id| vm.create_vcpu(id).map_err(Error::kvm("KVM_CREATE_VCPU")))
+            .collect::<Result<Vec<_>, _>>()?;
+        vm::restore_irqchips(&vm, &self.state.irqchips)?;
+        vm::restore_clock(&vm, &self.state.clock)?;
+        for (index, fd) in fds.iter().enumerate() {
+            if let Some(khz) = self.host.tsc_khz {
+                fd.set_tsc_khz(khz).map_err(Error::kvm("KVM_SET_TSC_KHZ"))?;
+            }
+            self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
+        }
+        let limit = child.top_limit_bytes;
+        let disk = self
+            .lower
+            .as_ref()
+            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .transpose()?;
+        let tap = child.network.as_ref().map(|network| network.tap.as_str());
+        let lines = Arc::new(Lines::new(&vm));
+        let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
+        generation::renew(self.ram.view())?;
+        let bus = Arc::new(Bus::new(lines, self.ram.view().clone(), devices)?);
+        let run_bytes =
+            self.kvm.get_vcpu_mmap_size().map_err(Error::kvm("KVM_GET_VCPU_MMAP_SIZE"))?;
+        let vcpus = Vcpus::start(fds, &bus, run_bytes)?;
+        bus.raise_pending();
+        bus.announce_generation();
+        Ok(Machine {
+            vcpus,
+            bus,
+            vm,
+            ram: self.ram.clone(),
+            vcpu_count: self.size().1,
+            started: Instant::now(),
+            paused_since: Some(Instant::now()),
+            generation: self.state.generation + 1,
+            msr_indices: Arc::clone(&self.host.msr_indices),
+            origin: Some(Arc::clone(self)),
+        })
+    }
+}
+
+impl Host {
+    fn ask(kvm: &Kvm, vcpus: &[VcpuState], cpuid: Option<&CpuId>) -> Result<Self, Error> {
+        let scratch = Scratch::new(kvm)?;
+        let tsc_khz = scratch.tsc_scaling(vcpus)?;
+        let msr_indices: Arc<[u32]> = cpu::msr_indices(kvm)?.into();
+        if let Some(cpuid) = cpuid {
+            scratch.vcpu.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+        }
+        let defaults = cpu::read_msrs(&scratch.vcpu, &msr_indices)?.into();
+        Ok(Self { msr_indices, defaults, tsc_khz })
+    }
+}
+
+/// A VM with one fresh vCPU, to ask what a fresh vCPU is like.
+struct Scratch {
+    vcpu: VcpuFd,
+    _vm: VmFd,
+}
+
+impl Scratch {
+    fn new(kvm: &Kvm) -> Result<Self, Error> {
+        let vm = kvm.create_vm().map_err(Error::kvm("KVM_CREATE_VM"))?;
+        vm.create_irq_chip().map_err(Error::kvm("KVM_CREATE_IRQCHIP"))?;
+        let vcpu = vm.create_vcpu(0).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
+        Ok(Self { vcpu, _vm: vm })
+    }
+
+    /// The frequency to ask KVM for, if the saved one differs by more than the tolerance.
+    fn tsc_scaling(&self, vcpus: &[VcpuState]) -> Result<Option<u32>, Error> {
+        let saved = vcpus.first().map_or(0, |vcpu| vcpu.tsc_khz);
+        let here = self.vcpu.get_tsc_khz().unwrap_or(saved);
+        if saved == 0 || saved.abs_diff(here) <= here / TSC_TOLERANCE {
+            return Ok(None);
+        }
+        self.vcpu.set_tsc_khz(saved).map(|()| Some(saved)).map_err(|_| {
+            Error::CpuMismatch(format!(
+                "a TSC of {saved} kHz; this one runs at {here} and cannot be scaled"
+            ))
+        })
+    }
+}
+
+fn open_kvm() -> Result<Kvm, Error> {
+    Kvm::new().map_err(Error::kvm("open /dev/kvm"))
+}
+
+fn check_host(kvm: &Kvm, state: &MachineState) -> Result<(), Error> {
+    let count = u8::try_from(state.vcpus.len()).unwrap_or(layout::VCPUS_MAX);
+    let host = cpu::cpuid_for(kvm, 0, count)?;
+    state.vcpus.iter().try_for_each(|vcpu| cpu::check_features(&vcpu.cpuid, host.as_slice()))
+}
+
+/// Opens the layers that `config` names; what `parent` has open already is shared.
+fn open_lower(
+    state: &MachineState,
+    config: Option<&DiskConfig>,
+    parent: Option<&Lower>,
+) -> Result<Option<Lower>, Error> {
+    match (&state.block, config) {
+        (None, _) => Ok(None),
+        (Some((_, size)), Some(disk)) if *size == disk.size_bytes => {
+            Lower::open(&disk.layers, disk.size_bytes, parent).map(Some)
+        }
+        (Some((_, size)), _) => Err(Error::Invalid {
+            field: "disk",
+            problem: format!("the snapshot has a disk of {size} bytes, the configuration has not"),
+        }),
+    }
+}

@@ -1,0 +1,146 @@
+//! What a zygote has done for it by a process of its own, so that it goes on serving: writing out
+//! what it holds, and becoming the zygote of a delta.
+//!
+//! Such a process says what came of it through the zygote's pipe of reports.  A
+//! writer ends with its zygote; the zygote of a delta lives on.
+
+use std::os::fd::AsRawFd;
+
+use forkd_proto::control::{Derive, DeriveReply, ErrorBody, ErrorCode, SaveLink};
+use forkd_proto::frame::Kind;
+use serde_json::json;
+
+use super::{MESSAGE_BYTES_MAX, Report, Zygote};
+use crate::control::Token;
+use crate::error::Error;
+use crate::process::{self, Forked};
+use crate::save::{self, Still};
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Task {
+    Save(SaveLink),
+    Derive(Derive),
+}
+
+impl Task {
+    /// Takes back what a process that ended half-way may have left.
+    pub(super) fn undo(&self) {
+        match self {
+            Self::Save(to) => save::remove(&to.directory),
+            // Its socket; it may not have come so far.
+            Self::Derive(to) => drop(std::fs::remove_file(to.directory.join("zygote.sock"))),
+        }
+    }
+}
+
+/// A process that works, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Helper {
+    token: Token,
+    pub(super) task: Task,
+}
+
+impl Zygote {
+    /// Starts a process for `task`; the answer comes with its report.
+    pub(super) fn help(&mut self, token: Token, task: Task) {
+        let checked = match &task {
+            // Before anything is forked, and so that `undo` removes only what is ours.
+            Task::Save(to) => save::check_empty(&to.directory),
+            Task::Derive(_) => Ok(()),
+        };
+        let zygote = std::process::id();
+        match checked.and_then(|()| process::fork_into(None)) {
+            Ok(Forked::Parent(pid)) => {
+                self.helpers.insert(pid, Helper { token, task });
+            }
+            Ok(Forked::Child) => match task {
+                Task::Save(to) => self.write_out(&to, zygote),
+                Task::Derive(to) => self.become_derived(&to),
+            },
+            Err(error) => {
+                self.control.answer::<()>(token, Err(error));
+            }
+        }
+    }
+
+    /// In a writer: its whole life.
+    fn write_out(&self, to: &SaveLink, zygote: u32) -> ! {
+        let plan = &self.plan;
+        let still = Still {
+            state: plan.state(),
+            ram: plan.ram(),
+            lineage: plan.lineage(),
+            lower: plan.lower(),
+        };
+        let saved = process::end_with(zygote)
+            .and_then(|()| self.close_inherited())
+            .and_then(|()| save::save(still, to));
+        let failed = saved.is_err();
+        self.report_help(saved.map(|reply| json!(reply)));
+        process::exit_now(i32::from(failed))
+    }
+
+    /// In the zygote of a delta: its whole life.
+    fn become_derived(&self, to: &Derive) -> ! {
+        let derived = self.derive(to);
+        let pid = std::process::id();
+        let (report, zygote) = match derived {
+            Ok(zygote) => (Ok(json!(DeriveReply { pid })), Some(zygote)),
+            Err(error) => (Err(error), None),
+        };
+        self.report_help(report);
+        let closed = process::close_in_child(self.reports.1.as_raw_fd()).is_ok();
+        let ended = match zygote {
+            Some(zygote) if closed => zygote.run(),
+            _ => process::exit_now(1),
+        };
+        process::exit_now(i32::from(ended.is_err()))
+    }
+
+    fn derive(&self, to: &Derive) -> Result<Self, Error> {
+        self.close_inherited()?;
+        process::new_session()?;
+        process::unblock_child_signals();
+        Self::serve(self.plan.derive(to)?, &to.directory)
+    }
+
+    fn report_help(&self, result: Result<serde_json::Value, Error>) {
+        let pid = std::process::id().cast_signed();
+        self.send_report(&match result {
+            Ok(reply) => Report::Done { pid, reply },
+            Err(error) => {
+                let mut error = error.body();
+                let cut = error.message.floor_char_boundary(MESSAGE_BYTES_MAX);
+                error.message.truncate(cut);
+                Report::Refused { pid, error }
+            }
+        });
+    }
+
+    /// A process has said what came of its task.
+    pub(super) fn on_help(&mut self, pid: i32, report: Report) {
+        let Some(helper) = self.helpers.remove(&pid) else { return };
+        match report {
+            Report::Done { reply, .. } => {
+                let heard = self.control.answer(helper.token, Ok(reply));
+                if !heard && matches!(helper.task, Task::Derive(_)) {
+                    process::kill(pid);
+                    helper.task.undo();
+                }
+            }
+            Report::Refused { error, .. } => {
+                self.control.send(helper.token, Kind::Error, &error);
+            }
+            Report::Ready { .. } | Report::Failed { .. } => {}
+        }
+    }
+
+    /// A process has ended without a word.
+    pub(super) fn help_failed(&mut self, helper: &Helper, status: i32) {
+        helper.task.undo();
+        let message = format!("the process that worked on it ended (status {status:#x})");
+        let body = ErrorBody { code: ErrorCode::Io, message, field: None };
+        self.control.send(helper.token, Kind::Error, &body);
+    }
+}
