@@ -4,61 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import Conflict
 from forkd.model.sandbox import ForkOptions, SandboxState
-from tests.support.service_host import ROOT, TAG, until
+from tests.support.killable import KillableDaemon
+from tests.support.service_host import TAG, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.service_host import FakeHost
 
-DAEMON = """
-import asyncio, sys
-from pathlib import Path
-sys.path[:0] = [{root!r}]
-from forkd.model.sandbox import ForkOptions
-from forkd.model.snapshot import SnapshotRequest
-from tests.support.service_host import make_host, TAG
-
-async def main():
-    host = make_host(Path({folder!r}), Path({run_dir!r}))
-    async with host.service() as service:
-        {work}
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
 FORK = "await service.fork(TAG, 3, ForkOptions())"
 BAKE = """async for event in service.create_snapshot(SnapshotRequest(TAG, Path({recipe!r}))):
             pass"""
-
-
-class Daemon:
-    """A service in a process of its own that can be killed."""
-
-    def __init__(self, host: FakeHost, work: str) -> None:
-        script = DAEMON.format(
-            root=str(ROOT), folder=str(host.folder), run_dir=str(host.settings.run_dir), work=work
-        )
-        self._process = subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own
-
-    async def kill_when(self, condition: Callable[[], bool]) -> None:
-        """Kill the daemon as soon as `condition` holds."""
-        try:
-            await until(lambda: self._process.poll() is not None or condition())
-            assert self._process.poll() is None, "the daemon ended by itself"
-        finally:
-            self._process.kill()
-            self._process.wait()
 
 
 def folders_in(path: Path) -> int:
@@ -74,7 +36,7 @@ async def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(
     fake_host: FakeHost,
 ) -> None:
     recipe = fake_host.recipe(code="hang")
-    daemon = Daemon(fake_host, BAKE.format(recipe=str(recipe)))
+    daemon = KillableDaemon(fake_host, BAKE.format(recipe=str(recipe)))
     bakes = fake_host.settings.bakes_dir
     await daemon.kill_when(lambda: any(bakes.glob("*/console.log")))
     assert fake_host.vmm_processes() != []
@@ -89,7 +51,7 @@ async def test_a_daemon_killed_in_a_fork_leaves_nothing_after_the_next_start(
     fake_host: FakeHost,
 ) -> None:
     await baked(fake_host, knobs="fork=hang")
-    daemon = Daemon(fake_host, FORK)
+    daemon = KillableDaemon(fake_host, FORK)
     sandboxes = fake_host.settings.sandboxes_dir
     await daemon.kill_when(lambda: len(list(sandboxes.glob("*/control.sock"))) == 3)
     assert len(fake_host.vmm_processes()) == 4
@@ -103,7 +65,7 @@ async def test_a_daemon_killed_in_a_fork_leaves_nothing_after_the_next_start(
 async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: FakeHost) -> None:
     await baked(fake_host)
     ready = fake_host.folder / "ready"
-    daemon = Daemon(fake_host, f"{FORK}; Path({str(ready)!r}).touch()")
+    daemon = KillableDaemon(fake_host, f"{FORK}; Path({str(ready)!r}).touch()")
     await daemon.kill_when(ready.exists)
 
     async with fake_host.service() as service:
