@@ -164,6 +164,38 @@ def test_the_token_does_not_follow_a_redirect_to_another_server(web: Web) -> Non
     assert [token for _, path, token in web.seen if path == "/there"] == [None]
 
 
+def test_a_bucket_is_a_folder_whose_requests_are_signed(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/buckets/"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    with Remote("a token for others") as remote:
+        remote.push(io.BytesIO(DATA), target_of("s3://mine/team a/", "numpy", None), None)
+        url, published = remote.find(source_of("s3://mine/team a/numpy", None))
+        with remote.fetch(url, published) as pieces:
+            assert b"".join(pieces) == DATA
+
+    assert all(path.startswith("/buckets/mine/team%20a/") for path in web.files)
+    for _, _, proof in web.seen:
+        assert proof is not None
+        assert proof.startswith("AWS4-HMAC-SHA256 Credential=somebody/")
+        assert "/eu-north-1/s3/aws4_request,SignedHeaders=host;x-amz-content-sha256" in proof
+
+
+def test_a_bucket_is_asked_as_anybody_without_a_key(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", web.url("/"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    web.files["/mine/x.forkpack"] = DATA
+    with Remote() as remote, remote.fetch("s3://mine/x.forkpack", None) as pieces:
+        assert b"".join(pieces) == DATA
+
+    assert web.seen == [("GET", "/mine/x.forkpack", None)]
+
+
 def test_a_server_that_is_not_there_is_named_without_its_secrets(remote: Remote) -> None:
     url = "http://user:password@127.0.0.1:1/x.forkpack?signature=secret"
 
@@ -274,6 +306,7 @@ def test_one_version_more_than_an_index_may_have_is_refused(web: Web, remote: Re
         ("https://h/a/numpy@3", Place("https://h/a/", "numpy", "3")),
         ("https://h/a/x.forkpack", Place("https://h/a/x.forkpack")),
         ("https://h/a/x?sig=1", Place("https://h/a/x?sig=1")),
+        ("s3://bucket/a/numpy@3", Place("s3://bucket/a/", "numpy", "3")),
     ],
 )
 def test_what_a_user_writes_means_one_place(source: str, place: Place) -> None:

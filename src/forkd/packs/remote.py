@@ -1,4 +1,4 @@
-"""Packs on the web: plain GET and PUT, to any server that has them, buckets included.
+"""Packs on the web: plain GET and PUT, to any server that has them, `s3://` buckets included.
 
 A URL is one of two things.  A *folder* ends with `/` and has an `index.json`; a pack in it is
 meant by `FOLDER/NAME` or `FOLDER/NAME@VERSION`.  A *file* ends with `.forkpack` or has a query,
@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from forkd.errors import Conflict, Denied, InvalidRequest, NotFound, PackError, TransportError
 from forkd.packs import index as indexes
-from forkd.packs import limits
+from forkd.packs import limits, s3
 from forkd.packs.index import INDEX_FILE, SUFFIX, Index, Published
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ TIMEOUT_S = 60.0
 
 PIECE_BYTES = 1024 * 1024
 
+_SCHEMES = ("http", "https", s3.SCHEME)
 _CHANGED = (409, 412)
 _ERRORS = {401: Denied, 403: Denied, 404: NotFound, 409: Conflict, 412: Conflict}
 
@@ -107,8 +108,8 @@ def _folder(text: str) -> str:
 
 def _checked(text: str) -> SplitResult:
     parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.fragment:
-        raise InvalidRequest(f"not an http or https URL: {shown(text)!r}", field="url")
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.fragment:
+        raise InvalidRequest(f"not an http, https or s3 URL: {shown(text)!r}", field="url")
     return parts
 
 
@@ -128,6 +129,7 @@ class Remote:
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token
+        self._bucket = s3.Bucket.from_environment(os.environ)
         self._client = httpx.Client(
             timeout=TIMEOUT_S, follow_redirects=True, max_redirects=REDIRECTS_MAX
         )
@@ -195,7 +197,13 @@ class Remote:
     def _put_index(self, url: str, data: bytes, condition: dict[str, str]) -> bool:
         """Return whether the index was still the one that was read."""
         with self._errors(url):
-            answer = self._client.put(url, content=data, headers=self._headers(url) | condition)
+            answer = self._client.request(
+                "PUT",
+                self._address(url),
+                content=data,
+                headers=self._headers(url) | condition,
+                auth=self._auth(url),
+            )
             if answer.status_code in _CHANGED:
                 return False
             _check(answer, url)
@@ -207,17 +215,29 @@ class Remote:
         headers = self._headers(url) | {"Content-Length": str(size)}
         pieces = iter(lambda: file.read(PIECE_BYTES), b"")
         with self._errors(url):
-            _check(self._client.put(url, content=pieces, headers=headers), url)
+            answer = self._client.request(
+                "PUT", self._address(url), content=pieces, headers=headers, auth=self._auth(url)
+            )
+            _check(answer, url)
 
     @contextlib.contextmanager
     def _get(self, url: str) -> Iterator[httpx.Response]:
         headers = self._headers(url) | {"Accept-Encoding": "identity"}
-        with self._errors(url), self._client.stream("GET", url, headers=headers) as answer:
+        stream = self._client.stream(
+            "GET", self._address(url), headers=headers, auth=self._auth(url)
+        )
+        with self._errors(url), stream as answer:
             _check(answer, url)
             yield answer
 
+    def _address(self, url: str) -> str:
+        return self._bucket.address(url) if _is_bucket(url) else url
+
+    def _auth(self, url: str) -> httpx.Auth | None:
+        return self._bucket.auth() if _is_bucket(url) else None
+
     def _headers(self, url: str) -> dict[str, str]:
-        if self._token is None:
+        if self._token is None or _is_bucket(url):
             return {}
         parts = urlsplit(url)
         if parts.scheme != "https" and not _is_here(parts.hostname or ""):
@@ -265,6 +285,10 @@ def _published(file: BinaryIO, name: str, signed_by: bytes | None) -> Published:
         created_at=datetime.now(UTC),
         signed_by=None if signed_by is None else signed_by.hex(),
     )
+
+
+def _is_bucket(url: str) -> bool:
+    return urlsplit(url).scheme == s3.SCHEME
 
 
 def _is_here(host: str) -> bool:
