@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import Client
+from forkd.errors import InvalidRequest, PackError
 from forkd.model.ids import Tag
 from forkd.packs import keys
+from forkd.packs.limits import TRUSTED_KEYS_MAX
 from tests.support.fake_service import a_snapshot
 from tests.support.packs import PUBLIC, signed
 
@@ -88,9 +91,6 @@ def test_a_strangers_pack_is_refused_until_the_key_is_trusted(forkd: Forkd) -> N
 def test_the_daemon_refuses_too_whatever_the_client_looked_at(
     daemon: RunningDaemon, forkd: Forkd
 ) -> None:
-    from forkd import Client  # noqa: PLC0415 - as a program would
-    from forkd.errors import PackError  # noqa: PLC0415
-
     forkd("pack", "numpy", "--unsigned")
     data = Path("numpy.forkpack").read_bytes()
 
@@ -99,6 +99,10 @@ def test_the_daemon_refuses_too_whatever_the_client_looked_at(
             client.snapshots.unpack("copy", data)
         with pytest.raises(PackError, match="cut short"):
             client.snapshots.unpack("copy", data[:-1], allow_unsigned=True)
+        with pytest.raises(InvalidRequest, match="trusted"):
+            client.snapshots.unpack("copy", data, trusted=[PUBLIC] * (TRUSTED_KEYS_MAX + 1))
+        with pytest.raises(PackError, match="not signed"):
+            client.snapshots.unpack("copy", data, trusted=[PUBLIC] * TRUSTED_KEYS_MAX)
         assert client.snapshots.unpack("copy", iter([data]), allow_unsigned=True).links[0].reused
 
 

@@ -288,6 +288,19 @@ async def test_a_well_packed_file_that_is_no_stored_file_is_refused(
     assert refused.value.context["reason"] == "undeclared"
 
 
+async def test_a_file_that_only_a_later_forkd_reads_is_refused(
+    here: Host, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = await here.pack("head")
+    monkeypatch.setattr("forkd.store.headers.VERSION", 0)
+
+    with pytest.raises(StoreError, match="too new"):
+        await there.unpack(pack, "head")
+
+    assert there.store.tags() == ()
+    assert list((there.state / "staging").iterdir()) == []
+
+
 async def test_a_full_disk_is_said_to_be_and_left_as_it_was(
     here: Host, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

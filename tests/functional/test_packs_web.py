@@ -236,6 +236,20 @@ def test_a_file_one_byte_longer_than_the_index_says_is_not_read_on(
         pull(remote, web, "numpy")
 
 
+def test_a_file_without_an_index_has_a_limit_too(
+    web: Web, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.files["/x.forkpack"] = DATA
+    for limit in (len(DATA), len(DATA) - 1):
+        monkeypatch.setattr(limits, "PACK_FILE_BYTES_MAX", limit)
+        with remote.fetch(web.url("/x.forkpack"), None) as pieces:
+            if limit == len(DATA):
+                assert b"".join(pieces) == DATA
+            else:
+                with pytest.raises(PackError, match=f"longer than {limit}"):
+                    list(pieces)
+
+
 def entry(**members: object) -> Callable[[dict[str, Any]], object]:
     return lambda said: said["packs"]["numpy"][0].update(members)
 

@@ -165,6 +165,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("manifest", link(image_key="/var/lib/images")),
     ("manifest", link(image_key="../other")),
     ("manifest", link(kernel="/boot/vmlinuz")),
+    ("manifest", link(kernel="k" * (limits.NAME_CHARS_MAX + 1))),
     ("manifest", link(recipe="/home/user/recipe")),
     ("manifest", link(runtime="../../bin/sh")),
     ("manifest", link(rootfs="/dev/sda")),

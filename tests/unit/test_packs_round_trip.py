@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import StoreError
+from forkd.packs import limits
 from forkd.packs.blocks import Encoder, Kind, Places
 from forkd.packs.container import Pieces, contents, read_head
 from forkd.packs.manifest import BLOCK_BYTES
@@ -78,6 +79,28 @@ def test_random_files_of_odd_lengths_come_out(tmp_path: Path) -> None:
     read(Pieces(write(source)), out, ANYBODY)
 
     assert (out / "rootfs.ext4").read_bytes() == source.rootfs.read_bytes()
+
+
+def test_the_longest_chain_that_there_may_be_is_packed(tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    pack = Pieces(write(a_chain(tmp_path / "in", limits.PACK_LINKS_MAX, disk=False)))
+
+    assert len(read(pack, out, ANYBODY).manifest.links) == limits.PACK_LINKS_MAX
+
+
+def test_blocks_beyond_what_a_packer_remembers_are_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forkd.packs.blocks.DEDUP_BLOCKS_MAX", 1)
+    source = a_chain(tmp_path / "in", 2)
+    (out := tmp_path / "out").mkdir()
+    pack = b"".join(write(source))
+
+    read(io.BytesIO(pack), out, ANYBODY)
+
+    held = b"".join(contents(io.BytesIO(pack[head_bytes(pack) :])))
+    assert held.count(block("same")) > 1
+    assert (out / "1" / "memory").read_bytes() == (source.folders[1] / "memory").read_bytes()
 
 
 def test_a_signed_pack_says_by_whom(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from forkd.host.pipes import Piped
     from forkd.model.ids import Tag
     from forkd.model.pack import UnpackRequest
+    from forkd.model.snapshot import Snapshot
     from forkd.packs.manifest import Device, Link, PackedImage, PackManifest
     from forkd.service.registry import Registry
     from forkd.store.manifest import Manifest
@@ -163,6 +164,7 @@ class Packs:
                 claimed.append(each)
             await to_end(asyncio.to_thread(self._publish, planned, manifest, staged))
             found = await to_end(asyncio.to_thread(lambda: [*map(self._registry.read, fresh)]))
+            _check_ready(found)
         except BaseException:
             for each in reversed(claimed):
                 await to_end(asyncio.to_thread(self._store.delete, each))
@@ -245,6 +247,12 @@ class Packs:
         key = _content_key(image)
         self._store.keep_rootfs(key, staged / packs.IMAGE_FILE)
         return key
+
+
+def _check_ready(found: list[Snapshot]) -> None:
+    for each in found:
+        if each.status is not SnapshotStatus.READY:
+            raise StoreError(f"snapshot {each.tag} cannot be used: {each.error}", tag=each.tag)
 
 
 def _names(head: Tag, number: int, manifest: PackManifest) -> Iterator[Tag]:
