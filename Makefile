@@ -10,7 +10,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup build check static format lint types layers budgets test test-rust test-fuzz \
-        test-native test-machine shell machine-up machine-down in-machine bench demo gen lock clean
+        test-native test-machine shell machine-up machine-down in-machine bench demo demo-branch gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -86,6 +86,9 @@ bench: build ## Measure forks, evals and memory beside the bare floor; writes bu
 
 demo: build ## Fork a hundred Linux machines from a warm one
 	@$(BIN)/python -m tools.demo $(ARGS)
+
+demo-branch: build ## Branch a machine that is thinking into five, and keep the best
+	@$(BIN)/python -m tools.demo_branch $(ARGS)
 
 gen: setup ## Write every generated file
 	@$(BIN)/python -m tools.gen

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -17,8 +13,8 @@ import pytest
 
 from forkd import Client
 from forkd.errors import ForkdError, InvalidRequest, NotFound
-from forkd.host import proc
-from tests.support.real_host import REAL, RECIPE, ROOT, TAG, fresh_folders, settings_in
+from tests.support.real_daemon import END_TIMEOUT_S, Daemon
+from tests.support.real_host import REAL, RECIPE, TAG
 from tests.support.service_host import until
 
 if TYPE_CHECKING:
@@ -28,69 +24,9 @@ if TYPE_CHECKING:
 
 pytestmark = [REAL, pytest.mark.timeout(600)]
 
-SERVE = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{root!r}]
-from forkd.daemon import commands
-from forkd.daemon.settings import Settings
-from tests.support.real_host import settings_in
-
-state, run_dir = Path({state!r}), Path({run_dir!r})
-commands.host_settings = lambda _: settings_in(state, run_dir)
-settings = Settings(socket=run_dir / "forkd.sock")
-sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
-"""
-"""The daemon as it is, except that it shares neither cgroups nor addresses with another."""
-
 FILE_BYTES = 5 << 20
 
-END_TIMEOUT_S = 60.0
-
 BAKE_TIMEOUT_S = 300.0
-
-
-class Daemon:
-    """A daemon on folders of its own, which may be killed and started again."""
-
-    def __init__(self) -> None:
-        self.state, self.run_dir = fresh_folders()
-        self.settings = settings_in(self.state, self.run_dir)
-        self.url = f"unix://{self.run_dir / 'forkd.sock'}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it; it listens when this returns."""
-        script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
-        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
-        assert self._process.stdout is not None
-        assert json.loads(self._process.stdout.readline())["event"] == "listening"
-
-    def end(self, number: signal.Signals) -> None:
-        """End it with a signal, if it runs."""
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.send_signal(number)
-            process.wait(END_TIMEOUT_S)
-            assert process.stdout is not None
-            process.stdout.close()
-
-    def remove(self) -> None:
-        """End it and remove its folders."""
-        self.end(signal.SIGTERM)
-        for folder in (self.state, self.run_dir):
-            shutil.rmtree(folder)
-
-    def left(self) -> list[str]:
-        """Return what a daemon without sandboxes and bakes should not have, zygotes aside."""
-        folders = (self.settings.sandboxes_dir, self.settings.bakes_dir, self.state / "staging")
-        return [str(entry) for folder in folders for entry in folder.iterdir()]
-
-    def vmm_processes(self) -> set[int]:
-        """Return the processes of its machines and zygotes."""
-        return {
-            pid for pid in proc.processes() if proc.has_option_below(pid, "--config", self.run_dir)
-        }
 
 
 @pytest.fixture(scope="module")

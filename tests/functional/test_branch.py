@@ -1,0 +1,229 @@
+"""Real machines are branched while they run, reset in place, promoted, and ended in time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd.model.exec import ExecRequest, Exited, Stdout
+from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from tests.support.real_host import REAL, TAG, real_host, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from forkd.model.sandbox import Sandbox
+    from tests.support.real_host import RealHost
+
+__all__ = ["real_host"]
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+OPTIONS = BranchOptions()
+DEADLINE_S = 120.0
+
+
+async def source(host: RealHost, options: ForkOptions | None = None) -> Sandbox:
+    return (await host.service.fork(TAG, 1, options or ForkOptions())).sandboxes[0]
+
+
+async def branched(host: RealHost, parent: SandboxId, count: int) -> tuple[Sandbox, ...]:
+    result = await host.service.branch(parent, count, OPTIONS)
+    assert result.fork.failures == ()
+    return result.fork.sandboxes
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def clean(real_host: RealHost) -> AsyncIterator[None]:
+    yield
+    for each in await real_host.service.list_sandboxes():
+        await real_host.service.delete_sandbox(each.id)
+    assert list(real_host.settings.sandboxes_dir.iterdir()) == []
+
+
+async def test_siblings_have_memory_and_files_of_one_instant_and_go_their_own_ways(
+    real_host: RealHost,
+) -> None:
+    parent = await source(real_host)
+    await value(real_host, parent.id, "thought = 7; open('/root/note', 'w').write('seven')")
+
+    result = await real_host.service.branch(parent.id, 3, OPTIONS)
+    siblings = result.fork.sandboxes
+    await value(real_host, parent.id, "thought = 8; open('/root/note', 'w').write('eight')")
+    for number, each in enumerate(siblings):
+        read = "(thought, open('/root/note').read())"
+        assert await value(real_host, each.id, read) == [7, "seven"]
+        await value(real_host, each.id, f"open('/root/note', 'w').write('{number}')")
+
+    notes = [await value(real_host, s.id, "open('/root/note').read()") for s in siblings]
+    assert notes == ["0", "1", "2"]
+    assert await value(real_host, parent.id, "open('/root/note').read()") == "eight"
+    assert result.pause_ms > 0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "open('/proc/sys/kernel/random/boot_id').read()",
+        "open('/etc/machine-id').read()",
+        "__import__('socket').gethostname()",
+        "__import__('os').urandom(16).hex()",
+        "random.random()",
+        "float(numpy.random.random())",
+        "str(__import__('uuid').uuid4())",
+    ],
+)
+async def test_no_two_siblings_and_not_their_source_share(real_host: RealHost, row: str) -> None:
+    parent = await source(real_host)
+    siblings = await branched(real_host, parent.id, 4)
+
+    said = [await value(real_host, each.id, row) for each in (parent, *siblings)]
+
+    assert len(set(said)) == 5
+
+
+async def test_a_program_in_the_source_keeps_its_streams_over_a_branch(
+    real_host: RealHost,
+) -> None:
+    parent = await source(real_host)
+    request = ExecRequest(("cat",), stdin=True)
+    async with await real_host.service.exec(parent.id, request) as session:
+        await session.write_stdin(b"before ")
+        await branched(real_host, parent.id, 2)
+        await session.write_stdin(b"after")
+        await session.close_stdin()
+        events = [event async for event in session]
+
+    assert b"".join(e.data for e in events if isinstance(e, Stdout)) == b"before after"
+    assert [e.exit_code for e in events if isinstance(e, Exited)] == [0]
+
+
+async def test_a_branch_of_a_branch_of_a_branch_knows_all_that_came_before(
+    real_host: RealHost,
+) -> None:
+    last = await source(real_host)
+    for depth in range(4):
+        code = f"globals().setdefault('path', []).append({depth}); open('/root/{depth}', 'w')"
+        await value(real_host, last.id, f"{code}; None")
+        (last,) = await branched(real_host, last.id, 1)
+
+    assert len(last.ancestors) == 4
+    assert await value(real_host, last.id, "path") == [0, 1, 2, 3]
+    files = await real_host.service.list_dir(last.id, "/root")
+    assert {"0", "1", "2", "3"} <= {each.name for each in files}
+
+
+async def test_branches_of_one_source_at_once_are_all_whole(real_host: RealHost) -> None:
+    parent = await source(real_host)
+    await value(real_host, parent.id, "thought = list(range(100_000)); None")
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(branched(real_host, parent.id, 2)) for _ in range(3)]
+
+    for each in (sibling for task in tasks for sibling in task.result()):
+        assert await value(real_host, each.id, "sum(thought)") == sum(range(100_000))
+
+
+async def test_a_source_with_a_network_has_siblings_with_addresses_of_their_own(
+    real_host: RealHost,
+) -> None:
+    parent = await source(real_host, ForkOptions(network=True))
+    siblings = await branched(real_host, parent.id, 2)
+
+    everybody = (parent, *siblings)
+    for each in everybody:
+        assert await answers_at(real_host, each), f"{each.address} does not answer"
+    assert len({each.address for each in everybody}) == 3
+
+
+async def answers_at(host: RealHost, sandbox: Sandbox) -> bool:
+    """Whether the guest takes a connection at its address, and is who it should be."""
+    code = """
+import socket, threading
+server = socket.create_server(("0.0.0.0", 0))
+def serve():
+    peer, _ = server.accept()
+    peer.sendall(socket.gethostname().encode())
+    peer.close()
+threading.Thread(target=serve, daemon=True).start()
+server.getsockname()[1]
+"""
+    port = await value(host, sandbox.id, code)
+
+    def ask() -> bytes:
+        with socket.create_connection((sandbox.address, port), timeout=30) as peer:
+            return peer.recv(100)
+
+    return await asyncio.to_thread(ask) == sandbox.hostname.encode()
+
+
+async def test_a_reset_sandbox_is_where_it_was_forked_and_becomes_somebody_anew(
+    real_host: RealHost,
+) -> None:
+    parent = await source(real_host)
+    await value(real_host, parent.id, "thought = 7; open('/root/kept', 'w').write('x'); None")
+    (child,) = await branched(real_host, parent.id, 1)
+    boot_ids = set()
+    for number in range(5):
+        code = f"thought = {number}; open('/root/lost', 'w').write('x'); None"
+        await value(real_host, child.id, code)
+
+        await real_host.service.reset(child.id, deadline_s=DEADLINE_S)
+
+        assert await value(real_host, child.id, "thought") == 7
+        names = {each.name for each in await real_host.service.list_dir(child.id, "/root")}
+        assert "kept" in names
+        assert "lost" not in names
+        row = "open('/proc/sys/kernel/random/boot_id').read()"
+        boot_ids.add(await value(real_host, child.id, row))
+    assert len(boot_ids) == 5
+    assert await real_host.service.get_sandbox(child.id) == child
+
+
+async def test_a_promoted_child_has_its_parents_name_and_address(real_host: RealHost) -> None:
+    parent = await source(real_host, ForkOptions(network=True))
+    winner, _ = await branched(real_host, parent.id, 2)
+    await value(real_host, winner.id, "thought = 'best'")
+
+    promoted = (await real_host.service.promote(winner.id)).sandbox
+
+    assert (promoted.id, promoted.address) == (parent.id, parent.address)
+    assert await value(real_host, parent.id, "thought") == "best"
+    name = await value(real_host, parent.id, "__import__('socket').gethostname()")
+    assert name == parent.hostname
+    assert await answers_at(real_host, promoted)
+    assert await real_host.service.list_sandboxes() == (promoted,)
+
+
+async def test_promotion_and_lineage_survive_another_daemon(real_host: RealHost) -> None:
+    parent = await source(real_host, ForkOptions(network=True))
+    winner, _ = await branched(real_host, parent.id, 2)
+    await real_host.service.promote(winner.id)
+    (child,) = await branched(real_host, parent.id, 1)
+    before = set(await real_host.service.list_sandboxes())
+
+    await real_host.restart()
+
+    assert set(await real_host.service.list_sandboxes()) == before
+    assert await answers_at(real_host, await real_host.service.get_sandbox(parent.id))
+    (tree,) = await real_host.service.tree(child.id)
+    assert (tree.id, [node.id for node in tree.children]) == (parent.id, [child.id])
+    assert 0 < (tree.private_bytes or 0) < 256 << 20
+
+
+async def test_a_sibling_whose_time_has_come_is_ended(real_host: RealHost) -> None:
+    parent = await source(real_host)
+    result = await real_host.service.branch(parent.id, 1, BranchOptions(ttl_s=5.0))
+    (child,) = result.fork.sandboxes
+
+    async with asyncio.timeout(DEADLINE_S):
+        async for _ in real_host.service.follow_console_log(child.id):
+            pass
+
+    found = await real_host.service.get_sandbox(child.id)
+    assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")

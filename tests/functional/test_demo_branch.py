@@ -1,0 +1,41 @@
+"""The demo of branches does on real machines what it says that it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd import AsyncClient
+from tests.support.real_daemon import Daemon
+from tests.support.real_host import REAL, RECIPE, TAG
+from tools import demo_branch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [REAL, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+async def test_five_siblings_of_a_thinking_process_go_five_ways_and_the_best_is_promoted(
+    daemon: Daemon,
+) -> None:
+    async with AsyncClient(daemon.url) as client:
+        await client.snapshots.create(TAG, RECIPE)
+        (parent,) = await client.fork(TAG)
+
+        assert await demo_branch.demo(client, parent) == []
+
+        await demo_branch.end_tree(client, parent.id)
+        assert await client.sandboxes.list() == []
+    assert daemon.left() == []

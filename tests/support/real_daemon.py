@@ -1,0 +1,72 @@
+"""A daemon in a process of its own, over the real VMM, on folders that it shares with nobody."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+from forkd.host import proc
+from tests.support.real_host import ROOT, fresh_folders, settings_in
+
+SERVE = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from forkd.daemon import commands
+from forkd.daemon.settings import Settings
+from tests.support.real_host import settings_in
+
+state, run_dir = Path({state!r}), Path({run_dir!r})
+commands.host_settings = lambda _: settings_in(state, run_dir)
+settings = Settings(socket=run_dir / "forkd.sock")
+sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
+"""
+"""The daemon as it is, except that it shares neither cgroups nor addresses with another."""
+
+END_TIMEOUT_S = 60.0
+
+
+class Daemon:
+    """A daemon on folders of its own, which may be killed and started again."""
+
+    def __init__(self) -> None:
+        self.state, self.run_dir = fresh_folders()
+        self.settings = settings_in(self.state, self.run_dir)
+        self.url = f"unix://{self.run_dir / 'forkd.sock'}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; it listens when this returns."""
+        script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
+        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
+        assert self._process.stdout is not None
+        assert json.loads(self._process.stdout.readline())["event"] == "listening"
+
+    def end(self, number: signal.Signals) -> None:
+        """End it with a signal, if it runs."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.send_signal(number)
+            process.wait(END_TIMEOUT_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def remove(self) -> None:
+        """End it and remove its folders."""
+        self.end(signal.SIGTERM)
+        for folder in (self.state, self.run_dir):
+            shutil.rmtree(folder)
+
+    def left(self) -> list[str]:
+        """Return what a daemon without sandboxes and bakes should not have, zygotes aside."""
+        folders = (self.settings.sandboxes_dir, self.settings.bakes_dir, self.state / "staging")
+        return [str(entry) for folder in folders for entry in folder.iterdir()]
+
+    def vmm_processes(self) -> set[int]:
+        """Return the processes of its machines and zygotes."""
+        return {
+            pid for pid in proc.processes() if proc.has_option_below(pid, "--config", self.run_dir)
+        }
