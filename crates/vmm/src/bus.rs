@@ -224,6 +224,17 @@ impl Bus {
         result
     }
 
+    /// Works with vsock while the guest stands still; it is told of nothing.
+    pub fn vsock_still<R>(&self, work: impl FnOnce(&mut VsockHost) -> R) -> R {
+        work(&mut lock(&self.vsock))
+    }
+
+    /// The interrupt line of the serial console.
+    #[must_use]
+    pub fn console_line(&self) -> Line {
+        Line::new(&self.lines, layout::SERIAL_GSI)
+    }
+
     /// Frames may have arrived on the tap.
     pub fn poll_tap(&self) {
         let interrupt = self.net().process(&self.memory, 0);

@@ -28,6 +28,13 @@ impl ConsoleLog {
         Self { path, file: None, bytes: 0 }
     }
 
+    /// Takes the log out, to go on elsewhere; what stays behind is a log of the same name.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        let path = self.path.clone();
+        std::mem::replace(self, Self::new(path))
+    }
+
     fn rotate(&mut self) -> io::Result<()> {
         std::fs::rename(&self.path, self.path.with_extension("log.1"))?;
         self.file = None;

@@ -100,6 +100,10 @@ impl VcpuState {
     /// host refuses.
     pub fn restore(&self, vcpu: &VcpuFd, cpuid: &CpuId, msrs: &[Msrs]) -> Result<(), Error> {
         vcpu.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+        self.write(vcpu, msrs)
+    }
+
+    fn write(&self, vcpu: &VcpuFd, msrs: &[Msrs]) -> Result<(), Error> {
         vcpu.set_sregs(&self.sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
         vcpu.set_regs(&self.regs).map_err(Error::kvm("KVM_SET_REGS"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(Error::kvm("KVM_SET_XCRS"))?;
@@ -110,6 +114,17 @@ impl VcpuState {
         write_msrs(vcpu, msrs)?;
         vcpu.set_vcpu_events(&self.events).map_err(Error::kvm("KVM_SET_VCPU_EVENTS"))?;
         vcpu.set_mp_state(self.mp_state).map_err(Error::kvm("KVM_SET_MP_STATE"))
+    }
+
+    /// Puts the state back into a vCPU that has run since it had it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::restore`].
+    pub fn reinstate(&self, vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<(), Error> {
+        let msrs = self.msrs_beyond(&read_msrs(vcpu, msr_indices)?)?;
+        // CPUID cannot change once a vCPU has run, and has not.
+        self.write(vcpu, &msrs)
     }
 
     /// The MSRs to write into a vCPU that already has `defaults`, in batches, in order.

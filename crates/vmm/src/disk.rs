@@ -251,6 +251,7 @@ pub struct HostDisk {
     path: PathBuf,
     /// How many of the layers it was made over.
     given: usize,
+    limit: u64,
     /// Bytes in layers that were tops of this machine.
     frozen_bytes: u64,
 }
@@ -262,17 +263,34 @@ impl HostDisk {
     ///
     /// [`Error::Damaged`] if the layers do not make a disk of that size.
     pub fn new(lower: &Lower, directory: &Path, limit: Option<u64>) -> Result<Self, Error> {
-        let path = directory.join("disk.top");
-        let top = TopFile::new(&path, lower.size_bytes);
-        let disk = lower.disk(top, lower.layers.len(), limit.unwrap_or(lower.size_bytes))?;
-        let given = lower.layers.len();
-        Ok(Self { disk, lower: lower.clone(), path, given, frozen_bytes: 0 })
+        Self::over(lower, directory.join("disk.top"), limit.unwrap_or(lower.size_bytes))
     }
 
     /// The layers below the top.
     #[must_use]
     pub fn lower(&self) -> &Lower {
         &self.lower
+    }
+
+    /// Forgets every write since the disk was made over `lower`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the top's name cannot be taken away, [`Error::Damaged`] if the layers do not
+    /// make a disk.
+    pub fn rewind(&mut self, lower: &Lower) -> Result<(), Error> {
+        if self.disk.top().file.get().is_some() {
+            std::fs::remove_file(&self.path)
+                .map_err(Error::io(format!("remove {}", self.path.display())))?;
+        }
+        *self = Self::over(lower, self.path.clone(), self.limit)?;
+        Ok(())
+    }
+
+    fn over(lower: &Lower, path: PathBuf, limit: u64) -> Result<Self, Error> {
+        let given = lower.layers.len();
+        let disk = lower.disk(TopFile::new(&path, lower.size_bytes), given, limit)?;
+        Ok(Self { disk, lower: lower.clone(), path, given, limit, frozen_bytes: 0 })
     }
 
     /// How many of those layers it was made over; those above were its top.

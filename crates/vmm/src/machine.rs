@@ -312,9 +312,8 @@ pub(crate) fn saved_devices(
         ),
         _ => None,
     };
-    let vsock = Vsock::restore(&state.vsock.1).map_err(|error| damaged("vsock")(&error))?;
     Ok(Devices {
-        serial: restore_serial(
+        serial: saved_serial(
             &state.serial,
             Line::new(lines, layout::SERIAL_GSI),
             console_log(place),
@@ -322,10 +321,7 @@ pub(crate) fn saved_devices(
         block,
         net: Mmio::restore(&state.net.0, Net::new(tap, state.net.1, MTU))
             .map_err(|error| damaged("the network")(&error))?,
-        vsock: vsock_host(
-            Mmio::restore(&state.vsock.0, vsock).map_err(|error| damaged("vsock")(&error))?,
-            place,
-        ),
+        vsock: vsock_host(saved_vsock(state)?, place),
         rng: Mmio::restore(&state.rng, Rng::new(KernelEntropy))
             .map_err(|error| damaged("the entropy device")(&error))?,
     })
@@ -347,7 +343,17 @@ fn save_serial(serial: &Console) -> SerialState {
     }
 }
 
-fn restore_serial(saved: &SerialState, line: Line, log: ConsoleLog) -> Result<Console, Error> {
+pub(crate) fn saved_vsock(state: &MachineState) -> Result<Mmio<Vsock>, Error> {
+    let damaged = |error| Error::Damaged(format!("state of vsock: {error}"));
+    let vsock = Vsock::restore(&state.vsock.1).map_err(damaged)?;
+    Mmio::restore(&state.vsock.0, vsock).map_err(damaged)
+}
+
+pub(crate) fn saved_serial(
+    saved: &SerialState,
+    line: Line,
+    log: ConsoleLog,
+) -> Result<Console, Error> {
     let state = vm_superio::serial::SerialState {
         baud_divisor_low: saved.baud_divisor_low,
         baud_divisor_high: saved.baud_divisor_high,

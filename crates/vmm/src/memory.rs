@@ -16,7 +16,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
@@ -65,6 +67,8 @@ pub struct Ram {
     bytes: u64,
     // Pages behind which there is a file; whole granules.
     backed: Vec<Run>,
+    // Pages of deltas that were copied one by one, and where they can be had again.
+    sparse: BTreeMap<u64, (Arc<File>, u64)>,
 }
 
 impl Ram {
@@ -98,7 +102,7 @@ impl Ram {
             regions.push(region);
         }
         let view = GuestMemoryMmap::from_regions(regions).map_err(Error::guest_memory)?;
-        Ok(Self { view, bytes, backed: Vec::new() })
+        Ok(Self { view, bytes, backed: Vec::new(), sparse: BTreeMap::new() })
     }
 
     /// Loads a chain of memory files, base first.  Each is verified as it is read.
@@ -139,14 +143,41 @@ impl Ram {
         if let Some(sheet) = &mut sheet {
             sheet.copy_from(&self.view)?;
         }
+        let scattered = Arc::new(mapping::memory_file(0)?);
+        let mut end = 0;
         file.read(|page, bytes| match &mut sheet {
             Some(sheet) if sheet.holds(page) => sheet.write(page, bytes),
-            _ => self
-                .view
-                .write_slice(bytes, GuestAddress(address_of(page)))
-                .map_err(Error::guest_memory),
+            _ => {
+                let stored = scattered.write_all_at(bytes, end);
+                stored.map_err(Error::io("keep a delta's pages"))?;
+                for (page, offset) in (page..).zip((0..bytes.len() as u64).step_by(4096)) {
+                    self.sparse.insert(page, (Arc::clone(&scattered), end + offset));
+                }
+                end += bytes.len() as u64;
+                put(&self.view, page, bytes)
+            }
         })?;
-        sheet.map_or(Ok(()), |sheet| self.lay(&sheet))
+        let Some(sheet) = sheet else { return Ok(()) };
+        self.sparse.retain(|page, _| !sheet.holds(*page));
+        self.lay(&sheet)
+    }
+
+    /// Takes back every write since the memory was loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::GuestMemory`]; the memory is of no use then.
+    pub fn rewind(&self) -> Result<(), Error> {
+        for region in self.view.iter() {
+            mapping::drop_private(region.as_ptr(), region.len())?;
+        }
+        let mut bytes = [0; 4096];
+        for (page, (file, offset)) in &self.sparse {
+            let read = file.read_exact_at(&mut bytes, *offset);
+            read.map_err(Error::io("read a delta's pages"))?;
+            put(&self.view, *page, &bytes)?;
+        }
+        Ok(())
     }
 
     /// Maps what a sheet holds in the place of what was there.
@@ -199,6 +230,10 @@ impl Ram {
             })
             .sum()
     }
+}
+
+fn put(view: &GuestMemoryMmap, page: u64, bytes: &[u8]) -> Result<(), Error> {
+    view.write_slice(bytes, GuestAddress(address_of(page))).map_err(Error::guest_memory)
 }
 
 /// How many pages of each granule are in `runs`.
@@ -300,7 +335,7 @@ mod tests {
         ram.view().read_obj(GuestAddress(address_of(page))).unwrap()
     }
 
-    fn put(ram: &Ram, page: u64, value: u8) {
+    fn set(ram: &Ram, page: u64, value: u8) {
         ram.view().write_obj(value, GuestAddress(address_of(page))).unwrap();
     }
 
@@ -308,7 +343,7 @@ mod tests {
     fn loaded(name: &str, pages: &[u64]) -> (Ram, PathBuf) {
         let ram = Ram::fresh(layout::MEMORY_BYTES_MIN).unwrap();
         for page in pages {
-            put(&ram, *page, 1);
+            set(&ram, *page, 1);
         }
         let target = path(name);
         save(&ram, &Lineage::default(), &[], &target).unwrap();
@@ -330,9 +365,9 @@ mod tests {
     fn a_delta_over_a_base_is_what_was_saved_whether_sparse_or_dense() {
         let (ram, base) = loaded("base", &[0, 1, 700]);
         let delta = path("delta");
-        put(&ram, 1, 2);
-        put(&ram, 700, 0);
-        (5 * GRANULE_PAGES..6 * GRANULE_PAGES).for_each(|page| put(&ram, page, 3));
+        set(&ram, 1, 2);
+        set(&ram, 700, 0);
+        (5 * GRANULE_PAGES..6 * GRANULE_PAGES).for_each(|page| set(&ram, page, 3));
         let chain = std::slice::from_ref(&base);
         let lineage = Lineage::of(chain).unwrap();
 
@@ -352,16 +387,26 @@ mod tests {
     }
 
     #[test]
-    fn dropped_private_pages_show_the_image_again() {
-        let (ram, file) = loaded("dropped", &[3]);
-        put(&ram, 3, 9);
-        put(&ram, 9000, 9);
+    fn memory_goes_back_to_what_was_loaded_deltas_included() {
+        let (ram, base) = loaded("rewound", &[3]);
+        let chain = std::slice::from_ref(&base);
+        let lineage = Lineage::of(chain).unwrap();
+        let delta = path("rewound-delta");
+        set(&ram, 4, 2);
+        (1024..1536).for_each(|page| set(&ram, page, 5));
+        save(&ram, &lineage, chain, &delta).unwrap();
+        let mut derived = Ram::load(ram.bytes(), chain).unwrap();
+        derived.overlay(&delta).unwrap();
+        let pages = [3, 4, 5, 1024, 9000];
+        for page in pages {
+            set(&derived, page, 9);
+        }
 
-        let region = ram.view().iter().next().unwrap();
-        mapping::drop_private(region.as_ptr(), region.len()).unwrap();
+        derived.rewind().unwrap();
 
-        assert_eq!([byte(&ram, 3), byte(&ram, 9000)], [1, 0]);
-        std::fs::remove_file(file).unwrap();
+        assert_eq!(pages.map(|page| byte(&derived, page)), [1, 2, 0, 5, 0]);
+        std::fs::remove_file(base).unwrap();
+        std::fs::remove_file(delta).unwrap();
     }
 
     #[test]

@@ -49,6 +49,7 @@ pub struct ForkPlan {
     msrs: Vec<Vec<Msrs>>,
     host: Host,
     warmth: OnceLock<Warmth>,
+    live: bool,
 }
 
 impl ForkPlan {
@@ -75,6 +76,9 @@ impl ForkPlan {
     ///
     /// As [`Self::load`].
     pub fn derive(&self, config: &Derive) -> Result<Self, Error> {
+        if self.live {
+            return Err(Error::State("a seed holds what is in no file, so no delta is above it"));
+        }
         let state = MachineState::read(&config.state)?;
         if state.memory_bytes != self.state.memory_bytes {
             return Err(Error::Damaged(format!(
@@ -106,7 +110,8 @@ impl ForkPlan {
         origin: Option<&Self>,
     ) -> Result<Self, Error> {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
-        let plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
+        let mut plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
+        plan.live = true;
         if let Some(warmth) = origin.and_then(|origin| origin.warmth.get()) {
             // Forks of forks write what forks write.
             drop(plan.warmth.set(warmth.clone()));
@@ -133,13 +138,20 @@ impl ForkPlan {
             .map(|vcpu| vcpu.msrs_beyond(&host.defaults))
             .collect::<Result<_, _>>()?;
         let warmth = OnceLock::new();
-        Ok(Self { kvm, state, ram, lineage, lower, cpuids, msrs, host, warmth })
+        Ok(Self { kvm, state, ram, lineage, lower, cpuids, msrs, host, warmth, live: false })
     }
 
     /// Bytes of guest memory, and number of vCPUs.
     #[must_use]
     pub fn size(&self) -> (u64, u8) {
         (self.state.memory_bytes, u8::try_from(self.cpuids.len()).unwrap_or(layout::VCPUS_MAX))
+    }
+
+    /// Whether it is of a machine that ran: its memory then is in no image that it could be had
+    /// from again.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.live
     }
 
     /// The machine's state at the fork point.

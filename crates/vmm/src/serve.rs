@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkd_proto::control::{Branch, BranchReply, Event, ExitReason, MachineRequest, PauseReply};
+use forkd_proto::control::{
+    Branch, BranchReply, Child, Event, ExitReason, MachineRequest, PauseReply, Reset, ResetReply,
+};
 use forkd_proto::frame::Kind;
 use forkd_proto::limits::AGENT_PORT;
 use serde_json::{Value, json};
@@ -24,6 +26,7 @@ use crate::control::{Control, Token};
 use crate::error::Error;
 use crate::handshake::Handshake;
 use crate::machine::{Machine, Place};
+use crate::plan::ForkPlan;
 use crate::{process, save};
 
 /// Events taken from the kernel at a time.
@@ -60,6 +63,10 @@ pub struct Server {
     pending: VecDeque<(Token, Vec<u8>)>,
     branches: BTreeMap<u32, Branching>,
     next_branch: u32,
+    /// The sandbox's id, once the machine is somebody of its own.
+    id: String,
+    /// Requests wait: the guest is not yet who it will be.
+    changing: bool,
 }
 
 /// A branch whose seed does not listen yet.
@@ -94,6 +101,8 @@ impl Server {
             pending: VecDeque::new(),
             branches: BTreeMap::new(),
             next_branch: 0,
+            id: String::new(),
+            changing: false,
         };
         let bus = server.machine.bus();
         server.watch(bus.ended().as_raw_fd(), TAG_END)?;
@@ -132,6 +141,7 @@ impl Server {
         child: &forkd_proto::control::Child,
         deadline: Instant,
     ) -> Result<(), Error> {
+        self.id.clone_from(&child.id);
         // The connection is queued before the guest runs: it finds it with its first instruction.
         let stream = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
         let mut handshake = Handshake::start(stream, child)?;
@@ -220,7 +230,8 @@ impl Server {
     }
 
     fn answer_pending(&mut self) {
-        while let Some((token, request)) = self.pending.pop_front() {
+        while !self.changing {
+            let Some((token, request)) = self.pending.pop_front() else { return };
             let Some(answer) = self.handle(token, &request).transpose() else { continue };
             if let Some(control) = &mut self.control {
                 control.answer(token, answer);
@@ -244,13 +255,48 @@ impl Server {
                 self.branch(token, &branch)?;
                 return Ok(None);
             }
-            MachineRequest::Reset(_) => return Err(Error::State("not yet")),
+            MachineRequest::Reset(reset) => json!(self.reset(reset)?),
             MachineRequest::Stop => {
                 machine.bus().end(End::Stopped);
                 json!({})
             }
         };
         Ok(Some(reply))
+    }
+
+    /// Goes back to the fork point; the machine ends if that fails half-way.
+    fn reset(&mut self, request: Reset) -> Result<ResetReply, Error> {
+        let started = Instant::now();
+        let plan = self.machine.fork_point()?;
+        let deadline = started + Duration::from_secs_f64(request.deadline_s);
+        self.changing = true;
+        let made = self.make_anew(&plan, request, deadline);
+        self.changing = false;
+        if let Err(error) = &made {
+            self.machine.bus().end(End::Error(format!("it could not be reset: {error}")));
+        }
+        made.map(|()| ResetReply { ms: started.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    fn make_anew(
+        &mut self,
+        plan: &Arc<ForkPlan>,
+        request: Reset,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.machine.rewind(plan)?;
+        let child = Child {
+            id: self.id.clone(),
+            directory: self.place.directory.clone(),
+            hostname: request.hostname,
+            machine_id: request.machine_id,
+            boot_id: request.boot_id,
+            cgroup: None,
+            network: request.network,
+            top_limit_bytes: None,
+        };
+        self.make_own(&child, deadline)?;
+        self.machine.bus().vsock(|vsock| vsock.admit())
     }
 
     /// Forks a seed; answers when that listens.

@@ -128,6 +128,33 @@ impl VsockHost {
         Ok(())
     }
 
+    /// Ends every connection and goes on with `device`, for a guest that knows of none.  Nobody is
+    /// let in until [`Self::admit`].
+    pub fn rewind(&mut self, device: Mmio<Vsock>) {
+        self.device = device;
+        // Closing the sockets ends their watches.
+        self.greetings.clear();
+        self.links.clear();
+        self.by_id.clear();
+        self.ids.clear();
+        if let Some(listener) = &self.listener {
+            let fd = listener.as_raw_fd();
+            // It is watched, so this cannot fail.
+            drop(self.watch(ControlOperation::Delete, fd, EventSet::empty(), LISTENER));
+        }
+    }
+
+    /// Lets clients in again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the kernel has no memory for it.
+    pub fn admit(&self) -> Result<(), Error> {
+        self.listener.as_ref().map_or(Ok(()), |listener| {
+            self.watch(ControlOperation::Add, listener.as_raw_fd(), EventSet::IN, LISTENER)
+        })
+    }
+
     /// Connects the VMM itself to a port of the guest.
     ///
     /// The stream may be written at once; its bytes wait until the guest has accepted.

@@ -225,12 +225,24 @@ impl<D: VirtioDevice> Mmio<D> {
     /// [`RestoreError`] if the device could never have saved `state`.
     /// Snapshots come from disk, so they are checked like any other input.
     pub fn restore(state: &MmioState, device: D) -> Result<Self, RestoreError> {
+        let mut restored = Self::new(device);
+        restored.reload(state)?;
+        Ok(restored)
+    }
+
+    /// Puts the transport back to what it was when `state` was saved; the
+    /// device behind it stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mmio::restore`]; nothing has changed then.
+    pub fn reload(&mut self, state: &MmioState) -> Result<(), RestoreError> {
         let registers = state.registers;
-        check_registers(&registers, device.device_features())?;
-        if state.device_type != device.device_type() {
+        check_registers(&registers, self.device.device_features())?;
+        if state.device_type != self.device.device_type() {
             return Err(RestoreError::DeviceType(state.device_type));
         }
-        let sizes = device.queue_max_sizes();
+        let sizes = self.device.queue_max_sizes();
         if state.queues.len() != sizes.len() {
             return Err(RestoreError::QueueCount(state.queues.len()));
         }
@@ -243,7 +255,8 @@ impl<D: VirtioDevice> Mmio<D> {
                 restore_queue(queue, max, &registers).ok_or(RestoreError::Queue(index))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { device, queues, registers, unfinished: false, rejected: 0 })
+        (self.queues, self.registers, self.unfinished) = (queues, registers, false);
+        Ok(())
     }
 
     /// What to put in a snapshot, apart from the device's own state.

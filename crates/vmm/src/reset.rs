@@ -1,0 +1,79 @@
+//! Going back to the fork point in place.
+//!
+//! Everything that a guest can change is put back to what the fork began with:
+//! private pages and the disk's top are dropped, registers and devices reloaded.
+//! The process stays with its VM, sockets, tap and cgroup, and nothing is left that
+//! could grow.  The guest then is what it was at the fork, and is made somebody of
+//! its own in the same way ([`crate::handshake`]).
+
+use std::sync::Arc;
+
+use crate::bus::Bus;
+use crate::error::Error;
+use crate::machine::{Machine, saved_serial, saved_vsock};
+use crate::plan::ForkPlan;
+use crate::snapshot::state::MachineState;
+use crate::{generation, vm};
+
+impl Machine {
+    /// Where it can go back to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if it was booted, or forked of a machine that ran.
+    pub fn fork_point(&self) -> Result<Arc<ForkPlan>, Error> {
+        match &self.origin {
+            None => Err(Error::State("the machine was booted: it has no fork point")),
+            Some(plan) if plan.is_live() => Err(Error::State(
+                "the machine is the branch of a running one: its fork point is not held; \
+                 a fork of a snapshot can be reset",
+            )),
+            Some(plan) => Ok(Arc::clone(plan)),
+        }
+    }
+
+    /// Goes back to `plan`, where it was forked; it is paused afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`], [`Error::Io`] naming what the host refused; the machine is of no use then.
+    pub fn rewind(&mut self, plan: &Arc<ForkPlan>) -> Result<(), Error> {
+        self.pause()?;
+        self.ram.rewind()?;
+        if let Some(warmth) = plan.warmth() {
+            warmth.apply();
+        }
+        self.bus.rewind(plan)?;
+        vm::restore_irqchips(&self.vm, &plan.state().irqchips)?;
+        vm::restore_clock(&self.vm, &plan.state().clock)?;
+        let (source, indices) = (Arc::clone(plan), Arc::clone(&self.msr_indices));
+        self.vcpus.each(move |id, fd| source.state().vcpus[id].reinstate(fd, &indices))?;
+        generation::renew(self.ram.view())?;
+        self.generation += 1;
+        self.bus.raise_pending();
+        self.bus.announce_generation();
+        Ok(())
+    }
+}
+
+impl Bus {
+    /// Puts all devices back to a fork point; what is the host's of them stays.
+    fn rewind(&self, plan: &ForkPlan) -> Result<(), Error> {
+        let state: &MachineState = plan.state();
+        let damaged = |error| Error::Damaged(format!("state of a device: {error}"));
+        if let (Some(mut block), Some((transport, _)), Some(lower)) =
+            (self.block(), &state.block, plan.lower())
+        {
+            block.device_mut().disk_mut().rewind(lower)?;
+            block.reload(transport).map_err(damaged)?;
+        }
+        self.net().reload(&state.net.0).map_err(damaged)?;
+        self.rng().reload(&state.rng).map_err(damaged)?;
+        let vsock = saved_vsock(state)?;
+        self.vsock_still(|host| host.rewind(vsock));
+        let mut serial = self.serial();
+        let log = serial.writer_mut().take();
+        *serial = saved_serial(&state.serial, self.console_line(), log)?;
+        Ok(())
+    }
+}
