@@ -110,7 +110,12 @@ def a_host(state: Path) -> Host:
     store.prepare()
     pending.prepare()
     registry = Registry(store, pending, lambda _: ())
-    return Host(state, store, registry, Packs(store, registry))
+
+    async def drop_images() -> None:
+        for path in store.unused_images(registry.image_keys()):
+            store.discard(store.put_aside(path))
+
+    return Host(state, store, registry, Packs(store, registry, drop_images))
 
 
 @pytest_asyncio.fixture
@@ -330,6 +335,7 @@ async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
         await there.unpack(pack, "head")
 
     assert there.store.tags() == ()
+    assert list((there.state / "images").iterdir()) == []
     assert there.registry.list_all() == ()
     assert list((there.state / "staging").iterdir()) == []
 

@@ -90,7 +90,7 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
                 self._snapshots.chain,
             )
         )
-        self._packs = Packs(self._store, self._registry)
+        self._packs = Packs(self._store, self._registry, self._snapshots.drop_unused_images)
         self._pending = pending
         self._sandboxes_: Sandboxes | None = None
         self._trees_: Trees | None = None

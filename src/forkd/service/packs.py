@@ -31,7 +31,15 @@ from forkd.service.tasks import to_end
 from forkd.store import manifest as stored
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterator,
+        Mapping,
+    )
     from pathlib import Path
 
     from forkd.host.pipes import Piped
@@ -81,11 +89,23 @@ class PackOperations:
 
 
 class Packs:
-    """Packs of one host's snapshots."""
+    """Packs of one host's snapshots.
 
-    def __init__(self, store: SnapshotStore, registry: Registry) -> None:
+    Args:
+        store: Where snapshots are.
+        registry: Which there are.
+        drop_images: Removes the images that no snapshot stands on.
+    """
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        registry: Registry,
+        drop_images: Callable[[], Coroutine[object, object, None]],
+    ) -> None:
         self._store = store
         self._registry = registry
+        self._drop_images = drop_images
 
     async def pack(self, tag: Tag) -> AsyncGenerator[bytes, None]:
         """Yield an unsigned pack of a snapshot and all that it stands on.
@@ -169,6 +189,7 @@ class Packs:
             for each in reversed(claimed):
                 await to_end(asyncio.to_thread(self._store.delete, each))
                 self._registry.settle(each)
+            await to_end(self._drop_images())
             raise
         for snapshot in found:
             self._registry.settle(snapshot.tag, snapshot)

@@ -74,7 +74,7 @@ class Snapshots:
     async def start(self) -> None:
         """Read what is stored and remove images that no snapshot needs."""
         await self._registry.load()
-        await self._drop_unused_images()
+        await self.drop_unused_images()
 
     async def adopt(self, tag: Tag) -> Snapshot:
         """Note a snapshot that somebody else has put into the store.
@@ -164,7 +164,7 @@ class Snapshots:
                 await self._tools.zygotes.stop(each)
         finally:
             self._registry.release((*standing, tag))
-        await self._drop_unused_images()
+        await self.drop_unused_images()
 
     def _check_unused(self, tags: Iterable[Tag]) -> None:
         """Return if nothing uses any of `tags`.
@@ -287,7 +287,8 @@ class Snapshots:
         finally:
             await to_end(asyncio.to_thread(self._store.discard, staged))
 
-    async def _drop_unused_images(self) -> None:
+    async def drop_unused_images(self) -> None:
+        """Remove the images that no snapshot stands on, unless one may be on its way."""
         for aside in [self._store.put_aside(path) for path in self._unused_images()]:
             await asyncio.to_thread(self._store.discard, aside)
 
