@@ -287,7 +287,7 @@ class Runtime:
         to the first request.  Threads are counted as the kernel does, native ones included.
         """
         handled = {signal.getsignal(number) for number in signal.valid_signals() - {SIGINT}}
-        threads = len(os.listdir("/proc/self/task"))
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib is not loaded
         quiet = handled <= {signal.SIG_DFL, signal.SIG_IGN, None}
         return quiet and threads == 1 and not self._on_fork
 
