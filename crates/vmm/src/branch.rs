@@ -58,8 +58,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::State`] if a vCPU does
-    /// not stop.  The guest goes on in any case, unless it was paused before.
+    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::State`] if a vCPU
+    /// does not stop.  The guest goes on in any case, unless it was paused before.
     pub fn branch(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
         let running = self.paused_since.is_none();
         self.pause()?;

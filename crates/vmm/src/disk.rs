@@ -276,8 +276,8 @@ impl HostDisk {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the top's name cannot be taken away, [`Error::Damaged`] if the layers do not
-    /// make a disk.
+    /// [`Error::Io`] if the top's name cannot be taken away, [`Error::Damaged`] if the layers do
+    /// not make a disk.
     pub fn rewind(&mut self, lower: &Lower) -> Result<(), Error> {
         if self.disk.top().file.get().is_some() {
             std::fs::remove_file(&self.path)
