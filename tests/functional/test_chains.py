@@ -1,0 +1,181 @@
+"""Real machines are written down while they run, stacked, compacted, and come back whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd.errors import ChainError
+from forkd.model.ids import Tag, parse_tag
+from forkd.model.sandbox import ForkOptions
+from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
+from tests.support.real_host import REAL, TAG, real_host, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from tests.support.real_host import RealHost
+
+__all__ = ["real_host"]
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+ONE = ForkOptions()
+MIB = 1 << 20
+DEPTH = 8
+
+EXTEND = """
+import hashlib, os
+{tag} = bytearray(os.urandom(1 << 20))
+open('/root/{tag}', 'wb').write({tag})
+hashlib.sha256({tag}).hexdigest()
+"""
+
+CHECK = """
+import hashlib
+[hashlib.sha256({tag}).hexdigest(), hashlib.sha256(open('/root/{tag}', 'rb').read()).hexdigest()]
+"""
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def clean(real_host: RealHost) -> AsyncIterator[None]:
+    yield
+    service = real_host.service
+    for each in await service.list_sandboxes():
+        await service.delete_sandbox(each.id)
+    for snapshot in await service.list_snapshots():
+        if snapshot.depth == 1 or snapshot.tag == "flat":
+            await service.delete_snapshot(snapshot.tag, cascade=True)
+    assert [each.tag for each in await service.list_snapshots()] == [TAG]
+
+
+async def forked(host: RealHost, tag: Tag) -> SandboxId:
+    return (await host.service.fork(tag, 1, ONE)).sandboxes[0].id
+
+
+async def extended(host: RealHost, tag: Tag, parent: Tag) -> str:
+    """Write a link with a MiB of memory and of disk that nobody else has; return its digest."""
+    sandbox = await forked(host, parent)
+    digest = await value(host, sandbox, EXTEND.format(tag=tag))
+    await host.service.snapshot_sandbox(sandbox, tag, wait=True)
+    await host.service.delete_sandbox(sandbox)
+    return str(digest)
+
+
+async def check(host: RealHost, tag: Tag, digests: dict[Tag, str]) -> None:
+    """Check that a fork of `tag` has, in memory and on its disk, what its ancestors wrote."""
+    sandbox = await forked(host, tag)
+    for link, digest in digests.items():
+        assert await value(host, sandbox, CHECK.format(tag=link)) == [digest, digest]
+    await host.service.delete_sandbox(sandbox)
+
+
+async def chain(host: RealHost, depth: int) -> dict[Tag, str]:
+    digests: dict[Tag, str] = {}
+    parent = TAG
+    for number in range(1, depth + 1):
+        tag = parse_tag(f"link{number}")
+        digests[tag] = await extended(host, tag, parent)
+        parent = tag
+    return digests
+
+
+async def test_a_snapshot_has_what_its_source_had_at_that_instant_and_the_source_goes_on(
+    real_host: RealHost,
+) -> None:
+    service, taken = real_host.service, parse_tag("taken")
+    source = await forked(real_host, TAG)
+    await value(real_host, source, "thought = 7; open('/root/note', 'w').write('seven')")
+
+    made = await service.snapshot_sandbox(source, taken, wait=True)
+    await value(real_host, source, "thought = 8; open('/root/note', 'w').write('eight')")
+
+    assert (made.status, made.parent, made.source) == (SnapshotStatus.READY, TAG, source)
+    assert made.stored_bytes < real_host.snapshot.stored_bytes / 3
+    assert made.pause_ms is not None
+    assert made.pause_ms > 0
+    sibling = await forked(real_host, taken)
+    both = "(thought, open('/root/note').read())"
+    assert await value(real_host, sibling, both) == [7, "seven"]
+    assert await value(real_host, source, both) == [8, "eight"]
+
+
+async def test_a_fork_waits_for_a_snapshot_that_is_being_written(real_host: RealHost) -> None:
+    taken = parse_tag("taken")
+    source = await forked(real_host, TAG)
+    await value(real_host, source, "mark = 5")
+
+    made = await real_host.service.snapshot_sandbox(source, taken, wait=False)
+    await real_host.service.delete_sandbox(source)
+
+    assert made.status is SnapshotStatus.WRITING
+    assert await value(real_host, await forked(real_host, taken), "mark") == 5
+
+
+async def test_a_chain_comes_back_whole_after_a_restart_and_when_it_was_compacted(
+    real_host: RealHost,
+) -> None:
+    digests = await chain(real_host, 3)
+    head, middle = parse_tag("link3"), parse_tag("link2")
+    stored = [(await real_host.service.get_snapshot(tag)).stored_bytes for tag in digests]
+    assert max(stored) < real_host.snapshot.stored_bytes / 3
+
+    await real_host.restart()
+    await check(real_host, head, digests)
+
+    flat = await real_host.service.compact_snapshot(head, parse_tag("flat"))
+    assert (flat.depth, flat.parent) == (0, None)
+    await check(real_host, flat.tag, digests)
+
+    made = await real_host.service.compact_snapshot(middle)
+    assert (made.depth, (await real_host.service.get_snapshot(head)).depth) == (0, 1)
+    await real_host.service.delete_snapshot(parse_tag("link1"))
+    await check(real_host, head, digests)
+    await real_host.service.delete_snapshot(middle, cascade=True)
+
+
+async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHost) -> None:
+    digests = await chain(real_host, DEPTH)
+    head = parse_tag(f"link{DEPTH}")
+    assert (await real_host.service.get_snapshot(head)).depth == DEPTH
+    await check(real_host, head, digests)
+
+    result = await real_host.service.fork(head, 10, ONE)
+
+    assert result.failures == ()
+    first = f"hashlib.sha256({parse_tag('link1')}).hexdigest()"
+    answers = [value(real_host, each.id, first) for each in result.sandboxes]
+    assert set(await asyncio.gather(*answers)) == {digests[parse_tag("link1")]}
+
+
+async def test_a_command_makes_a_link(real_host: RealHost) -> None:
+    request = LinkRequest(parse_tag("tool"), TAG, "echo made > /root/made && echo done")
+    *steps, made = [event async for event in real_host.service.link_snapshot(request)]
+
+    assert isinstance(made, Snapshot)
+    assert "done" in [step.message for step in steps if not isinstance(step, Snapshot)]
+    assert await real_host.service.list_sandboxes() == ()
+    sandbox = await forked(real_host, made.tag)
+    assert await value(real_host, sandbox, "open('/root/made').read()") == "made\n"
+
+
+@pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
+async def test_a_flipped_bit_in_a_link_is_named_before_anything_runs(
+    real_host: RealHost, file: str
+) -> None:
+    await chain(real_host, 2)
+    await real_host.restart()
+    path = real_host.settings.state_dir / "snapshots" / "link1" / file
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+    with pytest.raises(ChainError, match="link1") as caught:
+        await real_host.service.fork(parse_tag("link2"), 1, ONE)
+
+    assert caught.value.context["link"] == "link1"
+    assert await real_host.service.list_sandboxes() == ()
