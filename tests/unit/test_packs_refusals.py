@@ -385,6 +385,7 @@ def test_no_descriptor_stays_open_after_a_refusal(pack: bytes, tmp_path: Path) -
 def test_an_error_shows_only_the_beginning_of_what_a_manifest_says(
     pack: bytes, tmp_path: Path
 ) -> None:
-    error = refuse(forged(pack, lambda said: said.update({"x" * 100_000: 1})), tmp_path)
+    error = refuse(forged(pack, lambda said: said.update({"\x1b[2J" * 100_000: 1})), tmp_path)
 
     assert len(json.dumps(str(error))) < 1000
+    assert str(error).isprintable()

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from forkd.errors import Conflict, InvalidRequest, NotFound, PackError
 from forkd.packs import limits
-from forkd.packs.manifest import Digest, Tag  # noqa: TC001 - as above
+from forkd.packs.manifest import Digest, Tag, complaint
 
 INDEX_FILE = "index.json"
 SUFFIX = ".forkpack"
@@ -115,9 +115,7 @@ def parse(raw: bytes) -> Index:
     try:
         return Index.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:200] or "it"
-        raise PackError(f"the index is refused: {where}: {first['msg']}", reason="index") from None
+        raise PackError(f"the index is refused: {complaint(error)}", reason="index") from None
 
 
 def file_name(name: str, digest: str) -> str:

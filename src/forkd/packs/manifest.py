@@ -250,16 +250,22 @@ def parse(raw: bytes) -> PackManifest:
             )
         manifest = PackManifest.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
         raise PackError(
-            f"the pack's manifest is refused: {where[:200]}: {first['msg']}", reason="manifest"
+            f"the pack's manifest is refused: {complaint(error)}", reason="manifest"
         ) from None
     except (ValueError, RecursionError):
         raise PackError("the pack's manifest is no JSON", reason="manifest") from None
     _check_chain(manifest)
     _check_files(manifest)
     return manifest
+
+
+def complaint(error: ValidationError) -> str:
+    """Return a validation's first complaint, and where; fit for a terminal, whoever wrote it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))[:200] or "it"
+    text = f"{where}: {first['msg']}"
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _check_chain(manifest: PackManifest) -> None:
