@@ -142,8 +142,9 @@ pub fn advise_huge_pages(start: *mut u8, bytes: u64) {
 /// # Errors
 ///
 /// [`Error::Io`] if a part of it is not mapped.
-pub fn drop_private(start: *mut u8, bytes: u64) -> Result<(), Error> {
-    if advise(start.cast(), bytes, libc::MADV_DONTNEED) {
+pub fn drop_private(start: u64, bytes: u64) -> Result<(), Error> {
+    let start = std::ptr::without_provenance_mut(usize::try_from(start).unwrap_or(0));
+    if advise(start, bytes, libc::MADV_DONTNEED) {
         Ok(())
     } else {
         Err(Error::last_os("drop private pages"))

@@ -28,8 +28,9 @@ use vm_memory::{
 use crate::error::Error;
 use crate::layout::{self, PAGE_SIZE};
 use crate::mapping::{self, Shared};
+use crate::pagemap::{Pagemap, Private};
 use crate::snapshot::pages::MemoryFile;
-use crate::snapshot::runs::{Collector, Run};
+use crate::snapshot::runs::Run;
 
 /// Bytes of a granule: what the image holds or lacks as a whole.  A huge page.
 const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
@@ -65,11 +66,14 @@ pub fn check_size(memory_bytes: u64) -> Result<(), Error> {
 pub struct Ram {
     view: GuestMemoryMmap,
     bytes: u64,
-    // Pages behind which there is a file; whole granules.
-    backed: Vec<Run>,
+    // Granules behind which there is a file, and where in it they are.
+    granules: BTreeMap<u64, Place>,
     // Pages of deltas that were copied one by one, and where they can be had again.
-    sparse: BTreeMap<u64, (Arc<File>, u64)>,
+    sparse: BTreeMap<u64, Place>,
 }
+
+/// A file in memory, and an offset.
+type Place = (Arc<File>, u64);
 
 impl Ram {
     /// Memory of a machine that boots: zero, not reserved, in huge pages where there are any.
@@ -102,7 +106,7 @@ impl Ram {
             regions.push(region);
         }
         let view = GuestMemoryMmap::from_regions(regions).map_err(Error::guest_memory)?;
-        Ok(Self { view, bytes, backed: Vec::new(), sparse: BTreeMap::new() })
+        Ok(Self { view, bytes, granules: BTreeMap::new(), sparse: BTreeMap::new() })
     }
 
     /// Loads a chain of memory files, base first.  Each is verified as it is read.
@@ -164,18 +168,48 @@ impl Ram {
 
     /// Takes back every write since the memory was loaded.
     ///
+    /// Pages that `keep` names are filled again where they are: whoever writes to them soon need not
+    /// have them copied, nor mapped, once more.  Others are given back.
+    ///
     /// # Errors
     ///
     /// [`Error::Io`] or [`Error::GuestMemory`]; the memory is of no use then.
-    pub fn rewind(&self) -> Result<(), Error> {
-        for region in self.view.iter() {
-            mapping::drop_private(region.as_ptr(), region.len())?;
+    pub fn rewind(&self, keep: impl Fn(u64) -> bool) -> Result<(), Error> {
+        let mut refill = Vec::new();
+        let mut give_back: Vec<(u64, u64)> = Vec::new();
+        Pagemap::own()?.private(&self.view, |Private { page, address, .. }| {
+            if self.sparse.contains_key(&page) || keep(address) {
+                refill.push(page);
+                return true;
+            }
+            match give_back.last_mut() {
+                Some((start, bytes)) if *start + *bytes == address => *bytes += PAGE_SIZE,
+                _ => give_back.push((address, PAGE_SIZE)),
+            }
+            true
+        })?;
+        for (start, bytes) in give_back {
+            mapping::drop_private(start, bytes)?;
         }
         let mut bytes = [0; 4096];
-        for (page, (file, offset)) in &self.sparse {
-            let read = file.read_exact_at(&mut bytes, *offset);
-            read.map_err(Error::io("read a delta's pages"))?;
-            put(&self.view, *page, &bytes)?;
+        for page in refill {
+            self.original(page, &mut bytes)?;
+            put(&self.view, page, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes` with a page as it was loaded.
+    fn original(&self, page: u64, bytes: &mut [u8; 4096]) -> Result<(), Error> {
+        let granule = self.granules.get(&(page / GRANULE_PAGES));
+        let place = self.sparse.get(&page).map(|(file, offset)| (file, *offset)).or_else(|| {
+            granule.map(|(file, offset)| (file, offset + page % GRANULE_PAGES * PAGE_SIZE))
+        });
+        match place {
+            None => bytes.fill(0),
+            Some((file, offset)) => {
+                file.read_exact_at(bytes, offset).map_err(Error::io("read a page of the image"))?;
+            }
         }
         Ok(())
     }
@@ -183,20 +217,15 @@ impl Ram {
     /// Maps what a sheet holds in the place of what was there.
     fn lay(&mut self, sheet: &Sheet) -> Result<(), Error> {
         sheet.shared.populate();
-        let mut backed: BTreeSet<u64> = pages_by_granule(&self.backed).into_keys().collect();
         for (run, slot) in sheet.runs() {
             let address = GuestAddress(address_of(run.first * GRANULE_PAGES));
             let start = self.view.get_host_address(address).map_err(Error::guest_memory)?;
             mapping::cover(start, run.count * GRANULE_BYTES, &sheet.file, slot * GRANULE_BYTES)?;
-            backed.extend(run.first..run.first + run.count);
         }
-        let mut collector = Collector::default();
-        for granule in backed {
-            collector.add(granule);
+        for (granule, slot) in &sheet.slots {
+            let place = (Arc::clone(&sheet.file), slot * GRANULE_BYTES);
+            self.granules.insert(*granule, place);
         }
-        let in_pages =
-            |run: Run| Run { first: run.first * GRANULE_PAGES, count: run.count * GRANULE_PAGES };
-        self.backed = collector.into_runs().into_iter().map(in_pages).collect();
         Ok(())
     }
 
@@ -214,9 +243,9 @@ impl Ram {
 
     /// Pages that come from the image unless they were written since; others are zero unless they
     /// were.
-    #[must_use]
-    pub fn backed(&self) -> &[Run] {
-        &self.backed
+    pub fn backed(&self) -> impl Iterator<Item = Run> + '_ {
+        let pages = |granule: &u64| Run { first: granule * GRANULE_PAGES, count: GRANULE_PAGES };
+        self.granules.keys().map(pages)
     }
 
     /// Bytes that are in memory.
@@ -254,7 +283,7 @@ fn pages_by_granule(runs: &[Run]) -> BTreeMap<u64, u64> {
 /// Granules in a file in memory, one after the other, while they are filled.
 #[derive(Debug)]
 struct Sheet {
-    file: File,
+    file: Arc<File>,
     shared: Shared,
     slots: BTreeMap<u64, u64>,
 }
@@ -269,7 +298,7 @@ impl Sheet {
         let file = mapping::memory_file(bytes)?;
         let shared = Shared::map(&file, bytes, GRANULE_BYTES)?;
         let slots = granules.iter().copied().zip(0..).collect();
-        Ok(Some(Self { file, shared, slots }))
+        Ok(Some(Self { file: Arc::new(file), shared, slots }))
     }
 
     fn holds(&self, page: u64) -> bool {
@@ -357,7 +386,7 @@ mod tests {
 
         assert_eq!([0, 1, 700, last].map(|page| byte(&ram, page)), [1, 0, 1, 1]);
         assert!(std::fs::metadata(&file).unwrap().len() < 16384, "zero pages cost nothing");
-        assert_eq!(ram.backed().iter().map(|run| run.count).sum::<u64>(), 3 * GRANULE_PAGES);
+        assert_eq!(ram.backed().map(|run| run.count).sum::<u64>(), 3 * GRANULE_PAGES);
         std::fs::remove_file(file).unwrap();
     }
 
@@ -402,8 +431,16 @@ mod tests {
             set(&derived, page, 9);
         }
 
-        derived.rewind().unwrap();
+        let kept = derived.view().get_host_address(GuestAddress(3 * PAGE_SIZE)).unwrap() as u64;
+        derived.rewind(|address| address == kept).unwrap();
 
+        let mut private = Vec::new();
+        let mut note = |found: Private| {
+            private.push(found.page);
+            true
+        };
+        Pagemap::own().unwrap().private(derived.view(), &mut note).unwrap();
+        assert_eq!(private, [3, 4], "what is kept, and what is in no file");
         assert_eq!(pages.map(|page| byte(&derived, page)), [1, 2, 0, 5, 0]);
         std::fs::remove_file(base).unwrap();
         std::fs::remove_file(delta).unwrap();

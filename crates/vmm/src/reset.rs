@@ -39,7 +39,7 @@ impl Machine {
     /// [`Error::Kvm`], [`Error::Io`] naming what the host refused; the machine is of no use then.
     pub fn rewind(&mut self, plan: &Arc<ForkPlan>) -> Result<(), Error> {
         self.pause()?;
-        self.ram.rewind()?;
+        self.ram.rewind(|address| plan.warmth().is_some_and(|warmth| warmth.contains(address)))?;
         if let Some(warmth) = plan.warmth() {
             warmth.apply();
         }

@@ -296,6 +296,8 @@ impl Server {
             top_limit_bytes: None,
         };
         self.make_own(&child, deadline)?;
+        // The first fork of a snapshot was forked before its zygote had learned anything.
+        plan.learn(std::process::id().cast_signed());
         self.machine.bus().vsock(|vsock| vsock.admit())
     }
 

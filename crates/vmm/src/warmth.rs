@@ -59,6 +59,14 @@ impl Warmth {
         self.ranges.is_empty()
     }
 
+    /// Whether the page at `address` is among them.
+    #[must_use]
+    pub fn contains(&self, address: u64) -> bool {
+        let after = self.ranges.partition_point(|range| range.start <= address);
+        let before = after.checked_sub(1).and_then(|at| self.ranges.get(at));
+        before.is_some_and(|range| address < range.start + range.bytes)
+    }
+
     /// Makes this process own the pages.
     ///
     /// Where the kernel refuses (before Linux 5.14), they are copied when they are written: nothing
@@ -105,5 +113,7 @@ mod tests {
 
         assert_eq!(warmth.ranges, [Range { start, bytes: PAGES_MAX * PAGE_SIZE }]);
         warmth.apply();
+        let contains = [0, PAGES_MAX - 1, PAGES_MAX].map(|page| start + page * PAGE_SIZE);
+        assert_eq!(contains.map(|address| warmth.contains(address)), [true, true, false]);
     }
 }

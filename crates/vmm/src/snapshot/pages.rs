@@ -167,7 +167,7 @@ fn candidates(ram: &Ram, lineage: &Lineage, parent: &Parent) -> Result<Units, Er
             pages.add_runs(link.index.runs());
         }
     } else {
-        pages.add_runs(ram.backed().iter().copied());
+        pages.add_runs(ram.backed());
         for link in &parent.links {
             pages.add_runs(link.index.runs());
         }
