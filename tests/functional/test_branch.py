@@ -227,3 +227,20 @@ async def test_a_sibling_whose_time_has_come_is_ended(real_host: RealHost) -> No
 
     found = await real_host.service.get_sandbox(child.id)
     assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")
+
+
+async def test_a_difference_is_what_a_sibling_has_done(real_host: RealHost) -> None:
+    parent = await source(real_host)
+    await value(real_host, parent.id, "open('/root/changed', 'w').write('one')")
+    (child,) = await branched(real_host, parent.id, 1)
+    code = "open('/root/changed', 'w').write('two'); open('/root/added', 'w').write('x'); None"
+    await value(real_host, child.id, code)
+    await value(real_host, child.id, "much = bytearray(8 << 20); None")
+
+    found = await real_host.service.diff(parent.id, child.id)
+
+    assert {(each.path, each.change.value) for each in found.changes} == {
+        ("/root/added", "added"),
+        ("/root/changed", "changed"),
+    }
+    assert (found.pages_apart or 0) >= 2048

@@ -15,11 +15,12 @@ from forkd.errors import (
     Conflict,
     EngineError,
     EngineExited,
+    GuestError,
     HostError,
     InvalidRequest,
     NotFound,
 )
-from forkd.model.ids import new_sandbox_id
+from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.tree import TreeBudgets
@@ -353,3 +354,43 @@ async def test_a_sandbox_is_deleted_once_what_is_done_to_it_is_done(fake_host: F
             assert len((await branch).fork.sandboxes) == 3
         with pytest.raises(NotFound):
             await service.get_sandbox(source.id)
+
+
+async def write(service: HostService, sandbox: SandboxId, path: str, data: bytes) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    await service.write_file(sandbox, path, pieces())
+
+
+async def test_a_difference_names_the_files_that_differ_and_not_what_is_mounted(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await write(service, source.id, "/kept", b"k")
+        await write(service, source.id, "/changed", b"one")
+        (child,) = await branched(service, source.id)
+        await write(service, child.id, "/changed", b"two")
+        await write(service, child.id, "/added", b"a")
+
+        found = await service.diff(source.id, child.id)
+        assert [(each.path, each.change) for each in found.changes] == [
+            ("/added", "added"),
+            ("/changed", "changed"),
+        ]
+        of_snapshot = await service.diff(TAG, child.id)
+        assert {each.path for each in of_snapshot.changes} == {"/added", "/changed", "/kept"}
+        assert len(await service.list_sandboxes()) == 2
+
+
+async def test_what_has_no_common_ancestor_and_no_find_is_not_compared(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await fake_host.bake(service, fake_host.recipe(name="another"), "another")
+        with pytest.raises(Conflict, match="no common ancestor"):
+            await service.diff(source.id, parse_tag("another"))
+
+        await write(service, source.id, "/no find", b"")
+        with pytest.raises(GuestError, match="needs GNU find"):
+            await service.diff(TAG, source.id)

@@ -24,6 +24,7 @@ from forkd.errors import (
     NotFound,
     WarmUpError,
 )
+from forkd.model.diff import Difference, FileState, compare
 from forkd.model.files import EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
@@ -325,6 +326,14 @@ class FakeService:
         guest.sandbox = replace(guest.sandbox, id=parent, ancestors=(), branched_at=None)
         self.guests[parent] = guest
         return Promotion(guest.sandbox, tuple(below))
+
+    async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
+        was, now = ({} if n in self.snapshots else self._states(n) for n in (before, after))
+        return compare(was, now, pages_apart=5)
+
+    def _states(self, name: str) -> dict[str, FileState]:
+        files = self._guest(SandboxId(name)).files.items()
+        return {p: FileState("f", len(d), (d.hex(), ""), "644 0 0", "") for p, d in files}
 
     async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         everybody = [each.sandbox for each in self.guests.values()]

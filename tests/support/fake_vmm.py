@@ -190,6 +190,9 @@ class Agent:
             peer.send(Kind.ERROR, {"code": "exec_failed", "message": "no such program"})
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
+        if request["args"][0] == "find":
+            self.find(peer)
+            return
         peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
         if request["args"][:2] == ["sh", "-c"] and request["args"][2].startswith("fail "):
             _, code, words = request["args"][2].split(" ", 2)
@@ -206,6 +209,22 @@ class Agent:
                 ended = {**ended, "exit_code": None, "signal": frame.members()["signal"]}
                 break
             peer.send_bytes(encode(Kind.STDOUT, frame.payload))
+        peer.send(Kind.REPLY, ended)
+
+    def find(self, peer: Peer) -> None:
+        """Print every file as the service asks find to; one more is mounted over another."""
+        if "/no find" in self.files:
+            ended: Members = {"exit_code": 1, "signal": None, "timed_out": False, "duration_s": 0.1}
+            peer.send(Kind.REPLY, ended)
+            return
+        lines = ["1\td\t0\t1\t1\t755 0 0\t/\0\0", "2\tf\t9\t1\t1\t644 0 0\t/etc/hostname\0\0"]
+        for path, data in self.files.items():
+            stamp = blake3(data).hexdigest()[:8]
+            lines.append(f"1\tf\t{len(data)}\t{stamp}\t{stamp}\t644 0 0\t{path}\0\0")
+        printed = "".join(lines).encode()
+        for start in range(0, len(printed), 7):
+            peer.send_bytes(encode(Kind.STDOUT, printed[start : start + 7]))
+        ended = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
         peer.send(Kind.REPLY, ended)
 
     def op_write_file(self, peer: Peer, request: Members) -> None:

@@ -10,6 +10,7 @@ from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.cli import Ended
     from tests.support.daemon import RunningDaemon
@@ -114,3 +115,15 @@ def test_the_tree_is_one_json_document(forkd: Forkd, sandbox: str) -> None:
 @pytest.mark.usefixtures("sandbox")
 def test_the_list_says_why_a_sandbox_ended(forkd: Forkd) -> None:
     assert "ENDED BY" in forkd("ls").out
+
+
+def test_a_difference_is_a_line_for_each_file(forkd: Forkd, sandbox: str, tmp_path: Path) -> None:
+    child = forkd("branch", sandbox).out.strip()
+    (tmp_path / "added").write_text("new")
+    assert forkd("cp", str(tmp_path / "added"), f"{child}:/root/added").code == 0
+
+    ended = forkd("diff", sandbox, child)
+
+    assert ended.out == "+ /root/added\n"
+    assert "1 files differ, 5 pages apart" in ended.err
+    assert forkd("diff", child, sandbox, "--json").document["changes"][0]["change"] == "removed"

@@ -458,3 +458,26 @@ async def test_the_tree_says_who_was_branched_from_whom(
     assert (node.id, node.status, node.private_bytes) == (child.id, "running", 3 << 20)
     assert tree.limits.live == 100
     assert [root.id for root in (await client.tree(child.id)).roots] == [sandbox.id]
+
+
+async def test_a_difference_names_what_was_added_changed_and_removed(
+    client: AsyncClient, sandbox: AsyncSandbox
+) -> None:
+    for name in ("kept", "changed", "removed"):
+        await sandbox.files.write(f"/root/{name}", name)
+    (child,) = await sandbox.branch()
+    await child.files.write("/root/changed", "other")
+    await child.files.remove("/root/removed")
+    await child.files.write("/root/added", "new")
+
+    found = await client.diff(sandbox.id, child.id)
+
+    assert [(each.path, each.change) for each in found.changes] == [
+        ("/root/added", "added"),
+        ("/root/changed", "changed"),
+        ("/root/removed", "removed"),
+    ]
+    assert (found.more, found.pages_apart) == (0, 5)
+    assert len((await client.diff("warm", sandbox.id)).changes) == 3
+    with pytest.raises(InvalidRequest):
+        await client.diff("../x", sandbox.id)

@@ -455,3 +455,26 @@ def test_the_tree_says_who_was_branched_from_whom(client: Client, sandbox: Sandb
     assert (node.id, node.status, node.private_bytes) == (child.id, "running", 3 << 20)
     assert tree.limits.live == 100
     assert [root.id for root in (client.tree(child.id)).roots] == [sandbox.id]
+
+
+def test_a_difference_names_what_was_added_changed_and_removed(
+    client: Client, sandbox: Sandbox
+) -> None:
+    for name in ("kept", "changed", "removed"):
+        sandbox.files.write(f"/root/{name}", name)
+    (child,) = sandbox.branch()
+    child.files.write("/root/changed", "other")
+    child.files.remove("/root/removed")
+    child.files.write("/root/added", "new")
+
+    found = client.diff(sandbox.id, child.id)
+
+    assert [(each.path, each.change) for each in found.changes] == [
+        ("/root/added", "added"),
+        ("/root/changed", "changed"),
+        ("/root/removed", "removed"),
+    ]
+    assert (found.more, found.pages_apart) == (0, 5)
+    assert len((client.diff("warm", sandbox.id)).changes) == 3
+    with pytest.raises(InvalidRequest):
+        client.diff("../x", sandbox.id)

@@ -1,4 +1,4 @@
-"""`forkd branch`, `reset`, `promote`, `tree`: running sandboxes as a whole."""
+"""`forkd branch`, `reset`, `promote`, `tree`, `diff`: running sandboxes as a whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from forkd.wire.v1 import SandboxInfo
     from forkd.wire.v1_trees import TreeInfo, TreeNode
 
+SIGNS = {"added": "+", "changed": "~", "removed": "-"}
+"""What stands before a file that differs."""
+
 STYLES = {"running": "green", "exited": "red", "gone": "dim"}
 """How a sandbox's status looks in a tree."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    for command in (branch, reset, promote, tree):
+    for command in (branch, reset, promote, tree, diff):
         app.command()(command)
 
 
@@ -92,6 +95,25 @@ def promote(sandbox: Id, *, json: Json = False) -> None:
         return
     typer.echo(found.id)
     render.note(f"{sandbox} is {found.id} now; {len(ended)} ended")
+
+
+def diff(
+    a: Annotated[str, typer.Argument(help="Id of a sandbox, or name of a snapshot.")],
+    b: Annotated[str, typer.Argument(help="The one after it.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Say which files were added (+), changed (~) and removed (-) from A to B."""
+    with shared.client(as_json=json) as client:
+        found = client.diff(a, b)
+    if json:
+        render.document(found)
+        return
+    for each in found.changes:
+        typer.echo(f"{SIGNS[each.change]} {each.path}")
+    more = f" and {found.more} more" if found.more else ""
+    apart = "" if found.pages_apart is None else f", {found.pages_apart} pages apart"
+    render.note(f"{len(found.changes)} files{more} differ{apart}")
 
 
 def tree(

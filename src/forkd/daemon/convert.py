@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
 from forkd.model import exec as model_exec
-from forkd.model.ids import Tag, parse_tag
+from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_tag
 from forkd.model.image import Image
 from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import BranchOptions, ForkOptions
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from forkd.model.diff import Difference
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.host import HostInfo
@@ -310,6 +311,25 @@ def tree(budgets: TreeBudgets, roots: Iterable[TreeNode]) -> v1_trees.TreeInfo:
         ),
         roots=[_tree_node(root) for root in roots],
     )
+
+
+def difference(found: Difference) -> v1_trees.DiffInfo:
+    """Return how two machines differ."""
+    changes = [
+        v1_trees.FileChange(
+            path=each.path,
+            change=each.change.value,
+            kind=each.kind,
+            size_bytes=each.size_bytes,
+        )
+        for each in found.changes
+    ]
+    return v1_trees.DiffInfo(changes=changes, more=found.more, pages_apart=found.pages_apart)
+
+
+def machine_name(text: str, field: str) -> SandboxId | Tag:
+    """Return the id of a sandbox, or the name of a snapshot."""
+    return SandboxId(text) if is_sandbox_id(text) else parse_tag(text, field=field)
 
 
 def _tree_node(node: TreeNode) -> v1_trees.TreeNode:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from forkd.model.diff import Difference
     from forkd.model.exec import EvalResult, ExecEvent, ExecRequest, TtySize
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
@@ -328,6 +329,19 @@ class TreeService(Protocol):
 
         Raises:
             Conflict: It has no parent, that is gone, it does not run, or its tree is changing.
+        """
+        ...
+
+    async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
+        """Say how the files of one machine differ from another's, and how far memory does.
+
+        Each is a running sandbox, or a snapshot, which is forked for as long as that takes.
+        What is mounted over the root file system is left out.
+
+        Raises:
+            Conflict: They have no common ancestor, or one does not run.
+            CapacityError: One has more files than can be compared.
+            GuestError: One has no GNU find.
         """
         ...
 

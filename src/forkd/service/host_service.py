@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forkd.errors import Conflict, ForkdError, HostError
 from forkd.host import files, proc
-from forkd.model.sandbox import SandboxState, check_fork_count
-from forkd.service import console, host_info, images
+from forkd.model.ids import SandboxId, Tag, is_sandbox_id
+from forkd.model.sandbox import ForkOptions, SandboxState, check_fork_count
+from forkd.service import console, differences, host_info, images
 from forkd.service.guests import GuestOperations
 from forkd.service.links import Links, LinkTools
 from forkd.service.packs import PackOperations, Packs
@@ -37,14 +38,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.engine.guest import Guest
+    from forkd.engine.guest_exec import GuestExec
+    from forkd.model.diff import Difference
+    from forkd.model.exec import ExecRequest
     from forkd.model.host import HostInfo
-    from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.model.sandbox import (
         BranchOptions,
         BranchResult,
-        ForkOptions,
         ForkResult,
         Promotion,
         Sandbox,
@@ -178,6 +180,11 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
         """Let a sandbox take its parent's place."""
         return await to_end(self._trees.promote(sandbox))
 
+    async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
+        """Say how one machine differs from another."""
+        differences.check_related(self._chain_of(before), self._chain_of(after))
+        return await differences.between(self._running(before), self._running(after), self._exec_in)
+
     async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         """Return every tree, or that of one sandbox."""
         return await self._trees.draw(member)
@@ -230,6 +237,29 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
         if self._trees_ is None:
             raise Conflict("the service does not run")
         return self._trees_
+
+    def _chain_of(self, name: SandboxId | Tag) -> tuple[Tag, ...]:
+        """Return the snapshots that a sandbox or a snapshot goes back to, base first."""
+        if is_sandbox_id(name):
+            tag = self._sandboxes.owner(SandboxId(name)).sandbox.tag
+        else:
+            tag = Tag(name)
+        return self._registry.chain(tag)
+
+    @contextlib.asynccontextmanager
+    async def _running(self, name: SandboxId | Tag) -> AsyncGenerator[Sandbox, None]:
+        """Give a sandbox, or a fork of a snapshot that is gone after the block."""
+        if is_sandbox_id(name):
+            yield self._sandboxes.owner(SandboxId(name)).sandbox
+            return
+        result = await self.fork(Tag(name), 1, ForkOptions(all_or_nothing=True))
+        try:
+            yield result.sandboxes[0]
+        finally:
+            await to_end(self.delete_sandbox(result.sandboxes[0].id))
+
+    def _exec_in(self, sandbox: Sandbox, request: ExecRequest) -> Coroutine[None, None, GuestExec]:
+        return self.exec(sandbox.id, request)
 
     def _alive_of(self, tag: Tag) -> tuple[SandboxId, ...]:
         return tuple(sandbox.id for sandbox in self._sandboxes.alive(tag))

@@ -156,6 +156,15 @@ class Registry:
         """Return the sandboxes alive that go back to any of `tags`."""
         return tuple(sandbox for tag in tags for sandbox in self._alive(tag))
 
+    def chain(self, tag: Tag) -> tuple[Tag, ...]:
+        """Return a snapshot's ancestors and itself, base first.
+
+        Raises:
+            NotFound: There is none of that tag.
+        """
+        under = self._ancestors(self.get(tag))
+        return (*(each.tag for each in reversed(under)), tag)
+
     def _find(self, tag: Tag) -> Snapshot | None:
         write = self._writing.get(tag)
         if write is not None:

@@ -87,6 +87,32 @@ class PromotionInfo(Answer):
     )
 
 
+class DiffCreate(Request):
+    """Compare two machines: ids of running sandboxes, or names of snapshots."""
+
+    a: Tag = Field(description="The one before.")
+    b: Tag = Field(description="The one after.")
+
+
+class FileChange(Answer):
+    """One file that differs."""
+
+    path: str
+    change: Literal["added", "changed", "removed"]
+    kind: str = Field(description="f, d, l, or another letter of find's.")
+    size_bytes: int
+
+
+class DiffInfo(Answer):
+    """How `b` differs from `a`."""
+
+    changes: list[FileChange] = Field(description="By path.")
+    more: int = Field(description="How many others there are, beyond what an answer holds.")
+    pages_apart: int | None = Field(
+        description="Pages of memory that they do not share; None if that cannot be said."
+    )
+
+
 class TreeFilter(Query):
     """Which tree."""
 

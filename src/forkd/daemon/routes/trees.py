@@ -1,4 +1,4 @@
-"""Running sandboxes as a whole: branch, reset, promote, and who was branched from whom."""
+"""Running sandboxes as a whole: branch, reset, promote, compare, and who is whose child."""
 
 from __future__ import annotations
 
@@ -66,3 +66,10 @@ async def tree(
     member = query.sandbox_id and parse_sandbox_id(query.sandbox_id, field="sandbox_id")
     roots = await service.tree(member or None)
     return convert.tree(await service.tree_budgets(), roots)
+
+
+@routes.post("/v1/diff", operation_id="diff")
+async def diff(body: v1_trees.DiffCreate, service: ServiceOf) -> v1_trees.DiffInfo:
+    """Say which files of two sandboxes or snapshots differ, and how far their memory does."""
+    before, after = convert.machine_name(body.a, "a"), convert.machine_name(body.b, "b")
+    return convert.difference(await service.diff(before, after))

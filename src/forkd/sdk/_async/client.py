@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from forkd.sdk._endpoint import Endpoint
 
 
+DIFF_TIMEOUT_S = 900.0
+"""Time that a comparison may take: both guests look at all of their files."""
+
+
 class AsyncClient:
     """A forkd daemon.
 
@@ -80,6 +84,20 @@ class AsyncClient:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""
         query = {"sandbox_id": sandbox_id}
         return await self._http.call(v1_trees.TreeInfo, "GET", "/v1/tree", query=query)
+
+    async def diff(self, a: str, b: str) -> v1_trees.DiffInfo:
+        """Return how `b` differs from `a`: which files, and how many pages of memory.
+
+        Each is the id of a running sandbox or the name of a snapshot.
+
+        Raises:
+            Conflict: They have no common ancestor, or one does not run.
+            GuestError: One has no GNU find.
+        """
+        request = _requests.build(v1_trees.DiffCreate, a=a, b=b)
+        return await self._http.call(
+            v1_trees.DiffInfo, "POST", "/v1/diff", body=request, timeout_s=DIFF_TIMEOUT_S
+        )
 
     async def try_fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
