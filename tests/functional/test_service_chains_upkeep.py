@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from typing import TYPE_CHECKING
@@ -189,6 +190,35 @@ async def test_a_chain_in_use_is_not_compacted_in_its_place(fake_host: FakeHost)
             with pytest.raises(Conflict, match=f"{sandbox.id}; compact it to another tag"):
                 await service.compact_snapshot(B)
         assert (await service.get_snapshot(B)).depth == 2
+
+
+async def test_a_snapshot_that_is_being_compacted_is_neither_forked_nor_removed(
+    fake_host: FakeHost,
+) -> None:
+    go = fake_host.settings.state_dir / "go"
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe(knobs="link=wait"))
+        let_go(fake_host)
+        await add_link(service, A)
+        await add_link(service, B, A)
+        go.unlink()
+
+        compacting = asyncio.ensure_future(service.compact_snapshot(A))
+        await asyncio.sleep(0)
+        for tag in (A, B):
+            with pytest.raises(Conflict, match=f"{tag} is being compacted"):
+                await service.fork(tag, 1, ONE)
+        with pytest.raises(Conflict, match="a is the parent of b"):
+            await service.delete_snapshot(A)
+        with pytest.raises(Conflict, match="b is being compacted"):
+            await service.delete_snapshot(A, cascade=True)
+        with pytest.raises(Conflict, match="a is being compacted"):
+            await service.compact_snapshot(A)
+        let_go(fake_host)
+
+        assert (await compacting).depth == 0
+        async with forked(service, B) as sandbox:
+            assert await value(service, sandbox.id, "(a, b)") == [1, 1]
 
 
 async def test_compacting_on_a_full_disk_changes_nothing(fake_host: FakeHost) -> None:

@@ -243,7 +243,9 @@ class FakeService:
     # Sandboxes
 
     async def fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
-        await self.get_snapshot(tag)
+        snapshot = await self.get_snapshot(tag)
+        if snapshot.status is SnapshotStatus.WRITING and not options.wait:
+            raise Conflict(f"snapshot {tag} is still being written", tag=tag)
         flaky = tag.endswith(("-flaky", "-broken"))
         bad = [each for each in range(count) if flaky and (each % 2 or tag.endswith("-broken"))]
         if bad and options.all_or_nothing:

@@ -130,6 +130,18 @@ def test_the_command_need_not_wait(forkd: Forkd, sandbox: str) -> None:
     assert "snapshot other over warm: being written" in again.err
 
 
+def test_a_fork_of_what_is_being_written_waits_or_is_refused_as_asked(
+    forkd: Forkd, http: httpx.Client, sandbox: str
+) -> None:
+    forkd("snapshot", "create", "link", "--from", sandbox, "--no-wait")
+
+    refused = forkd("fork", "link", "--no-wait")
+    assert (refused.code, "link is still being written" in refused.err) == (4, True)
+    answer = http.post("/v1/sandboxes", json={"snapshot_tag": "link", "wait": False})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert forkd("fork", "link").code == 0
+
+
 def test_the_command_builds_a_link_in_one_go(forkd: Forkd) -> None:
     ended = forkd("snapshot", "create", "link", "--from", "warm", "--exec", "pip install pandas")
 

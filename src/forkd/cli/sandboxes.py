@@ -43,6 +43,9 @@ def fork(  # noqa: PLR0913 - one for each option
     cpu: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
     network: Annotated[bool, typer.Option("--network", help="Give each an address.")] = False,
     ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Refuse a snapshot that is still being written.")
+    ] = False,
     all_or_nothing: Annotated[
         bool, typer.Option("--all-or-nothing", help="If one fails, keep none.")
     ] = False,
@@ -55,6 +58,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "cpu_limit": cpu,
         "network": network,
         "ttl_s": ttl,
+        "wait": not no_wait,
     }
     failed: list[SandboxFailure] = []
     with shared.client(as_json=json) as client:

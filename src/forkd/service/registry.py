@@ -103,9 +103,17 @@ class Registry:
             raise Conflict(f"snapshot {tag} is still being written", tag=tag)
         if snapshot.status is SnapshotStatus.FAILED:
             raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
+        self.check_free(tag)
+        return snapshot
+
+    def check_free(self, tag: Tag) -> None:
+        """Return if nobody holds a snapshot.
+
+        Raises:
+            Conflict: Somebody does, to compact or to remove it.
+        """
         if tag in self._held:
             raise Conflict(f"snapshot {tag} is {self._held[tag]}", tag=tag)
-        return snapshot
 
     async def wait_ready(self, tag: Tag) -> Snapshot:
         """Return one snapshot that can be forked, once it is written.
@@ -240,7 +248,7 @@ class Registry:
             self._known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
 
     def hold(self, tags: Iterable[Tag], doing: str) -> None:
-        """Let nobody fork from `tags` until `release`; `doing` says why."""
+        """Let nobody use `tags` until `release`; `doing` says why."""
         self._held.update(dict.fromkeys(tags, doing))
 
     def release(self, tags: Iterable[Tag]) -> None:

@@ -174,6 +174,7 @@ class Snapshots:
         """
         for tag in tags:
             snapshot = self._registry.get(tag)
+            self._registry.check_free(tag)
             users = self._registry.users([tag])
             if users:
                 raise Conflict(f"snapshot {tag} is in use by {some(users)}", tag=tag)
