@@ -138,7 +138,7 @@ def show(found: TreeInfo) -> None:
         render.printed(drawn)
     limits = found.limits
     render.note(
-        f"{len(found.roots)} trees; each may have {limits.live} live descendants, "
+        f"{len(found.roots)} shown; a tree may have {limits.live} live descendants, "
         f"{limits.depth} branches deep, and {limits.private_mib} MiB of its own"
     )
 
