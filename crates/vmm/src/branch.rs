@@ -68,6 +68,9 @@ impl Machine {
             self.resume()?;
         }
         let branched = forked?;
+        if matches!(branched, Branched::Source { .. }) {
+            self.tidy_disk();
+        }
         Ok(match branched {
             Branched::Source { pid, .. } if running => {
                 let pause_ms = self.vcpus.stood_still().as_secs_f64() * 1e3;
@@ -75,6 +78,22 @@ impl Machine {
             }
             other => other,
         })
+    }
+
+    /// Keeps the number of the disk's layers down, while the guest runs.
+    fn tidy_disk(&self) {
+        let Some(merge) = self.bus.block().and_then(|block| block.device().disk().crowded()) else {
+            return;
+        };
+        match merge.make() {
+            Ok(merged) => {
+                if let Some(mut block) = self.bus.block() {
+                    block.device_mut().disk_mut().adopt(merged);
+                }
+            }
+            // There is one layer more; the next branch tries again.
+            Err(error) => eprintln!("machine: {error}"),
+        }
     }
 
     fn fork_paused(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {

@@ -19,6 +19,9 @@ use crate::error::Error;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 use crate::snapshot::runs::{Collector, Run, Table, UNIT_BYTES, Units};
 
+/// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
+/// that a machine can be branched any number of times.
+const FROZEN_MAX: usize = 64;
 /// Bytes copied at a time when a layer is written.
 const COPY_BYTES: u64 = 1 << 20;
 
@@ -86,9 +89,7 @@ impl Lower {
             return Err(Error::Invalid { field: "disk_layers", problem });
         };
         let mut units = Units::none_of(self.size_bytes);
-        for run in upper.iter().flat_map(|stratum| stratum.layer.runs()) {
-            units.add_runs([Run { first: run.first, count: run.blocks }]);
-        }
+        units.add_runs(upper.iter().flat_map(Stratum::runs));
         let mut whole = self.disk(NoTop, self.layers.len(), 0)?;
         let mut parent = self.disk(NoTop, above, 0)?;
         let mut collector = Collector::default();
@@ -130,6 +131,67 @@ impl Lower {
         let layers = layers.collect();
         LayeredDisk::new(self.size_bytes, layers, top, limit)
             .map_err(|error| Error::Damaged(format!("disk: {error}")))
+    }
+}
+
+/// Two layers that are to be one.
+#[derive(Debug)]
+pub struct Merge {
+    index: usize,
+    pair: Lower,
+    path: PathBuf,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Merged {
+    index: usize,
+    stratum: Stratum,
+}
+
+impl Merge {
+    /// Copies what both hold into a file without a name.  Needs no lock: neither changes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the file cannot be written.
+    pub fn make(self) -> Result<Merged, Error> {
+        let Self { index, pair, path } = self;
+        let failed = || Error::io(format!("merge layers into {}", path.display()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let mut file = file.map_err(failed())?;
+        std::fs::remove_file(&path).map_err(failed())?;
+        let mut units = Units::none_of(pair.size_bytes);
+        units.add_runs(pair.layers.iter().flat_map(Stratum::runs));
+        let mut both = pair.disk(NoTop, pair.layers.len(), 0)?;
+        let mut collector = Collector::default();
+        let mut block = [0; 4096];
+        for unit in units.iter() {
+            both.read_at(unit * UNIT_BYTES, &mut block)
+                .and_then(|()| file.write_all(&block))
+                .map_err(failed())?;
+            collector.add(unit);
+        }
+        let runs: Vec<DiskRun> = collector
+            .into_runs()
+            .iter()
+            .map(|run| DiskRun { first: run.first, blocks: run.count })
+            .collect();
+        let fd = file.as_raw_fd();
+        let layer = Layer::from_runs(Stored(file), pair.size_bytes, 0, &runs)
+            .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?;
+        Ok(Merged { index, stratum: Stratum { layer: Arc::new(layer), fd, path: None } })
+    }
+}
+
+impl Stratum {
+    fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        let runs = self.layer.runs();
+        runs.into_iter().map(|run| Run { first: run.first, count: run.blocks })
+    }
+
+    fn blocks(&self) -> u64 {
+        self.runs().map(|run| run.count).sum()
     }
 }
 
@@ -293,6 +355,33 @@ impl HostDisk {
         Ok(Self { disk, lower: lower.clone(), path, given, limit, frozen_bytes: 0 })
     }
 
+    /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones: those
+    /// that hold least.
+    #[must_use]
+    pub fn crowded(&self) -> Option<Merge> {
+        let frozen = |stratum: &&Stratum| stratum.path.is_none();
+        if self.lower.layers.iter().filter(frozen).count() <= FROZEN_MAX {
+            return None;
+        }
+        let pairs = self.lower.layers.windows(2).enumerate().filter(|(index, pair)| {
+            // What it was made over and what was its own stay apart.
+            pair.iter().all(|stratum| stratum.path.is_none()) && index + 1 != self.given
+        });
+        let (index, pair) =
+            pairs.min_by_key(|(_, pair)| pair.iter().map(Stratum::blocks).sum::<u64>())?;
+        let pair = Lower { layers: pair.to_vec(), size_bytes: self.lower.size_bytes };
+        Some(Merge { index, pair, path: self.path.with_extension("merged") })
+    }
+
+    /// Goes on with the layer that a merge made of two; they have not changed since it was begun.
+    pub fn adopt(&mut self, merged: Merged) {
+        let Merged { index, stratum } = merged;
+        self.lower.layers.splice(index..index + 2, [stratum]);
+        self.given -= usize::from(index < self.given);
+        let layers = self.lower.layers.iter().map(|stratum| Arc::clone(&stratum.layer));
+        self.disk.restack(layers.collect());
+    }
+
     /// How many of those layers it was made over; those above were its top.
     #[must_use]
     pub fn given(&self) -> usize {
@@ -418,6 +507,34 @@ mod tests {
         let blocks = (std::fs::metadata(&layer).unwrap().len() - 96 - 16) / 4096;
         assert_eq!(blocks, 2, "a block that is as in the image is not stored");
         assert!(then.save(3, &layer).is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_frozen_once_too_often_merges_two_layers_and_reads_the_same() {
+        let folder = folder("merged");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut expected = [1_u8; 8];
+        for round in 0..=FROZEN_MAX {
+            assert!(disk.crowded().is_none(), "{round}");
+            let (block, value) = (round * 3 % 8, u8::try_from(round + 2).unwrap());
+            disk.write_at(block as u64 * 4096, &[value; 4096]).unwrap();
+            expected[block] = value;
+            disk.freeze().unwrap();
+        }
+
+        let merged = disk.crowded().unwrap().make().unwrap();
+        disk.adopt(merged);
+
+        assert!(disk.crowded().is_none());
+        let mut found = [0; 8];
+        for (block, slot) in (0..).step_by(4096).zip(found.chunks_mut(1)) {
+            disk.read_at(block, slot).unwrap();
+        }
+        assert_eq!((found, disk.given()), (expected, 1));
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -181,6 +181,12 @@ impl<T: Top + 'static> LayeredDisk<T> {
         layer
     }
 
+    /// Goes on over `layers`, which must hold what the present ones do, seen
+    /// from above: two of them as one, for example.
+    pub fn restack(&mut self, layers: Vec<Arc<Layer>>) {
+        self.layers = layers;
+    }
+
     fn check(&self, offset: u64, length: u64) -> io::Result<()> {
         match offset.checked_add(length) {
             Some(end) if end <= self.size_bytes => Ok(()),
