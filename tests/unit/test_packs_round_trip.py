@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from blake3 import blake3
 
 from forkd.errors import StoreError
 from forkd.packs import limits
 from forkd.packs.blocks import Encoder, Kind, Places
 from forkd.packs.container import Pieces, contents, read_head
-from forkd.packs.manifest import BLOCK_BYTES
+from forkd.packs.manifest import BLOCK_BYTES, ImageDigest
 from forkd.packs.reader import read
 from forkd.packs.writer import write
 from tests.support.packs import ANYBODY, PUBLIC, a_chain, a_pack, block, head_bytes, signed
@@ -146,6 +147,23 @@ def test_a_source_whose_files_are_elsewhere_is_read_there(tmp_path: Path) -> Non
     moved = source.folders[0].rename(tmp_path / "elsewhere")
 
     assert b"".join(write(replace(source, folders=(moved,))))
+
+
+def test_the_digest_of_an_image_is_that_of_its_pieces_however_they_come() -> None:
+    piece = 1 << 20
+    data = bytes(3 * piece) + b"x" * 5 + bytes(piece) + os.urandom(piece) + bytes(7)
+    pieces = (data[at : at + piece] for at in range(0, len(data), piece))
+    expected = blake3(b"".join(blake3(each).digest() for each in pieces)).digest()
+
+    plain, sparse = ImageDigest(), ImageDigest()
+    plain.update(data)
+    sparse.zeros(3 * piece)
+    sparse.update(b"x" * 5)
+    sparse.zeros(piece)
+    sparse.update(data[4 * piece + 5 : -7])
+    sparse.zeros(7)
+
+    assert plain.digest() == sparse.digest() == expected
 
 
 def test_runs_of_the_same_kind_are_one_record() -> None:

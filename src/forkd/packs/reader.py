@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, PackError
-from forkd.packs.blocks import RECORD, ZERO_BLOCK, Kind, Places
+from forkd.packs.blocks import RECORD, Kind, Places
 from forkd.packs.container import Pieces, check_trust, contents, read_head
 from forkd.packs.manifest import BLOCK_BYTES, FileCheck
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset(Kind)
 _PIECE_BLOCKS = 256
-_ZEROS = ZERO_BLOCK * _PIECE_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,12 @@ class _Reader:
                 raise PackError(f"{label} has more data than the pack declares", reason="length")
             if kind is Kind.BLOCKS:
                 self._places.add(file, position, length // BLOCK_BYTES)
+            if kind is Kind.ZEROS:
+                check.zeros(length)
+                position += length
+                continue
             for piece in self._pieces(kind, length, number, label):
-                if kind is not Kind.ZEROS:
-                    _write(file, piece, position)
+                _write(file, piece, position)
                 check.update(piece)
                 position += len(piece)
         os.ftruncate(file, entry.bytes)
@@ -145,8 +147,8 @@ class _Reader:
             return
         left = length
         while left:
-            size = min(left, len(_ZEROS))
-            piece = _ZEROS[:size] if kind is Kind.ZEROS else self._records.read(size)
+            size = min(left, _PIECE_BLOCKS * BLOCK_BYTES)
+            piece = self._records.read(size)
             if len(piece) < size:
                 raise PackError(f"the pack ends in {label}", reason="truncated")
             yield piece

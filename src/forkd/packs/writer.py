@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from blake3 import blake3
-
 from forkd.errors import StoreError
 from forkd.packs.blocks import ZERO_BLOCK, Encoder
 from forkd.packs.container import chunks_of, head_of
@@ -17,6 +15,7 @@ from forkd.packs.manifest import (
     BLOCK_BYTES,
     STORED_HEADER_BYTES,
     FileCheck,
+    ImageDigest,
     PackedImage,
     PackManifest,
 )
@@ -88,11 +87,15 @@ def measure(path: Path) -> PackedImage:
 
 def _measured(file: BinaryIO) -> PackedImage:
     """Return length and digest of an image, which no manifest knows."""
-    hasher, data_bytes = blake3(), 0
+    digest, data_bytes = ImageDigest(), 0
     while piece := file.read(_READ_BYTES):
-        hasher.update(piece)
-        data_bytes += _data_in(piece)
-    return PackedImage(bytes=file.tell(), data_bytes=data_bytes, digest=hasher.hexdigest())
+        if data := _data_in(piece):
+            digest.update(piece)
+            data_bytes += data
+        else:
+            digest.zeros(len(piece))
+    hexdigest = digest.digest().hex()
+    return PackedImage(bytes=file.tell(), data_bytes=data_bytes, digest=hexdigest)
 
 
 def _data_in(piece: bytes) -> int:
@@ -111,7 +114,10 @@ def _records(manifest: PackManifest, files: list[BinaryIO]) -> Iterator[bytes]:
         file.seek(0)
         check = FileCheck(entry)
         for piece in _encoded(encoder, file, prelude_bytes):
-            check.update(piece)
+            if piece == _ZEROS:
+                check.zeros(len(piece))
+            else:
+                check.update(piece)
             yield from held
             held.clear()
         yield from held
