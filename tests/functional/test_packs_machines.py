@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from typing import BinaryIO
 
+    from forkd.model.ids import Tag
+
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 PACKED = ("state", "memory", "disk.layer")
-SIGNED = UnpackRequest(parse_tag("arrived"), trusted=(PUBLIC,))
+THOUGHT, ARRIVED = parse_tag("thought"), parse_tag("arrived")
+SIGNED = UnpackRequest(ARRIVED, trusted=(PUBLIC,))
 
 
 async def pieces(file: BinaryIO) -> AsyncIterator[bytes]:
@@ -43,15 +47,23 @@ async def pieces(file: BinaryIO) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def pack_to(host: RealHost, file: BinaryIO) -> None:
-    """Write a signed pack of the baked snapshot."""
-    async with contextlib.aclosing(host.service.pack_snapshot(TAG)) as packed:
+async def pack_to(host: RealHost, tag: Tag, file: BinaryIO) -> None:
+    """Write a signed pack of a snapshot."""
+    async with contextlib.aclosing(host.service.pack_snapshot(tag)) as packed:
         async for piece in packed:
             file.write(piece)
     file.seek(0)
     head = read_head(file).signed(SECRET)
     file.seek(0)
     file.write(head.encode())
+
+
+async def written_down(host: RealHost, tag: Tag) -> None:
+    """Take a snapshot of a sandbox that has something on its mind and on its disk."""
+    (source,) = (await host.service.fork(TAG, 1, ForkOptions())).sandboxes
+    await value(host, source.id, "mark = 5; open('/root/note', 'w').write('five')")
+    await host.service.snapshot_sandbox(source.id, tag, wait=True)
+    await host.service.delete_sandbox(source.id)
 
 
 @contextlib.asynccontextmanager
@@ -75,30 +87,38 @@ def a_file() -> Iterator[BinaryIO]:
         yield file
 
 
-def files_of(host: RealHost, tag: str) -> list[bytes]:
+def files_of(host: RealHost, tag: Tag) -> list[bytes]:
     folder = Path(host.settings.state_dir) / "snapshots" / tag
     return [(folder / name).read_bytes() for name in PACKED]
 
 
-async def test_sandboxes_are_forked_from_a_snapshot_that_was_unpacked(
-    real_host: RealHost,
-) -> None:
+async def test_sandboxes_are_forked_from_a_chain_that_was_unpacked(real_host: RealHost) -> None:
+    await written_down(real_host, THOUGHT)
     with a_file() as file:
-        await pack_to(real_host, file)
+        await pack_to(real_host, THOUGHT, file)
         async with elsewhere() as there:
+            stranger = replace(SIGNED, trusted=())
             with pytest.raises(PackError, match="not trusted"):
-                await there.service.unpack_snapshot(
-                    UnpackRequest(parse_tag("arrived")), pieces(file)
-                )
+                await there.service.unpack_snapshot(stranger, pieces(file))
             unpacked = await there.service.unpack_snapshot(SIGNED, pieces(file))
 
             assert unpacked.missing_features == ()
-            assert files_of(there, "arrived") == files_of(real_host, TAG)
-            forked = await there.service.fork(parse_tag("arrived"), 2, ForkOptions())
-            try:
-                assert forked.failures == ()
-                for sandbox in forked.sandboxes:
-                    assert await value(there, sandbox.id, "int(numpy.arange(10).sum())") == 45
-            finally:
-                for sandbox in forked.sandboxes:
-                    await there.service.delete_sandbox(sandbox.id)
+            assert [each.tag for each in unpacked.links] == [TAG, ARRIVED]
+            assert files_of(there, TAG) == files_of(real_host, TAG)
+            assert files_of(there, ARRIVED) == files_of(real_host, THOUGHT)
+            await check_forks(there)
+
+
+async def check_forks(host: RealHost) -> None:
+    """Check that two forks have what base and link had, in memory and on disk."""
+    forked = await host.service.fork(ARRIVED, 2, ForkOptions())
+    try:
+        assert forked.failures == ()
+        for sandbox in forked.sandboxes:
+            said = await value(
+                host, sandbox.id, "[int(numpy.arange(10).sum()), mark, open('/root/note').read()]"
+            )
+            assert said == [45, 5, "five"]
+    finally:
+        for sandbox in forked.sandboxes:
+            await host.service.delete_sandbox(sandbox.id)
