@@ -1,0 +1,336 @@
+"""A running machine forks a seed, and siblings of that are what it was at one instant.
+
+The engine alone, beside a service that only baked: tests own the processes that they start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import subprocess
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from forkd import programs
+from forkd.engine.configs import (
+    BranchConfig,
+    ChildConfig,
+    DeriveConfig,
+    DiskConfig,
+    LinkConfig,
+    ResetConfig,
+    ZygoteConfig,
+)
+from forkd.engine.control import ChildReady, Control
+from forkd.engine.guest import Guest
+from forkd.engine.process import (
+    CONTROL_SOCKET,
+    VSOCK_SOCKET,
+    ZYGOTE_SOCKET,
+    end,
+    end_listener,
+    start_zygote,
+)
+from forkd.errors import Conflict, HostError
+from tests.support.real_host import EVAL_TIMEOUT_S, REAL, baked_host, variant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from forkd.engine.control import Branched, ChildFailed
+    from tests.support.real_host import RealHost
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+VCPUS = 4
+
+MEMORY_MIB = 4_096
+"""More than fits below the hole under 4 GiB, which begins at 3 GiB."""
+
+FORK_DEADLINE_S = 120.0
+
+RESETS = 50
+
+COUNTING = """
+import itertools, os, threading
+counts = [0] * os.cpu_count()
+numbers = numpy.arange(1 << 20, dtype=numpy.uint32)
+stop = False
+
+
+def count(cpu):
+    os.sched_setaffinity(0, {cpu})
+    while not stop:
+        counts[cpu] += 1
+
+
+threads = [threading.Thread(target=count, args=[cpu]) for cpu in range(os.cpu_count())]
+for thread in threads:
+    thread.start()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A forked machine and how it is reached."""
+
+    directory: Path
+    pid: int
+
+    async def value(self, code: str) -> Any:  # noqa: ANN401 - JSON
+        """Evaluate code that must not raise; return its value."""
+        guest = Guest(self.directory / VSOCK_SOCKET)
+        try:
+            result = await guest.eval(code, EVAL_TIMEOUT_S)
+        finally:
+            guest.close()
+        assert result.error is None, result.error.traceback
+        return result.value
+
+    async def control(self) -> Control:
+        return await Control.connect(self.directory / CONTROL_SOCKET)
+
+    async def reset(self) -> float:
+        config = ResetConfig("again", secrets.token_hex(16), str(uuid.uuid4()))
+        async with await self.control() as control:
+            return await control.reset(config, deadline_s=FORK_DEADLINE_S)
+
+    def held(self) -> tuple[int, int, int]:
+        """Return its threads, its descriptors, and its own memory in KiB."""
+        proc = Path(f"/proc/{self.pid}")
+        rollup = (proc / "smaps_rollup").read_text().splitlines()
+        (anonymous,) = [line.split()[1] for line in rollup if line.startswith("Anonymous:")]
+        entries = [len(list((proc / name).iterdir())) for name in ("task", "fd")]
+        return entries[0], entries[1], int(anonymous)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A snapshot held by a zygote, and a folder for what tests make of it."""
+
+    root: Path
+    config: ZygoteConfig
+
+    def folder(self) -> Path:
+        made = self.root / secrets.token_hex(4)
+        made.mkdir()
+        return made
+
+    @contextlib.asynccontextmanager
+    async def forked(self, zygote: Path, count: int = 1) -> AsyncIterator[list[Machine]]:
+        """Fork machines that end with the block."""
+        folders = {f"sb-{number}": self.folder() for number in range(count)}
+        children = [
+            ChildConfig(id_, folder, id_, secrets.token_hex(16), str(uuid.uuid4()))
+            for id_, folder in folders.items()
+        ]
+        outcomes: list[ChildReady | ChildFailed] = []
+        try:
+            async with await Control.connect(zygote / ZYGOTE_SOCKET) as control:
+                await control.fork(children, deadline_s=FORK_DEADLINE_S, on_outcome=outcomes.append)
+            ready = [outcome for outcome in outcomes if isinstance(outcome, ChildReady)]
+            assert len(ready) == count, outcomes
+            yield [Machine(folders[child.id], child.pid) for child in ready]
+        finally:
+            for folder in folders.values():
+                await end_listener(folder / CONTROL_SOCKET)
+
+    @contextlib.asynccontextmanager
+    async def branched(self, machine: Machine) -> AsyncIterator[tuple[Path, Branched]]:
+        """Branch a machine; the seed ends with the block."""
+        folder = self.folder()
+        try:
+            async with await machine.control() as control:
+                branched = await control.branch(BranchConfig(folder))
+            yield folder, branched
+        finally:
+            await end_listener(folder / ZYGOTE_SOCKET)
+
+    @contextlib.asynccontextmanager
+    async def derived(self, parent: Path, config: DeriveConfig) -> AsyncIterator[Path]:
+        """Put a delta over a zygote; the new one ends with the block."""
+        try:
+            async with await Control.connect(parent / ZYGOTE_SOCKET) as control:
+                await control.derive(config)
+            yield config.directory
+        finally:
+            await end_listener(config.directory / ZYGOTE_SOCKET)
+
+    async def saved(self, seed: Path) -> DeriveConfig:
+        """Have a seed of a child of the snapshot saved as a delta."""
+        assert self.config.disk is not None
+        layers = self.config.disk.layers
+        target = self.folder()
+        async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
+            await control.save_link(LinkConfig(target, self.config.memory, len(layers)))
+        disk = DiskConfig((*layers, target / "disk.layer"), self.config.disk.size_bytes)
+        return DeriveConfig(self.folder(), target / "state", target / "memory", disk)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    """A zygote of a machine with four CPUs and memory on both sides of the hole."""
+    recipe = tmp_path_factory.mktemp("recipes") / "large"
+    variant(recipe, vcpus=VCPUS, memory_mib=MEMORY_MIB)
+    async with baked_host(recipe) as host:
+        root = host.settings.run_dir / "t"
+        root.mkdir()
+        config = zygote_config(host, root)
+        process = await start_zygote(programs.find(programs.VMM), config)
+        try:
+            yield Bench(root, config)
+        finally:
+            await end(process)
+            process.close()
+            shutil.rmtree(root)
+
+
+def zygote_config(host: RealHost, folder: Path) -> ZygoteConfig:
+    stored = host.snapshot.directory
+    (rootfs,) = host.settings.state_dir.glob("images/*/rootfs.ext4")
+    disk = DiskConfig((rootfs, stored / "disk.layer"), host.snapshot.disk_bytes)
+    return ZygoteConfig(folder, stored / "state", (stored / "memory",), disk)
+
+
+@pytest.fixture
+def small_disk(bench: Bench) -> Iterator[Path]:
+    """A file system of one MiB."""
+    folder = bench.folder()
+    mount = ["/usr/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    subprocess.run(mount, check=True)  # noqa: S603 - a constant command
+    try:
+        yield folder
+    finally:
+        subprocess.run(["/usr/bin/umount", folder], check=True)  # noqa: S603 - as above
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+async def test_siblings_have_the_variables_of_the_instant_and_the_source_goes_on(
+    bench: Bench,
+) -> None:
+    async with bench.forked(bench.root) as (source,):
+        await source.value("x = 1; x")
+        async with bench.branched(source) as (seed, branched):
+            assert branched.pause_ms > 0
+            assert await source.value("x += 1; x") == 2
+
+            async with bench.forked(seed, 2) as siblings:
+                for sibling in siblings:
+                    assert await sibling.value("x") == 1
+                assert await siblings[0].value("x = 7; x") == 7
+                assert await siblings[1].value("x") == 1
+        assert await source.value("x") == 2
+
+
+async def test_a_disk_is_frozen_with_memory_and_written_apart(bench: Bench) -> None:
+    write = "import os; open('/root/mark', 'w').write({!r}) and os.sync()"
+    read = "open('/root/mark').read()"
+    async with bench.forked(bench.root) as (source,):
+        await source.value(write.format("before"))
+        async with bench.branched(source) as (seed, _):
+            await source.value(write.format("source"))
+            async with bench.forked(seed) as (sibling,):
+                assert await sibling.value(read) == "before"
+                await sibling.value(write.format("sibling"))
+                assert await sibling.value(read) == "sibling"
+            assert await source.value(read) == "source"
+
+
+async def test_threads_on_every_cpu_go_on_in_source_and_sibling(bench: Bench) -> None:
+    async with bench.forked(bench.root) as (source,):
+        await source.value(COUNTING)
+        async with bench.branched(source) as (seed, _), bench.forked(seed) as (sibling,):
+            for machine in (source, sibling):
+                before = await machine.value("list(counts)")
+                wait = "while any(now <= then for now, then in zip(counts, before)): pass"
+                await machine.value(f"before = {before}\n{wait}\nTrue")
+                assert await machine.value("int(numbers.sum(dtype='u8'))") == sum(range(1 << 20))
+
+
+async def test_a_branch_of_a_branch_of_a_paused_machine(bench: Bench) -> None:
+    async with bench.forked(bench.root) as (source,):
+        await source.value("steps = ['first']; steps")
+        async with await source.control() as control:
+            await control.request("pause")
+            async with bench.branched(source) as (seed, branched):
+                assert branched.pause_ms == 0
+                assert (await control.request("status"))["state"] == "paused"
+                async with bench.forked(seed) as (sibling,):
+                    await sibling.value("steps.append('second'); steps")
+                    async with bench.branched(sibling) as (deep, _), bench.forked(deep) as (last,):
+                        assert await last.value("steps") == ["first", "second"]
+            await control.request("resume")
+        assert await source.value("steps") == ["first"]
+
+
+async def test_a_delta_holds_what_its_source_was_and_only_what_differs(bench: Bench) -> None:
+    change = "import os; y = numpy.full(1 << 20, 3.0); open('/root/f', 'w').write('z'); os.sync()"
+    async with bench.forked(bench.root) as (source,):
+        await source.value(change)
+        async with bench.branched(source) as (seed, _):
+            await source.value("y = None")
+            delta = await bench.saved(seed)
+    assert delta.memory.stat().st_size < bench.config.memory[0].stat().st_size / 2
+
+    async with bench.derived(bench.root, delta) as zygote, bench.forked(zygote, 2) as restored:
+        for machine in restored:
+            assert await machine.value("[float(y.sum()), open('/root/f').read()]") == [
+                3.0 * (1 << 20),
+                "z",
+            ]
+        await restored[0].value("y[:] = 0; 0")
+        await restored[0].reset()
+        assert await restored[0].value("float(y.sum())") == 3.0 * (1 << 20)
+
+
+async def test_a_full_disk_is_said_and_leaves_nothing_and_the_seed_serves(
+    bench: Bench, small_disk: Path
+) -> None:
+    async with bench.forked(bench.root) as (source,), bench.branched(source) as (seed, _):
+        async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
+            with pytest.raises(HostError, match="No space"):
+                await control.save_link(LinkConfig(small_disk))
+        assert names_in(small_disk) == set()
+
+        async with bench.forked(seed) as (sibling,):
+            assert await sibling.value("6 * 7") == 42
+        assert await source.value("6 * 7") == 42
+
+
+async def test_a_machine_goes_back_to_its_fork_point_again_and_again(bench: Bench) -> None:
+    dirty = "import os; z = numpy.ones(1 << 20); open('/root/f', 'w').write('f'); os.sync()"
+    async with bench.forked(bench.root) as (machine,):
+        await machine.value(dirty)
+        await machine.reset()
+        first = machine.held()
+        for _ in range(RESETS):
+            await machine.value(dirty)
+            await machine.reset()
+
+        state = "[globals().get('z'), __import__('os').path.exists('/root/f')]"
+        assert await machine.value(state) == [None, False]
+        threads, descriptors, own_kib = machine.held()
+        assert (threads, descriptors) <= (first[0], first[1] + 2)
+        assert own_kib < first[2] + 4_096
+        assert not (machine.directory / "disk.top").exists()
+
+
+async def test_a_branch_of_a_running_machine_cannot_be_reset_and_lives_on(bench: Bench) -> None:
+    async with (
+        bench.forked(bench.root) as (source,),
+        bench.branched(source) as (seed, _),
+        bench.forked(seed) as (sibling,),
+    ):
+        with pytest.raises(Conflict, match="not held"):
+            await sibling.reset()
+
+        assert await sibling.value("6 * 7") == 42
