@@ -6,14 +6,23 @@ import os
 import shutil
 import signal
 import struct
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from forkd import programs
-from forkd.engine.configs import DiskConfig, MachineConfig, ZygoteConfig
-from forkd.engine.process import CONFIG_FILE, LOG_FILE, start_machine, start_zygote
+from forkd.engine.configs import ChildConfig, DiskConfig, MachineConfig, ZygoteConfig
+from forkd.engine.control import ChildFailed, ChildReady, Control
+from forkd.engine.process import (
+    CONFIG_FILE,
+    LOG_FILE,
+    ZYGOTE_SOCKET,
+    end,
+    start_machine,
+    start_zygote,
+)
 from forkd.errors import ForkdError, StoreError
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.real_host import REAL, baked_host, value, variant
@@ -47,6 +56,17 @@ def frames(address, pages):
 marker = numpy.arange(4 << 20, dtype=numpy.uint32)
 """
 
+HOOK = """
+import os, socket
+if socket.gethostname() == "fails":
+    with open("/root/written", "wb") as file:
+        file.write(bytes(1 << 16))
+    os.sync()
+    with open("/dev/console", "w") as console:
+        console.write("about to fail")
+    raise ValueError("the hook has failed as asked")
+"""
+
 HIGH_FRAME = (4 << 30) // 4096
 
 ONE = ForkOptions()
@@ -58,7 +78,7 @@ FILES = ("state", "memory", "disk.layer")
 async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealHost]:
     """A host with a snapshot of a machine with four CPUs and more than 4 GiB."""
     folder = tmp_path_factory.mktemp("recipes") / "large"
-    recipe = variant(folder, warmup=PAGES, vcpus=VCPUS, memory_mib=MEMORY_MIB)
+    recipe = variant(folder, warmup=PAGES, post_fork=HOOK, vcpus=VCPUS, memory_mib=MEMORY_MIB)
     async with baked_host(recipe) as baked:
         yield baked
 
@@ -140,6 +160,29 @@ async def test_a_child_that_is_killed_is_reported_and_the_others_answer(host: Re
         assert (found.state, found.pid) == (SandboxState.EXITED, None)
         for other in others:
             assert await value(host, other.id, "6 * 7") == 42
+
+
+async def test_of_a_child_that_fails_after_it_has_written_the_vmm_leaves_no_file(
+    host: RealHost, folder: Path
+) -> None:
+    whole, place = host.snapshot.directory, folder / "c"
+    (rootfs,) = host.settings.state_dir.glob("images/*/rootfs.ext4")
+    disk = DiskConfig((rootfs, whole / "disk.layer"), host.snapshot.disk_bytes)
+    config = ZygoteConfig(folder, whole / "state", (whole / "memory",), disk)
+    child = ChildConfig("c", place, "fails", uuid.uuid4().hex, str(uuid.uuid4()))
+    outcomes: list[ChildReady | ChildFailed] = []
+    place.mkdir()
+    with await start_zygote(programs.find(programs.VMM), config) as zygote:
+        try:
+            async with await Control.connect(folder / ZYGOTE_SOCKET) as control:
+                await control.fork([child], deadline_s=60.0, on_outcome=outcomes.append)
+        finally:
+            await end(zygote)
+
+    (failed,) = outcomes
+    assert isinstance(failed, ChildFailed)
+    assert "the hook has failed as asked" in failed.message
+    assert list(place.iterdir()) == []
 
 
 async def test_a_kernel_that_is_no_kernel_is_one_error_and_leaves_nothing(
