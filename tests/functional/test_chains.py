@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,9 @@ pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeou
 ONE = ForkOptions()
 MIB = 1 << 20
 DEPTH = 8
+
+ZYGOTE_BYTES = 6 * MIB
+"""What a zygote may have for itself: its own few MiB, and the ends of huge pages."""
 
 EXTEND = """
 import hashlib, os
@@ -150,6 +154,44 @@ async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHo
     first = f"hashlib.sha256({parse_tag('link1')}).hexdigest()"
     answers = [value(real_host, each.id, first) for each in result.sandboxes]
     assert set(await asyncio.gather(*answers)) == {digests[parse_tag("link1")]}
+
+
+def private_bytes(host: RealHost) -> int:
+    """Return the bytes of memory files' copies that our processes hold, each page once."""
+    total = 0
+    for pid in host.vmm_processes():
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        (line,) = (each for each in lines if each.startswith("Pss_Anon:"))
+        total += int(line.split()[1]) * 1024
+    return total
+
+
+def image_bytes(host: RealHost) -> dict[int, int]:
+    """Return the files in memory that our processes map, by inode, and what each takes."""
+    found = {}
+    for pid in host.vmm_processes():
+        for mapped in Path(f"/proc/{pid}/map_files").iterdir():
+            if str(mapped.readlink()).startswith("/memfd:"):
+                status = mapped.stat()
+                found[status.st_ino] = status.st_blocks * 512
+    return found
+
+
+async def test_the_base_of_a_chain_is_in_memory_once(real_host: RealHost) -> None:
+    await real_host.warm()
+    base = image_bytes(real_host)
+    await chain(real_host, DEPTH)
+    head = parse_tag(f"link{DEPTH}")
+    await real_host.service.delete_sandbox(await forked(real_host, head))
+    links = [each for each in await real_host.service.list_snapshots() if each.depth]
+
+    assert len(real_host.vmm_processes()) == DEPTH + 1
+    images = image_bytes(real_host)
+    assert base.items() <= images.items()
+    assert max(base.values()) > real_host.snapshot.stored_bytes / 2
+    beside = sum(images.values()) - sum(base.values()) + private_bytes(real_host)
+    stored_bytes = sum(each.stored_bytes for each in links)
+    assert beside < stored_bytes + DEPTH * ZYGOTE_BYTES
 
 
 async def test_a_command_makes_a_link(real_host: RealHost) -> None:
