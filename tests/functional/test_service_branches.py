@@ -23,6 +23,7 @@ from forkd.errors import (
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
 from tests.support.service_host import TAG, FakeHost, until
 
@@ -90,6 +91,28 @@ async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
             everybody = (source, *siblings)
             code = f"identity['{name}']"
             assert len({await value(service, each.id, code) for each in everybody}) == 6
+
+
+async def test_siblings_and_a_snapshot_asked_for_at_once_are_of_one_instant(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await value(service, source.id, "globals().update(thought=7)")
+
+        result = await service.branch(source.id, 2, OPTIONS, tag=parse_tag("kept"))
+
+        assert result.snapshot is not None
+        assert (result.snapshot.status, result.snapshot.parent) == (SnapshotStatus.READY, TAG)
+        (fork,) = (await service.fork(parse_tag("kept"), 1, ForkOptions())).sandboxes
+        everybody = (*result.fork.sandboxes, fork)
+        assert [await value(service, each.id, "thought") for each in everybody] == [7, 7, 7]
+        assert fork.ancestors == ()
+        with pytest.raises(Conflict, match="kept"):
+            await service.branch(source.id, 2, OPTIONS, tag=parse_tag("kept"))
+        assert len(await service.list_sandboxes()) == 4
+        for each in everybody:
+            await service.delete_sandbox(each.id)
+        await service.delete_snapshot(parse_tag("kept"))
 
 
 async def test_nothing_is_left_of_the_seed_of_a_branch(fake_host: FakeHost) -> None:
