@@ -251,7 +251,7 @@ async def test_threads_on_every_cpu_go_on_in_source_and_sibling(bench: Bench) ->
         async with bench.branched(source) as (seed, _), bench.forked(seed) as (sibling,):
             for machine in (source, sibling):
                 before = await machine.value("list(counts)")
-                wait = "while any(now <= then for now, then in zip(counts, before)): pass"
+                wait = "while any(new <= old for new, old in zip(counts, before)): pass"
                 await machine.value(f"before = {before}\n{wait}\nTrue")
                 assert await machine.value("int(numbers.sum(dtype='u8'))") == sum(range(1 << 20))
 

@@ -355,8 +355,8 @@ impl HostDisk {
         Ok(Self { disk, lower: lower.clone(), path, given, limit, frozen_bytes: 0 })
     }
 
-    /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones: those
-    /// that hold least.
+    /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones:
+    /// those that hold least.
     #[must_use]
     pub fn crowded(&self) -> Option<Merge> {
         let frozen = |stratum: &&Stratum| stratum.path.is_none();

@@ -168,8 +168,8 @@ impl Ram {
 
     /// Takes back every write since the memory was loaded.
     ///
-    /// Pages that `keep` names are filled again where they are: whoever writes to them soon need not
-    /// have them copied, nor mapped, once more.  Others are given back.
+    /// Pages that `keep` names are filled again where they are: whoever writes to them soon need
+    /// not have them copied, nor mapped, once more.  Others are given back.
     ///
     /// # Errors
     ///
