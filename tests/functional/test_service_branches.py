@@ -341,21 +341,32 @@ async def test_a_reset_sandbox_is_at_its_fork_point_with_its_id_and_can_be_reset
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
+        machine_id = await value(service, source.id, "identity['machine_id']")
+        for thought in range(3):
+            await value(service, source.id, f"globals().update(answer={thought})")
+            boot_id = await value(service, source.id, "identity['boot_id']")
+
+            assert await service.reset(source.id, deadline_s=5.0) > 0
+
+            assert await value(service, source.id, "answer") == 42
+            assert await value(service, source.id, "identity['hostname']") == source.id
+            assert await value(service, source.id, "identity['machine_id']") == machine_id
+            assert await value(service, source.id, "identity['boot_id']") != boot_id
+        assert await service.get_sandbox(source.id) == source
+
+
+async def test_a_branch_whose_fork_point_nobody_holds_is_not_reset_and_goes_on(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
         await value(service, source.id, "globals().update(thought=7)")
         (child,) = await branched(service, source.id)
-        machine_id = await value(service, child.id, "identity['machine_id']")
-        for thought in range(3):
-            await value(service, child.id, f"globals().update(thought={thought})")
-            boot_id = await value(service, child.id, "identity['boot_id']")
 
-            assert await service.reset(child.id, deadline_s=5.0) > 0
+        with pytest.raises(Conflict, match="fork point"):
+            await service.reset(child.id, deadline_s=5.0)
 
-            assert await value(service, child.id, "thought") == 7
-            assert await value(service, child.id, "identity['hostname']") == child.id
-            assert await value(service, child.id, "identity['machine_id']") == machine_id
-            assert await value(service, child.id, "identity['boot_id']") != boot_id
+        assert await value(service, child.id, "thought") == 7
         assert await service.get_sandbox(child.id) == child
-        assert await value(service, source.id, "thought") == 7
 
 
 async def test_a_machine_that_dies_while_it_is_reset_is_exited(fake_host: FakeHost) -> None:

@@ -95,7 +95,7 @@ async def test_a_promoted_child_has_its_parents_id_and_name_and_its_own_thoughts
         await clear(service, fake_host)
 
 
-async def test_a_promoted_child_can_be_branched_reset_and_promoted_over(
+async def test_a_promoted_child_can_be_branched_and_promoted_over(
     fake_host: FakeHost,
 ) -> None:
     async with family(fake_host) as (service, parent, children):
@@ -108,7 +108,6 @@ async def test_a_promoted_child_can_be_branched_reset_and_promoted_over(
 
         assert [each.id for each in await service.list_sandboxes()] == [parent.id]
         assert await value(service, parent.id, "thought") == 1
-        await service.reset(parent.id, deadline_s=5.0)
         assert await value(service, parent.id, "identity['hostname']") == parent.hostname
         await clear(service, fake_host)
 

@@ -338,6 +338,7 @@ class Zygote:
         self.knobs = knobs
         self.namespace = namespace
         self.layers = layers
+        self.live = False
         self.ended = threading.Event()
         self.forking = threading.Lock()
 
@@ -438,7 +439,7 @@ def spawn_child(child: Members, zygote: Zygote) -> int:
 
     def run(listening: Callable[[], None]) -> None:
         machine = Machine(child, zygote.agent(child))
-        machine.forked = zygote
+        machine.forked = None if zygote.live else zygote  # as the real one: not held
         machine.listen()
         listening()
         machine.ended.wait()
@@ -455,9 +456,9 @@ def run_seed(
     """Be what a machine leaves of itself; what is said of seeds holds for its forks."""
     knobs = [knob for knob in agent.knobs if not knob.startswith("fork=")]
     knobs = [knob.replace("seed=", "fork=") for knob in knobs]
-    run_held(
-        Zygote(knobs, _jsonable(agent.namespace), layers), directory / "zygote.sock", listening
-    )
+    zygote = Zygote(knobs, _jsonable(agent.namespace), layers)
+    zygote.live = True
+    run_held(zygote, directory / "zygote.sock", listening)
 
 
 def run_held(zygote: Zygote, path: Path, listening: Callable[[], None]) -> None:

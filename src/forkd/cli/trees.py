@@ -76,7 +76,7 @@ def _show_branch(made: Branch[Sandbox]) -> None:
 
 
 def reset(sandbox: Id, *, json: Json = False) -> None:
-    """Take a sandbox back to where it was forked or branched; it keeps its id and address."""
+    """Take a sandbox back to where it was forked from its snapshot; it keeps id and address."""
     with shared.client(as_json=json) as client:
         reset_ms = client.sandboxes.get(sandbox).reset()
     if json:
