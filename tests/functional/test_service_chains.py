@@ -128,7 +128,9 @@ async def test_a_zygote_that_dies_in_the_middle_of_a_chain_is_derived_again(
         for pid in fake_host.vmm_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await until(lambda: fake_host.vmm_processes() == [])
+        # A process has no command line before its sockets are closed, so we wait for the service.
+        zygotes = fake_host.settings.zygotes_dir
+        await until(lambda: list(zygotes.iterdir()) == [])
 
         async with forked(service, C) as sandbox:
             assert await value(service, sandbox.id, "(a, b, c)") == [1, 1, 1]
