@@ -87,7 +87,7 @@ async def test_timers_go_off_in_a_child_that_is_never_idle(host: RealHost) -> No
 
 
 async def test_no_clock_of_a_child_goes_back_or_stands_still(host: RealHost) -> None:
-    code = "[now - then for now, then in zip(map(time.clock_gettime, CLOCKS), before)]"
+    code = "[after - first for after, first in zip(map(time.clock_gettime, CLOCKS), before)]"
     async with host.forked(1, CHILDREN) as (child,):
         first = await value(host, child.id, code)
         second = await value(host, child.id, code)
