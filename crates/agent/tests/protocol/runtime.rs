@@ -316,7 +316,8 @@ fn a_dormant_runtime_that_cannot_reseed_itself_runs_nothing() {
 #[test]
 fn a_runtime_that_can_act_by_itself_reseeds_itself_at_once() {
     for warm_up in [
-        "import random, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "import random, threading\nwait = threading.Event().wait\n\
+         threading.Thread(target=wait, daemon=True).start()",
         "import random, signal\nsignal.signal(signal.SIGALRM, print)",
         "import random, forkd\nforkd.on_fork(list)",
     ] {
