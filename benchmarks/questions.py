@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CODE = "numpy.zeros(5).tolist()"
 """What every child must be able to say."""
 
-EVAL_TIMEOUT_S = 60.0
+EVAL_TIMEOUT_S = 600.0
 """How long one answer may take, while a thousand others are being asked."""
 
 WARM_UP = 10
