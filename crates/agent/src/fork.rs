@@ -156,8 +156,8 @@ impl PostFork {
     }
 }
 
-/// Whether the image has a hook of its own.  Asked once before the snapshot, so that no fork has
-/// to look into a directory on the disk to find out that there is none.
+/// Whether the image has a hook of its own.  Also asked once before the snapshot: what the kernel
+/// remembers of that saves each fork a look into a directory on the disk.
 pub fn has_hook() -> bool {
     is_executable(Path::new(HOOK_FILE))
 }

@@ -319,10 +319,11 @@ impl Runtime {
                 self.dormant = frozen.is_ok_and(|frozen: Frozen| frozen.dormant);
             }
             (Purpose::Reseed, Kind::Reply) => {}
-            // What waits must never run with the state of its siblings.
+            // What waits must never run with the state of its siblings: nothing is started any more,
+            // and its end says why.
             (Purpose::Reseed, _) => {
-                crate::log::line("the runtime cannot reseed itself, and is ended");
                 process.kill();
+                self.current = Some(current);
                 return (None, false);
             }
             _ => {}

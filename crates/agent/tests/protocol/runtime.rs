@@ -307,10 +307,13 @@ fn a_dormant_runtime_that_cannot_reseed_itself_runs_nothing() {
                    rehearsed.append(seed) or (len(rehearsed) > 16 and 1 / 0)";
     let mut client = warm(&agent, warm_up);
     assert_eq!(client.ask(&post_fork("a1")).reply["hook"], "none");
+    let mut said = Vec::new();
     for _ in 0..2 {
         let answer = eval(&mut client, "random.random()");
         assert_eq!(answer.code(), "runtime_failed");
+        said.push(answer.error["message"].to_string());
     }
+    assert!(said[0].contains("could not reseed itself"), "{said:?}");
 }
 
 #[test]
