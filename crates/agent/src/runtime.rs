@@ -319,8 +319,8 @@ impl Runtime {
                 self.dormant = frozen.is_ok_and(|frozen: Frozen| frozen.dormant);
             }
             (Purpose::Reseed, Kind::Reply) => {}
-            // What waits must never run with the state of its siblings: nothing is started any more,
-            // and its end says why.
+            // What waits must never run with the state of its siblings: nothing is started any
+            // more, and its end says why.
             (Purpose::Reseed, _) => {
                 process.kill();
                 self.current = Some(current);
