@@ -97,16 +97,8 @@ impl Machine {
     }
 
     fn fork_paused(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
-        self.bus.settle();
-        let state = self.state()?;
-        let lower = self
-            .bus
-            .block()
-            .map(|mut block| {
-                let disk = block.device_mut().disk_mut();
-                disk.freeze().map(|()| disk.lower().clone())
-            })
-            .transpose()?;
+        let (state, disk) = self.instant()?;
+        let lower = disk.map(|(lower, _)| lower);
         match process::fork_into(cgroup)? {
             Forked::Parent(pid) => Ok(Branched::Source { pid, pause_ms: 0.0 }),
             Forked::Child => {

@@ -205,6 +205,22 @@ impl Machine {
             return Err(Error::State("the machine is running; pause it first"));
         }
         save::check_empty(directory)?;
+        let (state, disk) = self.instant()?;
+        let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
+        let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
+        let still =
+            Still { state: &state, ram: &self.ram, lineage: &lineage, lower: lower.as_ref() };
+        let to = SaveLink { directory: directory.to_path_buf(), memory: Vec::new(), disk_layers };
+        save::save(still, &to)
+    }
+
+    /// What it is at this instant, apart from memory: its state, and its disk's layers with how
+    /// many of them were given.  The disk's top is a layer of its own from now on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::state`]; [`Error::Io`] if the top cannot be frozen.
+    pub fn instant(&self) -> Result<(MachineState, Option<(Lower, usize)>), Error> {
         self.bus.settle();
         let state = self.state()?;
         let disk = self
@@ -215,12 +231,7 @@ impl Machine {
                 disk.freeze().map(|()| (disk.lower().clone(), disk.given()))
             })
             .transpose()?;
-        let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
-        let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
-        let still =
-            Still { state: &state, ram: &self.ram, lineage: &lineage, lower: lower.as_ref() };
-        let to = SaveLink { directory: directory.to_path_buf(), memory: Vec::new(), disk_layers };
-        save::save(still, &to)
+        Ok((state, disk))
     }
 
     /// Everything that it is, apart from memory and disk; it must be paused.
