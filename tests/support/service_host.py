@@ -121,6 +121,7 @@ def make_host(folder: Path, run_dir: Path) -> FakeHost:
         state_dir=folder / "state",
         run_dir=run_dir,
         cgroup_root=folder / "cgroup" / "forkd",
+        settle_s=0.0,  # a fake guest puts nothing off
     )
     return FakeHost(folder, settings)
 

@@ -47,13 +47,6 @@ BOOT_TIMEOUT_S = 300.0
 QUIESCE_TIMEOUT_S = 120.0
 """How long a guest may take to write its disk and drop its caches."""
 
-SETTLE_S = 1.0
-"""How long the guest is left alone before its instant is taken.
-
-What its kernel has put off (freeing what the warm-up's processes left, throttling timers, the end
-of a thread) would otherwise be done again by every child, each time on pages of its own.
-"""
-
 _MIB = 1 << 20
 
 
@@ -107,7 +100,7 @@ async def _bake_in(
             await _warm(guest, plan.built, tell)
             tell(Progress("quiesce", None, "making the guest cheap to fork"))
             await guest.ask("quiesce", timeout_s=QUIESCE_TIMEOUT_S)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settings.settle_s)
         tell(Progress("save", 0.0, "writing memory, state and disk"))
         await control.request("pause")
         saved = await control.save(plan.staged)

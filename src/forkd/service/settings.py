@@ -19,6 +19,13 @@ LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
 ZYGOTE_IDLE_S = 600.0
 """How long a snapshot's zygote stays after its last fork: it costs memory, a start some 100 ms."""
 
+SETTLE_S = 1.0
+"""How long the guest is left alone before its instant is taken.
+
+What its kernel has put off (freeing what the warm-up's processes left, throttling timers, the end
+of a thread) would otherwise be done again by every child, each time on pages of its own.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
@@ -33,6 +40,7 @@ class HostSettings:
         cgroup_root: The group below which limited sandboxes get theirs.
         network: Which taps and addresses sandboxes get.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
+        settle_s: How long a guest is left alone before its instant is taken.
         budgets: How far a tree of sandboxes may grow.
 
     Raises:
@@ -47,6 +55,7 @@ class HostSettings:
     cgroup_root: Path = CGROUP_ROOT / "forkd"
     network: Plan = field(default_factory=Plan)
     zygote_idle_s: float = ZYGOTE_IDLE_S
+    settle_s: float = SETTLE_S
     budgets: TreeBudgets = field(default_factory=TreeBudgets)
 
     def __post_init__(self) -> None:
