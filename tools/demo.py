@@ -130,9 +130,18 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=100, help="how many children")
     parser.add_argument("--keep", action="store_true", help="leave children and daemon running")
     options = parser.parse_args()
-    try:
+
+    def run() -> int:
         with running_forkd(keep=options.keep) as started_s:
             return asyncio.run(demo(options.n, started_s, keep=options.keep))
+
+    return status_of(run)
+
+
+def status_of(run: Callable[[], int]) -> int:
+    """Run a demo; return its exit status, or say in one line why it had none and return 1."""
+    try:
+        return run()
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False, style="bold red")
     except subprocess.CalledProcessError as error:

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from forkd import AsyncClient, ForkdError
+from forkd import AsyncClient
 from forkd.cli import trees
 from forkd.errors import EngineError
-from tools.demo import TAG, ask_all, console, running_forkd, snapshot
+from tools.demo import TAG, ask_all, console, running_forkd, snapshot, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,16 +99,12 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="leave the winner and daemon running")
     options = parser.parse_args()
-    try:
+
+    def run() -> int:
         with running_forkd(keep=options.keep):
             return asyncio.run(with_client(keep=options.keep))
-    except ForkdError as error:
-        console.print(f"error: {error} ({error.code})", markup=False, style="bold red")
-    except subprocess.CalledProcessError as error:
-        console.print(f"error: that command failed with status {error.returncode}")
-    except KeyboardInterrupt:
-        console.print("interrupted")
-    return 1
+
+    return status_of(run)
 
 
 async def with_client(*, keep: bool) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from forkd import Client
 from forkd.errors import ForkdError, InvalidRequest, NotFound
-from tests.support.real_daemon import END_TIMEOUT_S, Daemon
+from tests.support.real_daemon import END_TIMEOUT_S, running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG
 from tests.support.service_host import until
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from forkd.wire import v1
+    from tests.support.real_daemon import Daemon
 
 pytestmark = [REAL, pytest.mark.timeout(600)]
 
@@ -38,26 +39,18 @@ def progress() -> list[v1.ProgressEvent]:
 @pytest.fixture(scope="module")
 def daemon(progress: list[v1.ProgressEvent]) -> Iterator[Daemon]:
     """A daemon with a snapshot and its zygote."""
-    made = Daemon()
-    try:
-        made.start()
+    with running_daemon() as made:
         with Client(made.url) as client:
             client.snapshots.create(TAG, RECIPE, on_progress=progress.append)
             client.fork(TAG)[0].kill()
         yield made
-    finally:
-        made.remove()
 
 
 @pytest.fixture
 def doomed() -> Iterator[Daemon]:
     """A daemon with nothing yet, for a test that kills it."""
-    made = Daemon()
-    try:
-        made.start()
+    with running_daemon() as made:
         yield made
-    finally:
-        made.remove()
 
 
 @pytest.fixture

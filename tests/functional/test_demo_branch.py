@@ -7,24 +7,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd import AsyncClient
-from tests.support.real_daemon import Daemon
+from tests.support.real_daemon import running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG
 from tools import demo_branch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.real_daemon import Daemon
+
 pytestmark = [REAL, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    made = Daemon()
-    try:
-        made.start()
+    with running_daemon() as made:
         yield made
-    finally:
-        made.remove()
 
 
 async def test_five_siblings_of_a_thinking_process_go_five_ways_and_the_best_is_promoted(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from forkd.host import proc
 from tests.support.real_host import ROOT, fresh_folders, settings_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SERVE = """
 import sys
@@ -27,6 +32,17 @@ sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """The daemon as it is, except that it shares neither cgroups nor addresses with another."""
 
 END_TIMEOUT_S = 60.0
+
+
+@contextlib.contextmanager
+def running_daemon() -> Iterator[Daemon]:
+    """A daemon with nothing yet; it and its folders are gone afterwards, even if it was killed."""
+    made = Daemon()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
 
 
 class Daemon:
