@@ -10,7 +10,8 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help setup build check static format lint types layers budgets test test-rust test-fuzz \
-        test-native test-machine shell machine-up machine-down in-machine bench demo demo-branch gen lock clean
+        test-native test-machine soak shell machine-up machine-down in-machine \
+        bench demo demo-branch gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -68,6 +69,9 @@ test-native: build ## Tests that this host can run; K=word selects
 
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
 	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional)
+
+soak: build ## Repeat in full what the tests repeat a few times; K=word selects
+	@$(BIN)/python -m tests.machine.run --fresh --soak -m soak -v $(if $(K),-k '$(K)') tests/functional
 
 shell: build ## A shell in the helper machine
 	@$(IN_MACHINE) shell

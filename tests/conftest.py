@@ -1,7 +1,7 @@
 """Lists the plugins of support/; nothing else.
 
-`needs` is not here: it adds options, so pyproject.toml loads it before the
-command line is read.
+`needs` and `soak` are not here: they add options, so pyproject.toml loads them
+before the command line is read.
 """
 
 pytest_plugins = [
