@@ -22,9 +22,9 @@ use crate::process;
 const CLOCK_TOLERANCE_NS: i64 = 20_000_000;
 /// How often the clock is corrected before the fork fails.
 ///
-/// A guest that loses its processor between reading its clock and sending it seems to be late, and a
-/// correction by that makes it early.  With a thousand machines starting on one processor two of five
-/// readings are such; eight corrections in a row were seen to be, 64 never will.
+/// A guest that loses its processor between reading its clock and sending it seems to be late, and
+/// a correction by that makes it early.  With a thousand machines starting on one processor two of
+/// five readings are such; eight corrections in a row were seen to be, 64 never will.
 const CLOCK_TRIES_MAX: u32 = 64;
 
 /// A conversation under way.
