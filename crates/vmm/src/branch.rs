@@ -131,6 +131,7 @@ impl Seed {
     fn start(self, directory: &Path, report: &File) -> Result<Zygote, Error> {
         let mut keep = vec![0, 1, 2, report.as_raw_fd()];
         keep.extend(self.lower.iter().flat_map(Lower::descriptors));
+        keep.extend(self.origin.iter().map(|plan| plan.notebook().descriptor()));
         process::close_all_but(&keep)?;
         process::new_session()?;
         process::mind_children(true);

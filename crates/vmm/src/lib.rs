@@ -20,6 +20,7 @@ pub mod pagemap;
 pub mod plan;
 pub mod probe;
 pub mod process;
+pub mod question;
 pub mod reset;
 pub mod save;
 pub mod serve;

@@ -17,6 +17,7 @@ use crate::disk::{HostDisk, Lower};
 use crate::error::Error;
 use crate::machine::{Machine, Place, saved_devices};
 use crate::memory::Ram;
+use crate::question::{Notebook, Question};
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
 use crate::vcpu::Vcpus;
@@ -49,6 +50,7 @@ pub struct ForkPlan {
     msrs: Vec<Vec<Msrs>>,
     host: Host,
     warmth: OnceLock<Warmth>,
+    notebook: Arc<Notebook>,
     live: bool,
 }
 
@@ -112,9 +114,12 @@ impl ForkPlan {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
         let mut plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
         plan.live = true;
-        if let Some(warmth) = origin.and_then(|origin| origin.warmth.get()) {
+        if let Some(origin) = origin {
             // Forks of forks write what forks write.
-            drop(plan.warmth.set(warmth.clone()));
+            plan.notebook = Arc::clone(&origin.notebook);
+            if let Some(warmth) = origin.warmth.get() {
+                drop(plan.warmth.set(warmth.clone()));
+            }
         }
         Ok(plan)
     }
@@ -137,8 +142,19 @@ impl ForkPlan {
             .iter()
             .map(|vcpu| vcpu.msrs_beyond(&host.defaults))
             .collect::<Result<_, _>>()?;
-        let warmth = OnceLock::new();
-        Ok(Self { kvm, state, ram, lineage, lower, cpuids, msrs, host, warmth, live: false })
+        Ok(Self {
+            kvm,
+            state,
+            ram,
+            lineage,
+            lower,
+            cpuids,
+            msrs,
+            host,
+            warmth: OnceLock::new(),
+            notebook: Arc::new(Notebook::new()?),
+            live: false,
+        })
     }
 
     /// Bytes of guest memory, and number of vCPUs.
@@ -190,6 +206,12 @@ impl ForkPlan {
         self.warmth.get()
     }
 
+    /// What forks know together of what their first clients have them write.
+    #[must_use]
+    pub fn notebook(&self) -> &Notebook {
+        &self.notebook
+    }
+
     /// Learns from `pid`, a fork that has just become ready, what forks write.  Once is enough.
     pub fn learn(&self, pid: i32) {
         if self.warmth.get().is_none() {
@@ -239,6 +261,9 @@ impl ForkPlan {
         let run_bytes =
             self.kvm.get_vcpu_mmap_size().map_err(Error::kvm("KVM_GET_VCPU_MMAP_SIZE"))?;
         let vcpus = Vcpus::start(fds, &bus, run_bytes)?;
+        let (notebook, memory) = (Arc::clone(&self.notebook), self.ram.view().clone());
+        let question = Question::new(notebook, memory, self.warmth.get().cloned());
+        bus.vsock_still(|host| host.expect(question));
         bus.raise_pending();
         bus.announce_generation();
         Ok(Machine {

@@ -25,6 +25,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use crate::bus::write_and_serve;
 use crate::error::Error;
 use crate::handshake::realtime_ns;
+use crate::question::Question;
 
 /// Bytes moved between a socket and the device at a time, at first: short questions and answers
 /// shall not make a fork own pages that it does not need.
@@ -82,6 +83,7 @@ pub struct VsockHost {
     next_token: Token,
     chunk: Vec<u8>,
     received_ns: i64,
+    question: Option<Question>,
 }
 
 /// The token that stands for the listening socket.
@@ -104,7 +106,13 @@ impl VsockHost {
             next_token: LISTENER + 1,
             chunk: vec![0; CHUNK_BYTES_MIN],
             received_ns: 0,
+            question: None,
         }
+    }
+
+    /// Tells `question` of the first client, and of its answer.
+    pub fn expect(&mut self, question: Question) {
+        self.question = Some(question);
     }
 
     /// Wall clock at which the guest last sent anything, in nanoseconds since the epoch.
@@ -137,6 +145,9 @@ impl VsockHost {
         self.links.clear();
         self.by_id.clear();
         self.ids.clear();
+        if let Some(question) = &mut self.question {
+            question.again();
+        }
         if let Some(listener) = &self.listener {
             let fd = listener.as_raw_fd();
             // It is watched, so this cannot fail.
@@ -274,7 +285,12 @@ impl VsockHost {
                 self.greetings.insert(token, greeting);
             }
             Ok(Some(port)) => match self.device.device_mut().open(port) {
-                Ok(id) => self.insert_link(token, greeting.stream, id, true),
+                Ok(id) => {
+                    if let Some(question) = &mut self.question {
+                        question.asked();
+                    }
+                    self.insert_link(token, greeting.stream, id, true);
+                }
                 Err(_) => self.forget(&greeting.stream),
             },
             Err(()) => self.forget(&greeting.stream),
@@ -343,6 +359,9 @@ impl VsockHost {
             }
             link.leftover.extend_from_slice(&self.chunk[..count]);
             self.received_ns = realtime_ns();
+            if let Some(question) = self.question.as_mut().filter(|_| link.greets) {
+                question.answered();
+            }
             grow(&mut self.chunk, count);
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! It costs no memory: the pages would have been copied anyway, a moment later.
 
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
@@ -22,12 +22,33 @@ pub const PAGES_MAX: u64 = 4096;
 
 /// A range of host addresses, page aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+pub struct Range {
     start: u64,
     bytes: u64,
 }
 
-/// The pages that forks write.  Empty until learned.
+impl Range {
+    /// A range of whole pages; `None` of nothing, or of anything else.
+    #[must_use]
+    pub fn new(start: u64, bytes: u64) -> Option<Self> {
+        let whole = start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE);
+        (whole && bytes > 0 && start.checked_add(bytes).is_some()).then_some(Self { start, bytes })
+    }
+
+    /// Its first address.
+    #[must_use]
+    pub fn start(self) -> u64 {
+        self.start
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Pages that forks write, ascending.  Empty until learned.
 #[derive(Clone, Debug, Default)]
 pub struct Warmth {
     ranges: Vec<Range>,
@@ -40,17 +61,56 @@ impl Warmth {
     ///
     /// [`Error::Io`] if its page map cannot be read, for one because it has ended.
     pub fn learn(memory: &GuestMemoryMmap, pid: i32) -> Result<Self, Error> {
-        let mut ranges = Vec::new();
+        let mut learned = Self::default();
         let mut left = PAGES_MAX;
         Pagemap::of(pid)?.private(memory, |private| {
             // What it shares with others it has not written.
             if private.exclusive {
-                add(private.address, &mut ranges);
+                learned.add(private.address);
                 left -= 1;
             }
             left > 0
         })?;
-        Ok(Self { ranges })
+        Ok(learned)
+    }
+
+    /// Those in `ranges`, in any order.
+    #[must_use]
+    pub fn of(mut ranges: Vec<Range>) -> Self {
+        ranges.sort_unstable_by_key(|range| range.start);
+        Self { ranges }
+    }
+
+    /// Adds the page at `address`, which is above all others.
+    pub fn add(&mut self, address: u64) {
+        match self.ranges.last_mut() {
+            Some(last) if last.start + last.bytes == address => last.bytes += PAGE_SIZE,
+            _ => self.ranges.push(Range { start: address, bytes: PAGE_SIZE }),
+        }
+    }
+
+    /// The pages, as ranges.
+    #[must_use]
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// How many pages there are.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        let pages = self.ranges.iter().map(|range| range.bytes / PAGE_SIZE);
+        pages.fold(0, u64::saturating_add)
+    }
+
+    /// Whether all of them are pages of `memory`.
+    #[must_use]
+    pub fn lies_in(&self, memory: &GuestMemoryMmap) -> bool {
+        self.ranges.iter().all(|range| {
+            memory.iter().any(|region| {
+                let start = region.as_ptr() as u64;
+                start <= range.start && range.start + range.bytes <= start + region.len()
+            })
+        })
     }
 
     /// Whether there is nothing to apply.
@@ -80,20 +140,12 @@ impl Warmth {
     }
 }
 
-/// Adds the page at `address`.
-fn add(address: u64, ranges: &mut Vec<Range>) {
-    match ranges.last_mut() {
-        Some(last) if last.start + last.bytes == address => last.bytes += PAGE_SIZE,
-        _ => ranges.push(Range { start: address, bytes: PAGE_SIZE }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout;
     use crate::memory::Ram;
-    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+    use vm_memory::{Bytes, GuestAddress};
 
     /// Memory with one byte in each of `pages`; where it starts, and this process.
     fn written(pages: impl Iterator<Item = u64>) -> (Ram, u64, i32) {
