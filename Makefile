@@ -29,7 +29,7 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 
-build: setup ## Build the VMM and the guest agent into build/bin
+build: setup ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
 	@tools/build_binaries
 
