@@ -66,7 +66,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "root": lambda: os.geteuid() == 0,
     "cgroup2": lambda: Path("/sys/fs/cgroup/cgroup.controllers").exists(),
     "tun": lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK),
-    "binaries": has_built("forkd-vmm", "forkd-agent"),
+    "binaries": has_built("forkd-vmm", "forkd-agent", "forkd-witness"),
     "nft": has_program("nft"),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),

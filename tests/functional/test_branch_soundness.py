@@ -1,0 +1,173 @@
+"""Every sibling and every durable snapshot of a machine at work is of one instant, and goes on.
+
+In the source runs `forkd-witness`: several threads that keep each of many pages, and each block of
+their files, a function of one number, and money between accounts.  What a branch tears, leaves out
+or does twice, it finds (`crates/witness`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd.model.ids import parse_tag
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support import witness
+from tests.support.real_host import REAL, TAG, baked_host, variant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from forkd.model.ids import SandboxId, Tag
+    from tests.support.real_host import RealHost
+    from tests.support.soak import Soak
+    from tests.support.witness import Report
+
+pytestmark = [
+    REAL,
+    pytest.mark.soak,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
+
+BRANCHES = 38
+"""Of each of the eight cells: 304 in all."""
+
+DEADLINE_S = 240.0
+"""For one machine, while several that never rest share a processor."""
+
+FORK = ForkOptions(deadline_s=DEADLINE_S)
+BRANCH = BranchOptions(deadline_s=DEADLINE_S)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done and checked in one cell."""
+
+    branches: int = 0
+    siblings: int = 0
+    snapshots: int = 0
+    sources: int = 0
+    pages: int = 0
+    blocks: int = 0
+    steps: int = 0
+
+    def add(self, report: Report) -> None:
+        self.pages += report.pages
+        self.blocks += report.blocks
+        self.steps += report.transfers
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 4], ids=["1cpu", "4cpus"])
+async def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RealHost]:
+    """A host with a snapshot of a machine with so many virtual CPUs."""
+    recipe = variant(tmp_path_factory.mktemp("recipes") / "witness", vcpus=request.param)
+    async with baked_host(recipe) as baked:
+        yield baked
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def clean(host: RealHost) -> AsyncIterator[None]:
+    yield
+    for each in await host.service.list_sandboxes():
+        await host.service.delete_sandbox(each.id)
+    for snapshot in await host.service.list_snapshots():
+        if snapshot.depth == 1:
+            await host.service.delete_snapshot(snapshot.tag, cascade=True)
+    assert [each.tag for each in await host.service.list_snapshots()] == [TAG]
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[dict[str, Counts]]:
+    """What each cell has counted, by its name; written to the terminal after the last one."""
+    cells: dict[str, Counts] = {}
+    yield cells
+    terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.write("".join(rows(cells)))
+
+
+def rows(cells: dict[str, Counts]) -> Iterator[str]:
+    yield "\n" + "".join(f"{name:>14}" for name in ("cell", *Counts.__slots__)) + "\n"
+    columns = {name: [getattr(each, name) for each in cells.values()] for name in Counts.__slots__}
+    totals = [sum(column) for column in columns.values()]
+    for name, *numbers in [*zip(cells, *columns.values(), strict=True), ("all", *totals)]:
+        yield f"{name:>14}" + "".join(f"{number:>14,}" for number in numbers) + "\n"
+
+
+async def forked(host: RealHost, tag: Tag) -> SandboxId:
+    result = await host.service.fork(tag, 1, FORK)
+    assert result.failures == ()
+    return result.sandboxes[0].id
+
+
+async def checked(
+    host: RealHost, sandbox: SandboxId, before: Report, asked: int, counts: Counts
+) -> None:
+    """Check a machine in which a witness runs that was at `before`, and has been asked since."""
+    report = await witness.ask(host, sandbox, "check")
+    assert report.violations == ()
+    assert report.kernel == ()
+    assert report.is_later_than(before), f"{report} is not later than {before}"
+    # What its source was asked after the branch, it knows nothing of.
+    assert report.asked == before.asked + asked
+    counts.add(report)
+
+
+async def branched(
+    host: RealHost, source: SandboxId, number: int, counts: Counts
+) -> tuple[SandboxId, ...]:
+    """Branch once, check all that comes of it; return what lives: the siblings, and the restored.
+
+    Every other time the siblings are checked while their instant is still being written.
+    """
+    tag = parse_tag(f"instant{number}")
+    before = await witness.ask(host, source, "look")
+    result = await host.service.branch(source, 1 + number % 2, BRANCH, tag=tag, wait=number % 4 < 2)
+    assert result.fork.failures == ()
+    await witness.ask(host, source, "look")
+    siblings = tuple(each.id for each in result.fork.sandboxes)
+    for each in siblings:
+        await checked(host, each, before, 1, counts)
+    for each in siblings[1:]:
+        await host.service.delete_sandbox(each)
+    restored = await forked(host, tag)
+    await checked(host, restored, before, 1, counts)
+    counts.branches += 1
+    counts.siblings += len(siblings)
+    counts.snapshots += 1
+    return siblings[0], restored
+
+
+@pytest.mark.parametrize("load", ["idle", "memory", "disk", "fork"])
+async def test_all_that_comes_of_a_branch_of_a_machine_at_work_is_whole_and_goes_on(
+    host: RealHost,
+    load: str,
+    soak: Soak,
+    table: dict[str, Counts],
+    request: pytest.FixtureRequest,
+) -> None:
+    service = host.service
+    counts = table[request.node.callspec.id] = Counts()
+    source = await forked(host, TAG)
+    await witness.start(host, source, load)
+    for number in range(soak.count(2, BRANCHES)):
+        family = (source, *await branched(host, source, number, counts))
+        # A sibling is the next source now and then, and sometimes what was restored.
+        heir = family[2 if number % 8 == 7 else 1 if number % 4 == 1 else 0]
+        if heir != source:
+            await checked(host, source, await witness.ask(host, source, "look"), 1, counts)
+            counts.sources += 1
+        for each in family:
+            if each != heir:
+                await service.delete_sandbox(each)
+        if heir != family[2]:
+            await service.delete_snapshot(parse_tag(f"instant{number}"))
+        source = heir
+    await checked(host, source, await witness.ask(host, source, "look"), 1, counts)
+    counts.sources += 1

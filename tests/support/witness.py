@@ -1,0 +1,72 @@
+"""`forkd-witness` in a sandbox: a program that notices when a branch of its machine is unsound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.model.exec import ExecRequest, Exited, Stdout
+from tests.support.real_host import ROOT, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from tests.support.real_host import RealHost
+
+PROGRAM = ROOT / "build" / "bin" / "forkd-witness"
+
+GUEST_PATH = "/opt/forkd-witness"
+
+START = """
+import subprocess
+witness = subprocess.Popen([{path!r}, "run", {load!r}], stdout=subprocess.PIPE, text=True,
+                           start_new_session=True)
+witness.stdout.readline()
+"""
+
+ASK_TIMEOUT_S = 300.0
+"""How long an answer may take, on a host where several busy machines share a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a witness says of itself; `crates/witness/src/report.rs` has the words."""
+
+    asked: int
+    load: str
+    steps: tuple[int, ...]
+    transfers: int
+    pages: int
+    blocks: int
+    violations: tuple[str, ...]
+    kernel: tuple[str, ...]
+
+    def is_later_than(self, other: Report) -> bool:
+        """Whether each worker has done a step since."""
+        pairs = zip(self.steps, other.steps, strict=True)
+        return all(mine > theirs for mine, theirs in pairs)
+
+
+async def start(host: RealHost, sandbox: SandboxId, load: str) -> None:
+    """Put the witness into a sandbox, and have it keep the invariant of a load."""
+    data = PROGRAM.read_bytes()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    service = host.service
+    await service.write_file(sandbox, GUEST_PATH, pieces(), mode=0o755, make_parents=True)
+    assert await value(host, sandbox, START.format(path=GUEST_PATH, load=load)) == "ready\n"
+
+
+async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
+    """Ask the witness in a sandbox to `look` or to `check`."""
+    request = ExecRequest((GUEST_PATH, "ask", question), timeout_s=ASK_TIMEOUT_S)
+    async with await host.service.exec(sandbox, request) as session:
+        events = [event async for event in session]
+    assert [each.exit_code for each in events if isinstance(each, Exited)] == [0], events
+    said = json.loads(b"".join(each.data for each in events if isinstance(each, Stdout)))
+    lists = {name: tuple(said[name]) for name in ("steps", "violations", "kernel")}
+    return Report(**said | lists)
