@@ -3,8 +3,9 @@
     python -m tests.machine.run [--fresh] [--junit FILE] [pytest's arguments]
 
 The same command as on the host, on the same read-only checkout, except that an
-unmet need fails a test.  Output streams; the exit status is pytest's; the JUnit
-file is brought back.  Without `--fresh` the development machine is used.
+unmet need fails a test.  The images that tests boot are built first, out here, where
+the network is.  Output streams; the exit status is pytest's; the JUnit file is brought
+back.  Without `--fresh` the development machine is used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
 from forkd.machine import Machine
+from forkd.machine.build import build_image
+from tests.support.real_host import RECIPES
 from tools import in_machine
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ def main() -> int:
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
     try:
+        for recipe in RECIPES:
+            build_image(recipe, lambda _: None)
         with fresh_machine() if options.fresh else development_machine() as machine:
             return run_pytest(machine, pytest_arguments, options.junit)
     except ForkdError as error:

@@ -24,6 +24,7 @@ from forkd import programs
 from forkd.host import proc
 from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
+from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import Snapshot, SnapshotRequest
@@ -45,6 +46,11 @@ TAG = parse_tag("python-numpy")
 
 RECIPE = ROOT / "recipes" / TAG
 
+POSTGRESQL = ROOT / "recipes" / "postgresql"
+
+RECIPES = (RECIPE, POSTGRESQL)
+"""What is baked from recipes as they are; their images must be in the cache."""
+
 STATE_PARENT = Path("/var/lib/forkd")
 """On a disk, where the helper machine has one; a snapshot would fill a small /tmp."""
 
@@ -57,6 +63,20 @@ async def value(host: RealHost, sandbox: SandboxId, code: str) -> Any:  # noqa: 
     result = await host.service.eval(sandbox, code, timeout_s=EVAL_TIMEOUT_S)
     assert result.error is None, result.error.traceback
     return result.value
+
+
+async def shell(host: RealHost, sandbox: SandboxId, command: str) -> str:
+    """Run a command that must succeed; return what it printed."""
+    async with await host.service.exec(sandbox, ExecRequest(("sh", "-c", command))) as session:
+        events = [event async for event in session]
+    printed = b"".join(each.data for each in events if isinstance(each, (Stdout, Stderr)))
+    assert [each.exit_code for each in events if isinstance(each, Exited)] == [0], printed
+    return printed.decode()
+
+
+async def drop_caches(host: RealHost, sandbox: SandboxId) -> None:
+    """Let a guest read from its disk what it has only in memory by chance."""
+    await shell(host, sandbox, "echo 3 >/proc/sys/vm/drop_caches")
 
 
 @dataclass
@@ -87,6 +107,14 @@ class RealHost:
         await self.service.start()
         if warm:
             await self.warm()
+
+    async def clear(self) -> None:
+        """End every sandbox, and remove every snapshot but the one that was baked."""
+        for sandbox in await self.service.list_sandboxes():
+            await self.service.delete_sandbox(sandbox.id)
+        for snapshot in await self.service.list_snapshots():
+            if snapshot.depth == 1:
+                await self.service.delete_snapshot(snapshot.tag, cascade=True)
 
     def vmm_processes(self) -> set[int]:
         """Return the processes of our machines and zygotes."""

@@ -1,0 +1,156 @@
+"""A database server under load is branched: no sibling loses, repeats or tears a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from forkd.model.ids import parse_tag
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support.real_host import POSTGRESQL, REAL, TAG, baked_host, drop_caches, shell, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forkd.model.ids import SandboxId
+    from forkd.model.sandbox import Sandbox
+    from tests.support.real_host import RealHost
+    from tests.support.soak import Soak
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+OPTIONS = BranchOptions()
+
+CLIENTS = 4
+
+TRANSACTIONS = CLIENTS * 80
+"""How many one run of pgbench makes: some seconds of work, so that a branch finds it there."""
+
+LOAD = f"""
+cd /root && rm -f load.status
+setsid -f flock load.lock sh -c \
+    'pgbench -n -c {CLIENTS} -j 2 -t {TRANSACTIONS // CLIENTS} >load.log 2>&1; echo $? >load.status'
+"""
+"""A run that nobody waits for; whoever gets its lock knows that it is over."""
+
+OUTCOME = "cd /root && flock load.lock cat load.log load.status"
+
+LOOK = """
+[int(each) for each in sql('''
+    SELECT (SELECT count(*) FROM pgbench_history), (SELECT sum(delta) FROM pgbench_history),
+        (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches),
+        (SELECT sum(tbalance) FROM pgbench_tellers)
+''')[0]]
+"""
+"""Each transaction adds a row, and one amount to four tables; a statement sees one instant."""
+
+AMCHECK = "pg_amcheck --heapallindexed --parent-check --rootdescend"
+
+DEADLINE_S = 300.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def host() -> AsyncIterator[RealHost]:
+    """A host with the recipe baked."""
+    async with baked_host(POSTGRESQL) as baked:
+        yield baked
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def source(host: RealHost) -> AsyncIterator[Sandbox]:
+    """A sandbox with pgbench's tables, and a first transaction in its history."""
+    (sandbox,) = (await host.service.fork(TAG, 1, ForkOptions())).sandboxes
+    prepare = "pgbench -i -q && pgbench -n -t 1 && psql -c 'CREATE EXTENSION amcheck'"
+    await shell(host, sandbox.id, prepare)
+    yield sandbox
+    await host.clear()
+
+
+async def begin_load(host: RealHost, sandbox: SandboxId) -> int:
+    """Start a run of pgbench and see it work; return how many transactions there were before."""
+    before = await transactions(host, sandbox)
+    await shell(host, sandbox, LOAD)
+    async with asyncio.timeout(DEADLINE_S):
+        while await transactions(host, sandbox) < before + CLIENTS:
+            pass
+    return before
+
+
+async def transactions(host: RealHost, sandbox: SandboxId) -> int:
+    """Return how many were committed, all of which must be there in full."""
+    count, *sums = await value(host, sandbox, LOOK)
+    assert len(set(sums)) == 1, sums
+    assert isinstance(count, int)
+    return count
+
+
+async def check_load_goes_on(host: RealHost, sandbox: SandboxId, before: int) -> None:
+    """The load is at work, and ends as if nothing had happened."""
+    assert before < await transactions(host, sandbox) < before + TRANSACTIONS
+    await drop_caches(host, sandbox)
+    await check_load_ends(host, sandbox, before)
+
+
+async def check_load_ends(host: RealHost, sandbox: SandboxId, before: int) -> None:
+    """Every client has seen every transaction of its own succeed, and the server has each once."""
+    outcome = await shell(host, sandbox, OUTCOME)
+    assert f"actually processed: {TRANSACTIONS}/{TRANSACTIONS}\n" in outcome, outcome
+    assert "number of failed transactions: 0 " in outcome, outcome
+    assert outcome.endswith("\n0\n"), outcome
+    assert await transactions(host, sandbox) == before + TRANSACTIONS
+
+
+async def check_sound(host: RealHost, sandbox: SandboxId) -> None:
+    """Every table and index is whole, and the server goes on writing."""
+    assert await shell(host, sandbox, AMCHECK) == ""
+    before = await transactions(host, sandbox)
+    await shell(host, sandbox, "pgbench -n -c 2 -t 5")
+    assert await transactions(host, sandbox) == before + 10
+
+
+@pytest.mark.soak
+async def test_each_sibling_of_a_server_under_load_has_every_transaction_once_and_takes_more(
+    host: RealHost, source: Sandbox, soak: Soak
+) -> None:
+    for _ in range(soak.count(3, 10)):
+        before = await begin_load(host, source.id)
+
+        branched = await host.service.branch(source.id, 1, OPTIONS)
+
+        assert branched.fork.failures == ()
+        (sibling,) = branched.fork.sandboxes
+        await check_load_goes_on(host, sibling.id, before)
+        await check_load_ends(host, source.id, before)
+        await check_sound(host, sibling.id)
+        draw = "sql('SELECT gen_random_uuid()::text, random()')"
+        assert await value(host, sibling.id, draw) != await value(host, source.id, draw)
+        await host.service.delete_sandbox(sibling.id)
+    await check_sound(host, source.id)
+
+
+@pytest.mark.soak
+async def test_a_durable_snapshot_of_a_server_under_load_goes_on_and_recovers_from_a_crash(
+    host: RealHost, source: Sandbox, soak: Soak
+) -> None:
+    for number in range(soak.count(1, 3)):
+        tag = parse_tag(f"under-load-{number}")
+        before = await begin_load(host, source.id)
+
+        await host.service.branch(source.id, 0, OPTIONS, tag=tag)
+
+        (crashed,) = (await host.service.fork(tag, 1, ForkOptions())).sandboxes
+        await shell(host, crashed.id, "pg_ctlcluster 15 main stop -m immediate")
+        await drop_caches(host, crashed.id)
+        await shell(host, crashed.id, "pg_ctlcluster 15 main start")
+        assert before < await transactions(host, crashed.id) < before + TRANSACTIONS
+        await check_sound(host, crashed.id)
+        await host.service.delete_sandbox(crashed.id)
+
+        (restored,) = (await host.service.fork(tag, 1, ForkOptions())).sandboxes
+        await check_load_goes_on(host, restored.id, before)
+        await check_sound(host, restored.id)
+        await host.service.delete_sandbox(restored.id)
+        await check_load_ends(host, source.id, before)
