@@ -1,10 +1,10 @@
 """`make bench`: measure in one go where KVM works, show the figures, keep them.
 
-    python -m benchmarks [--quick] [--recipe FOLDER] [--output FILE]
+    python -m benchmarks [--quick] [--only PART,…] [--recipe FOLDER] [--output FILE]
 
 Where this host's KVM runs a stock guest the measuring happens here, else in the helper machine.
-The image is built here in either case.  What is written: `build/bench.json`, and the plots
-`build/bench.svg` and `build/bench.png`.
+The image is built here in either case.  What is written: `build/bench.json`, and beside it
+plots of what was measured, `bench*.svg` and `bench*.png`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import report
+from benchmarks.run import PARTS
 from forkd import programs
 from forkd.errors import EngineError, ForkdError, HostError
 from forkd.machine import Machine
@@ -49,24 +50,30 @@ def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure forkd.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
+    parser.add_argument("--only", metavar="PART,…", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args()
     try:
-        bench = measure(options.recipe.absolute(), quick=options.quick)
+        bench = measure(options.recipe.absolute(), chosen(options))
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False)
         return 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(bench, indent=2) + "\n")
     report.show(bench)
-    for suffix in (".svg", ".png"):
-        report.plot(bench, options.output.with_suffix(suffix))
-    console.print(f"written: {options.output}, and plots beside it")
+    plots = report.plot(bench, options.output.parent)
+    console.print(f"written: {options.output}, {', '.join(path.name for path in plots)}")
     return 0
 
 
-def measure(recipe: Path, *, quick: bool) -> dict[str, Any]:
+def chosen(options: argparse.Namespace) -> list[str]:
+    """Return the words that tell a run what to measure."""
+    only = ["--only", options.only] if options.only else []
+    return [*only, *(["--quick"] if options.quick else [])]
+
+
+def measure(recipe: Path, chosen: list[str]) -> dict[str, Any]:
     """Build the image, measure where KVM works, and return the figures.
 
     Raises:
@@ -81,7 +88,7 @@ def measure(recipe: Path, *, quick: bool) -> dict[str, Any]:
         else:
             place, work = PLACE_HELPER, WORK_HELPER
         follower = _Follower(bar.tell)
-        command = _command(recipe, place, work) + (["--quick"] if quick else [])
+        command = [*_command(recipe, place, work), *chosen]
         if reason is None:
             _run_here(command, follower)
         else:

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import shutil
 import tempfile
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Json, Stopwatch
-from forkd.engine.configs import ChildConfig, DiskConfig, ZygoteConfig
+from forkd.engine.configs import (
+    BranchConfig,
+    ChildConfig,
+    DeriveConfig,
+    DiskConfig,
+    LinkConfig,
+    ZygoteConfig,
+)
 from forkd.engine.control import ChildFailed, ChildReady, Control
 from forkd.engine.guest import Guest
-from forkd.engine.process import VSOCK_SOCKET, ZYGOTE_SOCKET, end, start_zygote
+from forkd.engine.process import (
+    CONTROL_SOCKET,
+    VSOCK_SOCKET,
+    ZYGOTE_SOCKET,
+    end,
+    end_listener,
+    start_zygote,
+)
 from forkd.errors import BuildError, EngineError
 from forkd.host import files
 from forkd.host.spawn import Process
+from forkd.images.recipe import RECIPE_FILE_NAME
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.progress import Progress
 from forkd.model.snapshot import SnapshotRequest
@@ -36,16 +52,22 @@ if TYPE_CHECKING:
 
     Ask = Callable[[Guest], Awaitable[object]]
 
+    from forkd.model.ids import Tag
+    from forkd.model.json import JsonValue
     from forkd.model.sandbox import SpawnTimes
     from forkd.model.snapshot import Snapshot
 
 TAG = parse_tag("bench")
+LARGE_TAG = parse_tag("bench-large")
 
 FORK_DEADLINE_S = 600.0
 """How long one child may take: a thousand of them share two emulated processors."""
 
 KILL_TIMEOUT_S = 120.0
 """How long the kernel may take to end a herd."""
+
+EVAL_TIMEOUT_S = 600.0
+"""How long a guest may take to evaluate something: it may write to a gigabyte first."""
 
 AT_ONCE = 32
 """How many children are asked at the same time."""
@@ -74,15 +96,32 @@ class Child:
     """A child that has answered.
 
     Attributes:
+        directory: Its folder.
         ready_ms: From the request to the event that said so, as its client saw them.
         asked_ms: From the request to the answer of the first question; None without one.
     """
 
     pid: int
+    directory: Path
     guest: Guest
     times: SpawnTimes
     ready_ms: float
     asked_ms: float | None = None
+
+    async def control(self) -> Control:
+        """Return a connection for requests to its machine."""
+        return await Control.connect(self.directory / CONTROL_SOCKET)
+
+    async def value(self, code: str) -> JsonValue:
+        """Have its warm runtime evaluate what must not raise; return the value.
+
+        Raises:
+            EngineError: It raised.
+        """
+        result = await self.guest.eval(code, EVAL_TIMEOUT_S)
+        if result.error is not None:
+            raise EngineError(f"a guest raised {result.error.traceback}")
+        return result.value
 
 
 @dataclass(slots=True)
@@ -130,11 +169,67 @@ class Herd:
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A zygote, ready to be forked."""
+    """A zygote, ready to be forked.
+
+    Attributes:
+        folder: Where it listens.
+        chain: The memory files that it was loaded from, base first.
+        disk: The layers of its disk.
+        start_ms: How long it took to listen.
+        pause_ms: For a seed, how long its source stood still.
+    """
 
     folder: Path
-    zygote_pid: int
+    chain: tuple[Path, ...]
+    disk: DiskConfig
     start_ms: float
+    pause_ms: float = 0.0
+
+    @contextlib.asynccontextmanager
+    async def branch(self, source: Child) -> AsyncIterator[Bed]:
+        """Have a child leave a seed of itself, which is gone after the block.
+
+        Raises:
+            ForkdError: The child refused.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="b", dir=self.folder.parent))
+        try:
+            clock = Stopwatch()
+            async with await source.control() as control:
+                branched = await control.branch(BranchConfig(folder))
+            yield replace(self, folder=folder, start_ms=clock.ms(), pause_ms=branched.pause_ms)
+        finally:
+            await end_listener(folder / ZYGOTE_SOCKET)
+            await asyncio.to_thread(files.remove_tree, folder)
+
+    async def save(self, folder: Path) -> int:
+        """Have what this seed holds beyond its chain written to `folder`; return how many bytes.
+
+        Raises:
+            ForkdError: It could not be written.
+        """
+        link = LinkConfig(folder, self.chain, len(self.disk.layers))
+        async with await Control.connect(self.folder / ZYGOTE_SOCKET) as control:
+            return sum(file.bytes for file in await control.save_link(link))
+
+    @contextlib.asynccontextmanager
+    async def derive(self, link: Path) -> AsyncIterator[Bed]:
+        """Put a saved link over this zygote; the new one is gone after the block.
+
+        Raises:
+            ForkdError: The link is damaged.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="z", dir=self.folder.parent))
+        disk = replace(self.disk, layers=(*self.disk.layers, link / LAYER_FILE))
+        config = DeriveConfig(folder, link / STATE_FILE, link / MEMORY_FILE, disk)
+        try:
+            clock = Stopwatch()
+            async with await Control.connect(self.folder / ZYGOTE_SOCKET) as control:
+                await control.derive(config)
+            yield Bed(folder, (*self.chain, config.memory), disk, clock.ms())
+        finally:
+            await end_listener(folder / ZYGOTE_SOCKET)
+            await asyncio.to_thread(files.remove_tree, folder)
 
     @contextlib.asynccontextmanager
     async def fork(self, n: int, ask: Ask | None = None) -> AsyncIterator[Herd]:
@@ -176,8 +271,9 @@ class Bed:
                 if isinstance(outcome, ChildFailed):
                     failed.append(outcome)
                     return
-                guest = Guest(folders[outcome.id] / VSOCK_SOCKET)
-                child = Child(outcome.pid, guest, outcome.times, clock.ms())
+                folder = folders[outcome.id]
+                guest = Guest(folder / VSOCK_SOCKET)
+                child = Child(outcome.pid, folder, guest, outcome.times, clock.ms())
                 herd.children.append(child)
                 if ask is not None:
                     group.create_task(_first_question(child, ask, clock))
@@ -206,6 +302,25 @@ def _config(folder: Path) -> ChildConfig:
     return ChildConfig(id_, directory, id_, secrets.token_hex(16), str(uuid.uuid4()))
 
 
+def resized(recipe: Path, folder: Path, memory_mib: int) -> Path:
+    """Write a recipe's copy with so much memory to `folder`; it has the same image.
+
+    Raises:
+        BuildError: The recipe says nothing of memory.
+    """
+    shutil.copytree(recipe, folder)
+    text, found = re.subn(
+        r"^memory_mib = \d+$",
+        f"memory_mib = {memory_mib}",
+        (folder / RECIPE_FILE_NAME).read_text(),
+        flags=re.MULTILINE,
+    )
+    if found != 1:
+        raise BuildError(f"{recipe} does not say how much memory its machine has")
+    (folder / RECIPE_FILE_NAME).write_text(text)
+    return folder
+
+
 @contextlib.contextmanager
 def settings(programs: Programs, cache: Path, work: Path) -> Iterator[HostSettings]:
     """Give folders of our own below `work`, and remove them after.
@@ -227,7 +342,9 @@ def settings(programs: Programs, cache: Path, work: Path) -> Iterator[HostSettin
         shutil.rmtree(state)
 
 
-async def bake(host: HostSettings, recipe: Path, tell: Callable[[str], None]) -> Baked:
+async def bake(
+    host: HostSettings, recipe: Path, tell: Callable[[str], None], tag: Tag = TAG
+) -> Baked:
     """Bake the recipe's snapshot, and note when each stage began.
 
     Raises:
@@ -239,7 +356,7 @@ async def bake(host: HostSettings, recipe: Path, tell: Callable[[str], None]) ->
         clock = Stopwatch()
         stages: list[tuple[str, float]] = []
         async with contextlib.aclosing(
-            service.create_snapshot(SnapshotRequest(TAG, recipe))
+            service.create_snapshot(SnapshotRequest(tag, recipe))
         ) as events:
             async for event in events:
                 if not isinstance(event, Progress):
@@ -264,19 +381,21 @@ def _durations(stages: list[tuple[str, float]], total_ms: float) -> Json:
 async def zygote(baked: Baked) -> AsyncIterator[Bed]:
     """Start a zygote on a baked snapshot; it is gone after the block."""
     store = SnapshotStore(baked.settings.state_dir)
-    manifest, stored = store.load(TAG), store.folder(TAG)
+    tag = baked.snapshot.tag
+    manifest, stored = store.load(tag), store.folder(tag)
     layers = (store.rootfs(manifest.image_key), stored / LAYER_FILE)
+    disk = DiskConfig(layers, manifest.disk_bytes)
     folder = Path(tempfile.mkdtemp(prefix="z", dir=baked.settings.run_dir))
     config = ZygoteConfig(
         directory=folder,
         state=stored / STATE_FILE,
         memory=(stored / MEMORY_FILE,),
-        disk=DiskConfig(layers, manifest.disk_bytes),
+        disk=disk,
     )
     clock = Stopwatch()
     process = await start_zygote(baked.settings.vmm, config)
     with process:
         try:
-            yield Bed(folder, process.pid, clock.ms())
+            yield Bed(folder, config.memory, disk, clock.ms())
         finally:
             await end(process)

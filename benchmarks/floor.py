@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Json, median
+from forkd.errors import EngineError
 from forkd.host import process
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 RUN_TIMEOUT_S = 600.0
@@ -64,3 +67,44 @@ class Floor:
                 name: median(stages[name] for stages in self.stages) for name in self.stages[0]
             },
         }
+
+
+@dataclass(slots=True)
+class Probe:
+    """A bare machine that writes to `dirty_mib` of its memory without end, to be branched."""
+
+    process: asyncio.subprocess.Process
+    pauses_ms: list[float] = field(default_factory=list)
+    stages: list[dict[str, float]] = field(default_factory=list)
+
+    async def round(self) -> None:
+        """Branch it once; it stands still before and after.
+
+        Raises:
+            EngineError: The floor program failed.
+        """
+        stdin, stdout = self.process.stdin, self.process.stdout
+        if stdin is None or stdout is None:
+            raise EngineError("the probe has no pipes")
+        stdin.write(b"\n")
+        async with asyncio.timeout(RUN_TIMEOUT_S):
+            line = await stdout.readline()
+        if not line:
+            raise EngineError("the probe ended; what it said is above")
+        said = json.loads(line)
+        self.pauses_ms.append(said["pause_ms"])
+        self.stages.append(said["stages_ms"])
+
+
+@contextlib.asynccontextmanager
+async def probe(program: Path, dirty_mib: int) -> AsyncIterator[Probe]:
+    """Start a probe; it is gone after the block."""
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(
+        program, "branch", "--dirty-mib", str(dirty_mib), stdin=pipe, stdout=pipe
+    )
+    try:
+        yield Probe(running)
+    finally:
+        running.kill()
+        await running.wait()

@@ -1,4 +1,4 @@
-"""Show the figures: a table of those that have a budget, and spawn time against N."""
+"""Show the figures: a table of those that have a budget, and a plot of each part that was run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from matplotlib.axes import Axes
 
     from benchmarks.harness import Json
 
@@ -57,6 +60,26 @@ ROWS = (
     Row("boot to the agent", "boot.ms", "ms"),
     Row("bake, image already built", "bake.stages_s.total", "s"),
     Row("zygote start", "zygote.start_ms", "ms"),
+    Row("branch: pause, 16 MiB dirty", "branch.pause_ms.16", "ms"),
+    Row("… against the probe", "branch.ratio_to_probe.16", "x", 1.5),
+    Row("branch: pause, 256 MiB dirty", "branch.pause_ms.256", "ms"),
+    Row("… against the probe", "branch.ratio_to_probe.256", "x", 1.5),
+    Row("branch: pause, 1024 MiB dirty", "branch.pause_ms.1024", "ms"),
+    Row("… against the probe", "branch.ratio_to_probe.1024", "x", 1.5),
+    Row("branch: one sibling has answered, p50", "branch.sibling_answered_ms", "ms"),
+    Row("… against the floor's child", "branch.sibling_ratio_to_floor", "x", 10.0),
+    Row("branch: 100 siblings have answered", "branch.n100_wall_ms", "ms"),
+    Row("… against the floor", "branch.n100_ratio_to_floor", "x", 6.0),
+    Row("branch: longest stall a guest saw, p99", "branch.guest_stall_ms_p99", "ms"),
+    Row("… when nobody branched it", "branch.guest_stall_unbranched_ms_p99", "ms"),
+    Row("fork of a base", "chain.depth_0_ms", "ms"),
+    Row("fork of the eighth link over it", "chain.depth_8_ms", "ms"),
+    Row("… against the base", "chain.ratio", "x", 1.1),
+    Row("snapshot on disk, 7 MiB dirty", "snapshot.durable_ms.7", "ms"),
+    Row("snapshot on disk, 121 MiB dirty", "snapshot.durable_ms.121", "ms"),
+    Row("snapshot on disk, 1024 MiB dirty", "snapshot.durable_ms.1024", "ms"),
+    Row("reset, p50", "reset.p50_ms", "ms"),
+    Row("… against a fork", "reset.ratio_to_fork", "x", 0.7),
     Row("rounds repeated, a child had ended", "rounds_repeated", ""),
     Row("guest's faults until it answers", "fork.guest_faults_p50.to_answer", ""),
 )
@@ -97,14 +120,29 @@ def look_up(bench: Json, path: str) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def plot(bench: Json, path: Path) -> None:
-    """Draw spawn time against N, beside the floor, as the file's suffix says."""
+def plot(bench: Json, folder: Path) -> list[Path]:
+    """Draw each part that was run, as SVG and PNG in `folder`; return the files."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - takes a second to load
 
+    where = f"forkd in the {bench['machine']['place']}, {bench['machine']['cpus']} CPUs"
+    written = []
+    for part, has, draw in PLOTS:
+        if look_up(bench, has) is None:
+            continue
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(title=where)
+        axes.grid(visible=True, which="both", alpha=0.3)
+        draw(bench, axes)
+        for suffix in ("svg", "png"):
+            written.append(folder / f"{part}.{suffix}")
+            figure.savefig(written[-1])
+    return written
+
+
+def _draw_forks(bench: Json, axes: Axes) -> None:
     forks = bench["forks"]
     widths = [fork["n"] for fork in forks]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
     for label, times, style in (
         ("first eval answered", [fork["first_eval"]["wall_ms"] for fork in forks], "s--"),
         ("agent answered", [fork["wall_ms"] for fork in forks], "o-"),
@@ -116,8 +154,80 @@ def plot(bench: Json, path: Path) -> None:
         yscale="log",
         xlabel="children forked by one request",
         ylabel="time until the last one, ms",
-        title=f"forkd in the {bench['machine']['place']}, {bench['machine']['cpus']} CPUs",
     )
-    axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+
+
+def _draw_pauses(bench: Json, axes: Axes) -> None:
+    branch = bench["branch"]
+    for name, label, style in (
+        ("pause_ms", "forkd", "o-"),
+        ("probe_pause_ms", "probe: stop, save, fork, go", "k^:"),
+    ):
+        sizes = [int(size) for size in branch[name]]
+        axes.plot(sizes, list(branch[name].values()), style, label=f"{label}, median")
+        every = branch[f"{name}_all"].items()
+        points = [(int(size), ms) for size, taken in every for ms in taken]
+        axes.plot(*zip(*points, strict=True), style[:-1] if style[0] != "k" else "k^", alpha=0.25)
+    axes.set(
+        xscale="log",
+        xlabel="memory that the guest writes to without end, MiB",
+        ylabel="pause of the source, ms",
+        ylim=(0, None),
+    )
+    axes.legend()
+
+
+def _draw_siblings(bench: Json, axes: Axes) -> None:
+    branch = bench["branch"]
+    _bars(
+        axes,
+        {
+            "one sibling\nhas answered": branch["sibling_answered_ms"],
+            "10 x floor's child": 10 * branch["floor_one_child_ms"],
+            "100 siblings\nhave answered": branch["n100_wall_ms"],
+            "6 x floor of 100": 6 * branch["floor_n100_wall_ms"],
+            "longest stall\nof a guest, p99": branch["guest_stall_ms_p99"],
+        },
+    )
+
+
+def _draw_chain(bench: Json, axes: Axes) -> None:
+    chain = bench["chain"]
+    samples = [chain["depth_0_ms_all"], chain["depth_8_ms_all"]]
+    axes.boxplot(samples, tick_labels=["base", "eighth link"])
+    axes.set(ylabel="fork of one child until it has answered, ms", ylim=(0, None))
+
+
+def _draw_snapshots(bench: Json, axes: Axes) -> None:
+    durable = bench["snapshot"]["durable_ms"]
+    axes.plot([int(size) for size in durable], list(durable.values()), "o-")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="memory written to since the fork, MiB",
+        ylabel="from the request until it is on disk, ms",
+    )
+
+
+def _draw_resets(bench: Json, axes: Axes) -> None:
+    reset = bench["reset"]
+    axes.boxplot([reset["ms_all"], reset["fork_ms_all"]], tick_labels=["reset", "fork"])
+    axes.set(ylabel="time until the agent has answered, ms", ylim=(0, None))
+
+
+def _bars(axes: Axes, values: dict[str, float]) -> None:
+    axes.barh(list(values), list(values.values()))
+    axes.set(xscale="log", xlabel="ms")
+    axes.invert_yaxis()
+
+
+PLOTS: tuple[tuple[str, str, Callable[[Json, Axes], None]], ...] = (
+    ("bench", "forks", _draw_forks),
+    ("bench-pause", "branch", _draw_pauses),
+    ("bench-branch", "branch", _draw_siblings),
+    ("bench-chain", "chain", _draw_chain),
+    ("bench-snapshot", "snapshot.durable_ms", _draw_snapshots),
+    ("bench-reset", "reset", _draw_resets),
+)
+"""The name of each plot's files, the figures without which it is not drawn, and who draws it."""

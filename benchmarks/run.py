@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, questions
+from benchmarks import bed, branch, chain, questions
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -29,11 +29,15 @@ from benchmarks.harness import (
     quantile,
     summary,
 )
-from forkd.errors import EngineError, ForkdError
+from benchmarks.teller import Teller, say
+from forkd.errors import ForkdError
 from forkd.host import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from forkd.model.ids import Tag
+    from forkd.service.settings import HostSettings
 
 REPEATS = {1: 10, 10: 5, 100: 5, 1000: 1}
 """How many rounds of each width a full run measures; one cold round comes before all."""
@@ -44,16 +48,18 @@ REPEATS_QUICK = {1: 5, 10: 2, 100: 2}
 WIDTH = 100
 """The width that the budgets are stated for."""
 
+PARTS = ("fork", "branch", "chain", "snapshot", "reset")
+"""What can be measured by itself, in the order in which it is."""
+
+SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset"})
+LARGE_PARTS = frozenset({"branch", "snapshot"})
+"""Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
+
+LARGE_MIB = 2048
+"""Memory of a machine of which a gigabyte is written to."""
+
 FLOORS_OF_ONE = 3
 """Floor rounds beside one fork of one child: a single child's latency varies most."""
-
-
-REPEATED_MAX = 3
-"""Most rounds of one run that are thrown away because a child did not live through them.
-
-An emulated processor ends one guest in some thousands, the floor's included, without a reason.
-`rounds_repeated` says how many it were, so that a build that ends guests by itself shows.
-"""
 
 
 @dataclass(slots=True)
@@ -120,41 +126,6 @@ class Width:
         }
 
 
-@dataclass(slots=True)
-class Teller:
-    """Says how far the run has come; the number of steps is known before the first."""
-
-    steps: int
-    done: int = 0
-    repeated: int = 0
-
-    def begin(self, message: str) -> None:
-        """Say that the next step begins."""
-        say({"event": "progress", "fraction": self.done / self.steps, "message": message})
-        self.done += 1
-
-    async def patiently(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do a round, and do it again if a child ended in it, `REPEATED_MAX` times in all.
-
-        Raises:
-            EngineError: It happened once more.
-        """
-        while True:
-            try:
-                return await work()
-            except EngineError as error:
-                if self.repeated == REPEATED_MAX:
-                    raise
-                self.repeated += 1
-                say({"event": "progress", "message": f"again, for {error}"})
-
-
-def say(event: Json) -> None:
-    """Write one event."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
 async def measure(host_bed: bed.Bed, width: Width, repeat: int, teller: Teller) -> None:
     """Run the rounds of one width; floor, answers and first evaluations take turns."""
     for number in range(1, repeat + 1):
@@ -195,30 +166,84 @@ def known(values: Iterable[int | None]) -> list[int]:
 
 
 async def bench(options: argparse.Namespace) -> Json:
-    """Bake, measure, and return all figures."""
-    repeats = REPEATS_QUICK if options.quick else REPEATS
-    teller = Teller(3 + 3 * sum(repeats.values()))
-    programs = bed.Programs(options.vmm, options.agent, options.floor)
+    """Bake, measure what is asked for, and return all figures."""
+    parts = frozenset(options.only)
+    teller = Teller(steps(parts, quick=options.quick))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     proc.raise_open_files_limit()
+    programs = bed.Programs(options.vmm, options.agent, options.floor)
     with bed.settings(programs, options.cache, options.work) as host:
-        teller.begin("bake")
-        baked = await bed.bake(
-            host, options.recipe, lambda text: say({"event": "progress", "message": text})
-        )
-        async with bed.zygote(baked) as host_bed:
-            teller.begin("round trips")
-            async with host_bed.fork(1) as herd:  # also the cold round
-                trips = await questions.round_trips(herd.children[0].guest)
-            widths = [Width(n, Floor(options.floor, n)) for n in repeats]
-            for width in widths:
-                await measure(host_bed, width, repeats[width.n], teller)
+        figures: Json = {}
+        async with contextlib.AsyncExitStack() as stack:
+            # All are baked first: a service that starts ends zygotes that it does not know.
+            baked = await bake_all(parts, options.recipe, host, teller)
+            beds = {
+                tag: await stack.enter_async_context(bed.zygote(each))
+                for tag, each in baked.items()
+            }
+            for tag, each in baked.items():
+                figures = figures or of_bake(each, beds[tag])
+            small, large = beds.get(bed.TAG), beds.get(bed.LARGE_TAG)
+            await measure_parts(Beds(options, teller, small, large), parts, figures)
             teller.begin("done")
     return {
         "version": 1,
         "started_at": started_at,
         "machine": machine(options.place),
         "rounds_repeated": teller.repeated,
+        **figures,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Beds:
+    """What is measured on, and how."""
+
+    options: argparse.Namespace
+    teller: Teller
+    small: bed.Bed | None
+    large: bed.Bed | None
+
+
+async def measure_parts(beds: Beds, parts: frozenset[str], figures: Json) -> None:
+    """Measure one part after the other; `figures` gets what they say."""
+    options, teller, small, large = beds.options, beds.teller, beds.small, beds.large
+    quick, floor = options.quick, options.floor
+    if small is not None and "fork" in parts:
+        figures |= await measure_forks(small, options, teller)
+    if small is not None and large is not None and "branch" in parts:
+        figures["branch"] = await branch.measure(small, large, floor, teller, quick=quick)
+    if small is not None and "chain" in parts:
+        figures["chain"] = await chain.measure_chain(small, options.work, teller, quick=quick)
+    if large is not None and "snapshot" in parts:
+        taken = await chain.measure_durable(large, options.work, teller, quick=quick)
+        figures["snapshot"] |= taken
+    if small is not None and "reset" in parts:
+        figures["reset"] = await chain.measure_reset(small, teller, quick=quick)
+
+
+async def bake_all(
+    parts: frozenset[str], recipe: Path, host: HostSettings, teller: Teller
+) -> dict[Tag, bed.Baked]:
+    """Bake what these parts are measured on; the recipe as it is comes first."""
+
+    def tell(text: str) -> None:
+        say({"event": "progress", "message": text})
+
+    baked = {}
+    if parts & SMALL_PARTS:
+        teller.begin("bake")
+        baked[bed.TAG] = await bed.bake(host, recipe, tell)
+    if parts & LARGE_PARTS:
+        teller.begin("bake with more memory")
+        large = bed.resized(recipe, host.state_dir / "large", LARGE_MIB)
+        baked[bed.LARGE_TAG] = await bed.bake(host, large, tell, bed.LARGE_TAG)
+    return baked
+
+
+def of_bake(baked: bed.Baked, host_bed: bed.Bed) -> Json:
+    """Return what is kept of a bake, and of the zygote that was started on it."""
+    return {
         "snapshot": {
             "recipe": baked.snapshot.recipe,
             "vcpus": baked.snapshot.vcpus,
@@ -228,9 +253,39 @@ async def bench(options: argparse.Namespace) -> Json:
         "boot": {"ms": baked.stages_s.get("boot", 0.0) * 1e3},
         "bake": {"stages_s": baked.stages_s},
         "zygote": {"start_ms": host_bed.start_ms},
-        **assemble({width.n: width for width in widths}),
-        **trips,
     }
+
+
+async def measure_forks(host_bed: bed.Bed, options: argparse.Namespace, teller: Teller) -> Json:
+    """Measure forks of every width, and round trips."""
+    repeats = REPEATS_QUICK if options.quick else REPEATS
+    teller.begin("round trips")
+    async with host_bed.fork(1) as herd:  # also the cold round
+        trips = await questions.round_trips(herd.children[0].guest)
+    widths = [Width(n, Floor(options.floor, n)) for n in repeats]
+    for width in widths:
+        await measure(host_bed, width, repeats[width.n], teller)
+    return {**assemble({width.n: width for width in widths}), **trips}
+
+
+def steps(parts: frozenset[str], *, quick: bool) -> int:
+    """Return how many steps a run of these parts tells of."""
+    repeats = REPEATS_QUICK if quick else REPEATS
+    return (
+        1
+        + sum(
+            {
+                "fork": 1 + 3 * sum(repeats.values()),
+                "branch": (branch.QUICK if quick else branch.FULL).steps,
+                "chain": (chain.QUICK if quick else chain.FULL).chain_steps,
+                "snapshot": (chain.QUICK if quick else chain.FULL).durable_steps,
+                "reset": (chain.QUICK if quick else chain.FULL).reset_steps,
+            }[part]
+            for part in parts
+        )
+        + bool(parts & SMALL_PARTS)
+        + bool(parts & LARGE_PARTS)
+    )
 
 
 def assemble(widths: dict[int, Width]) -> Json:
@@ -257,6 +312,19 @@ def assemble(widths: dict[int, Width]) -> Json:
     return figures
 
 
+def parse_parts(text: str) -> tuple[str, ...]:
+    """Read names of parts, separated by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: One is no part.
+    """
+    chosen = tuple(text.split(","))
+    for part in chosen:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(PARTS)}")
+    return chosen
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
@@ -264,6 +332,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--place", default="this host", help="what to call this machine")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
+    parser.add_argument("--only", type=parse_parts, default=PARTS, help="parts, with commas")
     return parser.parse_args(arguments)
 
 

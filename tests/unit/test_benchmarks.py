@@ -1,13 +1,15 @@
+import argparse
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.bed import Child, Herd
+from benchmarks import branch, chain
+from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
-from benchmarks.report import ROWS, look_up, plot, show, shown
-from benchmarks.run import Width, assemble
+from benchmarks.report import PLOTS, ROWS, look_up, plot, show, shown
+from benchmarks.run import PARTS, Width, assemble, parse_parts, steps
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
 from forkd.host import proc
@@ -24,7 +26,7 @@ def widths() -> dict[int, Width]:
         width = Width(n, floor)
         guest = Guest(Path(VSOCK_SOCKET))
         times = SpawnTimes(1.0, 2.0, 3.0, 4.0, 10.0)
-        children = [Child(1, guest, times, ready_ms=6.0 * (i + 1)) for i in range(n)]
+        children = [Child(1, Path(), guest, times, ready_ms=6.0 * (i + 1)) for i in range(n)]
         width.note(Herd(Path("herd"), children))
         width.first_eval_ms += [9.0] * n
         width.first_eval_wall_ms.append(7.0 * n)
@@ -64,11 +66,45 @@ def test_ratios_compare_walls_with_the_floor_of_the_same_width(widths: dict[int,
     assert figures["memory"]["mem_available_mib_per_child"] == 5.0
 
 
-def test_every_row_of_the_table_is_a_figure_of_the_run(widths: dict[int, Width]) -> None:
+@pytest.fixture
+def bench(widths: dict[int, Width]) -> dict[str, object]:
+    """Figures of a whole run, but for those of its machines."""
+    siblings = branch.Siblings(widths[1].floor, widths[100].floor, [12.0], [1.0], [2.0], [900.0])
+    return {
+        "machine": machine("a test"),
+        **assemble(widths),
+        "branch": branch.lay_out(
+            [branch.Pauses(mib, [3.0, 4.0], [2.0, 4.0]) for mib in branch.DIRTY_MIB],
+            siblings,
+            branch.Stalls([5.0], [1.0]),
+        ),
+        "chain": chain.Depths([10.0], [11.0]).figures(),
+        "snapshot": {"durable_ms": {str(mib): 2.0 * mib for mib in chain.DURABLE_MIB}},
+        "reset": chain.reset_figures([6.0], [12.0]),
+    }
+
+
+def test_every_row_of_the_table_is_a_figure_of_the_run(bench: dict[str, object]) -> None:
     elsewhere = {"vsock_echo", "eval", "exec", "rounds_repeated", "boot", "bake", "zygote"}
-    figures = assemble(widths)
     for row in ROWS:
-        assert row.path.split(".")[0] in elsewhere or look_up(figures, row.path) is not None
+        assert row.path.split(".")[0] in elsewhere or look_up(bench, row.path) is not None
+
+
+def test_ratios_of_branches_chains_and_resets_are_of_medians(bench: dict[str, object]) -> None:
+    paths = (
+        "branch.ratio_to_probe.worst",
+        "branch.sibling_ratio_to_floor",
+        "branch.n100_ratio_to_floor",
+        "chain.ratio",
+        "reset.ratio_to_fork",
+    )
+    assert [look_up(bench, path) for path in paths] == [1.5, 8.0, 4.5, 1.1, 0.5]
+
+
+def test_a_whole_run_has_a_plot_of_each_part(bench: dict[str, object], tmp_path: Path) -> None:
+    written = plot(bench, tmp_path)
+    assert len(written) == 2 * len(PLOTS)
+    assert all(path.stat().st_size > 0 for path in written)
 
 
 def test_a_run_without_a_thousand_can_be_shown_and_drawn(
@@ -77,9 +113,31 @@ def test_a_run_without_a_thousand_can_be_shown_and_drawn(
     del widths[1000]
     bench = {"machine": machine("a test"), **assemble(widths)}
     show(bench)
-    plot(bench, tmp_path / "bench.svg")
+    assert [path.name for path in plot(bench, tmp_path)] == ["bench.svg", "bench.png"]
     assert "100 forked" in capsys.readouterr().out
     assert (tmp_path / "bench.svg").read_text().startswith("<?xml")
+
+
+def test_parts_are_chosen_by_name_and_others_are_refused() -> None:
+    assert parse_parts("branch,reset") == ("branch", "reset")
+    with pytest.raises(argparse.ArgumentTypeError, match="'brunch' is none of fork, branch"):
+        parse_parts("brunch")
+
+
+def test_each_part_adds_its_steps_to_a_run() -> None:
+    whole = steps(frozenset(PARTS), quick=True)
+    for part in PARTS:
+        assert 2 < steps(frozenset({part}), quick=True) < whole
+
+
+def test_a_resized_recipe_differs_in_its_memory_alone(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "python-numpy"
+
+    made = resized(recipe, tmp_path / "made", 2048)
+
+    before, after = ((folder / "recipe.toml").read_text() for folder in (recipe, made))
+    assert after == before.replace("memory_mib = 512", "memory_mib = 2048") != before
+    assert (made / "warmup.py").is_file()
 
 
 def test_a_process_weighs_something_and_less_than_the_host_has() -> None:

@@ -1,38 +1,17 @@
-//! `forkd-floor`: what forking machines costs before forkd adds anything.
-//!
-//! ```text
-//! forkd-floor [--n 100] [--repeat 4] [--touch 64]
-//! ```
-//!
-//! A process that maps a 256 MiB image (100 MiB of it resident) copy-on-write forks `n` children.
-//! Each child creates a KVM machine over its own view, dirties `touch` pages from inside the guest
-//! and answers with one I/O exit.  The clock runs from before the first fork until the last answer,
-//! while every child is still alive.  Then all are let go, waited for, and the next round begins.
-//!
-//! One round more than `repeat` is run: the first is cold, and is reported as `cold_ms` but counts
-//! for nothing else.  The result is one line of JSON; `child_ms_*` are latencies of single
-//! children,
-//! each from its own fork to its answer.  With `--n 1` that is the floor of one child alone.
+//! What forking machines costs: `n` children of one process, each with a machine of its own.
 
-use std::error::Error;
-use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::FromRawFd;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_userspace_memory_region,
-};
+use kvm_bindings::CpuId;
 use kvm_ioctls::{Kvm, VcpuExit};
 use serde_json::{Value, json};
-use vm_memory::{FileOffset, MmapRegion};
+use vm_memory::MmapRegion;
 
-type Failure = Box<dyn Error>;
+use crate::guest::{self, Failure, PAGE_BYTES};
+use crate::words::{milliseconds, number, quantile};
 
 const IMAGE_BYTES: u32 = 256 << 20;
-const RESIDENT_BYTES: u32 = 100 << 20;
-const PAGE_BYTES: u32 = 4096;
 /// Where the guest's stores begin; everything below is its tables and code.
 const TOUCHED_FROM: u32 = 16 << 20;
 
@@ -53,13 +32,6 @@ const ANSWER_BYTES: usize = 8 * (1 + STAGES.len());
 /// The number that a child writes when it failed.
 const FAILED: u64 = u64::MAX;
 
-const PML4: u32 = 0x2000;
-const PDPT: u32 = 0x3000;
-const PD: u32 = 0x4000;
-const CODE: u32 = 0x1_0000;
-const STACK_TOP: u32 = 0x2_0000;
-/// Where VT-x keeps a task state segment: three pages below the BIOS that no memslot covers.
-const TSS: usize = 0xfffb_d000;
 /// `test ecx,ecx; jz 1f; 0: inc byte [rsi]; add rsi,4096; dec ecx; jnz 0b; 1: out 0x80,al; jmp 1b`
 const PROGRAM: [u8; 21] = [
     0x85, 0xc9, 0x74, 0x0d, 0xfe, 0x06, 0x48, 0x81, 0xc6, 0, 0x10, 0, 0, 0xff, 0xc9, 0x75, 0xf3,
@@ -80,22 +52,19 @@ struct Round {
     stages: [Duration; STAGES.len()],
 }
 
-fn main() -> Result<(), Failure> {
-    let plan = parse(std::env::args().skip(1))?;
+/// Runs the rounds that `words` ask for, and reports.
+pub fn run(words: impl Iterator<Item = String>) -> Result<Value, Failure> {
+    let plan = parse(words)?;
     let kvm = Kvm::new()?;
-    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let view = FileOffset::new(image()?, 0);
-    let memory = MmapRegion::<()>::build(Some(view), IMAGE_BYTES as usize, protection, flags)?;
+    let cpuid = guest::cpuid(&kvm)?;
+    let memory = guest::map(guest::image(IMAGE_BYTES.into(), &PROGRAM)?, IMAGE_BYTES as usize)?;
     let zygote = Zygote { kvm, cpuid, memory, touch: plan.touch };
     let mut retries = RETRIES_MAX;
     let cold = zygote.patient_round(plan.n, &mut retries)?;
     let rounds = (0..plan.repeat)
         .map(|_| zygote.patient_round(plan.n, &mut retries))
         .collect::<Result<Vec<_>, _>>()?;
-    println!("{}", report(plan, &cold, &rounds));
-    Ok(())
+    Ok(report(plan, &cold, &rounds))
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Plan, Failure> {
@@ -107,35 +76,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Plan, Failure> {
             "--touch" => (&mut plan.touch, 0, TOUCH_MAX),
             other => return Err(format!("{other} is none of --n, --repeat, --touch").into()),
         };
-        *field = words.next().ok_or_else(|| format!("{option} needs a number"))?.parse()?;
-        if !(least..=most).contains(field) {
-            return Err(format!("{option} is {field}, not {least} to {most}").into());
-        }
+        *field = number(&option, words.next(), least..=most)?;
     }
     Ok(plan)
-}
-
-/// Return an anonymous file that holds a guest: page tables, program, and some resident memory.
-fn image() -> Result<File, Failure> {
-    // SAFETY: the name is a C string that outlives the call, which changes no memory of ours.
-    let descriptor = unsafe { libc::memfd_create(c"floor".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: the kernel opened it for us a moment ago; nothing else knows its number.
-    let file = unsafe { File::from_raw_fd(descriptor) };
-    file.set_len(u64::from(IMAGE_BYTES))?;
-    for page in 0..RESIDENT_BYTES / PAGE_BYTES {
-        file.write_all_at(&[1], u64::from(page * PAGE_BYTES))?;
-    }
-    // Present, writable, user, accessed; the last level maps 2 MiB each and is dirty, too.
-    file.write_all_at(&u64::from(PDPT | 0x27).to_le_bytes(), PML4.into())?;
-    file.write_all_at(&u64::from(PD | 0x27).to_le_bytes(), PDPT.into())?;
-    for entry in 0_u64..512 {
-        file.write_all_at(&((entry << 21) | 0xe7).to_le_bytes(), u64::from(PD) + 8 * entry)?;
-    }
-    file.write_all_at(&PROGRAM, CODE.into())?;
-    Ok(file)
 }
 
 /// The process that children are forked from.  It has a single thread.
@@ -213,36 +156,14 @@ impl Zygote {
         let mut clock = Stopwatch(Instant::now());
         let vm = self.kvm.create_vm()?;
         let create_vm = clock.lap();
-        vm.set_tss_address(TSS)?;
-        vm.create_irq_chip()?;
+        guest::add_chips(&vm)?;
         let irqchip = clock.lap();
-        let slot = kvm_userspace_memory_region {
-            memory_size: IMAGE_BYTES.into(),
-            userspace_addr: self.memory.as_ptr() as u64,
-            ..Default::default()
-        };
-        // SAFETY: `self.memory` covers the slot and lives as long as this process.
-        unsafe { vm.set_user_memory_region(slot) }?;
+        // SAFETY: `self.memory` is as long as the slot and lives as long as this process.
+        unsafe { guest::give(&vm, 0, 0, self.memory.as_ptr(), IMAGE_BYTES as usize) }?;
         let memslot = clock.lap();
         let mut vcpu = vm.create_vcpu(0)?;
         let make_vcpu = clock.lap();
-        vcpu.set_cpuid2(&self.cpuid)?;
-        let mut system = vcpu.get_sregs()?;
-        (system.cr0, system.cr3, system.cr4, system.efer) =
-            (0x8005_0033, PML4.into(), 0x620, 0xd01);
-        let code = segment(0x10, 11, 1, 0);
-        let data = segment(0x18, 3, 0, 1);
-        system.cs = code;
-        (system.ds, system.es, system.fs, system.gs, system.ss) = (data, data, data, data, data);
-        vcpu.set_sregs(&system)?;
-        vcpu.set_regs(&kvm_regs {
-            rip: CODE.into(),
-            rsp: STACK_TOP.into(),
-            rsi: TOUCHED_FROM.into(),
-            rcx: self.touch.into(),
-            rflags: 2,
-            ..Default::default()
-        })?;
+        guest::set_state(&vcpu, &self.cpuid, TOUCHED_FROM.into(), self.touch.into())?;
         let set_state = clock.lap();
         match vcpu.run()? {
             VcpuExit::IoOut(0x80, _) => {}
@@ -251,20 +172,6 @@ impl Zygote {
         // Machine and vCPU live on until this process ends, as the zygote's clock demands.
         std::mem::forget((vcpu, vm));
         Ok([create_vm, irqchip, memslot, make_vcpu, set_state, clock.lap()])
-    }
-}
-
-fn segment(selector: u16, kind: u8, long: u8, wide: u8) -> kvm_segment {
-    kvm_segment {
-        limit: u32::MAX,
-        selector,
-        type_: kind,
-        present: 1,
-        s: 1,
-        l: long,
-        db: wide,
-        g: 1,
-        ..Default::default()
     }
 }
 
@@ -319,17 +226,6 @@ fn report(plan: Plan, cold: &Round, rounds: &[Round]) -> Value {
     })
 }
 
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-/// Return the smallest of `values` that at least `percent` of them do not exceed.
-fn quantile(values: &[f64], percent: usize) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1)]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,11 +245,5 @@ mod tests {
         for line in ["--n 0", "--n 10001", "--repeat 0", "--repeat 1001", "--touch 61441", "--n"] {
             assert!(parse(words(line)).is_err(), "{line}");
         }
-    }
-
-    #[test]
-    fn a_quantile_is_one_of_the_values() {
-        let values = [4.0, 1.0, 3.0, 2.0];
-        assert_eq!((quantile(&values, 50), quantile(&values, 99)), (2.0, 4.0));
     }
 }
