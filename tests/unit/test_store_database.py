@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import StoreError
+from forkd.errors import CapacityError, StoreError
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
-from forkd.store.database import _SCHEMA, Database, SandboxRow
+from forkd.store.database import _SCHEMA, RESERVED_BYTES, Database, SandboxRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,31 @@ def test_rows_are_written_all_or_none(tmp_path: Path) -> None:
             database.put([good, bad])
 
         assert database.rows() == ()
+
+
+def test_a_full_disk_is_one_clear_error_after_which_the_database_works_again(
+    tmp_path: Path,
+) -> None:
+    first = row()
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        database.put([first])
+        connection = database._connection  # noqa: SLF001 - this stands for a full disk
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(CapacityError, match="no room for the database"):
+            database.put([row() for _ in range(200)])
+
+        assert database.rows() == (first,)
+        database.remove([first.sandbox.id])
+        assert database.rows() == ()
+
+
+def test_the_log_has_its_room_from_the_start(tmp_path: Path) -> None:
+    first = row()
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        assert (tmp_path / "forkd.db-wal").stat().st_blocks * 512 >= RESERVED_BYTES
+        database.put([first])
+        assert database.rows() == (first,)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sqlite3
 import threading
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from forkd.errors import StoreError
+from forkd.errors import CapacityError, StoreError
 from forkd.model.ids import SandboxId, Tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA_VERSION = 2
+
+RESERVED_BYTES = 8 << 20
+"""Room that the log has from the start, twice what it grows to before it is written back: on a
+full disk sandboxes end, and with them what they hold, only if that can be written down."""
 
 _SCHEMA = """
 CREATE TABLE sandboxes (
@@ -57,6 +63,8 @@ _MIGRATIONS = (_SCHEMA, _LINEAGE)
 """What makes version n + 1 of version n."""
 
 _BUSY_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ class Database:
         try:
             with _as_store_error():
                 self._prepare()
-        except StoreError:
+                self._reserve(path)
+        except (StoreError, CapacityError):
             self._connection.close()
             raise
 
@@ -153,16 +162,27 @@ class Database:
                 f"BEGIN; {steps} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
 
+    def _reserve(self, path: Path) -> None:
+        """Give the log its room.  It is never made smaller, and its end need not be written."""
+        self._connection.execute("BEGIN IMMEDIATE")  # makes the log
+        self._connection.execute("COMMIT")
+        try:
+            with path.with_name(f"{path.name}-wal").open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+        except OSError as error:
+            log.warning("no room for the database's log", extra={"error": str(error)})
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock, _as_store_error():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # a full disk may have ended it already
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
 
 
 @contextlib.contextmanager
@@ -170,6 +190,8 @@ def _as_store_error() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise CapacityError("the disk has no room for the database") from error
         raise StoreError(f"the database does not work: {error}") from error
 
 
