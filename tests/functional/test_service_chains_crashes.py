@@ -43,6 +43,11 @@ CHURN = """(sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
                 await service.compact_snapshot(f's{{n}}', f'flat{{n}}')
                 await service.delete_snapshot(f'flat{{n}}')"""
 
+LINK = """from forkd.model.ids import parse_tag
+        from forkd.model.snapshot import LinkRequest
+        async for _ in service.link_snapshot(LinkRequest(parse_tag('a'), TAG, 'true')):
+            pass"""
+
 COMPACT = """await service.compact_snapshot('b')"""
 
 
@@ -95,6 +100,19 @@ async def test_a_daemon_killed_while_it_writes_leaves_a_whole_snapshot_or_says_t
     async with fake_host.service() as service:
         assert {each.tag for each in await service.list_snapshots()} <= {TAG, A}
         await is_true(fake_host, service)
+
+
+async def test_a_daemon_killed_while_it_makes_a_link_leaves_no_sandbox_that_nobody_asked_for(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe(knobs="link=wait"))
+    daemon = KillableDaemon(fake_host, LINK)
+    await daemon.kill_when(lambda: staged(fake_host.settings.state_dir))
+
+    async with fake_host.service() as service:
+        assert await service.list_sandboxes() == ()
+        assert freed(fake_host)
 
 
 async def test_a_daemon_killed_at_random_points_never_leaves_a_torn_snapshot(

@@ -110,6 +110,7 @@ class ForkOptions:
         deadline_s: For each child, from its clone until its agent has answered.
         ttl_s: How long each child lives before it is ended; None for no end.
         wait: Wait for a snapshot that is being written, instead of refusing.
+        kept: Whether the children outlive the daemon; what it forks for itself does not.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -124,6 +125,7 @@ class ForkOptions:
     deadline_s: float = 60.0
     ttl_s: float | None = None
     wait: bool = True
+    kept: bool = True
 
     def __post_init__(self) -> None:
         if self.memory_limit_mib is not None:

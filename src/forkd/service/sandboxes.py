@@ -245,7 +245,8 @@ class Sandboxes:
         ready = [child for child in children if child.failure is None]
         for child in ready:
             child.sandbox = replace(child.sandbox, branched_at=origin.branched_at)
-        await asyncio.to_thread(tools.database.put, [_row(child) for child in ready])
+        if options.kept:  # the next daemon ends what is still remembered as starting
+            await asyncio.to_thread(tools.database.put, [_row(child) for child in ready])
         await self._release([child for child in children if child.failure is not None])
         for child in ready:
             self._own(_row(child), child.slot)
