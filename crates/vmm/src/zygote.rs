@@ -265,7 +265,10 @@ impl Zygote {
         match self.make(child, deadline, cloned, &mut ms, &mut stage) {
             Ok(server) => {
                 let pid = std::process::id().cast_signed();
-                self.send_report(&Report::Ready { pid, ms });
+                if self.send_report(&Report::Ready { pid, ms }).is_err() {
+                    remove_files(&child.directory);
+                    process::exit_now(1);
+                }
                 let end = server.run();
                 if let crate::bus::End::Error(message) = &end {
                     eprintln!("machine {}: {message}", child.id);
@@ -279,7 +282,7 @@ impl Zygote {
                 let pid = std::process::id().cast_signed();
                 let (stage, code) = (stage.to_owned(), error.code());
                 let ended = matches!(error, Error::GuestEnded(_));
-                self.send_report(&Report::Failed { pid, stage, code, message, ended });
+                drop(self.send_report(&Report::Failed { pid, stage, code, message, ended }));
                 process::exit_now(1);
             }
         }
@@ -318,12 +321,13 @@ impl Zygote {
         process::close_in_child(self.epoll.as_raw_fd())
     }
 
-    fn send_report(&self, report: &Report) {
+    /// Tells the zygote.  If it is gone, nobody has heard of us or will: whoever asked for us was
+    /// told that it ended, and counts us as ended.
+    fn send_report(&self, report: &Report) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(report).unwrap_or_default();
         line.push(b'\n');
         debug_assert!(line.len() <= REPORT_BYTES_MAX);
-        // If the zygote is gone there is nobody to report to, and the machine lives on.
-        drop((&self.reports.1).write_all(&line));
+        (&self.reports.1).write_all(&line)
     }
 
     fn read_reports(&mut self) -> Result<(), Error> {

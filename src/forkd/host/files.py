@@ -27,6 +27,9 @@ _FICLONE = 0x40049409
 
 _COPY_BYTES = 64 * 1024 * 1024
 
+ASIDE_SUFFIX = ".gone"
+"""Ends the name of a folder that is being removed."""
+
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Put `data` under `path`, whole or not at all, and on disk before returning.
@@ -189,6 +192,20 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, onerror=_ignore_missing)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_from_under(folder: Path) -> None:
+    """Remove a folder in which a process that is about to end may still make files.
+
+    It gets another name first, so that nothing can be made in it by its path any more.
+
+    Raises:
+        OSError: Something in it could not be removed.
+    """
+    aside = folder.with_name(f"{folder.name}{ASIDE_SUFFIX}")
+    with contextlib.suppress(FileNotFoundError):  # it is gone, or was put aside before
+        folder.rename(aside)
+    remove_tree(aside)
 
 
 def _ignore_missing(_: object, __: str, details: tuple[object, BaseException, object]) -> None:

@@ -252,7 +252,7 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
         if is_sandbox_id(name):
             yield self._sandboxes.owner(SandboxId(name)).sandbox
             return
-        result = await self.fork(Tag(name), 1, ForkOptions(all_or_nothing=True))
+        result = await self.fork(Tag(name), 1, ForkOptions(all_or_nothing=True, kept=False))
         try:
             yield result.sandboxes[0]
         finally:
@@ -274,14 +274,15 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
         for folder in (settings.state_dir, settings.run_dir):
             if not self._held.enter_context(files.try_lock(folder / LOCK_FILE)):
                 raise Conflict(f"another daemon uses {folder}")
-        await asyncio.to_thread(self._store.prepare)
-        await asyncio.to_thread(self._pending.prepare)
         if self._resources.cgroups.usable():
             self._resources.cgroups.prepare()
             self._held.callback(self._resources.cgroups.close)
         database = await asyncio.to_thread(Database, settings.state_dir / DATABASE_FILE)
         self._held.callback(database.close)
         adopted = await recover(settings, database, self._resources)
+        # Nobody writes any more what is left there of an earlier daemon.
+        await asyncio.to_thread(self._store.prepare)
+        await asyncio.to_thread(self._pending.prepare)
         await self._tasks.start()
         tools = SandboxTools(database, self._resources, self._tasks, settings.network)
         self._sandboxes_ = Sandboxes(tools)

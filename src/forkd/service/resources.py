@@ -91,7 +91,7 @@ class Resources:
             if keep_console:
                 _remove_all_but(directory, KEPT_FILES)
             else:
-                files.remove_tree(directory)
+                files.remove_from_under(directory)
         except OSError as error:
             raise HostError(f"cannot remove {directory}: {error.strerror}") from error
 

@@ -98,7 +98,7 @@ class Seed:
             await end(self.process)
         finally:
             self.process.close()
-            await asyncio.to_thread(files.remove_tree, self.directory)
+            await asyncio.to_thread(files.remove_from_under, self.directory)
 
 
 def cgroup_of(source: Sandbox) -> Path | None:
@@ -154,4 +154,4 @@ async def _abandon(work: asyncio.Future[Seed], directory: Path) -> None:
     try:
         await end_listener(directory / ZYGOTE_SOCKET)
     finally:
-        await asyncio.to_thread(files.remove_tree, directory)
+        await asyncio.to_thread(files.remove_from_under, directory)

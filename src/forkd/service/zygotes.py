@@ -79,7 +79,7 @@ class Zygote:
             await end(self.process, self._ask)
         finally:
             self.process.close()
-            await asyncio.to_thread(files.remove_tree, self.directory)
+            await asyncio.to_thread(files.remove_from_under, self.directory)
 
     async def _ask(self) -> None:
         async with await Control.connect(self.socket) as control:
@@ -203,7 +203,7 @@ class ZygotePool:
                 process = await self._derive(directory, chain, entry)
             watch = await self._watch(head.tag, entry, directory, process)
         except BaseException:
-            files.remove_tree(directory)
+            files.remove_from_under(directory)
             raise
         entry.zygote = Zygote(process, directory, watch)
         log.info("zygote started", extra={"tag": head.tag, "pid": process.pid})

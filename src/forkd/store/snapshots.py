@@ -10,6 +10,7 @@ may block.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from typing import TYPE_CHECKING
@@ -95,9 +96,18 @@ class SnapshotStore:
         return folder
 
     def discard(self, staged: Path) -> None:
-        """Remove a staged folder and all that is in it; one that is gone is fine."""
-        files.remove_tree(staged)
-        self._staged.discard(staged)
+        """Remove a staged folder and all that is in it; one that is gone is fine.
+
+        It gets another name first, so that a writer that is about to end makes nothing in it.
+        """
+        aside = self._staging / secrets.token_hex(8)
+        self._staged.add(aside)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                staged.rename(aside)
+            files.remove_tree(aside)
+        finally:
+            self._staged -= {staged, aside}
 
     def leftovers(self) -> tuple[Path, ...]:
         """Return what lies in staging and nobody is at work on."""

@@ -77,7 +77,7 @@ impl Zygote {
             .and_then(|()| self.close_inherited())
             .and_then(|()| save::save(still, to));
         let failed = saved.is_err();
-        self.report_help(saved.map(|reply| json!(reply)));
+        drop(self.report_help(saved.map(|reply| json!(reply))));
         process::exit_now(i32::from(failed))
     }
 
@@ -89,10 +89,10 @@ impl Zygote {
             Ok(zygote) => (Ok(json!(DeriveReply { pid })), Some(zygote)),
             Err(error) => (Err(error), None),
         };
-        self.report_help(report);
+        let told = self.report_help(report).is_ok();
         let closed = process::close_in_child(self.reports.1.as_raw_fd()).is_ok();
         let ended = match zygote {
-            Some(zygote) if closed => zygote.run(),
+            Some(zygote) if told && closed => zygote.run(),
             _ => process::exit_now(1),
         };
         process::exit_now(i32::from(ended.is_err()))
@@ -105,7 +105,7 @@ impl Zygote {
         Self::serve(self.plan.derive(to)?, &to.directory)
     }
 
-    fn report_help(&self, result: Result<serde_json::Value, Error>) {
+    fn report_help(&self, result: Result<serde_json::Value, Error>) -> std::io::Result<()> {
         let pid = std::process::id().cast_signed();
         self.send_report(&match result {
             Ok(reply) => Report::Done { pid, reply },
@@ -115,7 +115,7 @@ impl Zygote {
                 error.message.truncate(cut);
                 Report::Refused { pid, error }
             }
-        });
+        })
     }
 
     /// A process has said what came of its task.
