@@ -351,7 +351,11 @@ def _store_error(tag: Tag, error: ForkdError | OSError) -> ForkdError:
     else:
         full = isinstance(error, HostError) and NO_SPACE in str(error).lower()
     if full:
-        return CapacityError(f"the disk has no room for snapshot {tag}: {error}", tag=tag)
+        return CapacityError(
+            f"the disk has no room for snapshot {tag}: {error}; give the state folder more, or "
+            "remove what is not needed (forkd snapshot rm, forkd snapshot gc)",
+            tag=tag,
+        )
     if isinstance(error, ForkdError):
         return error
     return StoreError(f"cannot write snapshot {tag}: {error}", tag=tag)
