@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from forkd.errors import ChainError
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
+from tests.support.memory import image_bytes, private_bytes
 from tests.support.real_host import REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
@@ -156,40 +156,20 @@ async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHo
     assert set(await asyncio.gather(*answers)) == {digests[parse_tag("link1")]}
 
 
-def private_bytes(host: RealHost) -> int:
-    """Return the bytes of memory files' copies that our processes hold, each page once."""
-    total = 0
-    for pid in host.vmm_processes():
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        (line,) = (each for each in lines if each.startswith("Pss_Anon:"))
-        total += int(line.split()[1]) * 1024
-    return total
-
-
-def image_bytes(host: RealHost) -> dict[int, int]:
-    """Return the files in memory that our processes map, by inode, and what each takes."""
-    found = {}
-    for pid in host.vmm_processes():
-        for mapped in Path(f"/proc/{pid}/map_files").iterdir():
-            if str(mapped.readlink()).startswith("/memfd:"):
-                status = mapped.stat()
-                found[status.st_ino] = status.st_blocks * 512
-    return found
-
-
 async def test_the_base_of_a_chain_is_in_memory_once(real_host: RealHost) -> None:
     await real_host.warm()
-    base = image_bytes(real_host)
+    base = image_bytes(real_host.vmm_processes())
     await chain(real_host, DEPTH)
     head = parse_tag(f"link{DEPTH}")
     await real_host.service.delete_sandbox(await forked(real_host, head))
     links = [each for each in await real_host.service.list_snapshots() if each.depth]
 
     assert len(real_host.vmm_processes()) == DEPTH + 1
-    images = image_bytes(real_host)
+    images = image_bytes(real_host.vmm_processes())
     assert base.items() <= images.items()
     assert max(base.values()) > real_host.snapshot.stored_bytes / 2
-    beside = sum(images.values()) - sum(base.values()) + private_bytes(real_host)
+    private = private_bytes(real_host.vmm_processes())
+    beside = sum(images.values()) - sum(base.values()) + private
     stored_bytes = sum(each.stored_bytes for each in links)
     assert beside < stored_bytes + DEPTH * ZYGOTE_BYTES
 

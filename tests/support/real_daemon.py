@@ -11,10 +11,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from forkd.host import proc
-from tests.support.real_host import ROOT, fresh_folders, settings_in
+from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SERVE = """
 import sys
@@ -35,9 +36,9 @@ END_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def running_daemon() -> Iterator[Daemon]:
+def running_daemon(state_parent: Path = STATE_PARENT) -> Iterator[Daemon]:
     """A daemon with nothing yet; it and its folders are gone afterwards, even if it was killed."""
-    made = Daemon()
+    made = Daemon(state_parent)
     try:
         made.start()
         yield made
@@ -48,8 +49,8 @@ def running_daemon() -> Iterator[Daemon]:
 class Daemon:
     """A daemon on folders of its own, which may be killed and started again."""
 
-    def __init__(self) -> None:
-        self.state, self.run_dir = fresh_folders()
+    def __init__(self, state_parent: Path = STATE_PARENT) -> None:
+        self.state, self.run_dir = fresh_folders(state_parent)
         self.settings = settings_in(self.state, self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,6 +61,12 @@ class Daemon:
         self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
         assert self._process.stdout is not None
         assert json.loads(self._process.stdout.readline())["event"] == "listening"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
 
     def end(self, number: signal.Signals) -> None:
         """End it with a signal, if it runs."""

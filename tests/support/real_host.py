@@ -179,10 +179,10 @@ async def baked_host(recipe: Path) -> AsyncIterator[RealHost]:
             shutil.rmtree(folder)
 
 
-def fresh_folders() -> tuple[Path, Path]:
+def fresh_folders(state_parent: Path = STATE_PARENT) -> tuple[Path, Path]:
     """Make a state folder and a run folder, for whoever asks to remove."""
-    STATE_PARENT.mkdir(exist_ok=True)
-    state = tempfile.mkdtemp(prefix="test-", dir=STATE_PARENT)
+    state_parent.mkdir(exist_ok=True)
+    state = tempfile.mkdtemp(prefix="test-", dir=state_parent)
     run_dir = tempfile.mkdtemp(prefix="fk", dir="/tmp")  # its path must be short
     return Path(state), Path(run_dir)
 

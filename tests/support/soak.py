@@ -7,9 +7,15 @@ itself is marked `soak` and asks the fixture of that name how often; what it che
 
 from __future__ import annotations
 
+import random
+import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOAK_TIMEOUT_S = 5400
 """Deadline of one test with `--soak`, whatever it says of itself."""
@@ -17,18 +23,30 @@ SOAK_TIMEOUT_S = 5400
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """Whether to repeat in full."""
+    """Whether to repeat in full, and with which dice.
+
+    Attributes:
+        in_full: Whether to repeat in full.
+        seed: Of the dice; the same seed throws the same.
+    """
 
     in_full: bool
+    seed: int
 
     def count(self, few: int, full: int) -> int:
         """Return how often to repeat."""
         return full if self.in_full else few
 
+    def dice(self) -> random.Random:
+        """Return dice of a test's own, and print the seed that makes them fall again like this."""
+        print(f"repeat with --dice {self.seed}")  # noqa: T201 - pytest shows it of a failed test
+        return random.Random(self.seed)  # noqa: S311 - a test's
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak")
     group.addoption("--soak", action="store_true", help="repeat in full what repeats")
+    group.addoption("--dice", type=int, metavar="SEED", help="have random tests do as with SEED")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +62,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_S), append=False)
 
 
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Say what is seen whatever becomes of the test: its counts and figures."""
+
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}", end="")  # noqa: T201 - to be seen
+
+    return say
+
+
 @pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """How often to repeat."""
-    return Soak(pytestconfig.getoption("--soak"))
+    seed = pytestconfig.getoption("--dice")
+    return Soak(pytestconfig.getoption("--soak"), secrets.randbits(32) if seed is None else seed)
