@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PACE_S = 0.1
+PACE_S = 0.3
 """Rest after each step, so that a whole tree of these leaves room for who looks at them."""
 
 PAGE_BYTES = 4096
 BOARD_PAGES = 256
-STEP_PAGES = 8
+STEP_PAGES = 2
 FLUSH_STEPS = 8
 READ_BYTES = 1000
 READ_FILE_BYTES = 100 * READ_BYTES + 1

@@ -74,11 +74,6 @@ async def shell(host: RealHost, sandbox: SandboxId, command: str) -> str:
     return printed.decode()
 
 
-async def drop_caches(host: RealHost, sandbox: SandboxId) -> None:
-    """Let a guest read from its disk what it has only in memory by chance."""
-    await shell(host, sandbox, "echo 3 >/proc/sys/vm/drop_caches")
-
-
 @dataclass
 class RealHost:
     """Folders, settings and the service that runs now; `restart` makes another."""
