@@ -1,6 +1,6 @@
 //! Fresh randomness for the kernel of a forked guest.
 //!
-//! The only `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor any
+//! Almost all `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor any
 //! crate has a safe call. Writing to `/dev/urandom` would mix the seed in, but neither credit it
 //! nor make the kernel draw a new key from it, and until it does all siblings hand out the same
 //! numbers.

@@ -26,6 +26,7 @@ mod exec;
 mod failure;
 mod files;
 mod fork;
+mod freeze;
 mod identity;
 mod image;
 mod init;

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forkd_proto::guest::{ErrorCode, Request};
+use forkd_proto::guest::{ErrorCode, Nothing, Request};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
@@ -28,12 +28,12 @@ use rustix::net::{SocketFlags, accept_with};
 
 use crate::child::Ended;
 use crate::conn::{Conn, Op};
-use crate::failure::failure;
+use crate::failure::{failure, refused};
 use crate::identity::Identity;
 use crate::image::Defaults;
 use crate::runtime::Runtime;
 use crate::stream::Stream;
-use crate::{files, log, quiesce};
+use crate::{files, freeze, log, quiesce};
 
 mod ops;
 
@@ -107,6 +107,7 @@ struct Returned {
 #[derive(Debug)]
 enum Errand {
     Files(Box<Request>),
+    Freeze,
     Shrink,
 }
 
@@ -369,6 +370,11 @@ impl Server {
             let rehearse = matches!(errand, Errand::Shrink);
             match errand {
                 Errand::Shrink => quiesce::shrink(),
+                Errand::Freeze => {
+                    let frozen = freeze::root().map(|()| Nothing {});
+                    let failed = |error| refused("cannot freeze the root file system", &error);
+                    ops::answer(&mut conn, frozen.map_err(failed));
+                }
                 Errand::Files(request) => {
                     conn.gone = files::serve(&request, &mut conn.stream).is_err();
                 }

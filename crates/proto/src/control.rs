@@ -220,6 +220,9 @@ impl MachineRequest {
 pub struct Save {
     /// Existing, empty; gets `state`, `memory` and `disk.layer`.
     pub directory: PathBuf,
+    /// Write `disk.layer` alone: what the disk has above so many of its lowest layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_above: Option<usize>,
 }
 
 /// `branch`.
@@ -690,7 +693,7 @@ fn check_deadline(deadline_s: f64) -> Result<(), InvalidRequest> {
     }
 }
 
-fn check_path(field: &str, path: &std::path::Path) -> Result<(), InvalidRequest> {
+pub(crate) fn check_path(field: &str, path: &std::path::Path) -> Result<(), InvalidRequest> {
     if path.is_absolute() {
         Ok(())
     } else {

@@ -51,6 +51,8 @@ pub enum Request {
     Configure(Configure),
     /// Makes the guest cheap to fork.
     Quiesce,
+    /// Writes the root file system out and lets nobody write to it any more.
+    Freeze,
     /// Makes a forked guest somebody of its own.
     PostFork(PostFork),
     /// Sets the wall clock.
@@ -86,6 +88,7 @@ impl Request {
             "warm" => parse::members(members).map(Self::Warm),
             "configure" => parse::members(members).map(Self::Configure),
             "quiesce" => parse::members(members).map(|Nothing {}| Self::Quiesce),
+            "freeze" => parse::members(members).map(|Nothing {}| Self::Freeze),
             "post_fork" => parse::members(members).map(Self::PostFork),
             "set_time" => parse::members(members).map(Self::SetTime),
             "adjust_time" => parse::members(members).map(Self::AdjustTime),
@@ -121,6 +124,7 @@ impl Request {
             Self::Ping
             | Self::Echo(_)
             | Self::Quiesce
+            | Self::Freeze
             | Self::SetTime(_)
             | Self::AdjustTime(_)
             | Self::Shutdown => Ok(()),

@@ -84,12 +84,11 @@ impl Lower {
     /// [`Error::Invalid`] if there are not so many layers; [`Error::Io`], and nothing is left under
     /// the name then.
     pub fn save(&self, above: usize, target: &Path) -> Result<Written, Error> {
-        let Some(upper) = self.layers.get(above..) else {
+        if above > self.layers.len() {
             let problem = format!("the disk has {} layers, not {above}", self.layers.len());
             return Err(Error::Invalid { field: "disk_layers", problem });
-        };
-        let mut units = Units::none_of(self.size_bytes);
-        units.add_runs(upper.iter().flat_map(Stratum::runs));
+        }
+        let units = self.blocks_above(above);
         let mut whole = self.disk(NoTop, self.layers.len(), 0)?;
         let mut parent = self.disk(NoTop, above, 0)?;
         let mut collector = Collector::default();
@@ -118,6 +117,23 @@ impl Lower {
             }
         }
         writer.commit()
+    }
+
+    /// The blocks that are in a layer above the `above` lowest ones.
+    #[must_use]
+    pub fn blocks_above(&self, above: usize) -> Units {
+        let mut units = Units::none_of(self.size_bytes);
+        units.add_runs(self.layers.iter().skip(above).flat_map(Stratum::runs));
+        units
+    }
+
+    /// The disk, to be read only.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`] if the layers do not make a disk.
+    pub fn view(&self) -> Result<View, Error> {
+        self.disk(NoTop, self.layers.len(), 0).map(View)
     }
 
     /// A disk over the lowest of the layers.
@@ -233,6 +249,7 @@ impl Blocks for Stored {
 }
 
 /// The top of a disk that is only read.
+#[derive(Debug)]
 struct NoTop;
 
 impl Blocks for NoTop {
@@ -248,6 +265,16 @@ impl Top for NoTop {
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A disk that is only read.
+#[derive(Debug)]
+pub struct View(LayeredDisk<NoTop>);
+
+impl forkd_ext4::Disk for View {
+    fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buffer)
     }
 }
 

@@ -4,6 +4,7 @@ pub mod acpi;
 pub mod boot;
 pub mod branch;
 pub mod bus;
+pub mod compare;
 pub mod console;
 pub mod control;
 pub mod cpu;

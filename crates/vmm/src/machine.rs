@@ -201,9 +201,7 @@ impl Machine {
     ///
     /// [`Error::State`] while it runs; those of [`save::save`].
     pub fn save(&self, directory: &Path) -> Result<SaveReply, Error> {
-        if self.paused_since.is_none() {
-            return Err(Error::State("the machine is running; pause it first"));
-        }
+        self.check_paused()?;
         save::check_empty(directory)?;
         let (state, disk) = self.instant()?;
         let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
@@ -212,6 +210,30 @@ impl Machine {
             Still { state: &state, ram: &self.ram, lineage: &lineage, lower: lower.as_ref() };
         let to = SaveLink { directory: directory.to_path_buf(), memory: Vec::new(), disk_layers };
         save::save(still, &to)
+    }
+
+    /// Writes what the disk of the paused machine has above its `above` lowest layers into a folder.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::save`]; [`Error::Invalid`] if there are not so many layers.
+    pub fn save_disk(&self, directory: &Path, above: usize) -> Result<SaveReply, Error> {
+        self.check_paused()?;
+        save::check_empty(directory)?;
+        self.bus.settle();
+        let Some(mut block) = self.bus.block() else {
+            return Err(Error::State("the machine has no disk"));
+        };
+        let disk = block.device_mut().disk_mut();
+        disk.freeze()?;
+        save::save_disk(disk.lower(), directory, above)
+    }
+
+    fn check_paused(&self) -> Result<(), Error> {
+        match self.paused_since {
+            Some(_) => Ok(()),
+            None => Err(Error::State("the machine is running; pause it first")),
+        }
     }
 
     /// What it is at this instant, apart from memory: its state, and its disk's layers with how

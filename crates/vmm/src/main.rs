@@ -3,6 +3,7 @@
 //! ```text
 //! forkd-vmm machine --config FILE   boot a machine
 //! forkd-vmm zygote --config FILE    hold a snapshot, fork machines from it
+//! forkd-vmm compare --config FILE   say how the files of two disks differ, as JSON
 //! forkd-vmm inspect STATE           describe a state file, as JSON
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
@@ -13,6 +14,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use forkd_proto::compare::CompareConfig;
 use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
 use forkd_vmm::bus::End;
 use forkd_vmm::error::Error;
@@ -22,8 +24,8 @@ use forkd_vmm::snapshot::state::MachineState;
 use forkd_vmm::zygote::Zygote;
 use forkd_vmm::{probe, process};
 
-const USAGE: &str =
-    "usage: forkd-vmm machine --config FILE | zygote --config FILE | inspect STATE | probe";
+const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
+                     compare --config FILE | inspect STATE | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     let result = match arguments.as_slice() {
         ["machine", "--config", file] => machine(Path::new(file)),
         ["zygote", "--config", file] => zygote(Path::new(file)),
+        ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => inspect(Path::new(file)),
         ["probe"] => {
             println!("{}", serde_json::json!(probe::probe()));
@@ -82,6 +85,12 @@ fn zygote(path: &Path) -> Result<(), Error> {
     let zygote = Zygote::start(&config)?;
     say(&Event::Listening { pid: std::process::id() });
     zygote.run()
+}
+
+fn compare(path: &Path) -> Result<(), Error> {
+    let compared = forkd_vmm::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
+    println!("{}", serde_json::json!(compared));
+    Ok(())
 }
 
 fn inspect(path: &Path) -> Result<(), Error> {

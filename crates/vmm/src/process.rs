@@ -11,6 +11,18 @@ use crate::error::Error;
 /// `linux/sched.h`; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
+/// The user and the group that own nothing.
+const NOBODY: u32 = 65534;
+/// What a confined process may have: memory, processor time in seconds, a log, no more files and no
+/// more processes.
+const CONFINED: [(libc::__rlimit_resource_t, u64); 5] = [
+    (libc::RLIMIT_AS, 2 << 30),
+    (libc::RLIMIT_CPU, 600),
+    (libc::RLIMIT_FSIZE, 64 << 10),
+    (libc::RLIMIT_NOFILE, 0),
+    (libc::RLIMIT_NPROC, 0),
+];
+
 /// Which side of a fork this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forked {
@@ -50,6 +62,42 @@ pub fn fork_into(cgroup: Option<&Path>) -> Result<Forked, Error> {
         Ok(pid) if pid > 0 => Ok(Forked::Parent(pid)),
         _ => Err(Error::last_os("clone3")),
     }
+}
+
+/// Gives up all that is not needed to read open files and to write to a pipe, for a process that
+/// is to look at what may be hostile.
+///
+/// It cannot open, start or fill anything afterwards, has an end of processor time and of memory,
+/// and if it is root's is nobody's.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn confine() -> Result<(), Error> {
+    for (what, most) in CONFINED {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: `limit` is a valid structure that outlives the call.
+        if unsafe { libc::setrlimit(what, &raw const limit) } < 0 {
+            return Err(Error::last_os("limit a process"));
+        }
+    }
+    // SAFETY: sets a flag of this process; the call takes no pointers.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } < 0 {
+        return Err(Error::last_os("give up new privileges"));
+    }
+    if own_uid() != 0 {
+        return Ok(());
+    }
+    // SAFETY: an empty list needs no memory.
+    let groups = unsafe { libc::setgroups(0, std::ptr::null()) };
+    // SAFETY: changes numbers of this process; the call takes no pointers.
+    let group = unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) };
+    // SAFETY: as above.
+    let user = unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
+    if groups < 0 || group < 0 || user < 0 {
+        return Err(Error::last_os("become nobody"));
+    }
+    Ok(())
 }
 
 /// Detaches from the caller's session, so that a signal to its terminal or group does not reach us.

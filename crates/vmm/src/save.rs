@@ -44,6 +44,23 @@ pub fn save(still: Still<'_>, to: &SaveLink) -> Result<SaveReply, Error> {
     Ok(SaveReply { files: saved?, duration_ms: started.elapsed().as_secs_f64() * 1e3 })
 }
 
+/// Writes `disk.layer` alone into a folder: what `lower` has above its `above` lowest layers.
+///
+/// # Errors
+///
+/// As [`save`].
+pub fn save_disk(lower: &Lower, directory: &Path, above: usize) -> Result<SaveReply, Error> {
+    let started = Instant::now();
+    let [disk, ..] = FILES;
+    let saved = lower.save(above, &directory.join(disk));
+    if saved.is_err() {
+        remove(directory);
+    }
+    let Written { bytes, digest } = saved?;
+    let files = vec![SavedFile { name: disk.to_owned(), bytes, digest }];
+    Ok(SaveReply { files, duration_ms: started.elapsed().as_secs_f64() * 1e3 })
+}
+
 /// Removes what an attempt to save may have left.
 pub fn remove(directory: &Path) {
     for name in FILES {

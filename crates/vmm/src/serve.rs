@@ -250,7 +250,10 @@ impl Server {
                 json!(PauseReply::default())
             }
             MachineRequest::Resume => json!(PauseReply { pause_ms: machine.resume()? }),
-            MachineRequest::Save(save) => json!(machine.save(&save.directory)?),
+            MachineRequest::Save(save) => json!(match save.disk_above {
+                None => machine.save(&save.directory)?,
+                Some(above) => machine.save_disk(&save.directory, above)?,
+            }),
             MachineRequest::Branch(branch) => {
                 self.branch(token, &branch)?;
                 return Ok(None);

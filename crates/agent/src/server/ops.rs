@@ -69,6 +69,9 @@ impl Server {
                 conn.reply(&Nothing {});
             }
             Request::Quiesce if self.identity.is_some() => return Some(Errand::Shrink),
+            Request::Freeze if self.identity.is_some() => return Some(Errand::Freeze),
+            // This file system is not ours to freeze.
+            Request::Freeze => conn.reply(&Nothing {}),
             // These caches are not ours to drop.
             Request::Quiesce => self.rehearse(conn),
             Request::PostFork(fork) => self.begin_post_fork(conn, &fork),
@@ -373,7 +376,7 @@ impl Server {
     }
 }
 
-fn answer<T: serde::Serialize>(conn: &mut Conn, result: Outcome<T>) {
+pub(super) fn answer<T: serde::Serialize>(conn: &mut Conn, result: Outcome<T>) {
     match result {
         Ok(reply) => conn.reply(&reply),
         Err(body) => conn.fail(&body),

@@ -34,6 +34,7 @@ fn what_a_client_serialises_the_agent_parses() {
     let json = serde_json::to_vec(&request).unwrap();
     assert_eq!(Request::parse(&json).unwrap(), request);
     assert_eq!(Request::parse(br#"{"op": "quiesce"}"#).unwrap(), Request::Quiesce);
+    assert_eq!(Request::parse(br#"{"op": "freeze"}"#).unwrap(), Request::Freeze);
 }
 
 #[test]

@@ -161,6 +161,13 @@ impl Units {
         }
     }
 
+    /// Whether it is one of them.
+    #[must_use]
+    pub fn contains(&self, unit: u64) -> bool {
+        let word = usize::try_from(unit / 64).ok().and_then(|at| self.0.get(at));
+        word.is_some_and(|word| word >> (unit % 64) & 1 == 1)
+    }
+
     /// The units, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.0.iter().zip((0..).step_by(64)).filter(|(word, _)| **word != 0);
