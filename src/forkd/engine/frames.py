@@ -10,7 +10,7 @@ import json
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from forkd.errors import EngineError, InvalidRequest
 
@@ -58,16 +58,27 @@ class Frame:
     def members(self) -> JsonObject:
         """Return the payload as a JSON object.
 
+        What a peer says may be said on, so surrogates without their other half, which JSON can
+        write and UTF-8 cannot, are replaced.
+
         Raises:
-            EngineError: It is none.
+            EngineError: It is none, or is nested deeper than can be read.
         """
         try:
-            value: JsonValue = json.loads(self.payload)
-        except ValueError as error:
+            value: JsonValue = json.loads(self.payload, parse_constant=_no_number)
+            if b"\\u" in self.payload:
+                text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+                value = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"a {self.kind.name} frame does not hold JSON: {error}") from error
         if not isinstance(value, dict):
             raise EngineError(f"a {self.kind.name} frame does not hold a JSON object")
         return value
+
+
+def _no_number(name: str) -> NoReturn:
+    """Refuse what Python reads as a number and JSON does not have."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:

@@ -12,6 +12,7 @@ operations that stream.
 from __future__ import annotations
 
 import contextlib
+from math import isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -200,7 +201,7 @@ def number(members: JsonObject, name: str) -> float:
         EngineError: It is none.
     """
     value = members.get(name)
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and isfinite(value):
         return value
     raise EngineError(f"an agent's answer has no number {name!r}")
 
