@@ -68,7 +68,7 @@ test-native: build ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
-	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional)
+	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
 soak: build ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/python -m tests.machine.run --fresh --soak -m soak -v $(if $(K),-k '$(K)') tests/functional

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
 from forkd.model.exec import ExecRequest, Exited, Stdout
+from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from tests.support.real_host import REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from forkd.model.ids import SandboxId
+    from forkd.model.diff import Difference
+    from forkd.model.ids import SandboxId, Tag
     from forkd.model.sandbox import Sandbox
     from tests.support.real_host import RealHost
 
@@ -26,6 +29,77 @@ pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeou
 
 OPTIONS = BranchOptions()
 DEADLINE_S = 120.0
+
+BEFORE = """
+import os
+os.makedirs("/root/t/gone/below")
+os.makedirs("/root/t/moved")
+for name in ("gone/below/deep", "moved/a", "same", "mode", "content", "linked", "renamed", "kind",
+             "owner", "touched", "rewritten", "shorter"):
+    with open("/root/t/" + name, "w") as file:
+        file.write("as it was " * 1000)
+os.symlink("same", "/root/t/link")
+with open("/root/t/big", "wb") as file:
+    file.write(os.urandom(1 << 20) * 24)
+"""
+
+AFTER = """
+import os, shutil
+os.chdir("/root/t")
+shutil.rmtree("gone")
+os.rename("moved", "away")
+os.rename("renamed", "new name")
+os.chmod("mode", 0o600)
+os.chown("owner", 70000, 5)
+os.link("linked", "other name")
+os.unlink("link"); os.symlink("t", "link")
+os.symlink("x" * 200, "long link")
+os.unlink("kind"); os.mkdir("kind")
+os.utime("touched", ns=(1, 1))
+os.truncate("shorter", 5)
+then = os.stat("content").st_mtime_ns
+with open("content", "r+b") as file:
+    file.seek(5000); file.write(b"X")
+os.utime("content", ns=(then, then))
+then = os.stat("rewritten").st_mtime_ns
+data = open("rewritten", "rb").read()
+os.unlink("rewritten"); open("rewritten", "wb").write(data)
+os.utime("rewritten", ns=(then, then))
+with open("big", "r+b") as file:
+    file.seek(20 << 20); file.write(b"in the middle")
+with open("sparse", "wb") as file:
+    file.truncate(1 << 33)
+os.mknod("device", 0o20644, os.makedev(1, 3))
+os.mkfifo("pipe")
+os.mkdir("many")
+for number in range(500):
+    open(f"many/{number}", "w").write(str(number))
+held = open("unlinked", "w"); held.write("x" * 5000); held.flush(); os.unlink("unlinked")
+None
+"""
+
+LISTING = """
+import json, os, stat
+def look():
+    root, found, todo = os.lstat("/").st_dev, {}, ["/"]
+    while todo:
+        path = todo.pop()
+        s = os.lstat(path)
+        if s.st_dev != root:
+            continue
+        folder, link = stat.S_ISDIR(s.st_mode), stat.S_ISLNK(s.st_mode)
+        plain = [s.st_mode, s.st_uid, s.st_gid, s.st_rdev]
+        if not folder:
+            plain += [s.st_size, s.st_mtime_ns, os.readlink(path) if link else ""]
+        found[path] = [plain, 0 if folder else s.st_ctime_ns]
+        if folder:
+            todo += [os.path.join(path, name) for name in os.listdir(path)]
+    with open("/run/listing", "w") as file:
+        json.dump(found, file)
+look()
+"""
+
+DIGEST = "__import__('hashlib').sha256(open({path!r}, 'rb').read()).hexdigest()"
 
 
 async def source(host: RealHost, options: ForkOptions | None = None) -> Sandbox:
@@ -227,18 +301,108 @@ async def test_a_sibling_whose_time_has_come_is_ended(real_host: RealHost) -> No
     assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")
 
 
-async def test_a_difference_is_what_a_sibling_has_done(real_host: RealHost) -> None:
-    parent = await source(real_host)
-    await value(real_host, parent.id, "open('/root/changed', 'w').write('one')")
-    (child,) = await branched(real_host, parent.id, 1)
-    code = "open('/root/changed', 'w').write('two'); open('/root/added', 'w').write('x'); None"
-    await value(real_host, child.id, code)
+async def listing(host: RealHost, sandbox: SandboxId) -> dict[str, Any]:
+    """Ask a guest for every file of its root file system."""
+    await value(host, sandbox, LISTING)
+    async with await host.service.read_file(sandbox, "/run/listing") as reader:
+        return dict(json.loads(b"".join([piece async for piece in reader])))
+
+
+async def as_guests_say(host: RealHost, one: SandboxId, other: SandboxId) -> set[tuple[str, str]]:
+    was, now = await listing(host, one), await listing(host, other)
+    found = {(path, "removed") for path in was.keys() - now.keys()}
+    found |= {(path, "added") for path in now.keys() - was.keys()}
+    for path in was.keys() & now.keys():
+        if was[path][0] != now[path][0]:
+            found.add((path, "changed"))
+        elif was[path][1] != now[path][1] and was[path][0][0] >> 12 == 8:
+            ask = DIGEST.format(path=path)
+            if await value(host, one, ask) != await value(host, other, ask):
+                found.add((path, "changed"))
+    return found
+
+
+def changes(found: Difference) -> set[tuple[str, str]]:
+    assert found.more == 0
+    return {(each.path, each.change.value) for each in found.changes}
+
+
+async def diff(host: RealHost, one: SandboxId | Tag, other: SandboxId | Tag) -> Difference:
+    async with asyncio.timeout(500):
+        return await host.service.diff(one, other)
+
+
+async def test_the_disks_say_what_the_guests_say(real_host: RealHost) -> None:
+    service = real_host.service
+    (parent,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+    await value(real_host, parent.id, BEFORE)
+    (child,) = (await service.branch(parent.id, 1, BranchOptions())).fork.sandboxes
+    await value(real_host, child.id, AFTER)
     await value(real_host, child.id, "much = bytearray(8 << 20); None")
 
-    found = await real_host.service.diff(parent.id, child.id)
+    found = await diff(real_host, parent.id, child.id)
 
-    assert {(each.path, each.change.value) for each in found.changes} == {
-        ("/root/added", "added"),
-        ("/root/changed", "changed"),
+    said = changes(found)
+    below = {(path.removeprefix("/root/t/"), change) for path, change in said}
+    assert len([path for path, _ in below if path.startswith("many/")]) == 500
+    assert {each for each in below if not each[0].startswith("many")} == {
+        *((name, "changed") for name in ("mode", "owner", "content", "link", "kind", "touched")),
+        *((name, "changed") for name in ("shorter", "big")),
+        *((name, "added") for name in ("away", "away/a", "new name", "other name", "long link")),
+        *((name, "added") for name in ("sparse", "device", "pipe")),
+        *((name, "removed") for name in ("gone", "gone/below", "gone/below/deep", "moved")),
+        *((name, "removed") for name in ("moved/a", "renamed")),
     }
+    assert said == await as_guests_say(real_host, parent.id, child.id)
     assert (found.pages_apart or 0) >= 2048
+    assert await value(real_host, child.id, "held.write('goes on')") == 7
+
+
+async def test_what_was_not_written_out_yet_is_seen_of_sandboxes_and_of_snapshots(
+    real_host: RealHost,
+) -> None:
+    service = real_host.service
+    (one, other) = (await service.fork(TAG, 2, ForkOptions())).sandboxes
+    assert changes(await diff(real_host, one.id, other.id)) == set()
+    await value(
+        real_host, one.id, "file = open('/root/unsynced', 'w'); file.write('x'); file.flush()"
+    )
+    await service.snapshot_sandbox(one.id, link := parse_tag("unsynced"), wait=True)
+    await value(real_host, one.id, "file.write('y'); file.flush()")
+
+    assert changes(await diff(real_host, TAG, link)) == {("/root/unsynced", "added")}
+    assert changes(await diff(real_host, link, one.id)) == {("/root/unsynced", "changed")}
+    await service.delete_sandbox(one.id)
+    await service.delete_snapshot(link)
+
+
+async def test_a_guest_that_writes_all_the_while_is_compared_at_one_moment(
+    real_host: RealHost,
+) -> None:
+    service = real_host.service
+    (one,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+    await value(
+        real_host,
+        one.id,
+        """
+import os, threading
+os.mkdir("/root/busy")
+def work(number):
+    turn = 0
+    while True:
+        turn += 1
+        path = f"/root/busy/{number}"
+        with open(path + ".new", "w") as file:
+            file.write(str(turn) * 9000)
+        os.rename(path + ".new", path)
+for number in range(3):
+    threading.Thread(target=work, args=(number,), daemon=True).start()
+""",
+    )
+
+    for _ in range(2):
+        paths = {path for path, _ in changes(await diff(real_host, TAG, one.id))}
+        assert "/root/busy" in paths
+        assert paths <= {"/root/busy"} | {
+            f"/root/busy/{number}{end}" for number in range(3) for end in ("", ".new")
+        }

@@ -397,7 +397,7 @@ async def write(service: HostService, sandbox: SandboxId, path: str, data: bytes
     await service.write_file(sandbox, path, pieces())
 
 
-async def test_a_difference_names_the_files_that_differ_and_not_what_is_mounted(
+async def test_a_difference_names_the_files_that_differ_and_leaves_no_copy(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
@@ -415,9 +415,30 @@ async def test_a_difference_names_the_files_that_differ_and_not_what_is_mounted(
         of_snapshot = await service.diff(TAG, child.id)
         assert {each.path for each in of_snapshot.changes} == {"/added", "/changed", "/kept"}
         assert len(await service.list_sandboxes()) == 2
+        assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
 
 
-async def test_what_has_no_common_ancestor_and_no_find_is_not_compared(
+async def test_a_difference_counts_from_the_last_snapshot_that_both_go_back_to(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        await write(service, source.id, "/early", b"e")
+        await service.snapshot_sandbox(source.id, parse_tag("link"), wait=True)
+        (forked,) = (await service.fork(parse_tag("link"), 1, ForkOptions())).sandboxes
+        await write(service, forked.id, "/late", b"l")
+
+        found = await service.diff(parse_tag("link"), forked.id)
+        assert [each.path for each in found.changes] == ["/late"]
+        found = await service.diff(forked.id, TAG)
+        assert [(each.path, each.change) for each in found.changes] == [
+            ("/early", "removed"),
+            ("/late", "removed"),
+        ]
+        await service.delete_sandbox(forked.id)
+        await service.delete_snapshot(parse_tag("link"))
+
+
+async def test_what_has_no_common_ancestor_or_no_file_system_is_not_compared(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
@@ -425,6 +446,15 @@ async def test_what_has_no_common_ancestor_and_no_find_is_not_compared(
         with pytest.raises(Conflict, match="no common ancestor"):
             await service.diff(source.id, parse_tag("another"))
 
-        await write(service, source.id, "/no find", b"")
-        with pytest.raises(GuestError, match="needs GNU find"):
+        await write(service, source.id, "/no ext4", b"")
+        with pytest.raises(GuestError, match="it is not ext4"):
             await service.diff(TAG, source.id)
+        assert len(await service.list_sandboxes()) == 1
+        assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
+
+
+async def test_a_guest_that_cannot_be_frozen_is_not_compared(fake_host: FakeHost) -> None:
+    async with held(fake_host, "freeze=fail") as (service, source):
+        with pytest.raises(GuestError, match="cannot be frozen"):
+            await service.diff(TAG, source.id)
+        assert len(await service.list_sandboxes()) == 1

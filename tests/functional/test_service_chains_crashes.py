@@ -17,9 +17,9 @@ from forkd.model.sandbox import SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.service import registry
 from tests.support.chains import ONE, A, B, C, add_link, chain, forked, freed, value
-from tests.support.fake_vmm import read_stored
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG
+from tests.support.stored import read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable

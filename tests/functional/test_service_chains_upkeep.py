@@ -30,8 +30,8 @@ from tests.support.chains import (
     read,
     value,
 )
-from tests.support.fake_vmm import write_stored
 from tests.support.service_host import TAG, FakeHost
+from tests.support.stored import write_stored
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from forkd.errors import (
     NotFound,
     WarmUpError,
 )
-from forkd.model.diff import Difference, FileState, compare
+from forkd.model.diff import Change, Difference, FileChange
 from forkd.model.files import EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
@@ -330,12 +330,19 @@ class FakeService:
         return Promotion(guest.sandbox, tuple(below))
 
     async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
-        was, now = ({} if n in self.snapshots else self._states(n) for n in (before, after))
-        return compare(was, now, pages_apart=5)
-
-    def _states(self, name: str) -> dict[str, FileState]:
-        files = self._guest(SandboxId(name)).files.items()
-        return {p: FileState("f", len(d), (d.hex(), ""), "644 0 0", "") for p, d in files}
+        was, now = (
+            {} if name in self.snapshots else self._guest(SandboxId(name)).files
+            for name in (before, after)
+        )
+        found = []
+        for path in sorted(was.keys() | now.keys()):
+            one, other = was.get(path), now.get(path)
+            if other is None:
+                found.append(FileChange(path, Change.REMOVED, "f", len(one or b"")))
+            elif one != other:
+                change = Change.ADDED if one is None else Change.CHANGED
+                found.append(FileChange(path, change, "f", len(other)))
+        return Difference(tuple(found), pages_apart=5)
 
     async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         everybody = [each.sandbox for each in self.guests.values()]

@@ -1,6 +1,6 @@
 """A VMM without virtual machines: real processes and sockets, the real contracts.
 
-`forkd-vmm machine|zygote --config FILE` as `protocol/control/PROTOCOL.md` has it, with
+`forkd-vmm machine|zygote|compare --config FILE` as `protocol/control/PROTOCOL.md` has it, with
 an agent inside that knows the few operations that tests of the service need.  What it
 should do wrong is said in the kernel's command line, as words, and kept in its `state`:
 
@@ -9,6 +9,7 @@ should do wrong is said in the kernel's command line, as words, and kept in its 
     fork=fail:N                  every Nth child fails
     fork=hang                    children never become ready, and nothing is said of them
     fork=die                     the zygote ends in the middle of a fork
+    freeze=fail                  the agent cannot freeze its file system
     branch=fail | branch=die     the machine refuses to be branched; ends instead
     seed=fail:N | seed=hang      as fork=, of the seeds that machines leave
     link=full | link=die         the disk is full when a zygote writes a link; it ends instead
@@ -29,23 +30,19 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from blake3 import blake3
-
 from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
+from tests.support.stored import StoredError, read_stored, write_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Members = dict[str, Any]
-
-MAGIC = {"state": b"FKDSTATE", "memory": b"FKDMEMRY", "disk.layer": b"FKDLAYER"}
 
 
 class Peer:
@@ -102,6 +99,7 @@ class Agent:
         self.configured: Members = {}
         self.namespace: dict[str, Any] = {"identity": identity}
         self.files: dict[str, bytes] = {}
+        self.frozen = False
 
     def handle(self, sock: socket.socket) -> None:
         greeting = b""
@@ -150,6 +148,13 @@ class Agent:
     def op_quiesce(self, peer: Peer, _: Members) -> None:
         peer.send(Kind.REPLY, {"available_bytes": 1})
 
+    def op_freeze(self, peer: Peer, _: Members) -> None:
+        if "freeze=fail" in self.knobs:
+            peer.send(Kind.ERROR, {"code": "io", "message": "it cannot be frozen"})
+            return
+        self.frozen = True
+        peer.send(Kind.REPLY, {})
+
     def op_warm(self, peer: Peer, request: Members) -> None:
         code = request.get("python", {}).get("code", "")
         peer.send_bytes(encode(Kind.STDOUT, b"warming\n"))
@@ -190,9 +195,6 @@ class Agent:
             peer.send(Kind.ERROR, {"code": "exec_failed", "message": "no such program"})
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
-        if request["args"][0] == "find":
-            self.find(peer)
-            return
         peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
         if request["args"][:2] == ["sh", "-c"] and request["args"][2].startswith("fail "):
             _, code, words = request["args"][2].split(" ", 2)
@@ -209,22 +211,6 @@ class Agent:
                 ended = {**ended, "exit_code": None, "signal": frame.members()["signal"]}
                 break
             peer.send_bytes(encode(Kind.STDOUT, frame.payload))
-        peer.send(Kind.REPLY, ended)
-
-    def find(self, peer: Peer) -> None:
-        """Print every file as the service asks find to; one more is mounted over another."""
-        if "/no find" in self.files:
-            ended: Members = {"exit_code": 1, "signal": None, "timed_out": False, "duration_s": 0.1}
-            peer.send(Kind.REPLY, ended)
-            return
-        lines = ["1\td\t0\t1\t1\t755 0 0\t/\0\0", "2\tf\t9\t1\t1\t644 0 0\t/etc/hostname\0\0"]
-        for path, data in self.files.items():
-            stamp = blake3(data).hexdigest()[:8]
-            lines.append(f"1\tf\t{len(data)}\t{stamp}\t{stamp}\t644 0 0\t{path}\0\0")
-        printed = "".join(lines).encode()
-        for start in range(0, len(printed), 7):
-            peer.send_bytes(encode(Kind.STDOUT, printed[start : start + 7]))
-        ended = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
         peer.send(Kind.REPLY, ended)
 
     def op_write_file(self, peer: Peer, request: Members) -> None:
@@ -259,6 +245,7 @@ class Machine:
         self.paused = False
         self.ended = threading.Event()
         self.forked: Zygote | None = None
+        self.below: list[dict[str, str]] = [{}]
         self.branching = threading.Lock()
 
     def listen(self) -> None:
@@ -273,7 +260,9 @@ class Machine:
             request = frame.members()
             op = request["op"]
             if op == "save":
-                self.save(peer, Path(str(request["directory"])))
+                above = request.get("disk_above")
+                assert above is None or isinstance(above, int)
+                self.save(peer, Path(str(request["directory"])), above)
             elif op in {"pause", "resume"}:
                 self.paused = op == "pause"
                 peer.send(Kind.REPLY, {})
@@ -312,9 +301,16 @@ class Machine:
         self.agent.files = fresh.files
         peer.send(Kind.REPLY, {"ms": 0.25})
 
-    def save(self, peer: Peer, directory: Path) -> None:
+    def save(self, peer: Peer, directory: Path, above: int | None) -> None:
         if not self.paused or "save=fail" in self.agent.knobs:
             peer.send(Kind.ERROR, {"code": "state", "message": "not now"})
+            return
+        if above is not None:
+            merged = {p: text for layer in self.layers()[above:] for p, text in layer.items()}
+            layer = merged if self.agent.frozen else {"/torn": ""}
+            body = json.dumps(layer).encode()
+            files = [write_stored(directory / "disk.layer", "disk.layer", body)]
+            peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0})
             return
         plain = _jsonable(self.agent.namespace)
         files = write_link(directory, self.agent.knobs, plain, _texts(self.agent.files))
@@ -322,8 +318,7 @@ class Machine:
 
     def layers(self) -> list[dict[str, str]]:
         """Return the disk's layers, with the top as it is now."""
-        below = [{}] if self.forked is None else self.forked.layers
-        return [*below, _texts(self.agent.files)]
+        return [*self.below, _texts(self.agent.files)]
 
     def end(self) -> None:
         for name in ("control.sock", "vsock.sock"):
@@ -440,6 +435,7 @@ def spawn_child(child: Members, zygote: Zygote) -> int:
     def run(listening: Callable[[], None]) -> None:
         machine = Machine(child, zygote.agent(child))
         machine.forked = None if zygote.live else zygote  # as the real one: not held
+        machine.below = zygote.layers
         machine.listen()
         listening()
         machine.ended.wait()
@@ -488,24 +484,6 @@ def fork_listener(run: Callable[[Callable[[], None]], None]) -> int:
 def _tell(writing: int) -> None:
     os.write(writing, b"x")
     os.close(writing)
-
-
-def write_stored(path: Path, name: str, body: bytes) -> Members:
-    digest = blake3(body)
-    head = struct.pack("<8sIIQ32s", MAGIC[name], 1, 0, len(body), digest.digest())
-    path.write_bytes(head + blake3(head).digest()[:8] + body)
-    return {"name": name, "bytes": 64 + len(body), "digest": digest.hexdigest()}
-
-
-class StoredError(Exception):
-    pass
-
-
-def read_stored(path: Path, name: str) -> bytes:
-    raw = path.read_bytes()
-    if raw[:8] != MAGIC[name] or blake3(raw[64:]).digest() != raw[24:56]:
-        raise StoredError(f"{name}: its body does not match its digest")
-    return raw[64:]
 
 
 def read_memory(paths: list[str]) -> Members:
@@ -580,10 +558,32 @@ def run_zygote(config: Members) -> None:
     zygote.ended.wait()
 
 
+def run_compare(config: Members) -> None:
+    """Compare disks whose blocks are files; none ever goes away."""
+
+    def files(top: str) -> dict[str, str]:
+        layers = [*config["layers"][1:], config[top]]
+        read = [json.loads(read_stored(Path(path), "disk.layer")) for path in layers]
+        return {path: text for layer in read for path, text in layer.items()}
+
+    was, now = files("before"), files("after")
+    if "/no ext4" in {**was, **now}:
+        fail("guest", "guest: the file system of the first: it is not ext4")
+    changes = []
+    for path in was.keys() | now.keys():
+        kind = "removed" if path not in now else "changed" if path in was else "added"
+        text = now.get(path, was.get(path, ""))
+        if was.get(path) != now.get(path):
+            file = {"path": path, "change": kind, "kind": "f", "size_bytes": len(text)}
+            changes.append(file)
+    say({"event": "compared", "changes": changes, "more": 0})
+
+
 def main() -> None:
     role, _, path = sys.argv[1:]
     config = json.loads(Path(path).read_text())
-    {"machine": run_machine, "zygote": run_zygote}[role](config)
+    roles = {"machine": run_machine, "zygote": run_zygote, "compare": run_compare}
+    roles[role](config)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from forkd.model.limits import CHAIN_DEPTH_MAX
 from forkd.store.manifest import REPLACES_MAX, Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import RECORD_BYTES_MAX, PendingStore, Record
 from forkd.store.snapshots import SnapshotStore
-from tests.support.fake_vmm import write_stored
+from tests.support.stored import write_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable

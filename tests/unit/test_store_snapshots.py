@@ -14,7 +14,7 @@ from forkd.host.files import hides_holes
 from forkd.model.ids import parse_tag
 from forkd.store.manifest import MANIFEST_BYTES_MAX, Cpu, Manifest, StoredFile
 from forkd.store.snapshots import SnapshotStore
-from tests.support.fake_vmm import write_stored
+from tests.support.stored import write_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable

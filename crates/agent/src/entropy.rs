@@ -1,8 +1,8 @@
 //! Fresh randomness for the kernel of a forked guest.
 //!
-//! Almost all `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor any
-//! crate has a safe call. Writing to `/dev/urandom` would mix the seed in, but neither credit it
-//! nor make the kernel draw a new key from it, and until it does all siblings hand out the same
+//! Almost all `unsafe` of this crate: two ioctls on the kernel's pool, for which neither std nor
+//! any crate has a safe call. Writing to `/dev/urandom` would mix the seed in, but neither credit
+//! it nor make the kernel draw a new key from it, and until it does all siblings hand out the same
 //! numbers.
 
 use std::fs::File;

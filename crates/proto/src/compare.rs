@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::check_path;
 use crate::error::InvalidRequest;
-use crate::parse;
+use crate::parse::{self, check_path};
 
 /// Two disks that have their lowest layers in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use crate::limits::{
     CHILDREN_MAX, CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES,
     MEMORY_MIN_BYTES, TIMEOUT_MAX_S, VCPUS_MAX,
 };
-use crate::parse;
+use crate::parse::{self, check_path};
 
 /// How long one child may take from its clone to its agent's answer, unless the request says
 /// otherwise.
@@ -690,14 +690,6 @@ fn check_deadline(deadline_s: f64) -> Result<(), InvalidRequest> {
         Ok(())
     } else {
         Err(InvalidRequest::field("deadline_s", "out of range"))
-    }
-}
-
-pub(crate) fn check_path(field: &str, path: &std::path::Path) -> Result<(), InvalidRequest> {
-    if path.is_absolute() {
-        Ok(())
-    } else {
-        Err(InvalidRequest::field(field, "not an absolute path"))
     }
 }
 

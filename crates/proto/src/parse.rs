@@ -5,6 +5,7 @@
 //! last one handed over is remembered.
 
 use std::cell::RefCell;
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
@@ -58,6 +59,15 @@ pub(crate) fn members<T: DeserializeOwned>(
 /// The member that serde's words "missing field `x`" name.
 fn missing_field(message: &str) -> Option<String> {
     Some(message.strip_prefix("missing field `")?.split_once('`')?.0.to_owned())
+}
+
+/// Refuses a path that depends on where a process is.
+pub(crate) fn check_path(field: &str, path: &Path) -> Result<(), InvalidRequest> {
+    if path.is_absolute() {
+        Ok(())
+    } else {
+        Err(InvalidRequest::field(field, "not an absolute path"))
+    }
 }
 
 #[cfg(test)]

@@ -212,7 +212,7 @@ impl Machine {
         save::save(still, &to)
     }
 
-    /// Writes what the disk of the paused machine has above its `above` lowest layers into a folder.
+    /// Writes what the disk of the paused machine has above its `above` lowest layers.
     ///
     /// # Errors
     ///

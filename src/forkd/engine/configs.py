@@ -118,6 +118,27 @@ class DeriveConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareConfig:
+    """Two disks with their lowest layers in common, whose files are to be compared.
+
+    Attributes:
+        layers: What both have: the image, then layer files.
+        size_bytes: Size of each.
+        before: The layer that the first has above them.
+        after: The layer that the second has above them.
+        entries_max: Most files of one of them.
+        changes_max: Most changes to name.
+    """
+
+    layers: tuple[Path, ...]
+    size_bytes: int
+    before: Path
+    after: Path
+    entries_max: int
+    changes_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResetConfig:
     """Who a machine is after it went back to its fork point; as in `ChildConfig`."""
 
@@ -134,6 +155,7 @@ _Config: TypeAlias = (
     | BranchConfig
     | LinkConfig
     | DeriveConfig
+    | CompareConfig
     | ResetConfig
 )
 

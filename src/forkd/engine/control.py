@@ -143,6 +143,26 @@ class Control:
         reply = await self.request("save", {"directory": str(directory)}, timeout_s=SAVE_TIMEOUT_S)
         return _saved_files(reply)
 
+    async def save_disk(self, directory: Path, above: int) -> Path:
+        """Have what the disk of a paused machine has above its lowest layers written down.
+
+        Args:
+            directory: Where; exists and is empty.
+            above: How many lowest layers are not written.
+
+        Returns:
+            The layer's file.
+
+        Raises:
+            ForkdError: As `save_link`.
+        """
+        request: JsonObject = {"directory": str(directory), "disk_above": above}
+        reply = await self.request("save", request, timeout_s=SAVE_TIMEOUT_S)
+        match _saved_files(reply):
+            case (file,):
+                return directory / file.name
+        raise EngineError("the reply to save does not name one file")
+
     async def save_link(self, config: LinkConfig) -> tuple[SavedFile, ...]:
         """Have a zygote, or a seed, write what it holds; it goes on serving meanwhile.
 

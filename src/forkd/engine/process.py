@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from forkd.engine.channel import Channel, deadline
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from forkd.engine.configs import MachineConfig, ZygoteConfig
+    from forkd.engine.configs import CompareConfig, MachineConfig, ZygoteConfig
+    from forkd.model.json import JsonObject
 
 CONFIG_FILE = "config.json"
 CONFIG_OPTION = "--config"
@@ -42,7 +44,11 @@ KILL_TIMEOUT_S = 30.0
 LOG_TAIL_BYTES = 2_000
 """How much of a process' log goes into the error that it caused."""
 
-_LINE_BYTES_MAX = 64 * 1024
+COMPARE_TIMEOUT_S = 600.0
+"""How long a comparison of two disks may take: as long as it may use a processor."""
+
+_LINE_BYTES_MAX = 16 * 1024 * 1024
+"""Longest first line: a comparison's, whose paths have 2 MiB and may be escaped."""
 
 
 async def start_machine(vmm: Path, config: MachineConfig) -> Process:
@@ -64,6 +70,28 @@ async def start_zygote(vmm: Path, config: ZygoteConfig) -> Process:
         EngineTimeout: It did not listen within `LISTEN_TIMEOUT_S`.
     """
     return await _start(vmm, "zygote", config)
+
+
+async def compare(vmm: Path, config: CompareConfig, directory: Path) -> JsonObject:
+    """Compare the files of two disks, in a process that may do nothing else.
+
+    Args:
+        vmm: The VMM's program.
+        config: The disks.
+        directory: Where the process has its configuration and its log.
+
+    Raises:
+        GuestError: One of them has no file system that can be compared.
+        StoreError: A layer is missing or damaged.
+        EngineTimeout: It was not done within `COMPARE_TIMEOUT_S`.
+        ForkdError: As `start_zygote`.
+    """
+    process, said = await _first_said(
+        vmm, "compare", config, _Place(directory, COMPARE_TIMEOUT_S, "compared")
+    )
+    with process:
+        await end(process)
+    return said
 
 
 async def end(process: Process, ask: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -105,20 +133,41 @@ async def end_listener(socket: Path) -> None:
 async def _start(
     vmm: Path, role: Literal["machine", "zygote"], config: MachineConfig | ZygoteConfig
 ) -> Process:
-    config_path = config.directory / CONFIG_FILE
-    log = config.directory / LOG_FILE
+    place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening")
+    process, _ = await _first_said(vmm, role, config, place)
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a process works, and what it is to say first, in what time."""
+
+    directory: Path
+    timeout_s: float
+    event: str
+
+
+async def _first_said(
+    vmm: Path,
+    role: Literal["machine", "zygote", "compare"],
+    config: MachineConfig | ZygoteConfig | CompareConfig,
+    place: _Place,
+) -> tuple[Process, JsonObject]:
+    """Start a process, and return it with the first line that it says."""
+    config_path = place.directory / CONFIG_FILE
+    log = place.directory / LOG_FILE
     write_atomic(config_path, json.dumps(members(config)).encode(), mode=0o600)
     process, stdout = spawn.start([vmm, role, CONFIG_OPTION, config_path], log=log)
     try:
-        async with deadline(LISTEN_TIMEOUT_S, f"the {role} did not begin to listen"):
+        async with deadline(place.timeout_s, f"the {role} did not say that it is {place.event}"):
             line = await _first_line(stdout)
-        _check_listens(role, line, log)
+        said = _check_said(role, line, place)
     except BaseException:
         process.kill()
         await process.wait(KILL_TIMEOUT_S)
         process.close()
         raise
-    return process
+    return process, said
 
 
 async def _first_line(descriptor: int) -> bytes:
@@ -136,17 +185,20 @@ async def _first_line(descriptor: int) -> bytes:
         transport.close()
 
 
-def _check_listens(role: str, line: bytes, log: Path) -> None:
+def _check_said(role: str, line: bytes, place: _Place) -> JsonObject:
+    """Return what a process has said, if that is what it was to say."""
+    said: JsonObject | None
     try:
         said = json.loads(line)
     except ValueError:
         said = None
     match said:
-        case {"event": "listening"}:
-            return
+        case {"event": event} if said is not None and event == place.event:
+            return said
         case {"event": "failed", "code": str(code), "message": str(message)}:
             raise control_fault(code, message)
-    raise EngineExited(f"the {role} ended before it listened: {log_tail(log)}")
+    log = log_tail(place.directory / LOG_FILE)
+    raise EngineExited(f"the {role} ended before it was {place.event}: {log}")
 
 
 def log_tail(log: Path) -> str:

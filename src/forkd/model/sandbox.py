@@ -186,6 +186,7 @@ class BranchOptions:
         all_or_nothing: If one sibling fails, end the others too, and raise.
         deadline_s: For each sibling, from its clone until its agent has answered.
         ttl_s: How long each sibling lives before it is ended; None for no end.
+        kept: As of `ForkOptions`.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -194,6 +195,7 @@ class BranchOptions:
     all_or_nothing: bool = False
     deadline_s: float = 60.0
     ttl_s: float | None = None
+    kept: bool = True
 
     def __post_init__(self) -> None:
         ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s)  # the same ranges
@@ -209,6 +211,7 @@ class BranchOptions:
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,
             ttl_s=self.ttl_s,
+            kept=self.kept,
         )
 
 

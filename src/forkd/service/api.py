@@ -335,13 +335,15 @@ class TreeService(Protocol):
     async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
         """Say how the files of one machine differ from another's, and how far memory does.
 
-        Each is a running sandbox, or a snapshot, which is forked for as long as that takes.
-        What is mounted over the root file system is left out.
+        Each is a running sandbox, or a snapshot.  A copy of each is made for as long as that takes,
+        and their disks are compared; what is mounted over the root file system is not on them.
 
         Raises:
             Conflict: They have no common ancestor, or one does not run.
-            CapacityError: One has more files than can be compared.
-            GuestError: One has no GNU find.
+            BudgetError: The tree of one has no room for its copy.
+            GuestError: The file system of one cannot be compared: it is damaged, of another kind,
+                or has more files than a comparison looks at.
+            CapacityError: The host has no room for what they have written.
         """
         ...
 

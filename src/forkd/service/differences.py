@@ -1,131 +1,141 @@
-"""How two machines differ: their files, as each guest sees them, and pages of memory.
+"""How two machines differ: their files, from the layers of their disks, and pages of memory.
 
-The guests are asked, because they alone know what is in their caches and not on their disks
-yet, and because that works on any file system.  A snapshot is asked by forking it, for as long as
-that takes.  Every file keeps its times over a fork, so what has other times, another length or
-another inode's change was changed since.
+What a guest has written is in its caches until its kernel writes it out, so a disk is not read
+behind a running guest's back.  A copy is made of each machine, a sibling of a sandbox or a fork of
+a snapshot; the copy's guest writes everything out and freezes its file system, and what its disk
+has above the layers that both have is written down.  Then the copies are gone, and a process
+that may do nothing else compares the two (`forkd-vmm compare`): a file whose blocks are in
+the common layers is the same, and is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, Conflict, GuestError
+from forkd.engine import process
+from forkd.engine.configs import CompareConfig
+from forkd.engine.control import Control
+from forkd.errors import Conflict, EngineError
 from forkd.host import pages
-from forkd.model.diff import FileState, compare
-from forkd.model.exec import ExecRequest, Exited, Stdout
-from forkd.model.limits import DIFF_ENTRIES_MAX
+from forkd.model.diff import Change, Difference, FileChange
+from forkd.model.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
+from forkd.service.tasks import to_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
-    from forkd.model.diff import Difference
-    from forkd.model.sandbox import Sandbox
-    from forkd.service.api import ExecSession
+    from forkd.engine.configs import DiskConfig
+    from forkd.engine.guest import Guest
+    from forkd.model.ids import Tag
+    from forkd.model.json import JsonObject
+    from forkd.store.snapshots import SnapshotStore
 
-FIND = ("find", "/", "-xdev", "-printf", r"%D\t%y\t%s\t%T@\t%C@\t%m %U %G\t%p\0%l\0")
-"""GNU find: device, kind, length, both times, mode and owner, path; then where a link leads."""
-
-FIND_TIMEOUT_S = 600.0
-"""How long a guest may take to look at all of its files."""
+FREEZE_TIMEOUT_S = 600.0
+"""How long a guest may take to write out what is in its caches."""
 
 MEMORY_NAME = "forkd-memory"
 """What the VMM calls the file in memory that guests' memory is mapped of."""
 
-_FIELDS = 7
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a machine, which nobody else uses.
+
+    Attributes:
+        control: Its control socket.
+        guest: Its agent.
+        pid: The process whose memory is compared: the machine's itself, if it runs.
+    """
+
+    control: Path
+    guest: Guest
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a comparison stands on.
+
+    Attributes:
+        vmm: The VMM's program.
+        store: Where the copies' layers are written meanwhile.
+        disk: The layers that both have.
+    """
+
+    vmm: Path
+    store: SnapshotStore
+    disk: DiskConfig
 
 
 async def between(
-    before: AbstractAsyncContextManager[Sandbox],
-    after: AbstractAsyncContextManager[Sandbox],
-    exec_in: Callable[[Sandbox, ExecRequest], Awaitable[ExecSession]],
+    ground: Ground,
+    before: AbstractAsyncContextManager[Copy],
+    after: AbstractAsyncContextManager[Copy],
 ) -> Difference:
     """Return how one machine differs from another.
 
-    Args:
-        before: Gives the one, running, for as long as it is asked.
-        after: Gives the other.
-        exec_in: Starts a command in one of them.
+    Raises:
+        GuestError: A guest's file system cannot be frozen, or is none that can be compared.
+        HostError: The disk is full, or the kernel refused something else.
+        EngineError: A copy ended, or something took too long.
+    """
+    staged = await asyncio.to_thread(ground.store.stage)
+    try:
+        async with before as one, after as other:
+            apart = None
+            if one.pid is not None and other.pid is not None:
+                apart = await asyncio.to_thread(pages.apart, one.pid, other.pid, MEMORY_NAME)
+            was = await _write(one, staged / "before", len(ground.disk.layers))
+            now = await _write(other, staged / "after", len(ground.disk.layers))
+        config = CompareConfig(
+            layers=ground.disk.layers,
+            size_bytes=ground.disk.size_bytes,
+            before=was,
+            after=now,
+            entries_max=DIFF_ENTRIES_MAX,
+            changes_max=DIFF_CHANGES_MAX,
+        )
+        return _difference(await process.compare(ground.vmm, config, staged), apart)
+    finally:
+        await to_end(asyncio.to_thread(ground.store.discard, staged))
+
+
+def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
+    """Return the last snapshot that two chains, base first, have in common.
 
     Raises:
-        GuestError: A guest has no GNU find, or it failed.
-        CapacityError: A guest has more than `DIFF_ENTRIES_MAX` files.
+        Conflict: They have none, so everything would differ.
     """
-    async with before as one, after as other:
-        was, now = await asyncio.gather(_files(one, exec_in), _files(other, exec_in))
-        apart = None
-        if one.pid is not None and other.pid is not None:
-            apart = await asyncio.to_thread(pages.apart, one.pid, other.pid, MEMORY_NAME)
-        return compare(was, now, apart)
-
-
-def check_related(one: tuple[str, ...], other: tuple[str, ...]) -> None:
-    """Return if two chains, base first, have a snapshot in common.
-
-    Raises:
-        Conflict: They have not, so everything would differ.
-    """
-    if one[0] != other[0]:
+    shared = [tag for tag, same in zip(one, other, strict=False) if tag == same]
+    if not shared or one[0] != other[0]:
         raise Conflict(
             f"they have no common ancestor: one goes back to {one[0]}, the other to {other[0]}"
         )
+    return shared[-1]
 
 
-@contextlib.asynccontextmanager
-async def as_it_is(sandbox: Sandbox) -> AsyncGenerator[Sandbox, None]:
-    """Give a sandbox that somebody else holds."""
-    yield sandbox
+async def _write(copy: Copy, directory: Path, above: int) -> Path:
+    """Write down what a copy's disk has above its lowest layers, all that its guest has written."""
+    await asyncio.to_thread(directory.mkdir)
+    await copy.guest.ask("freeze", timeout_s=FREEZE_TIMEOUT_S)
+    async with await Control.connect(copy.control) as control:
+        await control.request("pause")
+        return await control.save_disk(directory, above)
 
 
-async def _files(
-    sandbox: Sandbox, exec_in: Callable[[Sandbox, ExecRequest], Awaitable[ExecSession]]
-) -> dict[str, FileState]:
-    """Return every file of a guest's root file system."""
-    request = ExecRequest(FIND, user="root", timeout_s=FIND_TIMEOUT_S)
-    listing = _Listing()
-    async with await exec_in(sandbox, request) as session:
-        async for event in session:
-            match event:
-                case Stdout(data):
-                    listing.feed(data)
-                case Exited(exit_code=code) if code != 0 and not listing.files:
-                    raise GuestError(
-                        f"find in {sandbox.id} ended with {code}; a comparison needs GNU find",
-                        guest_code="exec_failed",
-                    )
-    return listing.files
+def _difference(said: JsonObject, apart: int | None) -> Difference:
+    match said:
+        case {"changes": list(changes), "more": int(more)}:
+            found = sorted((_change(each) for each in changes), key=lambda each: each.path)
+            return Difference(tuple(found), more, apart)
+    raise EngineError("a comparison was answered without changes")
 
 
-class _Listing:
-    """What find prints, in pieces of any length."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, FileState] = {}
-        self._rest = b""
-        self._entry: str | None = None
-        self._device: str | None = None
-
-    def feed(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\0")
-        for raw in whole:
-            text = raw.decode(errors="replace")
-            if self._entry is None:
-                self._entry = text
-            else:
-                self._add(self._entry, text)
-                self._entry = None
-
-    def _add(self, entry: str, target: str) -> None:
-        fields = entry.split("\t", _FIELDS - 1)
-        if len(fields) != _FIELDS or not fields[2].isdecimal():
-            raise GuestError("find printed what it was not asked for", guest_code="exec_failed")
-        device, kind, size, modified, changed, access, path = fields
-        self._device = self._device or device
-        if device != self._device:
-            return  # mounted over the root file system, such as each guest's own /etc/hostname
-        if len(self.files) == DIFF_ENTRIES_MAX:
-            raise CapacityError(f"a guest has more than {DIFF_ENTRIES_MAX} files")
-        self.files[path] = FileState(kind, int(size), (modified, changed), access, target)
+def _change(said: object) -> FileChange:
+    match said:
+        case {"path": str(path), "change": str(change), "kind": str(kind), "size_bytes": int(size)}:
+            return FileChange(path, Change(change), kind, size)
+    raise EngineError("a comparison was answered with what is no change")

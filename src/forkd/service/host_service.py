@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from forkd.errors import Conflict, ForkdError, HostError
 from forkd.host import files, proc
 from forkd.model.ids import SandboxId, Tag, is_sandbox_id
-from forkd.model.sandbox import ForkOptions, SandboxState, check_fork_count
+from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState, check_fork_count
 from forkd.service import console, differences, host_info, images
 from forkd.service.guests import GuestOperations
 from forkd.service.links import Links, LinkTools
@@ -38,14 +38,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.engine.guest import Guest
-    from forkd.engine.guest_exec import GuestExec
     from forkd.model.diff import Difference
-    from forkd.model.exec import ExecRequest
     from forkd.model.host import HostInfo
     from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.model.sandbox import (
-        BranchOptions,
         BranchResult,
         ForkResult,
         Promotion,
@@ -182,8 +179,13 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
 
     async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
         """Say how one machine differs from another."""
-        differences.check_related(self._chain_of(before), self._chain_of(after))
-        return await differences.between(self._running(before), self._running(after), self._exec_in)
+        shared = differences.common(self._chain_of(before), self._chain_of(after))
+        chain = await asyncio.to_thread(self._snapshots.chain, shared)
+        disk = chain[-1].disk
+        if disk is None:
+            raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
+        ground = differences.Ground(self._settings.vmm, self._store, disk)
+        return await differences.between(ground, self._copy(before), self._copy(after))
 
     async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         """Return every tree, or that of one sandbox."""
@@ -247,19 +249,20 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
         return self._registry.chain(tag)
 
     @contextlib.asynccontextmanager
-    async def _running(self, name: SandboxId | Tag) -> AsyncGenerator[Sandbox, None]:
-        """Give a sandbox, or a fork of a snapshot that is gone after the block."""
+    async def _copy(self, name: SandboxId | Tag) -> AsyncGenerator[differences.Copy, None]:
+        """Give a sibling of a sandbox, or a fork of a snapshot, that is gone after the block."""
         if is_sandbox_id(name):
-            yield self._sandboxes.owner(SandboxId(name)).sandbox
-            return
-        result = await self.fork(Tag(name), 1, ForkOptions(all_or_nothing=True, kept=False))
+            options = BranchOptions(all_or_nothing=True, kept=False)
+            result = (await self.branch(SandboxId(name), 1, options)).fork
+            pid = self._sandboxes.owner(SandboxId(name)).sandbox.pid
+        else:
+            result = await self.fork(Tag(name), 1, ForkOptions(all_or_nothing=True, kept=False))
+            pid = result.sandboxes[0].pid
+        owner = self._sandboxes.owner(result.sandboxes[0].id)
         try:
-            yield result.sandboxes[0]
+            yield differences.Copy(owner.control, owner.guest, pid)
         finally:
-            await to_end(self.delete_sandbox(result.sandboxes[0].id))
-
-    def _exec_in(self, sandbox: Sandbox, request: ExecRequest) -> Coroutine[None, None, GuestExec]:
-        return self.exec(sandbox.id, request)
+            await to_end(self.delete_sandbox(owner.sandbox.id))
 
     def _alive_of(self, tag: Tag) -> tuple[SandboxId, ...]:
         return tuple(sandbox.id for sandbox in self._sandboxes.alive(tag))

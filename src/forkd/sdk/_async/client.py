@@ -92,7 +92,7 @@ class AsyncClient:
 
         Raises:
             Conflict: They have no common ancestor, or one does not run.
-            GuestError: One has no GNU find.
+            GuestError: The file system of one cannot be compared.
         """
         request = _requests.build(v1_trees.DiffCreate, a=a, b=b)
         return await self._http.call(

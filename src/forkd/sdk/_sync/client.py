@@ -91,7 +91,7 @@ class Client:
 
         Raises:
             Conflict: They have no common ancestor, or one does not run.
-            GuestError: One has no GNU find.
+            GuestError: The file system of one cannot be compared.
         """
         request = _requests.build(v1_trees.DiffCreate, a=a, b=b)
         return self._http.call(
