@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import ForkdError
+from forkd.errors import BuildError, ForkdError
 from forkd.machine import Machine
 from forkd.machine.build import build_image
 from tests.support.real_host import RECIPES
@@ -40,13 +40,21 @@ def main() -> int:
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
     try:
-        for recipe in RECIPES:
-            build_image(recipe, lambda _: None)
+        build_images()
         with fresh_machine() if options.fresh else development_machine() as machine:
             return run_pytest(machine, pytest_arguments, options.junit)
     except ForkdError as error:
         in_machine.say(f"error: {error} ({error.code})")
         return 125
+
+
+def build_images() -> None:
+    """Have the images that tests boot in the cache; whoever boots one that is missing fails."""
+    for recipe in RECIPES:
+        try:
+            build_image(recipe, lambda _: None)
+        except BuildError as error:
+            in_machine.say(f"no image of {recipe.name}: {error}")
 
 
 @contextmanager
