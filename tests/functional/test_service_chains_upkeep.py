@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,15 @@ async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: F
         (state / "staging" / "left").mkdir()
         (state / "snapshots" / ".hidden").mkdir()
         (state / "images" / "unused").mkdir()
+        boots = fake_host.settings.cache_dir / "initramfs"
+        current = set(boots.iterdir())
+        assert current
+        for name in ("earlier", "just-used"):
+            (boots / f"{name}.cpio").write_bytes(b"another agent")
+        for path in (*current, boots / "earlier.cpio"):
+            os.utime(path, (1, 1))
         expected = {
+            ("initramfs", "earlier.cpio"),
             ("snapshot", "b"),
             ("snapshot", "c"),
             ("staging", "left"),
@@ -114,6 +123,7 @@ async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: F
         assert {(each.kind, each.name) for each in removed} == expected
         assert [each.tag for each in await service.list_snapshots()] == ["other", TAG]
         assert fake_host.left_over() == []
+        assert set(boots.iterdir()) == {*current, boots / "just-used.cpio"}
         assert await service.tidy_snapshots() == ()
         async with forked(service):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,24 @@ def test_another_agent_gives_another_initramfs_and_the_same_one_the_same(tmp_pat
 
     assert first == again != other
     assert first.read_bytes() != other.read_bytes()
+
+
+def test_a_new_agent_takes_the_place_of_those_that_are_not_used_any_more(tmp_path: Path) -> None:
+    cache, agent = Cache.open(tmp_path / "cache"), tmp_path / "agent"
+
+    def build(version: bytes) -> Path:
+        agent.write_bytes(STATIC_ELF + version)
+        return initramfs.build_initramfs(kernel_without_modules(), agent, cache, Build())
+
+    idle, used = build(b"1"), build(b"2")
+    os.utime(idle, (1, 1))
+    new = build(b"3")
+    assert sorted(cache.initramfs.iterdir()) == sorted([used, new])
+
+    os.utime(new, (1, 1))
+    assert initramfs.unused(cache, agent) == ()
+    assert build(b"3") == new
+    assert new.stat().st_mtime > 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
+import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,10 @@ MODULES = (
 AGENT_BYTES_MAX = 64 * 1024 * 1024
 """Largest agent; it stays in the guest's memory."""
 
+IDLE_S = 3_600.0
+"""How long an archive with another agent than ours stays after it was last used: a bake of another
+forkd reads it within seconds."""
+
 _FORMAT = "forkd-initramfs-1"
 
 
@@ -57,10 +63,37 @@ def build_initramfs(kernel: Kernel, agent: Path, cache: Cache, build: Build) -> 
     data = cpio.archive(entries)
     key = hashlib.sha256(_FORMAT.encode() + data).hexdigest()[:32]
     path = cache.initramfs / f"{key}.cpio"
-    if not path.exists():
+    try:
+        os.utime(path)  # somebody still uses it
+    except FileNotFoundError:
         files.write_atomic(path, data)
+        for old in unused(cache, agent):
+            old.unlink(missing_ok=True)
+    except OSError:
+        pass  # the cache is another's, who looks after it
     build.tell("initramfs", f"initramfs of {len(modules)} modules, {len(data) >> 10} KiB", 1.0)
     return path
+
+
+def unused(cache: Cache, agent: Path) -> tuple[Path, ...]:
+    """Return the archives that no machine will be booted with again; blocks.
+
+    Only a bake needs one.  Those with the agent of today stay, whatever kernel they are for; with
+    another they stay as long as somebody may be about to boot one.
+
+    Raises:
+        BuildError: The agent cannot be read.
+    """
+    program = _read_agent(agent)
+    if not os.access(cache.initramfs, os.W_OK):
+        return ()
+    oldest = time.time() - IDLE_S
+    archives = sorted(cache.initramfs.glob("*.cpio"))
+    return tuple(
+        path
+        for path in archives
+        if path.stat().st_mtime < oldest and program not in path.read_bytes()
+    )
 
 
 def archive_entries(agent: bytes, modules: Mapping[str, bytes]) -> list[cpio.Entry]:

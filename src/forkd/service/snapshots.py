@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import DiskConfig
-from forkd.errors import Conflict, ForkdError, InvalidRequest, StoreError
+from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest, StoreError
 from forkd.host import files, proc
+from forkd.images import initramfs
+from forkd.images.layout import Cache
 from forkd.model.ids import parse_tag
 from forkd.model.progress import Progress
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
@@ -197,6 +199,8 @@ class Snapshots:
     async def tidy(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
         """Remove what nobody can use: leftovers, records of failures, orphans, idle images.
 
+        Archives that machines with an earlier agent were booted from go as well.
+
         An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
         the damage may be repaired.  What is in use stays as well.
 
@@ -214,6 +218,7 @@ class Snapshots:
                 await to_end(self._remove(snapshot.tag))
         try:
             removed += await to_end(self._tidy_files(dry_run=dry_run))
+            removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
         except OSError as error:
             raise StoreError(f"cannot remove {error.filename}: {error.strerror}") from error
         return tuple(removed)
@@ -244,6 +249,20 @@ class Snapshots:
             removed.append(Removed(kind, path.name, size))
             if not dry_run:
                 await asyncio.to_thread(store.discard, now)
+        return removed
+
+    def _tidy_cache(self, *, dry_run: bool) -> list[Removed]:
+        """Remove what machines were booted with before there was the agent of today; blocks."""
+        settings = self._tools.settings
+        removed = []
+        try:
+            unused = initramfs.unused(Cache.open(settings.cache_dir), settings.agent)
+        except BuildError:
+            return []  # without an agent, or a cache, there is none of today
+        for path in unused:
+            removed.append(Removed("initramfs", path.name, files.tree_bytes(path)))
+            if not dry_run:
+                path.unlink(missing_ok=True)
         return removed
 
     def _unused_images(self) -> tuple[Path, ...]:
