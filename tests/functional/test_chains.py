@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import pytest
@@ -183,6 +185,39 @@ async def test_a_command_makes_a_link(real_host: RealHost) -> None:
     assert await real_host.service.list_sandboxes() == ()
     sandbox = await forked(real_host, made.tag)
     assert await value(real_host, sandbox, "open('/root/made').read()") == "made\n"
+
+
+async def test_a_command_reaches_the_host_through_the_network_that_was_asked_for(
+    real_host: RealHost,
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - a link has its own address
+        server.settimeout(120)
+        port = server.getsockname()[1]
+
+        def serve() -> str:
+            peer, (address, _) = server.accept()
+            with peer:
+                peer.sendall(b"a wheel")
+            return str(address)
+
+        fetch = (
+            "python3 - <<'END'\nimport fcntl, ipaddress, os, socket, struct\n"
+            "(name,) = {*os.listdir('/sys/class/net')} - {'lo'}\n"
+            "end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "asked = fcntl.ioctl(end, 0x8915, struct.pack('256s', name.encode()))\n"
+            "host = str(ipaddress.ip_address(asked[20:24]) - 1)\n"
+            f"with socket.create_connection((host, {port}), 30) as peer:\n"
+            "    open('/root/fetched', 'wb').write(peer.recv(100))\nEND"
+        )
+        request = LinkRequest(parse_tag("fetched"), TAG, fetch, network=True)
+        serving = asyncio.get_running_loop().run_in_executor(None, serve)
+        *_, made = [event async for event in real_host.service.link_snapshot(request)]
+        address = await serving
+
+    assert isinstance(made, Snapshot)
+    assert ip_address(address) in real_host.settings.network.pool
+    sandbox = await forked(real_host, made.tag)
+    assert await value(real_host, sandbox, "open('/root/fetched').read()") == "a wheel"
 
 
 @pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])

@@ -61,6 +61,8 @@ def test_a_snapshot_of_a_sandbox_is_answered_ready_or_being_written_as_asked(
         ({"tag": "a", "recipe": "/r", "source": "warm"}, "source"),
         ({"tag": "a", "recipe": "/r", "exec": "true"}, "exec"),
         ({"tag": "a", "recipe": "/r", "wait": False}, "exec"),
+        ({"tag": "a", "recipe": "/r", "network": True}, "exec"),
+        ({"tag": "a", "source": "sb-" + "a" * 26, "network": True}, "network"),
         ({"tag": "a", "source": "warm"}, "exec"),
         ({"tag": "a", "source": "sb-" + "a" * 26, "exec": "true"}, "exec"),
         ({"tag": "a", "source": "a..b", "exec": "true"}, "source"),

@@ -33,6 +33,9 @@ Exec = Annotated[
 ExecTimeout = Annotated[
     float | None, typer.Option("--exec-timeout", help="Seconds that the command may take.")
 ]
+Network = Annotated[
+    bool, typer.Option("--network", help="Give that fork an address while the command runs.")
+]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Return while the snapshot is still being written.")
 ]
@@ -47,6 +50,7 @@ def create(  # noqa: PLR0913 - one for each option
     from_sandbox: FromSandbox = None,
     exec_: Exec = None,
     exec_timeout: ExecTimeout = None,
+    network: Network = False,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
@@ -54,8 +58,8 @@ def create(  # noqa: PLR0913 - one for each option
     if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
         raise InvalidRequest("say one of --recipe, --from and --from-sandbox", field="source")
     source = from_ or from_sandbox
-    if source is None and (exec_ is not None or no_wait):
-        raise InvalidRequest("--exec and --no-wait go with --from", field="exec")
+    if source is None and (exec_ is not None or no_wait or network):
+        raise InvalidRequest("--exec, --network and --no-wait go with --from", field="exec")
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
         if source is None:
             path = prepared(recipes.find(recipe or ""), client, steps)
@@ -66,6 +70,7 @@ def create(  # noqa: PLR0913 - one for each option
                 source,
                 exec=exec_,
                 exec_timeout_s=exec_timeout,
+                network=network,
                 wait=not no_wait,
                 on_progress=steps,
             )

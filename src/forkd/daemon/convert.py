@@ -50,8 +50,9 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkReques
         raise InvalidRequest("say either recipe or source", field="source")
     tag = parse_tag(request.tag)
     if request.recipe is not None:
-        if request.exec is not None or not request.wait:
-            raise InvalidRequest("exec and wait go with source, not with recipe", field="exec")
+        if request.exec is not None or not request.wait or request.network:
+            message = "exec, wait and network go with source, not with recipe"
+            raise InvalidRequest(message, field="exec")
         return SnapshotRequest(tag=tag, recipe_path=recipe_path(request.recipe))
     return LinkRequest(
         tag=tag,
@@ -59,6 +60,7 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkReques
         command=request.exec,
         timeout_s=request.exec_timeout_secs,
         wait=request.wait,
+        network=request.network,
     )
 
 

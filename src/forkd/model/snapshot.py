@@ -99,6 +99,7 @@ class LinkRequest:
         command: Read by the guest's `sh` before the snapshot is taken; None to run nothing.
         timeout_s: How long the command may take.
         wait: Whether the snapshot is reported when it is ready, or when it is being written.
+        network: Whether the fork in which the command runs has a network.
 
     Raises:
         InvalidRequest: There is nothing to run in a fork of a snapshot, or something to run in
@@ -110,12 +111,17 @@ class LinkRequest:
     command: str | None = None
     timeout_s: float = limits.LINK_EXEC_TIMEOUT_S
     wait: bool = True
+    network: bool = False
 
     def __post_init__(self) -> None:
         in_range("timeout_s", self.timeout_s, 0.001, limits.EXEC_TIMEOUT_S_MAX)
         if self.of_sandbox and self.command is not None:
             raise InvalidRequest(
                 "exec is for a fork of a snapshot; in a sandbox run it first", field="exec"
+            )
+        if self.of_sandbox and self.network:
+            raise InvalidRequest(
+                "network is for a fork of a snapshot; a sandbox has what it has", field="network"
             )
         if not self.of_sandbox and not self.command:
             raise InvalidRequest(
@@ -135,7 +141,7 @@ class Removed:
     """What was removed from the store.
 
     Attributes:
-        kind: What it was: `snapshot`, `failed`, `staging`, `folder` or `image`.
+        kind: What it was: `snapshot`, `failed`, `staging`, `folder`, `image` or `initramfs`.
         name: Its tag, or the name of its folder.
         bytes: What it took.
     """

@@ -86,7 +86,7 @@ class SnapshotOperations(ABC):
         parent = Tag(request.source)
         self._registry.check_claim(request.tag, parent)
         yield Progress("fork", None, f"forking {parent}")
-        options = ForkOptions(all_or_nothing=True, kept=False)
+        options = ForkOptions(network=request.network, all_or_nothing=True, kept=False)
         (forked,) = (await self.fork(parent, 1, options)).sandboxes
         try:
             async with contextlib.aclosing(self._run(forked.id, request)) as steps:

@@ -121,6 +121,9 @@ class SnapshotCreate(Request):
     wait: bool = Field(
         default=True, description="False: answer while the snapshot is still being written."
     )
+    network: bool = Field(
+        default=False, description="Give the fork in which `exec` runs a network interface."
+    )
 
 
 class SnapshotInfo(Answer):
@@ -181,7 +184,9 @@ class SnapshotGc(Request):
 class RemovedInfo(Answer):
     """One thing that was removed, or would be."""
 
-    kind: str = Field(description="`snapshot`, `failed`, `staging`, `folder` or `image`.")
+    kind: str = Field(
+        description="`snapshot`, `failed`, `staging`, `folder`, `image` or `initramfs`."
+    )
     name: str
     bytes: int
 

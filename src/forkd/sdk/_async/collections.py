@@ -67,6 +67,7 @@ class AsyncSnapshots:
         *,
         exec: str | None = None,  # noqa: A002 - the word for it
         exec_timeout_s: float | None = None,
+        network: bool = False,
         wait: bool = True,
         on_progress: Callable[[v1.ProgressEvent], object] | None = None,
     ) -> v1.SnapshotInfo:
@@ -79,6 +80,7 @@ class AsyncSnapshots:
             source: Id of a running sandbox, which goes on; or a snapshot, with `exec`.
             exec: What `sh` runs in the fork, which is ended afterwards.
             exec_timeout_s: Time that this may take.
+            network: Whether the fork has a network interface meanwhile.
             wait: Whether to return when the snapshot is ready, or while it is being written.
             on_progress: Called with each step, and each line that the command prints.
 
@@ -94,6 +96,7 @@ class AsyncSnapshots:
             source=source,
             exec=exec,
             exec_timeout_secs=exec_timeout_s,
+            network=network,
             wait=wait,
         )
         event = await self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)

@@ -68,6 +68,7 @@ class Snapshots:
         *,
         exec: str | None = None,  # noqa: A002 - the word for it
         exec_timeout_s: float | None = None,
+        network: bool = False,
         wait: bool = True,
         on_progress: Callable[[v1.ProgressEvent], object] | None = None,
     ) -> v1.SnapshotInfo:
@@ -80,6 +81,7 @@ class Snapshots:
             source: Id of a running sandbox, which goes on; or a snapshot, with `exec`.
             exec: What `sh` runs in the fork, which is ended afterwards.
             exec_timeout_s: Time that this may take.
+            network: Whether the fork has a network interface meanwhile.
             wait: Whether to return when the snapshot is ready, or while it is being written.
             on_progress: Called with each step, and each line that the command prints.
 
@@ -95,6 +97,7 @@ class Snapshots:
             source=source,
             exec=exec,
             exec_timeout_secs=exec_timeout_s,
+            network=network,
             wait=wait,
         )
         event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
