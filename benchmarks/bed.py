@@ -202,15 +202,20 @@ class Bed:
             await end_listener(folder / ZYGOTE_SOCKET)
             await asyncio.to_thread(files.remove_tree, folder)
 
-    async def save(self, folder: Path) -> int:
-        """Have what this seed holds beyond its chain written to `folder`; return how many bytes.
+    async def save(self, folder: Path, *, whole: bool = False) -> int:
+        """Have what this seed holds written to `folder`; return how many bytes that were.
+
+        Args:
+            folder: Existing and empty.
+            whole: Not only what it holds beyond its chain.
 
         Raises:
             ForkdError: It could not be written.
         """
         link = LinkConfig(folder, self.chain, len(self.disk.layers))
         async with await Control.connect(self.folder / ZYGOTE_SOCKET) as control:
-            return sum(file.bytes for file in await control.save_link(link))
+            saved = await control.save_link(LinkConfig(folder) if whole else link)
+        return sum(file.bytes for file in saved)
 
     @contextlib.asynccontextmanager
     async def derive(self, link: Path) -> AsyncIterator[Bed]:
@@ -380,20 +385,23 @@ def _durations(stages: list[tuple[str, float]], total_ms: float) -> Json:
 @contextlib.asynccontextmanager
 async def zygote(baked: Baked) -> AsyncIterator[Bed]:
     """Start a zygote on a baked snapshot; it is gone after the block."""
-    store = SnapshotStore(baked.settings.state_dir)
-    tag = baked.snapshot.tag
-    manifest, stored = store.load(tag), store.folder(tag)
-    layers = (store.rootfs(manifest.image_key), stored / LAYER_FILE)
-    disk = DiskConfig(layers, manifest.disk_bytes)
-    folder = Path(tempfile.mkdtemp(prefix="z", dir=baked.settings.run_dir))
-    config = ZygoteConfig(
-        directory=folder,
-        state=stored / STATE_FILE,
-        memory=(stored / MEMORY_FILE,),
-        disk=disk,
-    )
+    store, tag = SnapshotStore(baked.settings.state_dir), baked.snapshot.tag
+    manifest = store.load(tag)
+    rootfs = store.rootfs(manifest.image_key)
+    async with zygote_of(baked.settings, store.folder(tag), rootfs, manifest.disk_bytes) as bed:
+        yield bed
+
+
+@contextlib.asynccontextmanager
+async def zygote_of(
+    host: HostSettings, stored: Path, rootfs: Path, disk_bytes: int
+) -> AsyncIterator[Bed]:
+    """Start a zygote on the files of a snapshot that stands on no other."""
+    disk = DiskConfig((rootfs, stored / LAYER_FILE), disk_bytes)
+    folder = Path(tempfile.mkdtemp(prefix="z", dir=host.run_dir))
+    config = ZygoteConfig(folder, stored / STATE_FILE, (stored / MEMORY_FILE,), disk)
     clock = Stopwatch()
-    process = await start_zygote(baked.settings.vmm, config)
+    process = await start_zygote(host.vmm, config)
     with process:
         try:
             yield Bed(folder, config.memory, disk, clock.ms())

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.bed import zygote_of
 from benchmarks.harness import MIB, Json, Stopwatch, median, quantile
 from forkd.engine.configs import ResetConfig
 
 if TYPE_CHECKING:
     from benchmarks.bed import Bed, Child
     from benchmarks.teller import Teller
+    from forkd.service.settings import HostSettings
 
 DEPTH = 8
 """Links between the deepest zygote and its base."""
@@ -47,11 +49,12 @@ class Repeats:
     chain: int
     durable: int
     reset: int
+    cold: int = 1
 
     @property
     def chain_steps(self) -> int:
         """How many steps a teller is told of."""
-        return DEPTH + self.chain + 1
+        return DEPTH + self.cold + self.chain
 
     @property
     def durable_steps(self) -> int:
@@ -89,12 +92,15 @@ class Depths:
         }
 
 
-async def measure_chain(bed: Bed, work: Path, teller: Teller, *, quick: bool) -> Json:
-    """Fork one child from a base and one from a chain over it, in turns."""
+async def measure_chain(bed: Bed, host: HostSettings, teller: Teller, *, quick: bool) -> Json:
+    """Fork one child from a chain and one from the same instant stored whole, in turns."""
     repeats = QUICK if quick else FULL
     taken = Depths()
     async with contextlib.AsyncExitStack() as stack:
-        store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chain-", dir=work)))
+        folder = tempfile.TemporaryDirectory(prefix="chain-", dir=host.state_dir)
+        store = Path(stack.enter_context(folder))
+        whole = store / "whole"
+        whole.mkdir()
         deepest = bed
         for depth in range(1, DEPTH + 1):
             teller.begin(f"link {depth} of {DEPTH}")
@@ -104,11 +110,15 @@ async def measure_chain(bed: Bed, work: Path, teller: Teller, *, quick: bool) ->
                 await herd.children[0].value(ADD.format(mib=LINK_MIB, value=depth))
                 async with deepest.branch(herd.children[0]) as seed:
                     taken.links_mib += await seed.save(link) / MIB
+                    if depth == DEPTH:
+                        await seed.save(whole, whole=True)
             deepest = await stack.enter_async_context(deepest.derive(link))
-        for number in range(repeats.chain + 1):
+        rootfs = bed.disk.layers[0]
+        flat = await stack.enter_async_context(zygote_of(host, whole, rootfs, bed.disk.size_bytes))
+        for number in range(repeats.cold + repeats.chain):
             teller.begin(f"fork at depth 0 and {DEPTH}, round {number} of {repeats.chain}")
-            shallow_ms, deep_ms = await answered_ms(bed), await answered_ms(deepest)
-            if number > 0:  # the first round is cold
+            shallow_ms, deep_ms = await answered_ms(flat), await answered_ms(deepest)
+            if number >= repeats.cold:
                 taken.shallow_ms.append(shallow_ms)
                 taken.deep_ms.append(deep_ms)
     return taken.figures()

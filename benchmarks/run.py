@@ -184,7 +184,7 @@ async def bench(options: argparse.Namespace) -> Json:
             for tag, each in baked.items():
                 figures = figures or of_bake(each, beds[tag])
             small, large = beds.get(bed.TAG), beds.get(bed.LARGE_TAG)
-            await measure_parts(Beds(options, teller, small, large), parts, figures)
+            await measure_parts(Beds(options, teller, host, small, large), parts, figures)
             teller.begin("done")
     return {
         "version": 1,
@@ -201,6 +201,7 @@ class Beds:
 
     options: argparse.Namespace
     teller: Teller
+    host: HostSettings
     small: bed.Bed | None
     large: bed.Bed | None
 
@@ -214,7 +215,7 @@ async def measure_parts(beds: Beds, parts: frozenset[str], figures: Json) -> Non
     if small is not None and large is not None and "branch" in parts:
         figures["branch"] = await branch.measure(small, large, floor, teller, quick=quick)
     if small is not None and "chain" in parts:
-        figures["chain"] = await chain.measure_chain(small, options.work, teller, quick=quick)
+        figures["chain"] = await chain.measure_chain(small, beds.host, teller, quick=quick)
     if large is not None and "snapshot" in parts:
         taken = await chain.measure_durable(large, options.work, teller, quick=quick)
         figures["snapshot"] |= taken
