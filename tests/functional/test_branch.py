@@ -138,6 +138,8 @@ async def test_siblings_have_memory_and_files_of_one_instant_and_go_their_own_wa
     assert notes == ["0", "1", "2"]
     assert await value(real_host, parent.id, "open('/root/note').read()") == "eight"
     assert result.pause_ms > 0
+    assert result.stall_ms is not None, result.stall_unknown
+    assert result.stall_ms >= result.pause_ms
 
 
 @pytest.mark.parametrize(

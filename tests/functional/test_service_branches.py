@@ -25,6 +25,7 @@ from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
+from forkd.service import stalls
 from tests.support.service_host import TAG, FakeHost, until
 
 if TYPE_CHECKING:
@@ -91,6 +92,25 @@ async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
             everybody = (source, *siblings)
             code = f"identity['{name}']"
             assert len({await value(service, each.id, code) for each in everybody}) == 6
+
+
+async def test_the_answer_says_what_the_guest_noticed(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        result = await service.branch(source.id, 1, OPTIONS)
+        assert (result.stall_ms, result.stall_unknown) == (1.5, None)
+
+
+@pytest.mark.parametrize("knob", ["watch=hang", "watched=hang"])
+async def test_a_guest_that_does_not_answer_is_branched_all_the_same(
+    fake_host: FakeHost, knob: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "ANSWER_TIMEOUT_S", 0.05)
+    async with held(fake_host, knob) as (service, source):
+        result = await service.branch(source.id, 1, OPTIONS)
+
+        assert (len(result.fork.sandboxes), result.stall_ms) == (1, None)
+        assert "the agent did not" in (result.stall_unknown or "")
+        assert await value(service, source.id, "1 + 1") == 2
 
 
 async def test_siblings_and_a_snapshot_asked_for_at_once_are_of_one_instant(

@@ -308,7 +308,7 @@ class FakeService:
             status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
             snapshot = self.snapshots[tag] = a_snapshot(tag, status=status)
         fork = replace(result, sandboxes=tuple(siblings))
-        return BranchResult(fork, pause_ms=1.25, branched_at=THEN, snapshot=snapshot)
+        return BranchResult(fork, pause_ms=1.25, branched_at=THEN, stall_ms=2.5, snapshot=snapshot)
 
     async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
         guest = self._guest(sandbox)

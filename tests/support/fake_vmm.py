@@ -141,6 +141,14 @@ class Agent:
     def op_adjust_time(self, peer: Peer, _: Members) -> None:
         peer.send(Kind.REPLY, {"realtime_ns": time.time_ns()})
 
+    def op_watch(self, peer: Peer, _: Members) -> None:
+        if "watch=hang" not in self.knobs:
+            peer.send(Kind.REPLY, {})
+
+    def op_watched(self, peer: Peer, _: Members) -> None:
+        if "watched=hang" not in self.knobs:
+            peer.send(Kind.REPLY, {"longest_s": 0.0015, "watched_s": 0.02})
+
     def op_configure(self, peer: Peer, request: Members) -> None:
         self.configured = request
         peer.send(Kind.REPLY, {})

@@ -33,14 +33,18 @@ def test_a_branch_prints_ids_alone_on_standard_output(forkd: Forkd, sandbox: str
 
     ids = ended.out.splitlines()
     assert (ended.code, len(ids)) == (0, 3)
-    assert "3 ready, 0 failed; the source stood still 1.2 ms" in ended.err
+    assert (
+        "3 ready, 0 failed; the source stood still 1.2 ms, and saw a stall of 2.5 ms at most"
+        in ended.err
+    )
     assert set(forkd("ls", "--quiet").out.splitlines()) == {sandbox, *ids}
 
 
 def test_a_branch_is_one_json_document(forkd: Forkd, sandbox: str) -> None:
     document = forkd("branch", sandbox, "--tag", "kept", "-n", "1", "--json").document
 
-    assert (document["pause_ms"], document["snapshot"]["tag"]) == (1.25, "kept")
+    assert (document["pause_ms"], document["stall_ms"]) == (1.25, 2.5)
+    assert document["snapshot"]["tag"] == "kept"
     assert [each["parent_id"] for each in document["sandboxes"]] == [sandbox]
 
 

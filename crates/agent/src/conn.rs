@@ -12,6 +12,7 @@ use crate::fork::PostFork;
 use crate::quiesce::Rehearsal;
 use crate::stream::Stream;
 use crate::warm::Warm;
+use crate::watch::Watch;
 
 /// A connection.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct Conn {
     pub blocked: bool,
     /// Whether the peer has gone.
     pub gone: bool,
+    /// What it watches for, beside its operation.
+    pub watch: Option<Watch>,
 }
 
 /// An operation under way.
@@ -41,6 +44,8 @@ pub enum Op {
     Warm(Box<Warm>),
     /// A fork becomes somebody of its own.
     PostFork(Box<PostFork>),
+    /// The answer to `watched` is due then.
+    Watched(Instant),
     /// The guest has been made small, and rehearses.
     Rehearsal(Rehearsal),
     /// Everything has been said; the connection closes when it has left.
@@ -57,7 +62,7 @@ impl Op {
             Self::Warm(warm) => warm.process(),
             Self::PostFork(fork) => fork.process(),
             Self::Rehearsal(rehearsal) => Some(rehearsal.pid()),
-            Self::Idle | Self::Eval | Self::Closing | Self::Shutdown => None,
+            Self::Idle | Self::Eval | Self::Watched(_) | Self::Closing | Self::Shutdown => None,
         }
     }
 }
@@ -65,18 +70,20 @@ impl Op {
 impl Conn {
     /// A connection that waits for nothing.
     pub fn new(id: u32, stream: Stream) -> Self {
-        Self { id, stream, op: Op::Idle, blocked: false, gone: false }
+        Self { id, stream, op: Op::Idle, blocked: false, gone: false, watch: None }
     }
 
     /// When to drive it even if nothing happens.
     pub fn wake_at(&self) -> Option<Instant> {
-        match &self.op {
+        let operation = match &self.op {
             Op::Exec(exec) => exec.wake_at(),
             Op::Warm(warm) => Some(warm.wake_at()),
             Op::PostFork(fork) => Some(fork.deadline()),
             Op::Rehearsal(rehearsal) => Some(rehearsal.deadline()),
+            Op::Watched(due) => Some(*due),
             Op::Idle | Op::Eval | Op::Closing | Op::Shutdown => None,
-        }
+        };
+        operation.into_iter().chain(self.watch.and_then(|watch| watch.wake_at())).min()
     }
 
     /// Whether frames from the client are of use now.  Those of the next operation wait in the

@@ -41,6 +41,7 @@ mod stage;
 mod stream;
 mod users;
 mod warm;
+mod watch;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::InvalidRequest;
-use crate::limits::{ARGS_MAX, ENV_MAX, HOSTNAME_MAX, PATH_MAX, SEED_BYTES, TIMEOUT_MAX_S};
+use crate::limits::{
+    ARGS_MAX, ENV_MAX, HOSTNAME_MAX, PATH_MAX, SEED_BYTES, TIMEOUT_MAX_S, WATCH_MAX_S,
+};
 use crate::parse;
 
 mod reply;
@@ -59,6 +61,10 @@ pub enum Request {
     SetTime(SetTime),
     /// Moves the wall clock.
     AdjustTime(AdjustTime),
+    /// Begins to watch for times at which the guest stands still.
+    Watch(Watch),
+    /// Ends that, and says what it saw.
+    Watched(Watched),
     /// Powers the machine off.
     Shutdown,
 }
@@ -92,6 +98,8 @@ impl Request {
             "post_fork" => parse::members(members).map(Self::PostFork),
             "set_time" => parse::members(members).map(Self::SetTime),
             "adjust_time" => parse::members(members).map(Self::AdjustTime),
+            "watch" => parse::members(members).map(Self::Watch),
+            "watched" => parse::members(members).map(Self::Watched),
             "shutdown" => parse::members(members).map(|Nothing {}| Self::Shutdown),
             _ => Err(InvalidRequest::field("op", "unknown operation")),
         }?;
@@ -121,6 +129,8 @@ impl Request {
             Self::Warm(warm) => warm.check(),
             Self::Configure(configure) => configure.check(),
             Self::PostFork(post_fork) => post_fork.check(),
+            Self::Watch(watch) => check_watch("for_s", watch.for_s),
+            Self::Watched(watched) => check_watch("at_least_s", watched.at_least_s),
             Self::Ping
             | Self::Echo(_)
             | Self::Quiesce
@@ -516,6 +526,23 @@ pub struct SetTime {
     pub realtime_ns: i64,
 }
 
+/// `watch`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watch {
+    /// Stop by itself after so long.
+    pub for_s: f64,
+}
+
+/// `watched`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watched {
+    /// Answer when it has been watched for so long, and not before.
+    #[serde(default)]
+    pub at_least_s: f64,
+}
+
 /// `adjust_time`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -579,6 +606,13 @@ fn check_timeout(timeout_s: Option<f64>) -> Result<(), InvalidRequest> {
         ),
         _ => Ok(()),
     }
+}
+
+fn check_watch(field: &str, seconds: f64) -> Result<(), InvalidRequest> {
+    if (0.0..=WATCH_MAX_S).contains(&seconds) {
+        return Ok(());
+    }
+    Err(InvalidRequest::field(field, format!("not from 0 to {WATCH_MAX_S}")))
 }
 
 fn check_realtime(realtime_ns: i64) -> Result<(), InvalidRequest> {

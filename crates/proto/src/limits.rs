@@ -44,6 +44,10 @@ pub const SEED_BYTES: usize = 64;
 /// Longest time that a request may ask for, in seconds: a week.
 pub const TIMEOUT_MAX_S: f64 = 604_800.0;
 
+/// Longest time that an agent watches for stalls, in seconds: it wakes up each millisecond
+/// meanwhile.
+pub const WATCH_MAX_S: f64 = 60.0;
+
 /// Most children of one `fork`.
 pub const CHILDREN_MAX: usize = 10_000;
 

@@ -56,8 +56,8 @@ def branch(  # noqa: PLR0913 - one for each option
         ready = [each.info.model_dump(mode="json") for each in made.sandboxes]
         failed = [each.model_dump(mode="json") for each in made.failures]
         snapshot = None if made.snapshot is None else made.snapshot.model_dump(mode="json")
-        said = {"pause_ms": made.pause_ms, "sandboxes": [*ready, *failed], "snapshot": snapshot}
-        render.document(said)
+        times = {"pause_ms": made.pause_ms, "stall_ms": made.stall_ms}
+        render.document({**times, "sandboxes": [*ready, *failed], "snapshot": snapshot})
     else:
         _show_branch(made)
     if made.failures:
@@ -72,7 +72,9 @@ def _show_branch(made: Branch[Sandbox]) -> None:
     if made.snapshot is not None:
         render.note(f"snapshot {made.snapshot.tag} is {made.snapshot.status}")
     ready, failed = len(made.sandboxes), len(made.failures)
-    render.note(f"{ready} ready, {failed} failed; the source stood still {made.pause_ms:.1f} ms")
+    stall = "" if made.stall_ms is None else f", and saw a stall of {made.stall_ms:.1f} ms at most"
+    stood = f"the source stood still {made.pause_ms:.1f} ms{stall}"
+    render.note(f"{ready} ready, {failed} failed; {stood}")
 
 
 def reset(sandbox: Id, *, json: Json = False) -> None:

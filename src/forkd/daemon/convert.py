@@ -292,6 +292,8 @@ def branch(tag: str, result: BranchResult) -> v1_trees.BranchInfo:
     """Return what became of a branch."""
     return v1_trees.BranchInfo(
         pause_ms=result.pause_ms,
+        stall_ms=result.stall_ms,
+        stall_unknown=result.stall_unknown,
         branched_at_unix_ms=_unix_ms(result.branched_at),
         sandboxes=outcomes(tag, result.fork),
         snapshot=None if result.snapshot is None else snapshot(result.snapshot),

@@ -223,12 +223,17 @@ class BranchResult:
         fork: The siblings.
         pause_ms: How long the source stood still, from its first vCPU stopped to its last running.
         branched_at: The instant that all of them share.
+        stall_ms: The longest time for which the source's guest saw itself stand still, from just
+            before the pause until siblings had answered; None if that is not known.
+        stall_unknown: Why it is not known.
         snapshot: That instant as a snapshot, if one was asked for.
     """
 
     fork: ForkResult
     pause_ms: float
     branched_at: datetime
+    stall_ms: float | None = None
+    stall_unknown: str | None = None
     snapshot: Snapshot | None = None
 
 

@@ -23,12 +23,15 @@ class Branch(Generic[S]):
         sandboxes: The siblings that became ready.
         failures: Why the others did not.
         pause_ms: How long the source stood still.
+        stall_ms: The longest time for which its guest saw itself stand still, from just before
+            the pause until siblings had answered; None if that is not known.
         snapshot: Its instant as a snapshot, if one was asked for.
     """
 
     sandboxes: list[S]
     failures: list[v1.SandboxFailure]
     pause_ms: float
+    stall_ms: float | None
     snapshot: v1.SnapshotInfo | None
 
 

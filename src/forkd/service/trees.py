@@ -23,6 +23,7 @@ from forkd.model.tree import count_live, grow
 from forkd.service import promotion, seeds
 from forkd.service.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes import Origin, machine_id, network_of
+from forkd.service.stalls import Stall, noticed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -76,21 +77,25 @@ class Trees:
         """
         sandbox = self._sandboxes.owner(source).sandbox
         next_state(sandbox.state, LifeEvent.BRANCH)
-        pause_ms = 0.0
+        pause_ms, stall = 0.0, Stall()
 
         @contextlib.asynccontextmanager
         async def connect() -> AsyncGenerator[Control, None]:
-            nonlocal pause_ms
-            async with self.seed(source) as seed, await seed.connect() as zygote:
+            nonlocal pause_ms, stall
+            async with contextlib.AsyncExitStack() as stack:
+                guest = self._sandboxes.owner(source).guest
+                stall = await stack.enter_async_context(noticed(guest))
+                seed = await stack.enter_async_context(self.seed(source))
                 origin.branched_at, pause_ms = datetime.now(UTC), seed.pause_ms
                 if on_seed is not None:
                     await on_seed(seed)
-                yield zygote
+                yield await stack.enter_async_context(await seed.connect())
 
         origin = Origin(sandbox.tag, connect, (*sandbox.ancestors, sandbox.id))
         async with self._growth(sandbox, count):
             result = await self._sandboxes.fork(origin, count, options.of(sandbox))
-        return BranchResult(result, pause_ms, origin.branched_at or sandbox.created_at)
+        branched_at = origin.branched_at or sandbox.created_at
+        return BranchResult(result, pause_ms, branched_at, stall.longest_ms, stall.unknown)
 
     @contextlib.asynccontextmanager
     async def seed(self, source: SandboxId) -> AsyncGenerator[Seed, None]:

@@ -56,6 +56,13 @@ class BranchInfo(Answer):
     pause_ms: float = Field(
         description="How long the source stood still: first vCPU stopped to last one running."
     )
+    stall_ms: float | None = Field(
+        default=None,
+        description="The longest time for which the source's guest saw itself stand still, from "
+        "just before the pause until siblings had answered, to a millisecond; null if that is "
+        "not known.",
+    )
+    stall_unknown: str | None = Field(default=None, description="Why `stall_ms` is not known.")
     branched_at_unix_ms: int = Field(description="The instant that siblings and snapshot share.")
     sandboxes: list[ForkOutcome] = Field(description="One for each sibling, the ready ones first.")
     snapshot: SnapshotInfo | None = None

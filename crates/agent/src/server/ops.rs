@@ -20,6 +20,7 @@ use crate::fork::PostFork;
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, Job, Purpose};
 use crate::warm::Warm;
+use crate::watch::Watch;
 use crate::{clock, log};
 
 impl Server {
@@ -80,6 +81,14 @@ impl Server {
                 let wanted_ns = clock::realtime_ns().saturating_add(adjust.offset_ns);
                 answer(conn, self.set_time(wanted_ns));
             }
+            Request::Watch(watch) => {
+                conn.watch = Some(Watch::new(self.now, watch.for_s));
+                conn.reply(&Nothing {});
+            }
+            Request::Watched(watched) => match &conn.watch {
+                Some(watch) => conn.op = Op::Watched(watch.lasted_at(watched.at_least_s)),
+                None => conn.fail(&failure(ErrorCode::NotFound, "this connection watches nothing")),
+            },
             Request::Shutdown => {
                 conn.reply(&Nothing {});
                 conn.op = Op::Shutdown;
@@ -92,6 +101,9 @@ impl Server {
     /// Goes on with an operation as far as it can without waiting; true if it could go further in
     /// another turn.
     pub(super) fn advance(&mut self, conn: &mut Conn) -> bool {
+        if let Some(watch) = &mut conn.watch {
+            watch.look(self.now);
+        }
         match &mut conn.op {
             Op::Exec(exec) => {
                 let was_running = exec.is_running();
@@ -115,6 +127,11 @@ impl Server {
                     fork.cancel();
                     self.runtime.abandon(conn.id, self.now);
                     conn.fail(&body);
+                }
+            }
+            Op::Watched(due) if self.now >= *due => {
+                if let Some(watch) = conn.watch.take() {
+                    conn.reply(&watch.reply());
                 }
             }
             Op::Rehearsal(rehearsal) if self.now >= rehearsal.deadline() => {
@@ -145,7 +162,7 @@ impl Server {
                 Err(body) => conn.fail(&body),
             },
             Op::Rehearsal(_) => conn.reply(&quiesce::reply()),
-            Op::Idle | Op::Eval | Op::Closing | Op::Shutdown => {}
+            Op::Idle | Op::Eval | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
         }
         self.conns.insert(id, conn);
     }
@@ -204,7 +221,7 @@ impl Server {
                 self.runtime.abandon(conn.id, self.now);
             }
             Op::Rehearsal(rehearsal) => rehearsal.cancel(),
-            Op::Idle | Op::Closing | Op::Shutdown => {}
+            Op::Idle | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
         }
     }
 

@@ -6,3 +6,4 @@ mod exec;
 mod files;
 mod runtime;
 mod support;
+mod watch;

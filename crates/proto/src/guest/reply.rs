@@ -230,6 +230,15 @@ pub struct PostForkReply {
     pub hook: Hook,
 }
 
+/// Answer to `watched`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WatchedReply {
+    /// The longest time between two looks at the clock, a millisecond apart at best.
+    pub longest_s: f64,
+    /// From the first look to the last.
+    pub watched_s: f64,
+}
+
 /// Answer to `set_time`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeReply {

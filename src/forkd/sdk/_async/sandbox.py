@@ -120,7 +120,8 @@ class AsyncSandbox:
         request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
         made = await self._branch(request)
         failures = [each for each in made.sandboxes if isinstance(each, v1.SandboxFailure)]
-        return Branch(self._siblings(made), failures, made.pause_ms, made.snapshot)
+        siblings = self._siblings(made)
+        return Branch(siblings, failures, made.pause_ms, made.stall_ms, made.snapshot)
 
     async def snapshot(self, tag: str, *, wait: bool = True) -> v1.SnapshotInfo:
         """Write it down under `tag` while it runs; only what differs from its parent is stored.
