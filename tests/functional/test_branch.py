@@ -408,3 +408,18 @@ for number in range(3):
         assert paths <= {"/root/busy"} | {
             f"/root/busy/{number}{end}" for number in range(3) for end in ("", ".new")
         }
+
+
+async def test_a_branch_does_not_give_its_source_room_beyond_the_limit_on_its_disk(
+    real_host: RealHost,
+) -> None:
+    fill = "import os; f = open('/root/f{0}', 'wb'); f.write(os.urandom(3 << 20)); f.flush(); "
+    fill += "os.fsync(f.fileno()) or True"
+    parent = await source(real_host, ForkOptions(disk_limit_mib=5))
+    assert await value(real_host, parent.id, fill.format(0)) is True
+
+    await branched(real_host, parent.id, 1)
+
+    result = await real_host.service.eval(parent.id, fill.format(1))
+    assert result.error is not None
+    assert "Input/output error" in result.error.message

@@ -346,7 +346,8 @@ pub struct HostDisk {
 }
 
 impl HostDisk {
-    /// A disk over `lower` whose private top lives in `directory` and holds at most `limit` bytes.
+    /// A disk over `lower` whose private top lives in `directory`, with at most `limit` bytes of
+    /// its own.
     ///
     /// # Errors
     ///
@@ -406,7 +407,7 @@ impl HostDisk {
         self.lower.layers.splice(index..index + 2, [stratum]);
         self.given -= usize::from(index < self.given);
         let layers = self.lower.layers.iter().map(|stratum| Arc::clone(&stratum.layer));
-        self.disk.restack(layers.collect());
+        self.disk.restack(layers.collect(), self.lower.layers.len() - self.given);
     }
 
     /// How many of those layers it was made over; those above were its top.

@@ -57,7 +57,8 @@ class Sandbox:
         pid: The VMM process; None unless it runs.
         address: The guest's address, without the prefix length; None without a network.
         memory_limit_mib: Limit of the VMM process; None if none was set.
-        disk_limit_mib: Limit of the private disk layer; None if none was set.
+        disk_limit_mib: Limit of the disk blocks of its own, over all its branches; None if none was
+            set.
         spawn: How long the fork took; None until it is ready.
         exit_reason: Why it ended; None unless `exited`.
         ancestors: The sandboxes that it was branched from, the oldest first, its parent
@@ -103,7 +104,7 @@ class ForkOptions:
     Attributes:
         network: Give each child a network interface and an address of its own.
         memory_limit_mib: Memory of each child's process, guest and VMM together; no swap.
-        disk_limit_mib: Size of each child's private disk layer.
+        disk_limit_mib: Disk blocks that each child may have of its own, before and after branches.
         cpu_limit: CPU time of each child, in cores.
         pids_limit: Threads of each child's process.
         all_or_nothing: If one child fails, end the others too, and raise.

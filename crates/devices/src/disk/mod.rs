@@ -16,9 +16,10 @@
 //! # Trust
 //!
 //! Ranges come from a guest by way of [`crate::virtio::block`], and are checked
-//! here again.  What a guest can make the host store is bounded by the top's
-//! limit, and what it can make the host remember by the size of its disk:
-//! one bit per block, in leaves that exist only where something was written.
+//! here again.  What a guest can make the host store is bounded by a limit on the
+//! blocks that it has of its own, in the top or in tops that were frozen, and what
+//! it can make the host remember by the size of its disk: one bit per block, in
+//! leaves that exist only where something was written.
 //!
 //! # Host side
 //!
@@ -95,7 +96,7 @@ pub struct DiskStats {
     pub writes: u64,
     /// Flushes.
     pub flushes: u64,
-    /// Writes refused because the top was at its limit.
+    /// Writes refused because the disk was at its limit.
     pub refused: u64,
 }
 
@@ -107,7 +108,11 @@ pub struct LayeredDisk<T> {
     top: T,
     // Invariant: exactly the blocks that `top` has been given.
     present: Presence,
-    top_limit_bytes: u64,
+    /// How many of the highest layers were tops of this disk.
+    frozen: usize,
+    // Invariant: the number of blocks that `top` or one of those has.
+    own_blocks: u64,
+    own_limit_bytes: u64,
     stats: DiskStats,
 }
 
@@ -120,8 +125,10 @@ enum Source {
 }
 
 impl<T: Top + 'static> LayeredDisk<T> {
-    /// A disk of `size_bytes` over `layers`, lowest first, with an empty `top`
-    /// that may hold up to `top_limit_bytes`.
+    /// A disk of `size_bytes` over `layers`, lowest first, with an empty `top`.
+    ///
+    /// It may have up to `own_limit_bytes` in blocks of its own: in that top, and in
+    /// those that are frozen and followed by others.  A block counts once.
     ///
     /// # Errors
     ///
@@ -130,7 +137,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
         size_bytes: u64,
         layers: Vec<Arc<Layer>>,
         top: T,
-        top_limit_bytes: u64,
+        own_limit_bytes: u64,
     ) -> Result<Self, LayerError> {
         if size_bytes == 0 || !size_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(LayerError::DiskSize(size_bytes));
@@ -141,8 +148,16 @@ impl<T: Top + 'static> LayeredDisk<T> {
         if let Some(index) = layers.iter().position(|layer| layer.size_bytes() > size_bytes) {
             return Err(LayerError::TooLarge { index, size_bytes: layers[index].size_bytes() });
         }
-        let present = Presence::default();
-        Ok(Self { size_bytes, layers, top, present, top_limit_bytes, stats: DiskStats::default() })
+        Ok(Self {
+            size_bytes,
+            layers,
+            top,
+            present: Presence::default(),
+            frozen: 0,
+            own_blocks: 0,
+            own_limit_bytes,
+            stats: DiskStats::default(),
+        })
     }
 
     /// The layers below the top, lowest first.
@@ -178,13 +193,16 @@ impl<T: Top + 'static> LayeredDisk<T> {
         let present = std::mem::take(&mut self.present);
         let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present));
         self.layers.push(Arc::clone(&layer));
+        self.frozen += 1;
         layer
     }
 
     /// Goes on over `layers`, which must hold what the present ones do, seen
-    /// from above: two of them as one, for example.
-    pub fn restack(&mut self, layers: Vec<Arc<Layer>>) {
+    /// from above: two of them as one, for example.  The highest `frozen` must
+    /// hold what the tops of this disk did.
+    pub fn restack(&mut self, layers: Vec<Arc<Layer>>, frozen: usize) {
         self.layers = layers;
+        self.frozen = frozen;
     }
 
     fn check(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -211,6 +229,34 @@ impl<T: Top + 'static> LayeredDisk<T> {
             }
         }
         (Source::Nobody, max)
+    }
+
+    /// Whether a top of this disk, frozen or not, has `block`, and for how many
+    /// blocks from it, up to `max`, the answer is the same.
+    fn is_own(&self, block: u64, max: u64) -> (bool, u64) {
+        let (present, mut blocks) = self.present.span(block, max);
+        if present {
+            return (true, blocks);
+        }
+        for layer in self.layers.iter().rev().take(self.frozen) {
+            let extent = layer.extent(block, blocks);
+            blocks = extent.blocks;
+            if extent.offset.is_some() {
+                return (true, blocks);
+            }
+        }
+        (false, blocks)
+    }
+
+    /// How many blocks from `first` to `end` are not this disk's own.
+    fn others(&self, first: u64, end: u64) -> u64 {
+        let (mut block, mut others) = (first, 0);
+        while block < end {
+            let (own, blocks) = self.is_own(block, end - block);
+            others += if own { 0 } else { blocks };
+            block += blocks;
+        }
+        others
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -254,25 +300,19 @@ impl<T: Top + 'static> LayeredDisk<T> {
             } else {
                 self.copy_up(block, within, piece)?;
             }
-            let blocks = (within + length as u64).div_ceil(BLOCK_BYTES);
-            (block..block + blocks).for_each(|block| self.present.insert(block));
+            let end = block + (within + length as u64).div_ceil(BLOCK_BYTES);
+            self.own_blocks += self.others(block, end);
+            (block..end).for_each(|block| self.present.insert(block));
             rest = tail;
             at += length as u64;
         }
         Ok(())
     }
 
-    /// Refuses a write that would put the top past its limit.
+    /// Refuses a write that would put the disk past its limit.
     fn admit(&mut self, offset: u64, length: u64) -> io::Result<()> {
-        let mut block = offset / BLOCK_BYTES;
-        let end = (offset + length).div_ceil(BLOCK_BYTES);
-        let mut added = 0;
-        while block < end {
-            let (present, blocks) = self.present.span(block, end - block);
-            added += if present { 0 } else { blocks };
-            block += blocks;
-        }
-        if added > 0 && self.top_bytes() + added * BLOCK_BYTES > self.top_limit_bytes {
+        let added = self.others(offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
+        if added > 0 && (self.own_blocks + added) * BLOCK_BYTES > self.own_limit_bytes {
             self.stats.refused += 1;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -296,6 +336,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
             let (present, blocks) = self.present.span(block, end - block);
             if present {
                 (block..block + blocks).for_each(|block| self.present.remove(block));
+                self.own_blocks -= self.others(block, block + blocks);
                 self.top.punch(block * BLOCK_BYTES, blocks * BLOCK_BYTES)?;
             }
             block += blocks;

@@ -170,6 +170,41 @@ fn a_write_is_counted_whole_against_the_limit() {
 }
 
 #[test]
+fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 3 * BLOCK_BYTES).unwrap();
+    disk.write_at(0, &[7; 8192]).unwrap();
+    disk.freeze(top());
+
+    disk.write_at(BLOCK_BYTES, &[8; 8192]).unwrap();
+    let refused = disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap_err();
+    disk.discard(BLOCK_BYTES, 2 * BLOCK_BYTES).unwrap();
+    disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap();
+    disk.freeze(top());
+    let again = disk.write_at(4 * BLOCK_BYTES, &[9; 512]).unwrap_err();
+    disk.write_at(0, &[6; 512]).unwrap();
+
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(again.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(disk.stats().refused, 2);
+}
+
+#[test]
+fn two_frozen_tops_as_one_count_as_they_did() {
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 2 * BLOCK_BYTES).unwrap();
+    disk.write_at(0, &[7; 4096]).unwrap();
+    disk.freeze(top());
+    disk.write_at(BLOCK_BYTES, &[8; 4096]).unwrap();
+    disk.freeze(top());
+    let both = Layer::from_runs(store(vec![7; 8192]), SIZE, 0, &[run(0, 2)]).unwrap();
+    let image = Arc::clone(&disk.layers()[0]);
+
+    disk.restack(vec![image, Arc::new(both)], 1);
+
+    disk.write_at(0, &[9; 8192]).unwrap();
+    assert!(disk.write_at(2 * BLOCK_BYTES, &[9; 512]).is_err());
+}
+
+#[test]
 fn part_of_a_block_that_the_top_has_is_written_without_reading() {
     let shared = top();
     let mut disk = LayeredDisk::new(SIZE, vec![image(1)], Arc::clone(&shared), SIZE).unwrap();
