@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use crate::load::{Checked, Duty};
+use crate::load::Duty;
 use crate::page::{self, BYTES};
 use crate::region::Region;
 
@@ -66,8 +66,12 @@ impl Duty for Children {
         }
     }
 
-    fn check(&mut self) -> Result<Checked, String> {
+    fn check(&mut self) -> Result<u64, String> {
         self.region.check()
+    }
+
+    fn on_disk(&self) -> bool {
+        false
     }
 }
 
@@ -82,7 +86,7 @@ pub fn check_given() -> io::Result<()> {
     let [owner, seq] = owner_and_seq;
     let pages = given.get(16..).unwrap_or(&[]).chunks_exact(BYTES).map(page::from_bytes).collect();
     match Region::given(owner, seq, pages).check() {
-        Ok(Checked::Pages(count)) if count == PAGES as u64 => Ok(()),
+        Ok(count) if count == PAGES as u64 => Ok(()),
         Ok(_) => Err(io::Error::other("not all pages came")),
         Err(found) => Err(io::Error::other(found)),
     }

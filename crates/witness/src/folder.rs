@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::direct::{self, Direct};
-use crate::load::{Checked, Duty};
+use crate::blocks;
+use crate::load::Duty;
 use crate::page::{self, BYTES, Place, WORDS};
 
 /// Files of a folder.
@@ -58,18 +58,21 @@ impl Folder {
         self.itself.sync_all()
     }
 
-    /// Checks that a file is all of write `seq`, in the cache and on the disk.
-    fn check_file(&self, path: &Path, seq: u64) -> Result<(), String> {
+    /// Checks that a file, as `open` opens it, is all of write `seq`.
+    fn check_file(
+        &self,
+        seq: u64,
+        open: impl FnOnce(&Path) -> io::Result<File>,
+    ) -> Result<(), String> {
+        let path = self.file(seq);
         let named = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
-        let look = |index, block: &page::Page| page::check(block, self.place(index), seq);
-        let file = File::open(path).map_err(|error| named(&error))?;
+        let file = open(&path).map_err(|error| named(&error))?;
         let bytes = file.metadata().map_or(0, |found| found.len());
         if bytes != BLOCKS * BYTES as u64 {
             return Err(named(&format!("{bytes} bytes")));
         }
-        direct::each(&file, BLOCKS, look).map_err(|found| named(&found))?;
-        let direct = Direct::open(path).map_err(|error| named(&error))?;
-        direct.each(BLOCKS, look).map_err(|found| named(&format!("on the disk: {found}")))
+        let look = |index, block: &page::Page| page::check(block, self.place(index), seq);
+        blocks::each(&file, BLOCKS, look).map_err(|found| named(&found))
     }
 }
 
@@ -80,23 +83,25 @@ impl Duty for Folder {
 
     fn step(&mut self) -> Result<(), String> {
         let seq = self.seq + 1;
-        let path = self.file(seq);
-        let before = self.check_file(&path, seq - FILES);
-        self.put(seq).map_err(|error| format!("{}: {error}", path.display()))?;
+        let before = self.check_file(seq - FILES, blocks::open_direct);
+        self.put(seq).map_err(|error| format!("{}: {error}", self.path.display()))?;
         self.seq = seq;
         before
     }
 
-    fn check(&mut self) -> Result<Checked, String> {
-        direct::drop_caches().map_err(|error| format!("drop caches: {error}"))?;
+    fn check(&mut self) -> Result<u64, String> {
         for index in 0..FILES {
             let seq = page::last_write(index, FILES, self.seq);
-            self.check_file(&self.file(seq), seq)?;
+            self.check_file(seq, |path| File::open(path))?;
         }
         let here = fs::read_dir(&self.path).map_or(0, Iterator::count) as u64;
         if here != FILES {
             return Err(format!("{}: {here} files", self.path.display()));
         }
-        Ok(Checked::Blocks(2 * FILES * BLOCKS))
+        Ok(FILES * BLOCKS)
+    }
+
+    fn on_disk(&self) -> bool {
+        true
     }
 }

@@ -8,8 +8,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::direct::{self, Direct};
-use crate::load::{Checked, Duty};
+use crate::blocks;
+use crate::load::Duty;
 use crate::page::{self, BYTES, Place, WORDS};
 
 /// A worker's file.
@@ -20,7 +20,7 @@ pub struct Ledger {
     count: u64,
     path: PathBuf,
     file: File,
-    direct: Direct,
+    direct: File,
 }
 
 impl Ledger {
@@ -28,7 +28,7 @@ impl Ledger {
     pub fn new(owner: u64, count: u64, path: PathBuf) -> io::Result<Self> {
         let file =
             File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-        let direct = Direct::open(&path)?;
+        let direct = blocks::open_direct(&path)?;
         let ledger = Self { owner, seq: count - 1, count, path, file, direct };
         for index in 0..count {
             ledger.write(Place { owner, index }, index)?;
@@ -45,7 +45,7 @@ impl Ledger {
     }
 
     fn replace(&self, place: Place, seq: u64) -> io::Result<page::Page> {
-        let before = self.direct.block(place.index)?;
+        let before = blocks::read(&self.direct, place.index)?;
         self.write(place, seq)?;
         self.file.sync_data()?;
         Ok(before)
@@ -69,18 +69,15 @@ impl Duty for Ledger {
         page::check(&before, place, seq - self.count).map_err(|found| self.named(found))
     }
 
-    fn check(&mut self) -> Result<Checked, String> {
-        let look = |index, block: &page::Page| {
+    fn check(&mut self) -> Result<u64, String> {
+        let checked = blocks::each(&self.file, self.count, |index, block| {
             let place = Place { owner: self.owner, index };
             page::check(block, place, page::last_write(index, self.count, self.seq))
-        };
-        let cached = direct::each(&self.file, self.count, look);
-        cached.map_err(|found| self.named(format!("cached: {found}")))?;
-        direct::drop_caches().map_err(|error| self.named(error))?;
-        let read_again = direct::each(&self.file, self.count, look);
-        read_again.map_err(|found| self.named(format!("read again: {found}")))?;
-        let stored = self.direct.each(self.count, look);
-        stored.map_err(|found| self.named(format!("on the disk: {found}")))?;
-        Ok(Checked::Blocks(3 * self.count))
+        });
+        checked.map_err(|found| self.named(found)).map(|()| self.count)
+    }
+
+    fn on_disk(&self) -> bool {
+        true
     }
 }

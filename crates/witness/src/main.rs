@@ -14,6 +14,7 @@
 //! | module       | what it keeps                                                  |
 //! |--------------|----------------------------------------------------------------|
 //! | [`page`]     | what a page holds: a function of its writer, place and number  |
+//! | [`blocks`]   | files, read through the cache of the disk or past it            |
 //! | [`region`]   | pages of memory, written in turn                               |
 //! | [`ledger`]   | blocks of one file, written and synced in turn                 |
 //! | [`folder`]   | whole files, replaced by renaming                              |
@@ -30,8 +31,8 @@ use std::io;
 use std::process::ExitCode;
 
 mod bank;
+mod blocks;
 mod children;
-mod direct;
 mod folder;
 mod gate;
 mod kernel;

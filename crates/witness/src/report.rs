@@ -13,7 +13,7 @@ pub struct Report {
     pub transfers: u64,
     /// Pages of memory that were checked for this answer.
     pub pages: u64,
-    /// Blocks of files that were, each time that one was read.
+    /// Blocks of files that were: once as the kernel has them, once as the disk has.
     pub blocks: u64,
     /// What was found wrong since the start.
     pub violations: Vec<String>,

@@ -7,12 +7,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bank::Bank;
+use crate::blocks;
 use crate::gate::Gate;
 use crate::kernel::Log;
-use crate::load::{Checked, Duty, Load};
+use crate::load::{Duty, Load};
 use crate::report::Report;
 
 /// Where its files are: on the machine's disk.
@@ -43,7 +44,7 @@ struct Witness {
 /// Keeps the invariant of a load, and answers, until the end of the machine.
 pub fn run(load: Load) -> io::Result<()> {
     fs::create_dir_all(FILES)?;
-    let (duties, rests): (Vec<_>, Vec<_>) = load.posts(Path::new(FILES))?.into_iter().unzip();
+    let (duties, hurries): (Vec<_>, Vec<_>) = load.posts(Path::new(FILES))?.into_iter().unzip();
     let bank = Bank::new(duties.iter().map(|duty| duty.seq()).collect());
     let witness = Arc::new(Witness {
         load,
@@ -54,12 +55,13 @@ pub fn run(load: Load) -> io::Result<()> {
         violations: Mutex::new(Vec::new()),
         kernel: Mutex::new(Log::open()?),
     });
-    for (who, rest) in rests.into_iter().enumerate() {
+    for (who, hurry) in hurries.into_iter().enumerate() {
         let witness = Arc::clone(&witness);
         thread::Builder::new().spawn(move || {
             loop {
-                witness.step(who);
-                witness.gate.pass(who, rest);
+                let begun = Instant::now();
+                (0..hurry.burst).for_each(|_| witness.step(who));
+                witness.gate.pass(who, hurry.rest(begun.elapsed()));
             }
         })?;
     }
@@ -123,14 +125,11 @@ impl Witness {
     /// Checks everything at one instant, and then that everybody goes on.
     fn check(&self) -> Report {
         let stopped = self.gate.stop();
-        let (mut pages, mut blocks) = (0, 0);
-        for duty in &self.duties {
-            match lock(duty).check() {
-                Ok(Checked::Pages(count)) => pages += count,
-                Ok(Checked::Blocks(count)) => blocks += count,
-                found => self.note(found),
-            }
-        }
+        let mut pages = self.check_duties(false);
+        let mut blocks = self.check_duties(true);
+        // What comes from files now comes from the disk.
+        self.note(blocks::drop_caches());
+        blocks += self.check_duties(true);
         let bank = self.bank();
         self.note(bank.check().map(|count| pages += count));
         self.note(bank.check_last(&self.steps()));
@@ -140,6 +139,18 @@ impl Witness {
             self.note::<()>(Err(format!("worker {who} does not go on")));
         }
         Report { pages, blocks, ..self.look() }
+    }
+
+    /// Checks what workers keep on the disk, or in memory.  Returns how much of it is right.
+    fn check_duties(&self, on_disk: bool) -> u64 {
+        let mut right = 0;
+        for duty in &self.duties {
+            let mut duty = lock(duty);
+            if duty.on_disk() == on_disk {
+                self.note(duty.check().map(|count| right += count));
+            }
+        }
+        right
     }
 
     fn report(&self) -> Report {
