@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,8 @@ def main() -> int:
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args()
+    # A machine that was booted for this run ends with it, also if somebody ends us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         bench = measure(options.recipe.absolute(), chosen(options))
     except ForkdError as error:

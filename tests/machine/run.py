@@ -11,6 +11,7 @@ back.  Without `--fresh` the development machine is used.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import uuid
@@ -39,6 +40,8 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="boot a machine for this run alone")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
+    # A machine that was booted for this run ends with it, also if somebody ends us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         build_images()
         with fresh_machine() if options.fresh else development_machine() as machine:
