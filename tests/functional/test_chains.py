@@ -31,7 +31,7 @@ ONE = ForkOptions()
 MIB = 1 << 20
 DEPTH = 8
 
-ZYGOTE_BYTES = 6 * MIB
+ZYGOTE_BYTES = 8 * MIB
 """What a zygote may have for itself: its own few MiB, and the ends of huge pages."""
 
 EXTEND = """

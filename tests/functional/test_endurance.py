@@ -149,7 +149,7 @@ def test_a_sandbox_is_reset_again_and_again_and_nothing_grows(
 BASE_MIB = 400
 """Of ballast in the base, with which it has 512 MiB that are not zero."""
 
-ZYGOTE_BYTES = 6 * MIB
+ZYGOTE_BYTES = 8 * MIB
 """What a zygote may have for itself: its own few MiB, and the ends of huge pages."""
 
 CHILD_BYTES = 24 * MIB
