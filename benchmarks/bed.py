@@ -277,7 +277,7 @@ class Bed:
                     failed.append(outcome)
                     return
                 folder = folders[outcome.id]
-                guest = Guest(folder / VSOCK_SOCKET)
+                guest = Guest(folder / VSOCK_SOCKET, connect_timeout_s=FORK_DEADLINE_S)
                 child = Child(outcome.pid, folder, guest, outcome.times, clock.ms())
                 herd.children.append(child)
                 if ask is not None:

@@ -168,6 +168,6 @@ async def test_all_that_comes_of_a_branch_of_a_machine_at_work_is_whole_and_goes
     counts = table[request.node.callspec.id] = Counts()
     source = await forked(host, TAG)
     await witness.start(host, source, load)
-    for number in range(soak.count(2, BRANCHES)):
+    for number in range(soak.count(1, BRANCHES)):
         source = await branched(host, source, number, counts)
     await finished(host, source, counts)

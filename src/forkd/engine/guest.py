@@ -47,10 +47,16 @@ _HANDSHAKE_BYTES_MAX = 64
 
 
 class Guest:
-    """The agent of one machine."""
+    """The agent of one machine.
 
-    def __init__(self, vsock: Path) -> None:
+    Args:
+        vsock: The machine's socket.
+        connect_timeout_s: How long the agent may take to accept a connection.
+    """
+
+    def __init__(self, vsock: Path, *, connect_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._vsock = vsock
+        self._connect_timeout_s = connect_timeout_s
         self._idle: list[Channel] = []
 
     def close(self) -> None:
@@ -174,7 +180,7 @@ class Guest:
             channel.close()
         channel = await Channel.connect(self._vsock)
         try:
-            async with deadline(ANSWER_TIMEOUT_S, "the agent took no connection"):
+            async with deadline(self._connect_timeout_s, "the agent took no connection"):
                 greeting = await channel.line(f"CONNECT {AGENT_PORT}", _HANDSHAKE_BYTES_MAX)
             _check_greeting(greeting)
         except BaseException:
