@@ -27,12 +27,16 @@ OPTIONS = BranchOptions()
 CLIENTS = 4
 
 TRANSACTIONS = CLIENTS * 60
-"""How many one run of pgbench makes: some seconds of work, so that a branch finds it there."""
+"""How many one run of pgbench makes."""
+
+RATE_PER_S = 20
+"""No faster on any host, so that a branch and what comes of it find it at work."""
 
 LOAD = f"""
 cd /root && rm -f load.status
 setsid -f flock load.lock sh -c \
-    'pgbench -n -c {CLIENTS} -j 2 -t {TRANSACTIONS // CLIENTS} >load.log 2>&1; echo $? >load.status'
+    'pgbench -n -c {CLIENTS} -j 2 -t {TRANSACTIONS // CLIENTS} -R {RATE_PER_S} >load.log 2>&1;
+    echo $? >load.status'
 """
 """A run that nobody waits for; whoever gets its lock knows that it is over."""
 
