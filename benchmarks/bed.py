@@ -29,14 +29,16 @@ from forkd.engine.configs import (
 from forkd.engine.control import ChildFailed, ChildReady, Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import (
+    CONSOLE_LOG,
     CONTROL_SOCKET,
     VSOCK_SOCKET,
     ZYGOTE_SOCKET,
     end,
     end_listener,
+    log_tail,
     start_zygote,
 )
-from forkd.errors import BuildError, EngineError
+from forkd.errors import BuildError, EngineError, EngineExited
 from forkd.host import files
 from forkd.host.spawn import Process
 from forkd.images.recipe import RECIPE_FILE_NAME
@@ -112,6 +114,25 @@ class Child:
         """Return a connection for requests to its machine."""
         return await Control.connect(self.directory / CONTROL_SOCKET)
 
+    async def answer(self, ask: Ask) -> None:
+        """Ask it something.
+
+        Raises:
+            EngineError: Its machine ended the connection; the message says what became of it.
+        """
+        try:
+            await ask(self.guest)
+        except EngineExited as error:
+            raise EngineError(f"{error}: {self.story()}") from error
+
+    def story(self) -> str:
+        """Say what is left of its machine."""
+        became = "has ended"
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            became = f"is in state {state}"
+        return f"its process {became}; its console: {log_tail(self.directory / CONSOLE_LOG)}"
+
     async def value(self, code: str) -> JsonValue:
         """Have its warm runtime evaluate what must not raise; return the value.
 
@@ -147,7 +168,7 @@ class Herd:
 
         async def one(child: Child) -> None:
             async with at_once:
-                await ask(child.guest)
+                await child.answer(ask)
                 child.guest.close()
 
         await asyncio.gather(*(one(child) for child in self.children))
@@ -296,7 +317,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _first_question(child: Child, ask: Ask, clock: Stopwatch) -> None:
-    await ask(child.guest)
+    await child.answer(ask)
     child.asked_ms = clock.ms()
 
 
