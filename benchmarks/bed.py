@@ -115,13 +115,19 @@ class Child:
         return await Control.connect(self.directory / CONTROL_SOCKET)
 
     async def answer(self, ask: Ask) -> None:
-        """Ask it something.
+        """Ask it something; raises as `explained`."""
+        with self.explained():
+            await ask(self.guest)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what became of its machine, if that ends a connection within the block.
 
         Raises:
-            EngineError: Its machine ended the connection; the message says what became of it.
+            EngineError: It did.
         """
         try:
-            await ask(self.guest)
+            yield
         except EngineExited as error:
             raise EngineError(f"{error}: {self.story()}") from error
 
@@ -139,7 +145,8 @@ class Child:
         Raises:
             EngineError: It raised.
         """
-        result = await self.guest.eval(code, EVAL_TIMEOUT_S)
+        with self.explained():
+            result = await self.guest.eval(code, EVAL_TIMEOUT_S)
         if result.error is not None:
             raise EngineError(f"a guest raised {result.error.traceback}")
         return result.value
@@ -216,8 +223,9 @@ class Bed:
         folder = Path(tempfile.mkdtemp(prefix="b", dir=self.folder.parent))
         try:
             clock = Stopwatch()
-            async with await source.control() as control:
-                branched = await control.branch(BranchConfig(folder))
+            with source.explained():
+                async with await source.control() as control:
+                    branched = await control.branch(BranchConfig(folder))
             yield replace(self, folder=folder, start_ms=clock.ms(), pause_ms=branched.pause_ms)
         finally:
             await end_listener(folder / ZYGOTE_SOCKET)
