@@ -30,7 +30,7 @@ const TSC_TOLERANCE: u32 = 100;
 /// What this host's KVM gives a fresh vCPU, asked once.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The MSRs that are saved.
+    /// The MSRs that are saved: those that can be read.
     pub msr_indices: Arc<[u32]>,
     /// The values that a fresh vCPU has in them.
     defaults: Arc<[kvm_msr_entry]>,
@@ -285,11 +285,13 @@ impl Host {
     fn ask(kvm: &Kvm, vcpus: &[VcpuState], cpuid: Option<&CpuId>) -> Result<Self, Error> {
         let scratch = Scratch::new(kvm)?;
         let tsc_khz = scratch.tsc_scaling(vcpus)?;
-        let msr_indices: Arc<[u32]> = cpu::msr_indices(kvm)?.into();
+        let listed = cpu::msr_indices(kvm)?;
         if let Some(cpuid) = cpuid {
             scratch.vcpu.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
         }
-        let defaults = cpu::read_msrs(&scratch.vcpu, &msr_indices)?.into();
+        let defaults: Arc<[_]> = cpu::read_msrs(&scratch.vcpu, &listed)?.into();
+        // Each that cannot be read would end a call, whenever a machine of this plan is saved.
+        let msr_indices = defaults.iter().map(|msr| msr.index).collect();
         Ok(Self { msr_indices, defaults, tsc_khz })
     }
 }
