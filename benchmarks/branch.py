@@ -82,9 +82,13 @@ max((gap for began, gap in gaps if mark <= began < mark + 1_000_000_000), defaul
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How many rounds of each kind; a cold one comes before."""
+    """How many rounds of each kind; a cold one comes before.
 
-    pause: int
+    Attributes:
+        pause: For each of `DIRTY_MIB`.  One of a gigabyte takes a minute where KVM is emulated.
+    """
+
+    pause: tuple[int, ...]
     sibling: int
     wide: int
     stall: int
@@ -92,11 +96,11 @@ class Repeats:
     @property
     def steps(self) -> int:
         """How many steps a teller is told of."""
-        return len(DIRTY_MIB) * (self.pause + 1) + self.sibling + self.wide + self.stall
+        return sum(self.pause) + len(self.pause) + self.sibling + self.wide + self.stall
 
 
-FULL = Repeats(pause=7, sibling=20, wide=4, stall=20)
-QUICK = Repeats(pause=3, sibling=5, wide=1, stall=4)
+FULL = Repeats(pause=(15, 9, 3), sibling=20, wide=4, stall=20)
+QUICK = Repeats(pause=(5, 3, 1), sibling=5, wide=1, stall=4)
 
 
 @dataclass(slots=True)
@@ -160,17 +164,15 @@ class Stalls:
 async def pauses(large: Bed, floor: Path, repeats: Repeats, teller: Teller) -> list[Pauses]:
     """Branch machines and probes in turns, at every size."""
     taken = [Pauses(mib) for mib in DIRTY_MIB]
-    for size in taken:
+    for size, rounds in zip(taken, repeats.pause, strict=True):
         async with (
             large.fork(1) as herd,
             probe(floor, size.dirty_mib) as bare,
         ):
             source = herd.children[0]
             await source.value(DIRTY.format(mib=size.dirty_mib))
-            for number in range(repeats.pause + 1):
-                teller.begin(
-                    f"branch of {size.dirty_mib} MiB dirty, round {number} of {repeats.pause}"
-                )
+            for number in range(rounds + 1):
+                teller.begin(f"branch of {size.dirty_mib} MiB dirty, round {number} of {rounds}")
                 ours_ms = await pause_of(large, source)
                 await bare.round()
                 if number > 0:  # the first round is cold
@@ -180,22 +182,26 @@ async def pauses(large: Bed, floor: Path, repeats: Repeats, teller: Teller) -> l
 
 
 async def pause_of(bed: Bed, source: Child) -> float:
-    """Branch a machine that writes to its memory; it stands still before and after."""
+    """Branch a machine that writes to its memory; it stands still before and after.
+
+    The seed lives until every page has been copied, and the probe's child as well: a page is in
+    small pages then, as it is wherever siblings live on.
+    """
     async with running(source):
         await source.value(SWEPT)
         async with bed.branch(source) as seed:
-            pause_ms = seed.pause_ms
-        await source.value(SWEPT)
-    return pause_ms
+            await source.value(SWEPT)
+            return seed.pause_ms
 
 
 @contextlib.asynccontextmanager
 async def running(source: Child) -> AsyncIterator[None]:
     """Let a machine run within the block only, so that it takes nobody else's processor."""
-    async with await source.control() as control:
-        await control.request("resume")
-        yield
-        await control.request("pause")
+    with source.explained():
+        async with await source.control() as control:
+            await control.request("resume")
+            yield
+            await control.request("pause")
 
 
 async def siblings(bed: Bed, floor: Path, repeats: Repeats, teller: Teller) -> Siblings:

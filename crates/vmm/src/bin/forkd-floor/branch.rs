@@ -10,9 +10,11 @@
 //! `pause_ms` is the vCPU thread's own: from the return of `KVM_RUN` until just before the next.
 //! `asked_ms` is what whoever asks sees: from the request until the vCPU runs.  The child must find
 //! the counters of one instant in its memory, which do not move, and run a machine over it.
-//! The vCPU stands still between rounds, and sweeps all pages before and after each.
+//! The vCPU stands still between rounds, and sweeps all pages before each and, while the child still
+//! holds them, after it: so every page is a small one that was copied, as it is wherever siblings
+//! live on.
 
-use std::io::{self, BufRead, PipeWriter, Read, Write};
+use std::io::{self, BufRead, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
@@ -92,12 +94,6 @@ impl Memory {
         let image = guest::image(MEMORY_BYTES, &program)?;
         let start = mapping::map_zeros(MEMORY_BYTES, ALIGN_BYTES)?;
         mapping::cover(start, guest::RESIDENT_BYTES.into(), &image, 0)?;
-        // In huge pages where there are any, as in machines, whose kernels clear pages in one go: a
-        // guest that reads first gets small ones.
-        let (dirty, bytes) = (start as u64 + DIRTY_FROM, u64::from(pages) * u64::from(PAGE_BYTES));
-        if !mapping::populate_for_writing(dirty, bytes) {
-            return Err("this kernel does not populate memory".into());
-        }
         Ok(Self { start, pages })
     }
 
@@ -212,13 +208,17 @@ impl Source {
         self.go();
         self.sweep()?;
         let (mut answer, theirs) = io::pipe()?;
+        let (held, hold) = io::pipe()?;
         let asked = Instant::now();
         self.stop();
         let (stopped, forking) = (asked.elapsed(), Instant::now());
         // SAFETY: the vCPU's thread stands still, and holds no lock while it does.
         match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error().into()),
-            0 => self.live(theirs),
+            0 => {
+                drop(hold);
+                self.live(theirs, held);
+            }
             _ => {}
         }
         let (forked, resuming) = (forking.elapsed(), Instant::now());
@@ -227,9 +227,10 @@ impl Source {
         drop(theirs);
         let mut sound = [0];
         answer.read_exact(&mut sound).map_err(|_| "the child ended")?;
+        self.sweep()?;
+        drop(hold);
         // SAFETY: waits for the only child there is; no status is asked for.
         unsafe { libc::wait(ptr::null_mut()) };
-        self.sweep()?;
         let span = |shared: &Shared| {
             let running = shared.running_ns.load(Ordering::Acquire);
             running.saturating_sub(shared.stopped_ns.load(Ordering::Acquire))
@@ -277,7 +278,7 @@ impl Source {
     }
 
     /// In the child: what it sees must be of one instant and not move, and bear a machine.
-    fn live(&self, mut answer: PipeWriter) -> ! {
+    fn live(&self, mut answer: PipeWriter, mut held: PipeReader) -> ! {
         for descriptor in self.theirs {
             // SAFETY: closes this process's copies of the source's vCPU and VM; nothing uses them.
             unsafe { libc::close(descriptor) };
@@ -286,8 +287,9 @@ impl Source {
         let sound = self.memory.consistent() && self.machine().is_ok() && {
             self.memory.consistent() && self.memory.count(0) == first
         };
-        if sound && answer.write_all(&[1]).is_err() {
-            eprintln!("nobody waits for a child");
+        // Its end lets the source go on, whether it was let go or nobody waits.
+        if sound && answer.write_all(&[1]).is_ok() {
+            drop(held.read(&mut [0]));
         }
         // SAFETY: ends this process without running what its parent registered to run at exit.
         unsafe { libc::_exit(0) }
