@@ -10,8 +10,8 @@
 //! `pause_ms` is the vCPU thread's own: from the return of `KVM_RUN` until just before the next.
 //! `asked_ms` is what whoever asks sees: from the request until the vCPU runs.  The child must find
 //! the counters of one instant in its memory, which do not move, and run a machine over it.
-//! The vCPU stands still between rounds, and sweeps all pages before each and, while the child still
-//! holds them, after it: so every page is a small one that was copied, as it is wherever siblings
+//! The vCPU stands still between rounds, and sweeps all pages before each and, while the child
+//! still has them, after it: so every page is a small one that was copied, as it is where siblings
 //! live on.
 
 use std::io::{self, BufRead, PipeReader, PipeWriter, Read, Write};
@@ -208,7 +208,7 @@ impl Source {
         self.go();
         self.sweep()?;
         let (mut answer, theirs) = io::pipe()?;
-        let (held, hold) = io::pipe()?;
+        let (waits, release) = io::pipe()?;
         let asked = Instant::now();
         self.stop();
         let (stopped, forking) = (asked.elapsed(), Instant::now());
@@ -216,8 +216,8 @@ impl Source {
         match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error().into()),
             0 => {
-                drop(hold);
-                self.live(theirs, held);
+                drop(release);
+                self.live(theirs, waits);
             }
             _ => {}
         }
@@ -228,7 +228,7 @@ impl Source {
         let mut sound = [0];
         answer.read_exact(&mut sound).map_err(|_| "the child ended")?;
         self.sweep()?;
-        drop(hold);
+        drop(release);
         // SAFETY: waits for the only child there is; no status is asked for.
         unsafe { libc::wait(ptr::null_mut()) };
         let span = |shared: &Shared| {
@@ -278,7 +278,7 @@ impl Source {
     }
 
     /// In the child: what it sees must be of one instant and not move, and bear a machine.
-    fn live(&self, mut answer: PipeWriter, mut held: PipeReader) -> ! {
+    fn live(&self, mut answer: PipeWriter, mut waits: PipeReader) -> ! {
         for descriptor in self.theirs {
             // SAFETY: closes this process's copies of the source's vCPU and VM; nothing uses them.
             unsafe { libc::close(descriptor) };
@@ -289,7 +289,7 @@ impl Source {
         };
         // Its end lets the source go on, whether it was let go or nobody waits.
         if sound && answer.write_all(&[1]).is_ok() {
-            drop(held.read(&mut [0]));
+            drop(waits.read(&mut [0]));
         }
         // SAFETY: ends this process without running what its parent registered to run at exit.
         unsafe { libc::_exit(0) }
