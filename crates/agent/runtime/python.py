@@ -7,6 +7,7 @@ a socket pair as a file descriptor.  Frames of `protocol/guest` travel over it:
     agent -> runtime   REQUEST  {"op": "warm" | "freeze" | "post_fork", ...}
     agent -> runtime   CONTROL  {"interrupt": true}, followed by SIGINT
     runtime -> agent   REPLY or ERROR, exactly one for each DATA and each REQUEST
+    runtime -> agent   CONTROL  {"on_fork": true}, at any time: forks must run a callback
 
 Standard output and error are not ours: they are pipes that the agent reads, so
 the output of C extensions and of child processes is captured like `print`'s.
@@ -22,6 +23,7 @@ Only the standard library, Python 3.8 and later.
 """
 
 import _signal
+import _thread
 import ast
 import gc
 import json
@@ -82,6 +84,7 @@ class Channel:
     def __init__(self, fd):
         self._fd = fd
         self._buffer = b""
+        self._writing = _thread.allocate_lock()
 
     def read(self):
         """Return the next (kind, payload), or None when the agent has gone."""
@@ -112,8 +115,9 @@ class Channel:
         """Send JSON text as one frame."""
         payload = text.encode("utf-8", "replace")
         rest = HEADER.pack(len(payload), kind) + payload
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        with self._writing:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
 
     def _wanted(self):
         """How much to read: little for most requests, all of a long one."""
@@ -278,18 +282,7 @@ class Runtime:
         # copy every page.  What is frozen is never visited again.
         gc.collect()
         gc.freeze()
-        return REPLY, to_json({"dormant": self._is_dormant()})
-
-    def _is_dormant(self):
-        """Return whether nothing can happen in this process until it is asked for something.
-
-        Then nobody can see the state of its generators either, and a fork may leave the reseeding
-        to the first request.  Threads are counted as the kernel does, native ones included.
-        """
-        handled = {signal.getsignal(number) for number in signal.valid_signals() - {SIGINT}}
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib is not loaded
-        quiet = handled <= {signal.SIG_DFL, signal.SIG_IGN, None}
-        return quiet and threads == 1 and not self._on_fork
+        return REPLY, "{}"
 
     def post_fork(self, request):
         """Become somebody else than the siblings: reseed, then run the image's hook."""
@@ -341,6 +334,9 @@ class Runtime:
                 self._interruption.armed = False
         except BaseException as error:  # SystemExit, too: exit() must not end the runtime
             return as_data(error)
+        finally:
+            # Nothing of the user's runs between two jobs because of a signal.
+            self._interruption.install()
         return None
 
     def _guest_module(self):
@@ -352,6 +348,8 @@ class Runtime:
             if not callable(callback):
                 raise TypeError("on_fork needs a callable")
             self._on_fork.append(callback)
+            if os.getpid() == self._pid:
+                self._channel.write(CONTROL, '{"on_fork": true}')
             return callback
 
         module.on_fork = on_fork

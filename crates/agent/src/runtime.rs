@@ -10,10 +10,11 @@
 //!
 //! # Reseeding when it is first used
 //!
-//! An interpreter that has done nothing since its warm-up, and can do nothing by itself (no other
-//! thread, no signal handler, no hook), need not be touched by a fork: it reseeds itself before the
-//! first job of the child, and if it cannot, no job is ever run.  That is most of the memory that a
-//! fork would touch, and a child that only runs commands never pays for it.
+//! An interpreter that waits for a job and can do nothing by itself (no other thread, no signal
+//! handler, no hook) need not be touched by a fork: it reseeds itself before the first job of the
+//! child, and if it cannot, no job is ever run.  That is most of the memory that a fork would
+//! touch, and a child that only runs commands never pays for it.  Of one that has evaluated
+//! something since its warm-up the kernel is asked, at the fork, whether that is still so.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -29,7 +30,6 @@ use forkd_proto::guest::{ErrorBody, ErrorCode, RuntimeState};
 use forkd_proto::limits::EVAL_QUEUE_MAX;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use serde::Deserialize;
 
 use crate::child::{Ended, signal_group, signal_one};
 use crate::exec::output_pipe;
@@ -44,6 +44,12 @@ pub const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
 
 /// SIGINTs before SIGKILL.
 pub const INTERRUPTS_MAX: u32 = 5;
+
+/// Bytes read at once from an interpreter that has nothing to say.
+const HEARD_BYTES: usize = 64;
+
+/// The signals that the script has a handler for, as a mask: SIGINT.
+const CAUGHT: u64 = 1 << (Signal::SIGINT as u64 - 1);
 
 const SCRIPT: &str = include_str!("../runtime/python.py");
 
@@ -102,16 +108,10 @@ pub struct Runtime {
     current: Option<Current>,
     queue: VecDeque<Job>,
     answered: Option<(Kind, Vec<u8>)>,
-    /// It has done nothing since its warm-up, and can do nothing unless told to.
+    /// It could do nothing by itself at the end of its warm-up, and has done nothing since.
     dormant: bool,
     /// The request with which to reseed it before its next job.
     put_off: Option<Vec<u8>>,
-}
-
-/// What the end of the warm-up says of the interpreter.
-#[derive(Debug, Deserialize)]
-struct Frozen {
-    dormant: bool,
 }
 
 #[derive(Debug)]
@@ -120,6 +120,8 @@ struct Process {
     stream: Stream,
     outputs: [(Option<File>, Kind); 2],
     verdict: Option<File>,
+    /// It has said that code of its own is to run in forks.
+    hooked: bool,
 }
 
 impl Runtime {
@@ -163,11 +165,13 @@ impl Runtime {
     /// Takes a `post_fork` request to be done before the next job, if nothing can happen in the
     /// interpreter until then.  False: it has to be done now.
     pub fn put_off(&mut self, request: &[u8]) -> bool {
+        let Some(process) = &mut self.process else { return false };
         let idle = self.current.is_none() && self.queue.is_empty();
-        if idle && self.dormant {
+        let dormant = idle && (self.dormant || process.is_dormant());
+        if dormant {
             self.put_off = Some(request.to_vec());
         }
-        idle && self.dormant
+        dormant
     }
 
     /// Everything that the poll loop must watch.
@@ -314,10 +318,7 @@ impl Runtime {
         };
         self.state = RuntimeState::Ready;
         match (current.purpose, kind) {
-            (Purpose::Freeze, Kind::Reply) => {
-                let frozen = serde_json::from_slice(&payload);
-                self.dormant = frozen.is_ok_and(|frozen: Frozen| frozen.dormant);
-            }
+            (Purpose::Freeze, Kind::Reply) => self.dormant = process.is_dormant(),
             (Purpose::Reseed, Kind::Reply) => {}
             // What waits must never run with the state of its siblings: nothing is started any
             // more, and its end says why.
@@ -376,6 +377,14 @@ impl Runtime {
     }
 }
 
+/// What the kernel says of a process: one thread that catches [`CAUGHT`]; proc(5), `status`.
+fn alone_and_quiet(pid: Pid) -> Option<bool> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let caught = u64::from_str_radix(field("SigCgt:")?, 16).ok()?;
+    Some(field("Threads:")? == "1" && caught == CAUGHT)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drained {
     /// Nothing is left.
@@ -414,6 +423,7 @@ impl Process {
             stream: Stream::new(ours.into()),
             outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
             verdict: launched.verdict,
+            hooked: false,
         })
     }
 
@@ -426,6 +436,10 @@ impl Process {
     fn take_answer(&mut self, scratch: &mut [u8]) -> Option<(Kind, Vec<u8>)> {
         loop {
             match self.stream.next_frame() {
+                Ok(Some((Kind::Control, _))) => {
+                    self.hooked = true;
+                    continue;
+                }
                 Ok(Some(frame)) => return Some(frame),
                 Ok(None) => {}
                 Err(error) => {
@@ -438,6 +452,15 @@ impl Process {
                 return None;
             }
         }
+    }
+
+    /// Whether nothing can happen in it until it is asked for something: it has one thread, native
+    /// ones included, a handler for no signal but SIGINT, and no code of its own to run in forks.
+    /// Then nobody can see the state of its generators either.
+    fn is_dormant(&mut self) -> bool {
+        // Without a job it can have nothing else to say.
+        drop(self.take_answer(&mut [0; HEARD_BYTES]));
+        !self.hooked && alone_and_quiet(self.pid).unwrap_or(false)
     }
 
     fn move_output(&mut self, mut client: Option<&mut Stream>, scratch: &mut [u8]) -> Drained {

@@ -270,11 +270,14 @@ fn a_fork_in_the_code_answers_once() {
     assert_eq!(value(&mut client, "'one answer each'"), "one answer each");
 }
 
+/// What has a thread of its own is never dormant.
+const THREAD: &str = "import threading\nwait = threading.Event().wait\n\
+                      threading.Thread(target=wait, daemon=True).start()";
+
 #[test]
 fn a_fork_of_the_guest_reseeds_what_is_loaded() {
     let agent = Agent::start();
-    let mut client = warm(&agent, "import random, tempfile, uuid\nrandom.seed(1)");
-    value(&mut client, "'awake'");
+    let mut client = warm(&agent, &format!("import random, tempfile, uuid\n{THREAD}"));
     let mut draw = |seed: &str| {
         let answer = client.ask(&post_fork(seed));
         let reseeded = answer.reply["reseeded"].as_array().expect("a list").clone();
@@ -317,18 +320,49 @@ fn a_dormant_runtime_that_cannot_reseed_itself_runs_nothing() {
 }
 
 #[test]
+fn a_runtime_that_waits_for_its_next_job_is_as_dormant_as_before_its_first() {
+    let agent = Agent::start();
+    let draw = |seed: &str| {
+        let mut client = warm(&agent, "import random");
+        value(&mut client, "random.seed(1)");
+        assert_eq!(client.ask(&post_fork(seed)).reply["reseeded"], json!([]));
+        value(&mut client, "random.random()").to_string()
+    };
+    let (one, other, again) = (draw("a1"), draw("b2"), draw("a1"));
+    assert_ne!(one, other);
+    assert_eq!(one, again);
+}
+
+#[test]
 fn a_runtime_that_can_act_by_itself_reseeds_itself_at_once() {
-    for warm_up in [
-        "import random, threading\nwait = threading.Event().wait\n\
-         threading.Thread(target=wait, daemon=True).start()",
-        "import random, signal\nsignal.signal(signal.SIGALRM, print)",
-        "import random, forkd\nforkd.on_fork(list)",
+    for code in [
+        THREAD,
+        "import signal\nsignal.signal(signal.SIGALRM, print)",
+        "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)",
+        "import forkd\nforkd.on_fork(list)",
     ] {
         let agent = Agent::start();
-        let mut client = warm(&agent, warm_up);
+        let mut client = warm(&agent, &format!("import random\n{code}"));
         let answer = client.ask(&post_fork("a1"));
-        assert_eq!(answer.reply["reseeded"], json!(["python.random"]), "{warm_up}");
+        assert_eq!(answer.reply["reseeded"], json!(["python.random"]), "warmed up with {code}");
+
+        let agent = Agent::start();
+        let mut client = warm(&agent, "import random");
+        assert_eq!(eval(&mut client, code).error, Value::Null);
+        let answer = client.ask(&post_fork("a1"));
+        assert_eq!(answer.reply["reseeded"], json!(["python.random"]), "after {code}");
     }
+}
+
+#[test]
+fn what_the_code_made_of_the_interrupt_does_not_outlast_its_job() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os, signal");
+    eval(&mut client, "said = []\nsignal.signal(signal.SIGINT, lambda *_: said.append(1))");
+    let pid = value(&mut client, "os.getpid()").as_i64().expect("a pid");
+    let sent = std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+    assert_eq!(value(&mut client, "said"), json!([]));
 }
 
 #[test]
