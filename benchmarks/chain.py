@@ -73,19 +73,27 @@ QUICK = Repeats(chain=8, durable=1, reset=8)
 
 @dataclass(slots=True)
 class Depths:
-    """When a child had answered, forked from the base's zygote and from the deepest."""
+    """When a child had answered, forked from the base's zygote and from the deepest.
+
+    Attributes:
+        whole_ms: The same of the deepest link's instant, stored without a parent.
+    """
 
     shallow_ms: list[float] = field(default_factory=list)
     deep_ms: list[float] = field(default_factory=list)
+    whole_ms: list[float] = field(default_factory=list)
     links_mib: float = 0.0
 
     def figures(self) -> Json:
         """Return what is kept of them."""
         shallow_ms, deep_ms = median(self.shallow_ms), median(self.deep_ms)
+        whole_ms = median(self.whole_ms)
         return {
             "depth_0_ms": shallow_ms,
             f"depth_{DEPTH}_ms": deep_ms,
             "ratio": deep_ms / shallow_ms,
+            "whole_ms": whole_ms,
+            "ratio_to_whole": deep_ms / whole_ms,
             "depth_0_ms_all": self.shallow_ms,
             f"depth_{DEPTH}_ms_all": self.deep_ms,
             "links_mib": self.links_mib,
@@ -93,7 +101,7 @@ class Depths:
 
 
 async def measure_chain(bed: Bed, host: HostSettings, teller: Teller, *, quick: bool) -> Json:
-    """Fork one child from a chain and one from the same instant stored whole, in turns."""
+    """Fork one child from the base, one from a chain, one from that instant stored whole."""
     repeats = QUICK if quick else FULL
     taken = Depths()
     async with contextlib.AsyncExitStack() as stack:
@@ -117,10 +125,12 @@ async def measure_chain(bed: Bed, host: HostSettings, teller: Teller, *, quick: 
         flat = await stack.enter_async_context(zygote_of(host, whole, rootfs, bed.disk.size_bytes))
         for number in range(repeats.cold + repeats.chain):
             teller.begin(f"fork at depth 0 and {DEPTH}, round {number} of {repeats.chain}")
-            shallow_ms, deep_ms = await answered_ms(flat), await answered_ms(deepest)
+            shallow_ms, deep_ms = await answered_ms(bed), await answered_ms(deepest)
+            whole_ms = await answered_ms(flat)
             if number >= repeats.cold:
                 taken.shallow_ms.append(shallow_ms)
                 taken.deep_ms.append(deep_ms)
+                taken.whole_ms.append(whole_ms)
     return taken.figures()
 
 
