@@ -78,7 +78,7 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
             siblings,
             branch.Stalls([5.0], [1.0]),
         ),
-        "chain": chain.Depths([10.0], [11.0]).figures(),
+        "chain": chain.Depths([10.0], [11.0], [11.0]).figures(),
         "snapshot": {"durable_ms": {str(mib): 2.0 * mib for mib in chain.DURABLE_MIB}},
         "reset": chain.reset_figures([6.0], [12.0]),
     }
