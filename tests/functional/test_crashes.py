@@ -45,6 +45,10 @@ END_S = 180.0
 """Deadline of a load that has lost somebody, and of the daemon's tidying up after that."""
 
 POLL_S = 0.005
+
+TOLD_EVERY = 20
+"""After so many rounds it is said how far it has come."""
+
 ATTEMPTS = 20
 SANDBOXES_KEPT = 4
 SNAPSHOTS_KEPT = 6
@@ -78,6 +82,8 @@ def test_whoever_is_killed_no_snapshot_is_torn_nobody_is_an_orphan_and_the_list_
             arena.check()
             killed[role] += 1
             print(f"{number}: {role}, {time.monotonic() - started_s:.1f} s")  # noqa: T201 - if it fails
+            if (number + 1) % TOLD_EVERY == 0:
+                tell(f"{number + 1} killed: {dict(killed)}")
         arena.end()
     tell(f"killed {dict(killed)}; looked at {dict(arena.looked)}")
     tell(f"done {dict(arena.world.done)}, failed {dict(arena.world.failed)}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,3 +119,27 @@ def test_a_link_to_a_tree_is_removed_itself(tmp_path: Path) -> None:
     files.remove_tree(tmp_path / "link")
 
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_folder_goes_although_somebody_still_makes_files_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    begun = Event()
+
+    def write() -> int:
+        for number in count():
+            try:
+                (folder / str(number)).touch()
+            except FileNotFoundError:
+                return number
+            begun.set()
+        raise AssertionError
+
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(write)
+        assert begun.wait(10)
+        files.remove_from_under(folder)
+        assert made.result(10) > 0
+
+    assert list(tmp_path.iterdir()) == []
+    files.remove_from_under(folder)
