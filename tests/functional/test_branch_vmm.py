@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from forkd.engine.process import (
     start_zygote,
 )
 from forkd.errors import Conflict, HostError
+from forkd.host import proc
 from tests.support.real_host import EVAL_TIMEOUT_S, REAL, baked_host, variant
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ MEMORY_MIB = 4_096
 FORK_DEADLINE_S = 120.0
 
 RESETS = 50
+SIBLING_RESETS = 3
 
 COUNTING = """
 import itertools, os, threading
@@ -325,13 +327,47 @@ async def test_a_machine_goes_back_to_its_fork_point_again_and_again(bench: Benc
         assert not (machine.directory / "disk.top").exists()
 
 
-async def test_a_branch_of_a_running_machine_cannot_be_reset_and_lives_on(bench: Bench) -> None:
+async def test_a_sibling_goes_back_to_what_its_seed_holds(bench: Bench) -> None:
+    counted = "counted = numpy.arange({pages} << 9, dtype='u8'); 0"
+    wrong = "[int((counted != numpy.arange(counted.size)).sum()), 'z' in globals()]"
+    async with bench.forked(bench.root) as (source,):
+        await source.value(counted.format(pages=MEMORY_MIB))
+        async with bench.branched(source) as (seed, _), bench.forked(seed) as (sibling,):
+            async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
+                assert await control.retire() == 1
+            assert not (seed / ZYGOTE_SOCKET).exists()
+            held = []
+            for _ in range(SIBLING_RESETS):
+                await sibling.value("counted[::512] = 0; z = numpy.ones(1 << 20); 0")
+                await sibling.reset()
+                held.append(sibling.held())
+                assert await sibling.value(wrong) == [0, False]
+        threads, descriptors, own_kib = held[0]
+        assert all(each[:2] <= (threads, descriptors + 2) for each in held)
+        assert max(each[2] for each in held) < own_kib + 4_096
+
+
+async def test_a_sibling_whose_seed_was_told_to_stop_is_not_reset_and_lives_on(
+    bench: Bench,
+) -> None:
     async with (
         bench.forked(bench.root) as (source,),
-        bench.branched(source) as (seed, _),
+        bench.branched(source) as (seed, branched),
         bench.forked(seed) as (sibling,),
     ):
-        with pytest.raises(Conflict, match="not held"):
+        await end_listener(seed / ZYGOTE_SOCKET)
+        assert branched.pid not in proc.processes()
+
+        with pytest.raises(Conflict, match="which held its fork point, has ended"):
             await sibling.reset()
 
         assert await sibling.value("6 * 7") == 42
+
+
+async def test_a_snapshots_zygote_that_is_retired_ends_at_once(bench: Bench) -> None:
+    config = replace(bench.config, directory=bench.folder())
+    with await start_zygote(programs.find(programs.VMM), config) as process:
+        async with bench.forked(config.directory):
+            async with await Control.connect(config.directory / ZYGOTE_SOCKET) as control:
+                assert await control.retire() == 0
+            assert await process.wait(FORK_DEADLINE_S)

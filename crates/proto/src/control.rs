@@ -316,6 +316,9 @@ pub enum ZygoteRequest {
     Status,
     /// End; the children live on.
     Stop,
+    /// Serve nobody any more, and end when nobody needs what it holds: a seed with its last child,
+    /// others at once.
+    Retire,
 }
 
 impl ZygoteRequest {
@@ -345,6 +348,7 @@ impl ZygoteRequest {
             }
             "status" => parse::members(members).map(|Nothing {}| Self::Status),
             "stop" => parse::members(members).map(|Nothing {}| Self::Stop),
+            "retire" => parse::members(members).map(|Nothing {}| Self::Retire),
             _ => Err(InvalidRequest::field("op", "unknown operation")),
         }
     }

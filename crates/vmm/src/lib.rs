@@ -13,6 +13,7 @@ pub mod entropy;
 pub mod error;
 pub mod generation;
 pub mod handshake;
+pub mod held;
 pub mod layout;
 pub mod machine;
 pub mod mapping;

@@ -26,9 +26,10 @@ use vm_memory::{
 };
 
 use crate::error::Error;
+use crate::held::Held;
 use crate::layout::{self, PAGE_SIZE};
 use crate::mapping::{self, Shared};
-use crate::pagemap::{Pagemap, Private};
+use crate::pagemap::{Changed, Pagemap, Private};
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
 
@@ -39,6 +40,9 @@ const GRANULE_PAGES: u64 = GRANULE_BYTES / PAGE_SIZE;
 /// A granule of which a delta holds at least so many pages is made anew in a file; below that the
 /// pages are copied one by one.  A fork pays for each copied page, and memory for each granule.
 const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
+
+/// Most bytes that are read at a time of what another process holds.
+const STRETCH_BYTES_MAX: u64 = 1 << 20;
 
 /// Checks a size of guest memory.
 ///
@@ -166,35 +170,67 @@ impl Ram {
         self.lay(&sheet)
     }
 
-    /// Takes back every write since the memory was loaded.
+    /// Takes back every write since the memory was loaded, or since it was what `held` has.
     ///
     /// Pages that `keep` names are filled again where they are: whoever writes to them soon need
-    /// not have them copied, nor mapped, once more.  Others are given back.
+    /// not have them copied, nor mapped, once more.  So are those that `held` has a copy of, which
+    /// are nowhere else.  Others are given back.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] or [`Error::GuestMemory`]; the memory is of no use then.
-    pub fn rewind(&self, keep: impl Fn(u64) -> bool) -> Result<(), Error> {
-        let mut refill = Vec::new();
+    pub fn rewind(&self, held: Option<&Held>, keep: impl Fn(u64) -> bool) -> Result<(), Error> {
+        let (mut refill, mut copy) = (Vec::new(), Vec::new());
         let mut give_back: Vec<(u64, u64)> = Vec::new();
-        Pagemap::own()?.private(&self.view, |Private { page, address, .. }| {
-            if self.sparse.contains_key(&page) || keep(address) {
+        let mut sort = |Changed { page, address, theirs }: Changed| {
+            if theirs {
+                Stretch::extend(&mut copy, page, address);
+            } else if self.sparse.contains_key(&page) || keep(address) {
                 refill.push(page);
-                return true;
+            } else {
+                match give_back.last_mut() {
+                    Some((start, bytes)) if *start + *bytes == address => *bytes += PAGE_SIZE,
+                    _ => give_back.push((address, PAGE_SIZE)),
+                }
             }
-            match give_back.last_mut() {
-                Some((start, bytes)) if *start + *bytes == address => *bytes += PAGE_SIZE,
-                _ => give_back.push((address, PAGE_SIZE)),
-            }
-            true
-        })?;
+        };
+        let own = Pagemap::own()?;
+        match held {
+            Some(held) => own.differing(held.pagemap(), &self.view, &mut sort)?,
+            None => own.private(&self.view, |Private { page, address, .. }| {
+                sort(Changed { page, address, theirs: false });
+                true
+            })?,
+        }
         for (start, bytes) in give_back {
             mapping::drop_private(start, bytes)?;
+        }
+        if let Some(held) = held {
+            self.copy_from(held, &copy)?;
         }
         let mut bytes = [0; 4096];
         for page in refill {
             self.original(page, &mut bytes)?;
             put(&self.view, page, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes pages what they are in `held`.  One that is that already is not written: it may still
+    /// be shared, and would be copied for nothing.
+    fn copy_from(&self, held: &Held, stretches: &[Stretch]) -> Result<(), Error> {
+        let mut theirs = vec![0; usize::try_from(STRETCH_BYTES_MAX).unwrap_or(0)];
+        let mut ours = [0; 4096];
+        for Stretch { page, address, bytes } in stretches {
+            let theirs = &mut theirs[..usize::try_from(*bytes).unwrap_or(0)];
+            held.read(*address, theirs)?;
+            for (page, theirs) in (*page..).zip(theirs.chunks_exact(ours.len())) {
+                let at = GuestAddress(address_of(page));
+                self.view.read_slice(&mut ours, at).map_err(Error::guest_memory)?;
+                if ours != theirs {
+                    put(&self.view, page, theirs)?;
+                }
+            }
         }
         Ok(())
     }
@@ -258,6 +294,28 @@ impl Ram {
                 mapping::resident_bytes(region.as_ptr(), bytes)
             })
             .sum()
+    }
+}
+
+/// Consecutive pages that are mapped one after the other.
+#[derive(Debug)]
+struct Stretch {
+    page: u64,
+    address: u64,
+    bytes: u64,
+}
+
+impl Stretch {
+    /// Adds a page, which is above all others, to the last of `stretches`, or begins another.
+    fn extend(stretches: &mut Vec<Self>, page: u64, address: u64) {
+        match stretches.last_mut() {
+            Some(last)
+                if last.address + last.bytes == address && last.bytes < STRETCH_BYTES_MAX =>
+            {
+                last.bytes += PAGE_SIZE;
+            }
+            _ => stretches.push(Self { page, address, bytes: PAGE_SIZE }),
+        }
     }
 }
 
@@ -354,6 +412,7 @@ pub fn address_of(page: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::held::tests::Holder;
     use crate::snapshot::pages::{Lineage, save};
 
     fn path(name: &str) -> PathBuf {
@@ -432,7 +491,7 @@ mod tests {
         }
 
         let kept = derived.view().get_host_address(GuestAddress(3 * PAGE_SIZE)).unwrap() as u64;
-        derived.rewind(|address| address == kept).unwrap();
+        derived.rewind(None, |address| address == kept).unwrap();
 
         let mut private = Vec::new();
         let mut note = |found: Private| {
@@ -444,6 +503,82 @@ mod tests {
         assert_eq!(pages.map(|page| byte(&derived, page)), [1, 2, 0, 5, 0]);
         std::fs::remove_file(base).unwrap();
         std::fs::remove_file(delta).unwrap();
+    }
+
+    fn private(ram: &Ram) -> Vec<(u64, bool)> {
+        let mut found = Vec::new();
+        let note = |Private { page, exclusive, .. }| {
+            found.push((page, exclusive));
+            true
+        };
+        Pagemap::own().unwrap().private(ram.view(), note).unwrap();
+        found
+    }
+
+    #[test]
+    fn memory_goes_back_to_what_another_process_holds() {
+        let (ram, base) = loaded("held", &[3, 4, 700]);
+        let ours = [4, 5, 600, 601, 602];
+        for page in ours {
+            set(&ram, page, 2);
+        }
+        let holder = Holder::fork();
+        // One of the image, one of zeros, and some that only the holder has as they were.
+        let written = [3, 4, 9, 601, 602, 700];
+        for page in written {
+            set(&ram, page, 9);
+        }
+        set(&ram, 602, 2);
+
+        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+
+        let pages = [3, 4, 5, 9, 600, 601, 602, 700];
+        assert_eq!(pages.map(|page| byte(&ram, page)), [1, 2, 2, 0, 2, 2, 2, 1]);
+        let private = private(&ram);
+        assert_eq!(private.iter().map(|(page, _)| *page).collect::<Vec<_>>(), ours);
+        let unwritten = [(5, false), (600, false)];
+        assert!(unwritten.iter().all(|page| private.contains(page)), "they are shared as before");
+        std::fs::remove_file(base).unwrap();
+    }
+
+    #[test]
+    fn a_page_that_only_the_holder_has_written_is_read_from_it() {
+        let (ram, base) = loaded("held-only", &[]);
+        set(&ram, 8, 2);
+        let holder = Holder::fork();
+        let address = ram.view().get_host_address(GuestAddress(8 * PAGE_SIZE)).unwrap() as u64;
+        mapping::drop_private(address, PAGE_SIZE).unwrap();
+
+        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+
+        assert_eq!(byte(&ram, 8), 2);
+        std::fs::remove_file(base).unwrap();
+    }
+
+    #[test]
+    fn more_than_is_read_at_a_time_goes_back_page_by_page() {
+        let pages = STRETCH_BYTES_MAX / PAGE_SIZE + 1;
+        let (ram, base) = loaded("held-long", &[]);
+        (0..pages).for_each(|page| set(&ram, page, u8::try_from(page % 251).unwrap() + 1));
+        let holder = Holder::fork();
+        (0..pages).for_each(|page| set(&ram, page, 0));
+
+        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+
+        let wrong = (0..pages).find(|page| u64::from(byte(&ram, *page)) != page % 251 + 1);
+        assert_eq!(wrong, None);
+        std::fs::remove_file(base).unwrap();
+    }
+
+    #[test]
+    fn memory_whose_holder_has_ended_does_not_go_back() {
+        let (ram, base) = loaded("held-gone", &[]);
+        let holder = Holder::fork();
+        let held = holder.held();
+        drop(holder);
+
+        assert!(ram.rewind(Some(&held), |_| false).is_err());
+        std::fs::remove_file(base).unwrap();
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::bus::{Bus, Lines};
 use crate::cpu::{self, VcpuState};
 use crate::disk::{HostDisk, Lower};
 use crate::error::Error;
+use crate::held::Held;
 use crate::machine::{Machine, Place, saved_devices};
 use crate::memory::Ram;
 use crate::question::{Notebook, Question};
@@ -51,7 +52,7 @@ pub struct ForkPlan {
     host: Host,
     warmth: OnceLock<Warmth>,
     notebook: Arc<Notebook>,
-    live: bool,
+    held: Option<Held>,
 }
 
 impl ForkPlan {
@@ -78,7 +79,7 @@ impl ForkPlan {
     ///
     /// As [`Self::load`].
     pub fn derive(&self, config: &Derive) -> Result<Self, Error> {
-        if self.live {
+        if self.is_live() {
             return Err(Error::State("a seed holds what is in no file, so no delta is above it"));
         }
         let state = MachineState::read(&config.state)?;
@@ -100,7 +101,8 @@ impl ForkPlan {
     }
 
     /// The fork point that a machine is at.  To be called in a process forked for the purpose,
-    /// without the machine's descriptors of KVM: its memory becomes that of the result.
+    /// without the machine's descriptors of KVM: its memory becomes that of the result, and is what
+    /// forks can go back to as long as the process lives.
     ///
     /// # Errors
     ///
@@ -113,7 +115,7 @@ impl ForkPlan {
     ) -> Result<Self, Error> {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
         let mut plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
-        plan.live = true;
+        plan.held = Some(Held::own()?);
         if let Some(origin) = origin {
             // Forks of forks write what forks write.
             plan.notebook = Arc::clone(&origin.notebook);
@@ -153,7 +155,7 @@ impl ForkPlan {
             host,
             warmth: OnceLock::new(),
             notebook: Arc::new(Notebook::new()?),
-            live: false,
+            held: None,
         })
     }
 
@@ -167,7 +169,13 @@ impl ForkPlan {
     /// from again.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.live
+        self.held.is_some()
+    }
+
+    /// Memory at the fork point where no image has it: in the process that holds the plan.
+    #[must_use]
+    pub fn held(&self) -> Option<&Held> {
+        self.held.as_ref()
     }
 
     /// The machine's state at the fork point.

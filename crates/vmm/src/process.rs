@@ -154,6 +154,23 @@ pub fn reap() -> Option<(libc::pid_t, i32)> {
     (pid > 0).then_some((pid, status))
 }
 
+/// Reaps children until there are none; those that live are waited for.
+pub fn outlast_children() {
+    loop {
+        // SAFETY: no status is asked for.
+        let pid = unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) };
+        if pid < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return;
+        }
+    }
+}
+
+/// Gives this process a name of at most 15 bytes, by which `/proc` and `ps` know it.
+pub fn rename(name: &std::ffi::CStr) {
+    // SAFETY: the name is NUL-terminated and outlives the call.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
 /// Kills `pid`, a child of ours that has not been reaped.
 pub fn kill(pid: libc::pid_t) {
     // SAFETY: an unreaped child's id cannot belong to another process.
@@ -395,6 +412,29 @@ pub fn alarm_after(seconds: u32) -> Result<(), Error> {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+
+    #[test]
+    fn children_are_outlasted() {
+        let (mut go, mut start) = pipe().unwrap();
+        let (mut said, mut say) = pipe().unwrap();
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            if fork_into(None).is_ok_and(|side| side == Forked::Child) {
+                drop(go.read(&mut [0]).and_then(|_| say.write_all(b"child")));
+                exit_now(0);
+            }
+            outlast_children();
+            drop(say.write_all(b", parent"));
+            exit_now(0);
+        };
+
+        start.write_all(b"x").unwrap();
+
+        let mut order = [0; 13];
+        said.read_exact(&mut order).unwrap();
+        assert_eq!(std::str::from_utf8(&order).unwrap(), "child, parent");
+        // SAFETY: no status is asked for.
+        assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+    }
 
     #[test]
     fn a_forked_child_is_reaped_with_its_status() {

@@ -3,13 +3,15 @@
 //! Everything that a guest can change is put back to what the fork began with:
 //! private pages and the disk's top are dropped, registers and devices reloaded.
 //! The process stays with its VM, sockets, tap and cgroup, and nothing is left that
-//! could grow.  The guest then is what it was at the fork, and is made somebody of
+//! could grow.  What a sibling of a live branch began with is in its seed ([`crate::held`]).
+//! The guest then is what it was at the fork, and is made somebody of
 //! its own in the same way ([`crate::handshake`]).
 
 use std::sync::Arc;
 
 use crate::bus::Bus;
 use crate::error::Error;
+use crate::held::Held;
 use crate::machine::{Machine, saved_serial, saved_vsock};
 use crate::plan::ForkPlan;
 use crate::snapshot::state::MachineState;
@@ -20,16 +22,13 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] if it was booted, or forked of a machine that ran.
+    /// [`Error::State`] if it was booted, or if it is the branch of a machine whose seed has ended.
     pub fn fork_point(&self) -> Result<Arc<ForkPlan>, Error> {
-        match &self.origin {
-            None => Err(Error::State("the machine was booted: it has no fork point")),
-            Some(plan) if plan.is_live() => Err(Error::State(
-                "the machine is the branch of a running one: its fork point is not held; \
-                 a fork of a snapshot can be reset",
-            )),
-            Some(plan) => Ok(Arc::clone(plan)),
-        }
+        let Some(plan) = &self.origin else {
+            return Err(Error::State("the machine was booted: it has no fork point"));
+        };
+        plan.held().map_or(Ok(()), Held::check)?;
+        Ok(Arc::clone(plan))
     }
 
     /// Goes back to `plan`, where it was forked; it is paused afterwards.
@@ -39,7 +38,8 @@ impl Machine {
     /// [`Error::Kvm`], [`Error::Io`] naming what the host refused; the machine is of no use then.
     pub fn rewind(&mut self, plan: &Arc<ForkPlan>) -> Result<(), Error> {
         self.pause()?;
-        self.ram.rewind(|address| plan.warmth().is_some_and(|warmth| warmth.contains(address)))?;
+        let warm = |address| plan.warmth().is_some_and(|warmth| warmth.contains(address));
+        self.ram.rewind(plan.held(), warm)?;
         if let Some(warmth) = plan.warmth() {
             warmth.apply();
         }

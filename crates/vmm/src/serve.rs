@@ -299,8 +299,11 @@ impl Server {
             top_limit_bytes: None,
         };
         self.make_own(&child, deadline)?;
-        // The first fork of a snapshot was forked before its zygote had learned anything.
-        plan.learn(std::process::id().cast_signed());
+        // The first fork of a snapshot was forked before its zygote had learned anything.  What a
+        // sibling has of its own says less: it keeps the pages that its seed has.
+        if !plan.is_live() {
+            plan.learn(std::process::id().cast_signed());
+        }
         self.machine.bus().vsock(|vsock| vsock.admit())
     }
 

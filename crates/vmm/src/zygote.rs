@@ -3,7 +3,9 @@
 //! It has one thread, verifies and parses everything once, and never touches the
 //! guest's memory that it maps; so a `clone3` of it is a machine's memory, ready.
 //! A child builds its VM, resumes, and reports through a pipe when its agent has
-//! answered.  Children do not depend on the zygote afterwards.
+//! answered.  Children do not depend on the zygote afterwards, but for going back: those of
+//! a seed read their fork point in it, so one that is retired holds its memory until the last of
+//! them has ended.
 //!
 //! Partial failure: every child of a request is reported exactly once, as ready or
 //! as failed; a child that dies without a word is reported by its exit.  Of a
@@ -46,6 +48,8 @@ pub const ATTEMPTS_MAX: u32 = 3;
 const REPORT_BYTES_MAX: usize = 4096;
 /// Longest message in a report, so that it fits.
 const MESSAGE_BYTES_MAX: usize = 1024;
+/// What a seed is called once it only holds memory: a daemon that comes later lets it be.
+const RETIRED_NAME: &std::ffi::CStr = c"forkd-seed";
 /// Files that a machine may have made in its folder before it failed.
 const MACHINE_FILES: [&str; 5] =
     ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top"];
@@ -102,6 +106,8 @@ pub struct Zygote {
     batches: BTreeMap<u64, Batch>,
     next_batch: u64,
     stopping: bool,
+    /// Its children's memory is to be held after that.
+    retiring: bool,
 }
 
 impl Zygote {
@@ -142,6 +148,7 @@ impl Zygote {
             batches: BTreeMap::new(),
             next_batch: 0,
             stopping: false,
+            retiring: false,
         })
     }
 
@@ -173,6 +180,9 @@ impl Zygote {
             process::kill(*pid);
             helper.task.undo();
         }
+        if self.retiring {
+            hold_on()?;
+        }
         Ok(())
     }
 
@@ -190,6 +200,17 @@ impl Zygote {
                     self.stopping = true;
                     self.control.answer(token, Ok(json!({})));
                 }
+                Ok(ZygoteRequest::Retire) => {
+                    self.stopping = true;
+                    self.retiring = self.plan.is_live();
+                    let held = if self.retiring { self.ready_children() } else { 0 };
+                    // Before the answer: whoever has it may look for the name, or at the folder.
+                    if self.retiring {
+                        process::rename(RETIRED_NAME);
+                    }
+                    self.control.unlink();
+                    self.control.answer(token, Ok(json!({"children": held})));
+                }
                 Ok(ZygoteRequest::Fork(fork)) => self.accept(token, fork),
                 Ok(ZygoteRequest::Save(save)) => self.help(token, Task::Save(save)),
                 Ok(ZygoteRequest::Derive(derive)) => self.help(token, Task::Derive(derive)),
@@ -206,6 +227,10 @@ impl Zygote {
             vcpus,
             resident_bytes: self.plan.ram().resident_bytes(),
         }
+    }
+
+    fn ready_children(&self) -> u64 {
+        self.children.values().filter(|child| child.batch.is_none()).count() as u64
     }
 
     fn accept(&mut self, token: Token, fork: Fork) {
@@ -444,6 +469,15 @@ impl Zygote {
         }
         Ok(())
     }
+}
+
+/// Holds this process's memory for its children, and nothing else; ends with the last of them.
+///
+/// Those that were not reported yet cannot be now, and end by themselves.
+fn hold_on() -> Result<(), Error> {
+    process::close_all_but(&[0, 1, 2])?;
+    process::outlast_children();
+    process::exit_now(0)
 }
 
 fn since(start: Instant) -> f64 {

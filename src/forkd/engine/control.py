@@ -203,6 +203,20 @@ class Control:
                 return pid
         raise EngineError("the reply to derive names no process")
 
+    async def retire(self) -> int:
+        """Have a zygote serve nobody any more, and end when nobody needs what it holds.
+
+        Returns:
+            With how many children it ends, the last of them; 0 if it ends at once.
+
+        Raises:
+            ForkdError: As `request`.
+        """
+        match await self.request("retire"):
+            case {"children": int(children)}:
+                return children
+        raise EngineError("the reply to retire names no number of children")
+
     async def reset(self, config: ResetConfig, *, deadline_s: float) -> float:
         """Take a machine back to its fork point; return how long that took, in milliseconds.
 
@@ -213,7 +227,8 @@ class Control:
             deadline_s: For its agent's answer.
 
         Raises:
-            Conflict: It has no fork point, since it was booted, or that is not held any more.
+            Conflict: It has no fork point, since it was booted, or the seed that held it was
+                ended; the machine goes on.
             ForkdError: As `request`.
         """
         request = {**as_members(config), "deadline_s": deadline_s}

@@ -1,0 +1,146 @@
+//! Memory that another process holds: the seed that a branch's siblings were forked of.
+//!
+//! What a machine had written when it was branched is in no file.  The seed has it, and never
+//! changes it; a sibling that goes back reads it there.  Both ways in, `/proc/self/mem` for reading
+//! and `/proc/self/pagemap`, are opened by the seed for itself and inherited by its forks: such a
+//! descriptor stays one of the seed's memory, whoever holds it, and reads as empty once the
+//! seed has ended (`fs/proc/base.c`, `mem_rw`).  So nobody needs a right, or a process id that may
+//! mean somebody else by then.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::error::Error;
+use crate::pagemap::Pagemap;
+
+const MEMORY: &str = "/proc/self/mem";
+
+/// The memory of a process, to be read.
+#[derive(Debug)]
+pub struct Held {
+    memory: File,
+    pagemap: Pagemap,
+}
+
+impl Held {
+    /// This process's own, for those that it will fork.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if `/proc` does not show it.
+    pub fn own() -> Result<Self, Error> {
+        let memory = File::open(MEMORY).map_err(Error::io(format!("open {MEMORY}")))?;
+        Ok(Self { memory, pagemap: Pagemap::own()? })
+    }
+
+    /// Which pages the process has as its own.
+    #[must_use]
+    pub fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
+    }
+
+    /// Fills `bytes` from `address` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], for one because the process has ended.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.memory.read_exact_at(bytes, address).map_err(Error::io("read the fork point's memory"))
+    }
+
+    /// Makes sure that the process lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if it has ended; [`Error::Io`] if the kernel does not say.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.pagemap.lives()? {
+            return Ok(());
+        }
+        Err(Error::State("the seed of its branch, which held its fork point, has ended"))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::process::{self, Forked};
+    use std::io::{Read, Write};
+
+    /// A process that has what this one had when it was made, until it is dropped.
+    #[derive(Debug)]
+    pub(crate) struct Holder {
+        pid: i32,
+        _alive: File,
+    }
+
+    impl Holder {
+        pub(crate) fn fork() -> Self {
+            let (mut wait, alive) = process::pipe().unwrap();
+            match process::fork_into(None).unwrap() {
+                Forked::Parent(pid) => Self { pid, _alive: alive },
+                Forked::Child => {
+                    process::close_in_child(std::os::fd::AsRawFd::as_raw_fd(&alive)).unwrap();
+                    drop(wait.read(&mut [0]));
+                    process::exit_now(0);
+                }
+            }
+        }
+
+        pub(crate) fn held(&self) -> Held {
+            let memory = File::open(format!("/proc/{}/mem", self.pid)).unwrap();
+            Held { memory, pagemap: Pagemap::of(self.pid).unwrap() }
+        }
+    }
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            process::kill(self.pid);
+            await_end(self.pid);
+        }
+    }
+
+    fn await_end(pid: i32) {
+        // SAFETY: no status is asked for.
+        assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+    }
+
+    #[test]
+    fn a_fork_reads_what_its_parent_has_and_not_what_itself_has_written() {
+        let held = Held::own().unwrap();
+        let (mut said, mut say) = process::pipe().unwrap();
+        let mut word = Box::new([7_u8]);
+        let address = std::ptr::from_ref(&*word) as u64;
+
+        let Forked::Parent(pid) = process::fork_into(None).unwrap() else {
+            // Nothing here may allocate: another thread may have held the allocator.
+            **std::hint::black_box(&mut word) = [8];
+            let mut found = [0];
+            let read = held.memory.read_at(&mut found, address);
+            let told = say.write_all(&[u8::from(read.is_ok()), found[0], word[0]]);
+            process::exit_now(i32::from(told.is_err()));
+        };
+
+        let mut told = [0; 3];
+        said.read_exact(&mut told).unwrap();
+        assert_eq!(told, [1, 7, 8]);
+        await_end(pid);
+    }
+
+    #[test]
+    fn what_a_process_held_is_gone_with_it() {
+        let word = Box::new([7_u8]);
+        let address = std::ptr::from_ref(&*word) as u64;
+        let holder = Holder::fork();
+        let held = holder.held();
+        let mut found = [0];
+        held.check().unwrap();
+        held.read(address, &mut found).unwrap();
+        assert_eq!(found, [7]);
+
+        drop(holder);
+
+        assert_eq!(held.check().unwrap_err().code(), forkd_proto::control::ErrorCode::State);
+        assert!(held.read(address, &mut found).is_err());
+    }
+}
