@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -20,12 +22,13 @@ from forkd.errors import (
     InvalidRequest,
     NotFound,
 )
+from forkd.host import proc
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
-from forkd.service import stalls
+from forkd.service import seeds, stalls
 from tests.support.service_host import TAG, FakeHost, until
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ async def held(host: FakeHost, knobs: str = "") -> AsyncIterator[tuple[HostServi
             with contextlib.suppress(NotFound):
                 await service.delete_sandbox(each.id)
         assert host.left_over() == []
-        assert len(host.vmm_processes()) <= 1  # the snapshot's zygote
+        await until(lambda: len(host.vmm_processes()) <= 1)  # the snapshot's zygote
 
 
 async def branched(service: HostService, source: SandboxId, count: int = 1) -> tuple[Sandbox, ...]:
@@ -64,6 +67,13 @@ async def value(service: HostService, sandbox: SandboxId, code: str) -> object:
     result = await service.eval(sandbox, code)
     assert result.error is None
     return result.value
+
+
+def seed_of(sibling: Sandbox) -> int:
+    """Return the process that holds what a sibling goes back to."""
+    assert sibling.pid is not None
+    (seed,) = seeds.held_for([sibling.pid])
+    return seed
 
 
 async def exited(service: HostService, sandbox: SandboxId) -> Sandbox:
@@ -135,14 +145,33 @@ async def test_siblings_and_a_snapshot_asked_for_at_once_are_of_one_instant(
         await service.delete_snapshot(parse_tag("kept"))
 
 
-async def test_nothing_is_left_of_the_seed_of_a_branch(fake_host: FakeHost) -> None:
+async def test_a_seed_lives_for_its_siblings_without_a_folder_and_ends_with_the_last(
+    fake_host: FakeHost,
+) -> None:
     async with held(fake_host) as (service, source):
-        before = len(fake_host.vmm_processes())
+        siblings = await branched(service, source.id, 3)
 
-        await branched(service, source.id, 3)
-
-        assert len(fake_host.vmm_processes()) == before + 3
+        seed = seed_of(siblings[0])
+        assert {seed_of(each) for each in siblings} == {seed}
         assert len(list(fake_host.settings.zygotes_dir.iterdir())) == 1
+        for each in siblings[:2]:
+            await service.delete_sandbox(each.id)
+        await service.delete_sandbox(source.id)
+        await service.reset(siblings[2].id, deadline_s=5.0)
+
+        await service.delete_sandbox(siblings[2].id)
+
+        await until(lambda: seed not in proc.processes())
+
+
+async def test_a_seed_of_which_nothing_was_forked_ends_at_once(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        before = fake_host.vmm_processes()
+
+        await service.branch(source.id, 0, OPTIONS, tag=parse_tag("alone"))
+
+        assert fake_host.vmm_processes() == before
+        await service.delete_snapshot(parse_tag("alone"))
 
 
 async def test_a_sibling_knows_its_ancestors_and_the_instant_that_it_shares(
@@ -306,6 +335,27 @@ async def test_a_tree_that_holds_too_much_memory_grows_no_more(fake_host: FakeHo
         assert await service.list_sandboxes() == (source,)
 
 
+async def test_what_a_retired_seed_alone_holds_counts(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with held(with_budgets(fake_host, TreeBudgets(private_mib_max=1))) as (service, source):
+        seed: int | None = None
+
+        def bytes_of(pid: int) -> int:
+            return 2 << 20 if pid == seed else 0
+
+        monkeypatch.setattr(proc, "anonymous_bytes", bytes_of)
+        monkeypatch.setattr(proc, "private_bytes", bytes_of)
+        (child,) = await branched(service, source.id)
+        seed = seed_of(child)
+
+        with pytest.raises(BudgetError, match="of the 1 MiB"):
+            await service.branch(source.id, 1, OPTIONS)
+        await service.delete_sandbox(child.id)
+        await until(lambda: seed not in proc.processes())
+        await branched(service, source.id)
+
+
 async def test_the_tree_shows_who_is_below_whom_what_they_hold_and_who_is_gone(
     fake_host: FakeHost,
 ) -> None:
@@ -375,14 +425,48 @@ async def test_a_reset_sandbox_is_at_its_fork_point_with_its_id_and_can_be_reset
         assert await service.get_sandbox(source.id) == source
 
 
-async def test_a_branch_whose_fork_point_nobody_holds_is_not_reset_and_goes_on(
+async def test_a_sibling_goes_back_to_the_instant_of_its_branch(fake_host: FakeHost) -> None:
+    async with held(fake_host) as (service, source):
+        await value(service, source.id, "globals().update(thought=7)")
+        (child,) = await branched(service, source.id)
+        await value(service, child.id, "globals().update(thought=8)")
+        boot_id = await value(service, child.id, "identity['boot_id']")
+
+        await service.reset(child.id, deadline_s=5.0)
+
+        assert await value(service, child.id, "thought") == 7
+        assert await value(service, child.id, "identity['boot_id']") != boot_id
+        assert await service.get_sandbox(child.id) == child
+
+
+async def test_a_sibling_goes_back_under_the_next_daemon_too(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        await value(service, source.id, "globals().update(thought=7)")
+        (child,) = await branched(service, source.id)
+        await value(service, child.id, "globals().update(thought=8)")
+
+    async with fake_host.service() as service:
+        await service.reset(child.id, deadline_s=5.0)
+
+        assert await value(service, child.id, "thought") == 7
+        for each in (source, child):
+            await service.delete_sandbox(each.id)
+        await until(lambda: fake_host.vmm_processes() == [])
+
+
+async def test_a_branch_whose_seed_was_killed_is_not_reset_and_goes_on(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
         await value(service, source.id, "globals().update(thought=7)")
         (child,) = await branched(service, source.id)
+        seed = seed_of(child)
+        os.kill(seed, signal.SIGKILL)
+        await until(lambda: seed not in proc.processes())
 
-        with pytest.raises(Conflict, match="fork point"):
+        with pytest.raises(Conflict, match="the seed has ended"):
             await service.reset(child.id, deadline_s=5.0)
 
         assert await value(service, child.id, "thought") == 7

@@ -65,7 +65,7 @@ async def clear(service: HostService, host: FakeHost) -> None:
     for each in await service.list_sandboxes():
         await service.delete_sandbox(each.id)
     assert host.left_over() == []
-    assert len(host.vmm_processes()) <= 1
+    await until(lambda: len(host.vmm_processes()) <= 1)
 
 
 async def end(service: HostService, sandbox: SandboxId) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict
+from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
+from forkd.service import seeds
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.support.service_host import FakeHost
 
+WRITE = """(source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        await service.branch(source.id, 1, BranchOptions(), tag=Tag("later"), wait=False)"""
 FORK = "await service.fork(TAG, 3, ForkOptions())"
 BAKE = """async for event in service.create_snapshot(SnapshotRequest(TAG, Path({recipe!r}))):
             pass"""
@@ -38,8 +42,9 @@ async def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(
     recipe = fake_host.recipe(code="hang")
     daemon = KillableDaemon(fake_host, BAKE.format(recipe=str(recipe)))
     bakes = fake_host.settings.bakes_dir
-    await daemon.kill_when(lambda: any(bakes.glob("*/console.log")))
-    assert fake_host.vmm_processes() != []
+    await daemon.kill_when(
+        lambda: any(bakes.glob("*/console.log")) and fake_host.vmm_processes() != []
+    )
 
     async with fake_host.service() as service:
         assert fake_host.vmm_processes() == []
@@ -76,6 +81,31 @@ async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: Fake
             assert (await service.eval(sandbox.id, "answer")).value == 42
             await service.delete_sandbox(sandbox.id)
 
+        assert fake_host.vmm_processes() == []
+        assert fake_host.left_over() == []
+
+
+async def test_a_seed_that_was_still_writing_is_left_to_its_siblings_and_ends_with_them(
+    fake_host: FakeHost,
+) -> None:
+    await baked(fake_host, knobs="link=wait")
+    ready = fake_host.folder / "ready"
+    daemon = KillableDaemon(fake_host, f"{WRITE}; Path({str(ready)!r}).touch()")
+    await daemon.kill_when(ready.exists)
+    assert len(fake_host.vmm_processes()) == 4  # a zygote, a source, its seed and a sibling
+
+    async with fake_host.service() as service:
+        source, sibling = await service.list_sandboxes()
+        assert [source.pid, sibling.pid] == fake_host.vmm_processes()
+        assert sibling.pid is not None
+        (seed,) = seeds.held_for([sibling.pid])
+        await service.eval(sibling.id, "globals().update(answer=0)")
+        await service.reset(sibling.id, deadline_s=5.0)
+        assert (await service.eval(sibling.id, "answer")).value == 42
+
+        for sandbox in (source, sibling):
+            await service.delete_sandbox(sandbox.id)
+        await until(lambda: seed not in proc.processes())
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
 

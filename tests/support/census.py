@@ -3,6 +3,8 @@
 A VMM process is known by the sockets that it listens at, since whatever a zygote forks has its
 command line: `control.sock` makes a machine, `zygote.sock` a zygote, or a seed if a machine is
 its parent.  What has a file in the staging folder open and listens nowhere writes a snapshot.
+A retired seed is no process of its own, but a part of the machines that go back to it; one that
+has outlived them all is one of the others.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Known:
 
     Attributes:
         states: One of these it has.
-        home: One of these it has after a reset; None if it cannot be reset.
+        home: One of these it has after a reset; None if that is not known.
         sure: Whether it must be there.
         seen: Whether it has been looked at since it was made.
     """
@@ -148,7 +148,7 @@ class Script:
 
     def branch(self) -> None:
         for sibling in self._sandbox.branch(2):
-            self._world.sandboxes[sibling.id] = Known(self._known.states)
+            self._world.sandboxes[sibling.id] = Known(self._known.states, home=self._known.states)
 
     def snapshot(self) -> None:
         tag = self._claim()
@@ -163,7 +163,7 @@ class Script:
         made = self._sandbox.try_branch(1, tag=tag)
         self._world.snapshots[tag].sure = True
         for sibling in made.sandboxes:
-            self._world.sandboxes[sibling.id] = Known(self._known.states)
+            self._world.sandboxes[sibling.id] = Known(self._known.states, home=self._known.states)
 
     def reset(self) -> None:
         known = self._known

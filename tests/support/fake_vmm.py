@@ -36,58 +36,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
+from forkd.engine.frames import Kind, encode, encode_json
+from tests.support.peer import Peer, serve
 from tests.support.stored import StoredError, read_stored, write_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Members = dict[str, Any]
-
-
-class Peer:
-    """A blocking connection that carries frames."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._decoder = FrameDecoder()
-        self._frames: list[Frame] = []
-
-    def receive(self) -> Frame | None:
-        while not self._frames:
-            try:
-                data = self.sock.recv(65536)
-            except OSError:
-                return None
-            if not data:
-                return None
-            self._frames = self._decoder.feed(data)
-        return self._frames.pop(0)
-
-    def send(self, kind: Kind, members: Members) -> None:
-        self.send_bytes(encode_json(kind, members))
-
-    def send_bytes(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.sendall(data)
-
-
-def serve(path: Path, handle: Callable[[socket.socket], None], backlog: int = 128) -> socket.socket:
-    """Call `handle(sock)` in a thread for every connection to `path`."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen(backlog)
-
-    def accept() -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=handle, args=[sock], daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    return listener
 
 
 class Agent:
@@ -253,6 +209,7 @@ class Machine:
         self.paused = False
         self.ended = threading.Event()
         self.forked: Zygote | None = None
+        self.parent = os.getppid()
         self.below: list[dict[str, str]] = [{}]
         self.branching = threading.Lock()
 
@@ -301,6 +258,9 @@ class Machine:
         if self.forked is None:
             peer.send(Kind.ERROR, {"code": "state", "message": "it has no fork point"})
             return
+        if self.forked.live and os.getppid() != self.parent:
+            peer.send(Kind.ERROR, {"code": "state", "message": "the seed has ended"})
+            return
         if "reset=die" in self.agent.knobs:
             os.kill(os.getpid(), signal.SIGKILL)
         identity = {**self.config, **request}
@@ -341,7 +301,8 @@ class Zygote:
         self.knobs = knobs
         self.namespace = namespace
         self.layers = layers
-        self.live = False
+        self.live = self.retired = False
+        self.children = 0
         self.ended = threading.Event()
         self.forking = threading.Lock()
 
@@ -405,8 +366,11 @@ class Zygote:
         peer = Peer(sock)
         while (frame := peer.receive()) is not None:
             request = frame.members()
-            if request["op"] == "stop":
-                peer.send(Kind.REPLY, {})
+            if request["op"] in {"stop", "retire"}:
+                self.retired = self.live and request["op"] == "retire"
+                if self.retired:
+                    Path("/proc/self/comm").write_text("forkd-seed")
+                peer.send(Kind.REPLY, {"children": self.children if self.retired else 0})
                 self.ended.set()
                 return
             if request["op"] == "save":
@@ -430,6 +394,7 @@ class Zygote:
             if "fork=hang" in self.knobs:
                 continue
             ready += 1
+            self.children += 1
             ms = {"clone": 0.1, "build": 0.2, "resume": 0.1, "agent": 0.5, "total": 0.9}
             peer.send(Kind.EVENT, {"event": "ready", "id": child["id"], "pid": pid, "ms": ms})
         if "fork=hang" in self.knobs:
@@ -442,7 +407,7 @@ def spawn_child(child: Members, zygote: Zygote) -> int:
 
     def run(listening: Callable[[], None]) -> None:
         machine = Machine(child, zygote.agent(child))
-        machine.forked = None if zygote.live else zygote  # as the real one: not held
+        machine.forked = zygote
         machine.below = zygote.layers
         machine.listen()
         listening()
@@ -470,6 +435,9 @@ def run_held(zygote: Zygote, path: Path, listening: Callable[[], None]) -> None:
     serve(path, zygote.handle)
     listening()
     zygote.ended.wait()
+    with contextlib.suppress(ChildProcessError):
+        while zygote.retired:
+            os.wait()
 
 
 def fork_listener(run: Callable[[Callable[[], None]], None]) -> int:

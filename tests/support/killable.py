@@ -17,7 +17,8 @@ DAEMON = """
 import asyncio, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from forkd.model.sandbox import ForkOptions
+from forkd.model.ids import Tag
+from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.snapshot import SnapshotRequest
 from tests.support.service_host import make_host, TAG
 

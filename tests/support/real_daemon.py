@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from forkd.host import proc
+from tests.support import processes
 from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, settings_in
 
 if TYPE_CHECKING:
@@ -90,6 +90,4 @@ class Daemon:
 
     def vmm_processes(self) -> set[int]:
         """Return the processes of its machines and zygotes."""
-        return {
-            pid for pid in proc.processes() if proc.has_option_below(pid, "--config", self.run_dir)
-        }
+        return processes.of(self.run_dir)

@@ -21,7 +21,6 @@ import pytest
 import pytest_asyncio
 
 from forkd import programs
-from forkd.host import proc
 from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
@@ -31,6 +30,7 @@ from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.network.plan import Plan
 from forkd.service.host_service import HostService
 from forkd.service.settings import HostSettings
+from tests.support import processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -113,8 +113,7 @@ class RealHost:
 
     def vmm_processes(self) -> set[int]:
         """Return the processes of our machines and zygotes."""
-        run_dir = self.settings.run_dir
-        return {pid for pid in proc.processes() if proc.has_option_below(pid, "--config", run_dir)}
+        return processes.of(self.settings.run_dir)
 
     async def warm(self) -> None:
         """Have the zygote started, whose descriptors would look like a test's leak."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.host import proc
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.service.host_service import HostService
 from forkd.service.settings import HostSettings
+from tests.support import processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -74,8 +74,7 @@ class FakeHost:
 
     def vmm_processes(self) -> list[int]:
         """Return the processes that live in our run folder."""
-        run_dir = self.settings.run_dir
-        return [pid for pid in proc.processes() if proc.has_option_below(pid, "--config", run_dir)]
+        return sorted(processes.of(self.settings.run_dir))
 
     def left_over(self) -> list[str]:
         """Return what a service without sandboxes and bakes should not have."""

@@ -65,6 +65,24 @@ def has_option_below(pid: int, option: str, folder: Path) -> bool:
     )
 
 
+def name(pid: int) -> str:
+    """Return what a process calls itself; empty if it is gone."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def parent(pid: int) -> int | None:
+    """Return the process that another is a child of; None if it is gone."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    _state, above, *_ = stat.rpartition(")")[2].split()
+    return int(above)
+
+
 def _arguments(process: Path) -> list[bytes]:
     try:
         return (process / "cmdline").read_bytes().split(b"\0")

@@ -316,7 +316,7 @@ class TreeService(Protocol):
         It keeps its id and its address; connections to it and what runs in it end.
 
         Raises:
-            Conflict: The sandbox does not run, or was branched: nobody holds that instant.
+            Conflict: The sandbox does not run, or the seed of its branch was killed.
             EngineError: The agent did not answer in time, or the machine ended; so has it.
         """
         ...

@@ -1,25 +1,28 @@
 """What a daemon does with what its predecessor left: adopt it, or reap it.
 
 A sandbox is adopted if its row says that it runs and the process that the row names
-listens at its control socket.  Whatever else is ours ends: processes that were told
-to live in our run folder, cgroups and taps without a sandbox, folders without a
-row.  Nothing else can be left, because a row is written before anything is made.
+listens at its control socket.  The seed that holds what it goes back to stays as it is, or
+is retired.  Whatever else is ours ends: processes that were told to live in our run folder,
+cgroups and taps without a sandbox, folders without a row.  Nothing else can be left, because
+a row is written before anything is made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
-from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, KILL_TIMEOUT_S
-from forkd.errors import EngineError, HostError
+from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, KILL_TIMEOUT_S, ZYGOTE_SOCKET
+from forkd.errors import EngineError, ForkdError, HostError
 from forkd.host import files, netlink, proc
 from forkd.host.spawn import Process
 from forkd.model.sandbox import SandboxState
 from forkd.network import taps
+from forkd.service import seeds
 from forkd.service.resources import KEPT_FILES
 
 if TYPE_CHECKING:
@@ -53,8 +56,9 @@ async def recover(
     """
     rows = await asyncio.to_thread(database.rows)
     found = await _sort(rows, resources)
-    pids = {row.sandbox.pid for row in found.running}
-    await _end_strays(settings.run_dir, {pid for pid in pids if pid is not None})
+    pids = {row.sandbox.pid for row in found.running if row.sandbox.pid is not None}
+    await _retire(settings.zygotes_dir)
+    await _end_strays(settings.run_dir, pids | seeds.held_for(pids))
     await asyncio.to_thread(_remove_leftovers, settings, resources, found)
     kept = found.running + found.exited
     await asyncio.to_thread(database.remove, [row.sandbox.id for row in found.dropped])
@@ -103,6 +107,18 @@ def _as_exited(row: SandboxRow) -> SandboxRow:
         exit_reason="it ended while no daemon was running",
     )
     return replace(row, sandbox=sandbox, network_index=None, tap_index=None)
+
+
+async def _retire(zygotes_dir: Path) -> None:
+    """Have every zygote end when nobody needs what it holds; who does not answer is no seed."""
+
+    async def ask(folder: Path) -> None:
+        with contextlib.suppress(ForkdError):
+            async with await Control.connect(folder / ZYGOTE_SOCKET) as control:
+                await control.retire()
+
+    folders = await asyncio.to_thread(lambda: tuple(zygotes_dir.iterdir()))
+    await asyncio.gather(*(ask(folder) for folder in folders))
 
 
 async def _end_strays(run_dir: Path, adopted: Collection[int]) -> None:

@@ -2,8 +2,11 @@
 
 A seed is a zygote that a machine forked of itself, and holds its memory, state and disk at
 one instant.  Siblings are forked from it, and a durable snapshot is written by it.  Those who
-need one each hold it in an `async with` block; it ends with the last of them, and holds memory
-of its source until then.
+need one each hold it in an `async with` block; after the last of them it is retired.
+
+A retired seed listens no more.  It holds the memory that its siblings go back to, and ends
+with the last of them, or at once if it has none.  Nobody keeps a list of them: the kernel
+knows whose parent one is, daemon or none.
 
     async with await seeds.take(settings, owner.control, cgroup) as seed:
         async with await seed.connect() as zygote:
@@ -21,13 +24,13 @@ from typing import TYPE_CHECKING, Self
 from forkd.engine.configs import BranchConfig, LinkConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener
-from forkd.errors import EngineExited
-from forkd.host import cgroupfs, files
+from forkd.errors import EngineExited, ForkdError
+from forkd.host import cgroupfs, files, proc
 from forkd.host.spawn import Process
 from forkd.service.tasks import to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -36,9 +39,13 @@ if TYPE_CHECKING:
     from forkd.service.settings import HostSettings
 
 
+RETIRED_NAME = "forkd-seed"
+"""What a retired seed calls itself."""
+
+
 @dataclass(slots=True)
 class Seed:
-    """One seed; ends when the last block that holds it is left.
+    """One seed; is retired when the last block that holds it is left.
 
     Attributes:
         process: It.
@@ -64,7 +71,7 @@ class Seed:
     ) -> None:
         self.holders -= 1
         if self.holders == 0:
-            await to_end(self.end())
+            await to_end(self.retire())
 
     async def connect(self) -> Control:
         """Return a connection, for `fork` and whatever else one asks a zygote.
@@ -92,13 +99,28 @@ class Seed:
         async with await self.connect() as control:
             return await control.save_link(config)
 
-    async def end(self) -> None:
-        """End the process and remove its folder; it may have ended already."""
+    async def retire(self) -> None:
+        """Let the process end with its siblings, and remove its folder; it may have ended."""
         try:
-            await end(self.process)
+            if not await self._leave_to_siblings():
+                await end(self.process)
         finally:
             self.process.close()
             await asyncio.to_thread(files.remove_from_under, self.directory)
+
+    async def _leave_to_siblings(self) -> bool:
+        """Whether there are siblings, which the process ends with from now on."""
+        try:
+            async with await self.connect() as control:
+                return await control.retire() > 0
+        except ForkdError:  # it has ended, or is older than the request
+            return False
+
+
+def held_for(machines: Iterable[int]) -> frozenset[int]:
+    """Return the retired seeds that hold what machines go back to."""
+    parents = {proc.parent(pid) for pid in machines}
+    return frozenset(pid for pid in parents if pid and proc.name(pid) == RETIRED_NAME)
 
 
 def cgroup_of(source: Sandbox) -> Path | None:
@@ -149,7 +171,7 @@ async def _abandon(work: asyncio.Future[Seed], directory: Path) -> None:
     """End the seed that nobody will own, if there is one."""
     await asyncio.wait([work])
     if not work.cancelled() and work.exception() is None:
-        await work.result().end()
+        await work.result().retire()
         return
     try:
         await end_listener(directory / ZYGOTE_SOCKET)

@@ -99,7 +99,7 @@ class Trees:
 
     @contextlib.asynccontextmanager
     async def seed(self, source: SandboxId) -> AsyncGenerator[Seed, None]:
-        """Have a running sandbox leave a seed of itself, which is gone after the block.
+        """Have a running sandbox leave a seed of itself, which is retired after the block.
 
         Raises:
             NotFound: There is no such sandbox.
@@ -119,7 +119,7 @@ class Trees:
 
         Raises:
             NotFound: There is no such sandbox.
-            Conflict: It does not run.
+            Conflict: It does not run, or the seed of its branch was ended; it goes on.
             GuestError: Its agent refused to become somebody again; the machine has ended.
             EngineError: The machine ended.
         """
@@ -203,8 +203,9 @@ def _private_of(sandboxes: Iterable[Sandbox]) -> dict[SandboxId, int | None]:
 
 
 def _held_bytes(sandboxes: Iterable[Sandbox], limit_bytes: int) -> int:
-    """Return what machines share with nobody, or something larger that is below the limit."""
-    pids = [each.pid for each in sandboxes if each.pid is not None]
+    """Return what machines and their seeds share with nobody, or more that is below the limit."""
+    machines = [each.pid for each in sandboxes if each.pid is not None]
+    pids = [*machines, *seeds.held_for(machines)]
     at_most = sum(proc.anonymous_bytes(pid) for pid in pids)
     if at_most < limit_bytes:
         return at_most

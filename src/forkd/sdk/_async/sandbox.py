@@ -140,12 +140,12 @@ class AsyncSandbox:
         return made.snapshot
 
     async def reset(self, *, deadline_s: float | None = None) -> float:
-        """Take it back to where it was forked of its snapshot; return how long, in milliseconds.
+        """Take it back to where it was forked or branched; return how long, in milliseconds.
 
         It keeps its id and its address.  What runs in it, and connections to it, end.
 
         Raises:
-            Conflict: It does not run, or was branched: nobody holds the instant of a branch.
+            Conflict: It does not run, or the process that held its instant was killed.
         """
         request = build(v1_trees.Reset, deadline_secs=deadline_s)
         done = await self._http.call(
