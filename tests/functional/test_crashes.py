@@ -211,8 +211,9 @@ class Arena:
         """Return what a sandbox may know whose fork was never answered."""
         parent = sandbox.info.parent_id
         if parent is not None:
-            return Known(self.world.sandboxes[parent].states)
-        states = self.world.snapshots[sandbox.tag].states
+            states = self.world.sandboxes[parent].states
+        else:
+            states = self.world.snapshots[sandbox.tag].states
         return Known(states, home=states)
 
     def _check_snapshots(self) -> None:
