@@ -22,8 +22,9 @@ use crate::failure::{Outcome, failure, recoded};
 use crate::image::{Defaults, Surroundings};
 use crate::warm::{logged, quote};
 
-/// How long the image's hook may take, all of it together.
-pub const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the image's hook may take, all of it together, as long as whoever asked waits: the
+/// longest deadline that a fork may have.  Its own ends it sooner, and knows how slow its host is.
+pub const HOOK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Run after each fork if the image has it.
 const HOOK_FILE: &str = "/etc/forkd/post-fork";

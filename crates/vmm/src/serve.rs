@@ -150,7 +150,11 @@ impl Server {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Guest("the agent did not answer in time".into()));
+                return Err(Error::Guest(
+                    "the agent has not answered within the fork's deadline; the host may be busy, \
+                     or the image's post-fork hook hang"
+                        .into(),
+                ));
             }
             match self.poll(Some(left))? {
                 Woke::Served => {}

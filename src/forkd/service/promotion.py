@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forkd.service.sandboxes import Sandboxes
 
 POST_FORK_TIMEOUT_S = 60.0
-"""How long a guest may take to become its parent: the image's hook has 30 seconds."""
+"""How long a guest may take to become its parent, the image's hook included."""
 
 _SEED_BYTES = 64
 _NS = 1_000_000_000
