@@ -24,7 +24,7 @@ use crate::warm::{logged, quote};
 
 /// How long the image's hook may take, all of it together, as long as whoever asked waits: the
 /// longest deadline that a fork may have.  Its own ends it sooner, and knows how slow its host is.
-pub const HOOK_TIMEOUT: Duration = Duration::from_secs(3600);
+pub const HOOK_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// Run after each fork if the image has it.
 const HOOK_FILE: &str = "/etc/forkd/post-fork";

@@ -31,13 +31,15 @@ const MODULES: &str = "/etc/forkd/modules";
 const NEW_ROOT: &str = "/newroot";
 
 /// Where the agent lives once the initramfs is gone: in memory, whatever the image's disk is.
-const AGENT: &str = "/run/forkd/agent";
+const AGENT: &str = "/run/forkd/bin/agent";
 
 /// How long the root's device may take to appear.
 const ROOT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// `MODULE_INIT_COMPRESSED_FILE`: the kernel unpacks it.
 const COMPRESSED: u32 = 4;
+/// Options of the file system for the agent alone; tmpfs(5).
+const AGENT_MOUNT: &str = "mode=0755,huge=always";
 
 /// Boots; comes back only if it cannot.
 pub fn run() -> ExitCode {
@@ -223,7 +225,14 @@ fn place_agent(agent: &[u8]) -> io::Result<()> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         mount(Some("tmpfs"), run, Some("tmpfs"), flags, Some("mode=0755"))?;
     }
-    fs::create_dir_all("/run/forkd")?;
+    let bin = Path::new("/run/forkd/bin");
+    fs::create_dir_all(bin)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    // A fork then maps all of the agent's code at once, and not page by page.  A kernel without
+    // huge pages refuses the word; the code is where everything else is then.
+    if let Err(errno) = mount(Some("tmpfs"), bin, Some("tmpfs"), flags, Some(AGENT_MOUNT)) {
+        log::line(&format!("{}: {errno}", bin.display()));
+    }
     fs::write(AGENT, agent)?;
     fs::set_permissions(AGENT, fs::Permissions::from_mode(0o755))
 }
