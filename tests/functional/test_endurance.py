@@ -205,7 +205,9 @@ CHILD_BYTES = 24 * MIB
 
 EXTEND = """
 import hashlib, os
-{tag} = bytearray(os.urandom({mib} << 20))
+{tag} = bytearray({mib} << 20)
+for at in range(0, len({tag}), 1 << 20):
+    {tag}[at:at + (1 << 20)] = os.urandom(1 << 20)
 open("/root/{tag}", "wb").write({tag}[:1 << 20])
 hashlib.sha256({tag}).hexdigest()
 """
