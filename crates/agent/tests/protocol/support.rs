@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forkd_proto::{Frame, Kind, ReadError, read_frame, write_frame};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// No answer takes longer than this, unless something is broken.
@@ -63,8 +65,17 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // What it runs would outlive it here: in a guest everything ends with process 1.
+        let pid = self.process.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         self.process.kill().expect("the agent can be killed");
         self.process.wait().expect("the agent ends");
+        for child in
+            children.unwrap_or_default().split_whitespace().filter_map(|id| id.parse().ok())
+        {
+            // Its whole group, if it leads one; it may have ended meanwhile.
+            drop(signal::killpg(Pid::from_raw(child), Signal::SIGKILL));
+        }
         std::fs::remove_dir_all(&self.folder).expect("its folder can be removed");
     }
 }
