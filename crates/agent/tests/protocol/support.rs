@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forkd_proto::{Frame, Kind, ReadError, read_frame, write_frame};
+use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -73,8 +74,9 @@ impl Drop for Agent {
         for child in
             children.unwrap_or_default().split_whitespace().filter_map(|id| id.parse().ok())
         {
-            // Its whole group, if it leads one; it may have ended meanwhile.
-            drop(signal::killpg(Pid::from_raw(child), Signal::SIGKILL));
+            // Its whole group, if it leads one.
+            let killed = signal::killpg(Pid::from_raw(child), Signal::SIGKILL);
+            assert!(matches!(killed, Ok(()) | Err(Errno::ESRCH)), "{killed:?}");
         }
         std::fs::remove_dir_all(&self.folder).expect("its folder can be removed");
     }
