@@ -19,7 +19,7 @@ from tests.support import witness
 from tests.support.real_host import REAL, TAG, baked_host, variant
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from forkd.model.ids import SandboxId, Tag
     from tests.support.real_host import RealHost
@@ -80,24 +80,6 @@ async def clean(host: RealHost) -> AsyncIterator[None]:
         if snapshot.depth == 1:
             await host.service.delete_snapshot(snapshot.tag, cascade=True)
     assert [each.tag for each in await host.service.list_snapshots()] == [TAG]
-
-
-@pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[dict[str, Counts]]:
-    """What each cell has counted, by its name; written to the terminal after the last one."""
-    cells: dict[str, Counts] = {}
-    yield cells
-    terminal = request.config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None:
-        terminal.write("".join(rows(cells)))
-
-
-def rows(cells: dict[str, Counts]) -> Iterator[str]:
-    yield "\n" + "".join(f"{name:>14}" for name in ("cell", *Counts.__slots__)) + "\n"
-    columns = {name: [getattr(each, name) for each in cells.values()] for name in Counts.__slots__}
-    totals = [sum(column) for column in columns.values()]
-    for name, *numbers in [*zip(cells, *columns.values(), strict=True), ("all", *totals)]:
-        yield f"{name:>14}" + "".join(f"{number:>14,}" for number in numbers) + "\n"
 
 
 async def forked(host: RealHost, tag: Tag) -> SandboxId:
@@ -162,12 +144,12 @@ async def test_all_that_comes_of_a_branch_of_a_machine_at_work_is_whole_and_goes
     host: RealHost,
     load: str,
     soak: Soak,
-    table: dict[str, Counts],
-    request: pytest.FixtureRequest,
+    tell: Callable[[str], None],
 ) -> None:
-    counts = table[request.node.callspec.id] = Counts()
+    counts = Counts()
     source = await forked(host, TAG)
     await witness.start(host, source, load)
     for number in range(soak.count(1, BRANCHES)):
         source = await branched(host, source, number, counts)
     await finished(host, source, counts)
+    tell(f"{load}: {counts}")
