@@ -34,7 +34,6 @@ use nix::unistd::Pid;
 use crate::child::{Ended, signal_group, signal_one};
 use crate::exec::output_pipe;
 use crate::failure::{Outcome, failure, recoded, refused};
-use crate::fork::HOOK_TIMEOUT;
 use crate::image::Surroundings;
 use crate::spawn::{self, Launch, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
@@ -44,6 +43,9 @@ pub const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
 
 /// SIGINTs before SIGKILL.
 pub const INTERRUPTS_MAX: u32 = 5;
+
+/// How long reseeding before the first job may take.
+pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes read at once from an interpreter that has nothing to say.
 const HEARD_BYTES: usize = 64;
@@ -224,7 +226,7 @@ impl Runtime {
             self.dormant = false;
             if let Some(request) = self.put_off.take() {
                 process.stream.queue(Kind::Request, &request);
-                let deadline = Some(now + HOOK_TIMEOUT);
+                let deadline = Some(now + RESEED_TIMEOUT);
                 let purpose = Purpose::Reseed;
                 self.current = Some(Current { owner: None, purpose, deadline, interrupts: 0 });
                 return;
