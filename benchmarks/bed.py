@@ -39,7 +39,7 @@ from forkd.engine.process import (
     start_zygote,
 )
 from forkd.errors import BuildError, EngineError, EngineExited
-from forkd.host import files
+from forkd.host import files, proc
 from forkd.host.spawn import Process
 from forkd.images.recipe import RECIPE_FILE_NAME
 from forkd.model.ids import new_sandbox_id, parse_tag
@@ -133,10 +133,7 @@ class Child:
 
     def story(self) -> str:
         """Say what is left of its machine."""
-        became = "has ended"
-        with contextlib.suppress(OSError):
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            became = f"is in state {state}"
+        became = "lives" if proc.name(self.pid) else "has ended"
         return f"its process {became}; its console: {log_tail(self.directory / CONSOLE_LOG)}"
 
     async def value(self, code: str) -> JsonValue:

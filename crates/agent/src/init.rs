@@ -222,19 +222,22 @@ fn place_agent(agent: &[u8]) -> io::Result<()> {
     let run = Path::new("/run");
     fs::create_dir_all(run)?;
     if !mounts::is_mounted(run) {
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("tmpfs"), run, Some("tmpfs"), flags, Some("mode=0755"))?;
+        mount_tmpfs(run, "mode=0755")?;
     }
     let bin = Path::new("/run/forkd/bin");
     fs::create_dir_all(bin)?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     // A fork then maps all of the agent's code at once, and not page by page.  A kernel without
     // huge pages refuses the word; the code is where everything else is then.
-    if let Err(errno) = mount(Some("tmpfs"), bin, Some("tmpfs"), flags, Some(AGENT_MOUNT)) {
-        log::line(&format!("{}: {errno}", bin.display()));
+    if let Err(error) = mount_tmpfs(bin, AGENT_MOUNT) {
+        log::line(&format!("{}: {error}", bin.display()));
     }
     fs::write(AGENT, agent)?;
     fs::set_permissions(AGENT, fs::Permissions::from_mode(0o755))
+}
+
+fn mount_tmpfs(target: &Path, options: &str) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    Ok(mount(Some("tmpfs"), target, Some("tmpfs"), flags, Some(options))?)
 }
 
 #[cfg(test)]

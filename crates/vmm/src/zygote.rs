@@ -203,9 +203,10 @@ impl Zygote {
                 Ok(ZygoteRequest::Retire) => {
                     self.stopping = true;
                     self.retiring = self.plan.is_live();
-                    let held = if self.retiring { self.ready_children() } else { 0 };
+                    let mut held = 0;
                     // Before the answer: whoever has it may look for the name, or at the folder.
                     if self.retiring {
+                        held = self.ready_children();
                         process::rename(RETIRED_NAME);
                     }
                     self.control.unlink();
