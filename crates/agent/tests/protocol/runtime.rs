@@ -358,8 +358,9 @@ fn a_runtime_that_can_act_by_itself_reseeds_itself_at_once() {
 fn what_the_code_made_of_the_interrupt_does_not_outlast_its_job() {
     let agent = Agent::start();
     let mut client = warm(&agent, "import os, signal");
-    eval(&mut client, "said = []\nsignal.signal(signal.SIGINT, lambda *_: said.append(1))");
     let pid = value(&mut client, "os.getpid()").as_i64().expect("a pid");
+    // No job after this one: each begins by setting the handler that it needs.
+    eval(&mut client, "said = []\nsignal.signal(signal.SIGINT, lambda *_: said.append(1))");
     let sent = std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status();
     assert!(sent.is_ok_and(|status| status.success()));
     assert_eq!(value(&mut client, "said"), json!([]));
