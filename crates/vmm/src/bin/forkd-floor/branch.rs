@@ -260,6 +260,7 @@ impl Source {
 
     fn go(&self) {
         self.shared.hold.store(false, Ordering::Release);
+        self.thread.thread().unpark();
         while self.shared.still.load(Ordering::Acquire) {
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -321,8 +322,9 @@ fn execute(mut vcpu: VcpuFd, shared: &Shared) -> Result<(), Failure> {
         shared.stopped_ns.store(shared.now_ns(), Ordering::Release);
         *shared.registers() = (vcpu.get_regs()?, vcpu.get_sregs()?);
         shared.still.store(true, Ordering::Release);
+        // Not by looking again: between rounds it must leave the processor to what it is held beside.
         while shared.hold.load(Ordering::Acquire) {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::park();
         }
         shared.running_ns.store(shared.now_ns(), Ordering::Release);
         shared.still.store(false, Ordering::Release);
