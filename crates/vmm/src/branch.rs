@@ -18,6 +18,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -61,23 +62,32 @@ impl Machine {
     /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::State`] if a vCPU
     /// does not stop.  The guest goes on in any case, unless it was paused before.
     pub fn branch(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
+        let cgroup = cgroup.map(process::open_cgroup).transpose()?;
         let running = self.paused_since.is_none();
         self.pause()?;
-        let forked = self.fork_paused(cgroup);
-        if running && !matches!(forked, Ok(Branched::Seed(_))) {
+        let forked =
+            self.instant().and_then(|instant| Ok((process::fork_into(cgroup.as_ref())?, instant)));
+        let left = match forked {
+            Ok((Forked::Child, (state, disk))) => {
+                return Ok(self.seed(state, disk.map(|(lower, _)| lower)));
+            }
+            Ok((Forked::Parent(pid), instant)) => Ok((pid, instant)),
+            Err(error) => Err(error),
+        };
+        if running {
             self.resume()?;
         }
-        let branched = forked?;
-        if matches!(branched, Branched::Source { .. }) {
-            self.tidy_disk();
-        }
-        Ok(match branched {
-            Branched::Source { pid, .. } if running => {
-                let pause_ms = self.vcpus.stood_still().as_secs_f64() * 1e3;
-                Branched::Source { pid, pause_ms }
-            }
-            other => other,
-        })
+        // Nothing is freed before the guest runs again: what that writes to is copied first.
+        let (pid, _) = left?;
+        self.tidy_disk();
+        let still = if running { self.vcpus.stood_still() } else { Duration::ZERO };
+        Ok(Branched::Source { pid, pause_ms: still.as_secs_f64() * 1e3 })
+    }
+
+    /// In the new process.
+    fn seed(&self, state: MachineState, lower: Option<Lower>) -> Branched {
+        let (ram, origin) = (self.ram.clone(), self.origin.clone());
+        Branched::Seed(Box::new(Seed { state, ram, lower, origin }))
     }
 
     /// Keeps the number of the disk's layers down, while the guest runs.
@@ -93,18 +103,6 @@ impl Machine {
             }
             // There is one layer more; the next branch tries again.
             Err(error) => eprintln!("machine: {error}"),
-        }
-    }
-
-    fn fork_paused(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
-        let (state, disk) = self.instant()?;
-        let lower = disk.map(|(lower, _)| lower);
-        match process::fork_into(cgroup)? {
-            Forked::Parent(pid) => Ok(Branched::Source { pid, pause_ms: 0.0 }),
-            Forked::Child => {
-                let (ram, origin) = (self.ram.clone(), self.origin.clone());
-                Ok(Branched::Seed(Box::new(Seed { state, ram, lower, origin })))
-            }
         }
     }
 }

@@ -32,22 +32,28 @@ pub enum Forked {
     Child,
 }
 
-/// Forks this process, into `cgroup` (a cgroup2 folder) if given.
+/// Opens a cgroup2 folder, for [`fork_into`].
+///
+/// # Errors
+///
+/// [`Error::Io`] naming it.
+pub fn open_cgroup(path: &Path) -> Result<File, Error> {
+    File::open(path).map_err(Error::io(format!("open cgroup {}", path.display())))
+}
+
+/// Forks this process, into `cgroup` if given.
 ///
 /// `clone3` with `CLONE_INTO_CGROUP` starts the child where it belongs; moving it afterwards would
 /// take a lock that every fork on the host waits for.  The child's exit is announced by SIGCHLD.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] naming the cgroup if it cannot be opened, or the kernel's refusal to fork.
-pub fn fork_into(cgroup: Option<&Path>) -> Result<Forked, Error> {
-    let folder = cgroup
-        .map(|path| File::open(path).map_err(Error::io(format!("open cgroup {}", path.display()))))
-        .transpose()?;
+/// [`Error::Io`] with the kernel's refusal to fork.
+pub fn fork_into(cgroup: Option<&File>) -> Result<Forked, Error> {
     // SAFETY: all-zero is a valid `clone_args`: no flags, no stack, no pointers.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.exit_signal = libc::SIGCHLD.unsigned_abs().into();
-    if let Some(folder) = &folder {
+    if let Some(folder) = cgroup {
         args.flags = CLONE_INTO_CGROUP;
         args.cgroup = folder.as_raw_fd().unsigned_abs().into();
     }

@@ -71,6 +71,16 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Wakes whoever waits, and looks again.
+    ///
+    /// The lock is let go first: who is woken would only find it taken and sleep once more, and a
+    /// guest that stands still pays for each such turn.
+    fn tell<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        drop(inner);
+        self.changed.notify_all();
+        self.lock()
+    }
 }
 
 /// All vCPU threads of a machine.  Dropping it ends them.
@@ -122,7 +132,7 @@ impl Vcpus {
     pub fn resume(&self) -> Result<(), Error> {
         let mut inner = self.shared.lock();
         inner.mode = Mode::Run;
-        self.shared.changed.notify_all();
+        inner = self.shared.tell(inner);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while inner.parked > 0 && !inner.over {
             inner = self.wait(inner, deadline)?;
@@ -189,7 +199,7 @@ impl Vcpus {
             *sink[id].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         }));
         inner.waiting.fill(true);
-        self.shared.changed.notify_all();
+        inner = self.shared.tell(inner);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while inner.waiting.contains(&true) {
             inner = self.wait(inner, deadline)?;
@@ -288,7 +298,7 @@ fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
             inner.stopped_at = Some(Instant::now());
         }
         inner.parked += 1;
-        shared.changed.notify_all();
+        inner = shared.tell(inner);
         while inner.mode == Mode::Park {
             let work = inner.work.clone().filter(|_| inner.waiting[id]);
             if let Some(work) = work {
@@ -297,7 +307,7 @@ fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
                 drop(work);
                 inner = shared.lock();
                 inner.waiting[id] = false;
-                shared.changed.notify_all();
+                inner = shared.tell(inner);
             } else {
                 inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
             }
@@ -305,7 +315,7 @@ fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
         inner.parked -= 1;
         if inner.parked == 0 {
             inner.running_at = Some(Instant::now());
-            shared.changed.notify_all();
+            inner = shared.tell(inner);
         }
     }
     inner.mode == Mode::Run

@@ -267,7 +267,8 @@ impl Zygote {
     /// Forks one child.  Returns whether it is on its way.
     fn fork_one(&mut self, number: u64, child: Child, attempt: u32, deadline: Duration) -> bool {
         let cloned = Instant::now();
-        match process::fork_into(child.cgroup.as_deref()) {
+        let cgroup = child.cgroup.as_deref().map(process::open_cgroup).transpose();
+        match cgroup.and_then(|cgroup| process::fork_into(cgroup.as_ref())) {
             Ok(Forked::Child) => self.become_machine(&child, cloned, cloned + deadline),
             Ok(Forked::Parent(pid)) => {
                 self.children.insert(pid, Alive { child, attempt, batch: Some(number) });
