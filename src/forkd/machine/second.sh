@@ -6,6 +6,7 @@
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 cd /run/forkd-machine || exit 1
 SHMEM_HUGE=/sys/kernel/mm/transparent_hugepage/shmem_enabled
+FAULT_AROUND=/sys/kernel/debug/fault_around_bytes
 bb() { /run/forkd-machine/busybox "$@"; }
 fail() { echo "failed: $*" >/dev/ttyS1; echo "forkd-machine: failed: $*"; bb sync; bb poweroff -f; }
 . ./machine.conf
@@ -63,6 +64,10 @@ for setting in $SYSCTLS; do
 done
 # Snapshots are held in files in memory, in huge pages where they are asked for.
 [ -e "$SHMEM_HUGE" ] && echo advise >"$SHMEM_HUGE"
+# What the kernel maps around a page of a file that is asked for: KVM maps each page of a guest by
+# itself, so these would only be copied by every branch.
+bb mount -t debugfs -o mode=700 debugfs /sys/kernel/debug
+[ -e "$FAULT_AROUND" ] && echo 4096 >"$FAULT_AROUND"
 ulimit -n 1048576
 
 "$PYTHON" -E -s -S "$EXECUTOR" 10.0.2.15 ./token /dev/ttyS1 &
