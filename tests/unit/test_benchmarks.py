@@ -74,7 +74,7 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "machine": machine("a test"),
         **assemble(widths),
         "branch": branch.lay_out(
-            [branch.Pauses(mib, [3.0, 4.0], [2.0, 4.0]) for mib in branch.DIRTY_MIB],
+            [branch.Pauses(mib, mib, [3.0, 4.0], [2.0, 4.0]) for mib in branch.DIRTY_MIB],
             siblings,
             branch.Stalls([5.0], [1.0]),
         ),
