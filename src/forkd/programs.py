@@ -18,11 +18,8 @@ AGENT = "forkd-agent"
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
-_BUILT = {
-    VMM: ("build/bin/forkd-vmm", "target/release/forkd-vmm"),
-    AGENT: ("build/bin/forkd-agent", "target/x86_64-unknown-linux-gnu/release/forkd-agent"),
-}
-"""Where `make build` and cargo leave them; the agent only where it is linked statically."""
+_BUILT = ("build/bin", "target/x86_64-unknown-linux-gnu/release")
+"""Where `make build` and cargo leave them, linked statically."""
 
 _VARIABLES = {VMM: "FORKD_VMM", AGENT: "FORKD_AGENT"}
 
@@ -51,5 +48,5 @@ def _candidates(name: str) -> list[Path]:
     if named:
         return [Path(named)]
     found = shutil.which(name)
-    built = [_CHECKOUT / each for each in _BUILT[name]]
+    built = [_CHECKOUT / folder / name for folder in _BUILT]
     return [Path(sys.executable).parent / name, *built, *([Path(found)] if found else [])]
