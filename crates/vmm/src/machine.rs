@@ -40,11 +40,13 @@ use crate::{acpi, boot, generation, layout, memory, process, vm};
 
 /// What every kernel is told, before the configuration's own words.
 ///
-/// `quiet`, since each byte on the serial port is an exit; `panic=-1` and `reboot=t`, so that
-/// a dead
-/// guest ends its machine at once; no PCI, no i8042, no second serial port: there are none.
+/// `quiet`, since each byte on the serial port is an exit; `panic=-1` and `reboot=t`, so that a
+/// dead guest ends its machine at once; no PCI, no i8042, no second serial port: there are none.
+/// `nowatchdog` and `psi=0`, since each wakes a guest that has nothing to do every few seconds,
+/// and a thousand siblings together all the time.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off i8042.noaux i8042.nokbd \
-                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check nowatchdog psi=0";
+                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
+                       nowatchdog psi=0";
 /// MAC address of a machine that was given none; locally administered.
 const MAC_DEFAULT: [u8; 6] = [0x02, 0xf0, 0x4b, 0xd0, 0x00, 0x01];
 /// Largest payload of a frame, in bytes; the guest is told.

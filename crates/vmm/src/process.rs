@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_that_does_not_exist_is_named() {
-        let error = fork_into(Some(Path::new("/nonexistent/cgroup"))).unwrap_err();
+        let error = open_cgroup(Path::new("/nonexistent/cgroup")).unwrap_err();
 
         assert!(error.to_string().contains("/nonexistent/cgroup"), "{error}");
     }

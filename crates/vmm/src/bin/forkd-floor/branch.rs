@@ -322,7 +322,7 @@ fn execute(mut vcpu: VcpuFd, shared: &Shared) -> Result<(), Failure> {
         shared.stopped_ns.store(shared.now_ns(), Ordering::Release);
         *shared.registers() = (vcpu.get_regs()?, vcpu.get_sregs()?);
         shared.still.store(true, Ordering::Release);
-        // Not by looking again: between rounds it must leave the processor to what it is held beside.
+        // Without looking again: between rounds the processor is that of what it is held beside.
         while shared.hold.load(Ordering::Acquire) {
             std::thread::park();
         }
