@@ -68,6 +68,20 @@ struct Shared {
 }
 
 impl Shared {
+    /// Stands between `threads` threads, which are to park, and whoever tells them what to do.
+    fn new(threads: usize) -> Self {
+        let inner = Inner {
+            mode: Mode::Park,
+            parked: 0,
+            over: false,
+            work: None,
+            waiting: vec![false; threads],
+            stopped_at: None,
+            running_at: None,
+        };
+        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,6 +94,80 @@ impl Shared {
         drop(inner);
         self.changed.notify_all();
         self.lock()
+    }
+
+    /// Lets all threads go on, and returns when they have.
+    fn resume(&self) -> Result<(), Error> {
+        let mut inner = self.lock();
+        inner.mode = Mode::Run;
+        inner = self.tell(inner);
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while inner.parked > 0 && !inner.over {
+            inner = self.wait(inner, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Has all threads stop, which `kick` gets to look, and returns when the last one has.
+    fn pause(&self, kick: impl FnOnce()) -> Result<(), Error> {
+        let mut inner = self.lock();
+        inner.mode = Mode::Park;
+        kick();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while inner.parked < inner.waiting.len() {
+            inner = self.wait(inner, deadline)?;
+        }
+        Ok(())
+    }
+
+    fn wait<'a>(
+        &self,
+        inner: MutexGuard<'a, Inner>,
+        deadline: Instant,
+    ) -> Result<MutexGuard<'a, Inner>, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::State("a vCPU did not stop in time"));
+        }
+        let waited = self.changed.wait_timeout(inner, left);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Waits while the machine is parked, as thread `id`, which has `perform` do what work there
+    /// is.  Returns whether to run.
+    fn park(&self, id: usize, perform: impl Fn(Work)) -> bool {
+        let mut inner = self.lock();
+        if inner.mode == Mode::Park {
+            if inner.parked == 0 {
+                inner.stopped_at = Some(Instant::now());
+            }
+            inner.parked += 1;
+            inner = self.tell(inner);
+            while inner.mode == Mode::Park {
+                let work = inner.work.clone().filter(|_| inner.waiting[id]);
+                if let Some(work) = work {
+                    drop(inner);
+                    perform(work);
+                    inner = self.lock();
+                    inner.waiting[id] = false;
+                    inner = self.tell(inner);
+                } else {
+                    inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            inner.parked -= 1;
+            if inner.parked == 0 {
+                inner.running_at = Some(Instant::now());
+            }
+        }
+        // Before anybody is told, who may then ask for the next stop at once.
+        let run = inner.mode == Mode::Run;
+        let last = inner.parked == 0;
+        drop(inner);
+        if last {
+            self.changed.notify_all();
+        }
+        run
     }
 }
 
@@ -98,16 +186,7 @@ impl Vcpus {
     /// [`Error::Io`] if a thread or the signal handler cannot be made.
     pub fn start(fds: Vec<VcpuFd>, bus: &Arc<Bus>, run_bytes: usize) -> Result<Self, Error> {
         install_handler()?;
-        let inner = Inner {
-            mode: Mode::Park,
-            parked: 0,
-            over: false,
-            work: None,
-            waiting: vec![false; fds.len()],
-            stopped_at: None,
-            running_at: None,
-        };
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
+        let shared = Arc::new(Shared::new(fds.len()));
         let mut vcpus = Self { shared, threads: Vec::with_capacity(fds.len()) };
         for (id, mut fd) in fds.into_iter().enumerate() {
             // In a fork it would hold this machine's VM, whatever descriptors are closed there.
@@ -130,14 +209,7 @@ impl Vcpus {
     ///
     /// [`Error::State`] if one does not within [`STOP_TIMEOUT`].
     pub fn resume(&self) -> Result<(), Error> {
-        let mut inner = self.shared.lock();
-        inner.mode = Mode::Run;
-        inner = self.shared.tell(inner);
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.parked > 0 && !inner.over {
-            inner = self.wait(inner, deadline)?;
-        }
-        Ok(())
+        self.shared.resume()
     }
 
     /// For how long the guest stood still before the last [`Self::resume`]: from the first vCPU
@@ -155,14 +227,7 @@ impl Vcpus {
     ///
     /// [`Error::State`] if one does not stop within [`STOP_TIMEOUT`].
     pub fn pause(&self) -> Result<(), Error> {
-        let mut inner = self.shared.lock();
-        inner.mode = Mode::Park;
-        self.kick();
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.parked < self.threads.len() {
-            inner = self.wait(inner, deadline)?;
-        }
-        Ok(())
+        self.shared.pause(|| self.kick())
     }
 
     /// Reads the state of all vCPUs, which must be paused.
@@ -202,7 +267,7 @@ impl Vcpus {
         inner = self.shared.tell(inner);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while inner.waiting.contains(&true) {
-            inner = self.wait(inner, deadline)?;
+            inner = self.shared.wait(inner, deadline)?;
         }
         inner.work = None;
         drop(inner);
@@ -210,19 +275,6 @@ impl Vcpus {
             slot.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
         results.iter().filter_map(take).collect()
-    }
-
-    fn wait<'a>(
-        &self,
-        inner: MutexGuard<'a, Inner>,
-        deadline: Instant,
-    ) -> Result<MutexGuard<'a, Inner>, Error> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Error::State("a vCPU did not stop in time"));
-        }
-        let waited = self.shared.changed.wait_timeout(inner, left);
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     fn kick(&self) {
@@ -272,7 +324,11 @@ fn install_handler() -> Result<(), Error> {
 
 fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
     RUN_PAGE.with(|page| page.set(ptr::from_mut(fd.get_kvm_run())));
-    while park(id, &mut fd, shared) {
+    loop {
+        fd.set_kvm_immediate_exit(0);
+        if !shared.park(id, |work| work(id, &fd)) {
+            break;
+        }
         if let Err(end) = run_until_interrupted(&mut fd, bus) {
             bus.end(end);
             // The machine is over for all vCPUs; wait to be told so.
@@ -287,38 +343,6 @@ fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
         }
     }
     RUN_PAGE.with(|page| page.set(ptr::null_mut()));
-}
-
-/// Waits while the machine is parked.  Returns whether to run.
-fn park(id: usize, fd: &mut VcpuFd, shared: &Shared) -> bool {
-    fd.set_kvm_immediate_exit(0);
-    let mut inner = shared.lock();
-    if inner.mode == Mode::Park {
-        if inner.parked == 0 {
-            inner.stopped_at = Some(Instant::now());
-        }
-        inner.parked += 1;
-        inner = shared.tell(inner);
-        while inner.mode == Mode::Park {
-            let work = inner.work.clone().filter(|_| inner.waiting[id]);
-            if let Some(work) = work {
-                drop(inner);
-                work(id, fd);
-                drop(work);
-                inner = shared.lock();
-                inner.waiting[id] = false;
-                inner = shared.tell(inner);
-            } else {
-                inner = shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-        inner.parked -= 1;
-        if inner.parked == 0 {
-            inner.running_at = Some(Instant::now());
-            inner = shared.tell(inner);
-        }
-    }
-    inner.mode == Mode::Run
 }
 
 fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
@@ -336,5 +360,38 @@ fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
             Err(error) if error.errno() == libc::EAGAIN => {}
             Err(error) => return Err(End::Error(format!("KVM_RUN: {error}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::array;
+    use std::thread::{self, Thread};
+
+    use super::{Mode, Shared};
+
+    const THREADS: usize = 4;
+    const TURNS: usize = 20_000;
+
+    #[test]
+    fn threads_that_are_stopped_as_soon_as_they_run_run_again() {
+        let shared = &Shared::new(THREADS);
+        thread::scope(|scope| {
+            // A thread that runs does nothing until it is kicked.
+            let run = move |id| {
+                while shared.park(id, |_| ()) {
+                    thread::park();
+                }
+            };
+            let spawn = |id| scope.spawn(move || run(id)).thread().clone();
+            let threads: [Thread; THREADS] = array::from_fn(spawn);
+            let kick = || threads.iter().for_each(Thread::unpark);
+            let turn = |_| shared.pause(kick).and_then(|()| shared.resume());
+            let outcome = (0..TURNS).try_for_each(turn);
+            shared.lock().mode = Mode::End;
+            shared.changed.notify_all();
+            kick();
+            outcome.unwrap();
+        });
     }
 }
