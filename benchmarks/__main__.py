@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = "forkd-floor"
-TARGET = "x86_64-unknown-linux-gnu"
 
 PLACE_HELPER = "helper machine"
 WORK_HELPER = "/var/lib/forkd"
@@ -116,7 +115,7 @@ def find_floor(vmm: Path) -> Path:
     Raises:
         HostError: It is nowhere.
     """
-    for folder in (vmm.resolve().parent, ROOT / "target" / TARGET / "release"):
+    for folder in (vmm.resolve().parent, ROOT / "build" / "bin"):
         if (folder / FLOOR).is_file():
             return folder / FLOOR
     raise HostError(f"{FLOOR} is not built: `make build` makes it", program=FLOOR)
