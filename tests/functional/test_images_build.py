@@ -159,6 +159,29 @@ def test_a_cancelled_build_leaves_nothing(recipe_folder: Path, tmp_path: Path) -
     assert list(cache.images.iterdir()) == []
 
 
+@pytest.mark.needs("skopeo", "umoci")
+def test_files_that_change_while_they_are_built_in_are_refused(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_folder / "recipe.toml"
+    recipe.write_text('files = [{ source = "motd", target = "/motd" }]\n' + recipe.read_text())
+    motd = recipe_folder / "motd"
+    motd.write_text("first")
+    cache = Cache.open(tmp_path / "cache")
+
+    def change(event: Progress) -> None:
+        if event.message == "image unpacked":
+            motd.write_text("second")
+
+    with pytest.raises(BuildError, match="changed while its image was built"):
+        build(recipe_folder, cache=cache, agent=None, progress=change)
+
+    assert list(cache.images.iterdir()) == []
+    assert read(built(recipe_folder, cache).image.rootfs, "/motd") == b"second"
+    motd.write_text("first")
+    assert read(built(recipe_folder, cache).image.rootfs, "/motd") == b"first"
+
+
 def test_the_command_line_reports_a_refusal_as_one_event(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text('name = "x"\nimge = {}\n')
 

@@ -137,7 +137,7 @@ async def test_a_tag_is_baked_once_at_a_time_and_taken_afterwards(fake_host: Fak
         first = service.create_snapshot(SnapshotRequest(TAG, fake_host.recipe(code="hang")))
         await anext(first)
         with pytest.raises(Conflict, match="being written already"):
-            await fake_host.bake(service, fake_host.recipe())
+            await fake_host.bake(service, fake_host.recipe(name="other"))
         with pytest.raises(Conflict, match="still being written"):
             await service.fork(TAG, 1, NOW)
         with pytest.raises(Conflict, match="being written"):

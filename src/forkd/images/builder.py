@@ -103,7 +103,8 @@ def build(
     Raises:
         NotFound: There is no recipe.
         InvalidRequest: The recipe says something it may not.
-        BuildError: Something it needs is missing, or failed, or `cancel` was set.
+        BuildError: Something it needs is missing, or failed, or changed meanwhile, or `cancel`
+            was set.
     """
     return build_recipe(load_recipe(recipe_path), cache, agent, Build(progress, cancel))
 
@@ -143,6 +144,11 @@ def build_rootfs(recipe: Recipe, cache: Cache, build: Build) -> Rootfs:
             return _stored(folder)
         with cache.partial(folder, remove) as aside:
             _make(recipe, key, aside, build)
+            if keys.image_key(recipe) != key:
+                raise BuildError(
+                    f"the files of {recipe.name} changed while its image was built; build it again",
+                    stage="rootfs",
+                )
             files.publish(aside, folder)
     return _stored(folder)
 
