@@ -14,7 +14,7 @@
 //! nothing of the allocator ([`crate::vcpu::Vcpus::each`]), and do not exist in the seed.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,20 +63,24 @@ impl Machine {
     /// does not stop.  The guest goes on in any case, unless it was paused before.
     pub fn branch(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
         let cgroup = cgroup.map(process::open_cgroup).transpose()?;
+        let (gate, opener) = process::pipe()?;
         let running = self.paused_since.is_none();
-        self.pause()?;
+        let instant = self.pause_and_save().and_then(|vcpus| self.instant(vcpus));
         let forked =
-            self.instant().and_then(|instant| Ok((process::fork_into(cgroup.as_ref())?, instant)));
+            instant.and_then(|instant| Ok((process::fork_into(cgroup.as_ref())?, instant)));
         let left = match forked {
             Ok((Forked::Child, (state, disk))) => {
+                // On a processor that they share it would come first, and the guest wait for it.
+                drop(opener);
+                drop((&gate).read(&mut [0]));
                 return Ok(self.seed(state, disk.map(|(lower, _)| lower)));
             }
             Ok((Forked::Parent(pid), instant)) => Ok((pid, instant)),
             Err(error) => Err(error),
         };
-        if running {
-            self.resume()?;
-        }
+        let resumed = if running { self.resume().map(drop) } else { Ok(()) };
+        drop(opener);
+        resumed?;
         // Nothing is freed before the guest runs again: what that writes to is copied first.
         let (pid, _) = left?;
         self.tidy_disk();

@@ -355,11 +355,13 @@ impl Bus {
     }
 
     /// Serves all that a guest which stands still has rung for, so that nothing is under way in
-    /// any queue.  A standing guest refills none, so this ends.
-    pub fn settle(&self) {
+    /// any queue.  A standing guest refills none, so this ends.  Returns whether there was any.
+    pub fn settle(&self) -> bool {
+        let any = self.has_any_rest();
         while self.has_any_rest() {
             self.serve_rest();
         }
+        any
     }
 
     fn has_any_rest(&self) -> bool {

@@ -25,7 +25,7 @@ use vmm_sys_util::epoll::Epoll;
 
 use crate::bus::{Bus, Console, Devices, Line, Lines};
 use crate::console::ConsoleLog;
-use crate::cpu;
+use crate::cpu::{self, VcpuState};
 use crate::disk::{HostDisk, Lower};
 use crate::entropy::KernelEntropy;
 use crate::error::Error;
@@ -167,6 +167,19 @@ impl Machine {
         Ok(())
     }
 
+    /// As [`Self::pause`]; returns the vCPUs as they are then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Vcpus::pause_and_save`]; then, too, [`Self::resume`] lets the guest go on.
+    pub fn pause_and_save(&mut self) -> Result<Vec<VcpuState>, Error> {
+        if self.paused_since.is_some() {
+            return self.vcpus.save(&self.msr_indices);
+        }
+        self.paused_since = Some(Instant::now());
+        self.vcpus.pause_and_save(&self.msr_indices)
+    }
+
     /// Answer to `status`.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
@@ -205,7 +218,7 @@ impl Machine {
     pub fn save(&self, directory: &Path) -> Result<SaveReply, Error> {
         self.check_paused()?;
         save::check_empty(directory)?;
-        let (state, disk) = self.instant()?;
+        let (state, disk) = self.instant(self.vcpus.save(&self.msr_indices)?)?;
         let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
         let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
         let still =
@@ -241,12 +254,18 @@ impl Machine {
     /// What it is at this instant, apart from memory: its state, and its disk's layers with how
     /// many of them were given.  The disk's top is a layer of its own from now on.
     ///
+    /// It must be paused; `vcpus` are as they have been since.
+    ///
     /// # Errors
     ///
-    /// As [`Self::state`]; [`Error::Io`] if the top cannot be frozen.
-    pub fn instant(&self) -> Result<(MachineState, Option<(Lower, usize)>), Error> {
-        self.bus.settle();
-        let state = self.state()?;
+    /// [`Error::Kvm`] naming what cannot be read; [`Error::Io`] if the top cannot be frozen.
+    pub fn instant(
+        &self,
+        vcpus: Vec<VcpuState>,
+    ) -> Result<(MachineState, Option<(Lower, usize)>), Error> {
+        // A device that had something left to do has raised an interrupt.
+        let vcpus = if self.bus.settle() { self.vcpus.save(&self.msr_indices)? } else { vcpus };
+        let state = self.state(vcpus)?;
         let disk = self
             .bus
             .block()
@@ -258,14 +277,10 @@ impl Machine {
         Ok((state, disk))
     }
 
-    /// Everything that it is, apart from memory and disk; it must be paused.
+    /// Everything that it is, apart from memory and disk.
     ///
-    /// # Errors
-    ///
-    /// [`Error::Kvm`] naming what cannot be read; [`Error::State`] if it runs.
-    pub fn state(&self) -> Result<MachineState, Error> {
-        // vCPUs first: KVM delivers what is pending in them to the chips while they are read.
-        let vcpus = self.vcpus.save(&self.msr_indices)?;
+    /// `vcpus` were read before: KVM delivers what is pending in them to the chips meanwhile.
+    fn state(&self, vcpus: Vec<VcpuState>) -> Result<MachineState, Error> {
         let net = self.bus.net();
         let block = self.bus.block();
         Ok(MachineState {

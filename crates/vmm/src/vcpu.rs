@@ -25,6 +25,7 @@ use crate::mapping;
 
 /// Longest wait for vCPUs to stop.  They stop in microseconds; this ends a wait on a broken host.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const NOT_PAUSED: Error = Error::State("the vCPUs are not paused");
 /// Stack of a vCPU thread.  The loop needs a few KiB; what is not touched costs nothing.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -43,13 +44,16 @@ enum Mode {
 /// What each parked thread is to do with its vCPU.
 type Work = Arc<dyn Fn(usize, &VcpuFd) + Send + Sync>;
 
+/// What a thread's work came to.
+type Slot<R> = Mutex<Option<Result<R, Error>>>;
+
 struct Inner {
     mode: Mode,
     parked: usize,
     /// A vCPU has run its last: the machine is over.
     over: bool,
     work: Option<Work>,
-    /// Whether each thread still has `work` before it.
+    /// Whether each thread still has `work` before it, which is begun when all are parked.
     waiting: Vec<bool>,
     stopped_at: Option<Instant>,
     running_at: Option<Instant>,
@@ -108,16 +112,36 @@ impl Shared {
         Ok(())
     }
 
-    /// Has all threads stop, which `kick` gets to look, and returns when the last one has.
-    fn pause(&self, kick: impl FnOnce()) -> Result<(), Error> {
+    /// Has all threads stop, which `kick` gets to look, and then do `work` if there is any.
+    /// Returns when the last one has.
+    fn pause(&self, work: Option<Work>, kick: impl FnOnce()) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.mode = Mode::Park;
+        inner.waiting.fill(work.is_some());
+        inner.work = work;
         kick();
+        self.await_all(inner)
+    }
+
+    /// Has all threads, which are parked, do `work`.  Returns when the last one has.
+    fn perform(&self, work: Work) -> Result<(), Error> {
+        let mut inner = self.lock();
+        if inner.mode != Mode::Park || inner.over {
+            return Err(NOT_PAUSED);
+        }
+        inner.waiting.fill(true);
+        inner.work = Some(work);
+        inner = self.tell(inner);
+        self.await_all(inner)
+    }
+
+    fn await_all(&self, mut inner: MutexGuard<'_, Inner>) -> Result<(), Error> {
         let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.parked < inner.waiting.len() {
+        while inner.parked < inner.waiting.len() || inner.waiting.contains(&true) && !inner.over {
             inner = self.wait(inner, deadline)?;
         }
-        Ok(())
+        inner.work = None;
+        if inner.waiting.contains(&true) { Err(NOT_PAUSED) } else { Ok(()) }
     }
 
     fn wait<'a>(
@@ -135,6 +159,9 @@ impl Shared {
 
     /// Waits while the machine is parked, as thread `id`, which has `perform` do what work there
     /// is.  Returns whether to run.
+    ///
+    /// Whoever waits is woken once, by the last thread, and not at all by a thread that is alone
+    /// and has work to do first.
     fn park(&self, id: usize, perform: impl Fn(Work)) -> bool {
         let mut inner = self.lock();
         if inner.mode == Mode::Park {
@@ -142,15 +169,20 @@ impl Shared {
                 inner.stopped_at = Some(Instant::now());
             }
             inner.parked += 1;
-            inner = self.tell(inner);
+            let threads = inner.waiting.len();
+            if inner.parked == threads && !(threads == 1 && inner.waiting[id]) {
+                inner = self.tell(inner);
+            }
             while inner.mode == Mode::Park {
-                let work = inner.work.clone().filter(|_| inner.waiting[id]);
-                if let Some(work) = work {
+                let begun = inner.waiting[id] && inner.parked == threads;
+                if let Some(work) = inner.work.clone().filter(|_| begun) {
                     drop(inner);
                     perform(work);
                     inner = self.lock();
                     inner.waiting[id] = false;
-                    inner = self.tell(inner);
+                    if !inner.waiting.contains(&true) {
+                        inner = self.tell(inner);
+                    }
                 } else {
                     inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -227,7 +259,18 @@ impl Vcpus {
     ///
     /// [`Error::State`] if one does not stop within [`STOP_TIMEOUT`].
     pub fn pause(&self) -> Result<(), Error> {
-        self.shared.pause(|| self.kick())
+        self.shared.pause(None, || self.kick())
+    }
+
+    /// As [`Self::pause`] and then [`Self::save`], with nothing in between.
+    ///
+    /// # Errors
+    ///
+    /// As these; the vCPUs may be stopped all the same.
+    pub fn pause_and_save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
+        gather(self.threads.len(), saving(msr_indices), |work| {
+            self.shared.pause(Some(work), || self.kick())
+        })
     }
 
     /// Reads the state of all vCPUs, which must be paused.
@@ -236,8 +279,7 @@ impl Vcpus {
     ///
     /// [`Error::Kvm`] if one cannot be read, [`Error::State`] if they are running.
     pub fn save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
-        let msr_indices = Arc::clone(msr_indices);
-        self.each(move |_, fd| VcpuState::save(fd, &msr_indices))
+        self.each(saving(msr_indices))
     }
 
     /// Has each vCPU's thread do `work`, all at once; they must be paused.
@@ -251,30 +293,7 @@ impl Vcpus {
         &self,
         work: impl Fn(usize, &VcpuFd) -> Result<R, Error> + Send + Sync + 'static,
     ) -> Result<Vec<R>, Error> {
-        let results: Vec<Mutex<Option<Result<R, Error>>>> =
-            self.threads.iter().map(|_| Mutex::new(None)).collect();
-        let results = Arc::new(results);
-        let sink = Arc::clone(&results);
-        let mut inner = self.shared.lock();
-        if inner.mode != Mode::Park || inner.over {
-            return Err(Error::State("the vCPUs are not paused"));
-        }
-        inner.work = Some(Arc::new(move |id, fd| {
-            let result = work(id, fd);
-            *sink[id].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-        }));
-        inner.waiting.fill(true);
-        inner = self.shared.tell(inner);
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.waiting.contains(&true) {
-            inner = self.shared.wait(inner, deadline)?;
-        }
-        inner.work = None;
-        drop(inner);
-        let take = |slot: &Mutex<Option<Result<R, Error>>>| {
-            slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-        };
-        results.iter().filter_map(take).collect()
+        gather(self.threads.len(), work, |work| self.shared.perform(work))
     }
 
     fn kick(&self) {
@@ -295,6 +314,29 @@ impl Drop for Vcpus {
             drop(thread.join());
         }
     }
+}
+
+fn saving(
+    msr_indices: &Arc<[u32]>,
+) -> impl Fn(usize, &VcpuFd) -> Result<VcpuState, Error> + Send + Sync + 'static {
+    let msr_indices = Arc::clone(msr_indices);
+    move |_, fd| VcpuState::save(fd, &msr_indices)
+}
+
+/// Returns what each of `threads` made of `work`, which `perform` has them do.
+fn gather<R: Send + 'static>(
+    threads: usize,
+    work: impl Fn(usize, &VcpuFd) -> Result<R, Error> + Send + Sync + 'static,
+    perform: impl FnOnce(Work) -> Result<(), Error>,
+) -> Result<Vec<R>, Error> {
+    let results: Arc<[Slot<R>]> = (0..threads).map(|_| Mutex::new(None)).collect();
+    let sink = Arc::clone(&results);
+    perform(Arc::new(move |id, fd| {
+        let result = work(id, fd);
+        *sink[id].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+    }))?;
+    let take = |slot: &Slot<R>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    results.iter().filter_map(take).collect()
 }
 
 fn signal() -> libc::c_int {
@@ -366,32 +408,63 @@ fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
 #[cfg(test)]
 mod tests {
     use std::array;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread::{self, Thread};
 
-    use super::{Mode, Shared};
+    use super::{Mode, Shared, Work};
+    use crate::error::Error;
 
     const THREADS: usize = 4;
     const TURNS: usize = 20_000;
 
-    #[test]
-    fn threads_that_are_stopped_as_soon_as_they_run_run_again() {
-        let shared = &Shared::new(THREADS);
+    /// Has `drive` stop and start threads, which are given what to do it with.
+    ///
+    /// A thread that runs does nothing until it is kicked; work is done while none runs.
+    fn with_threads(drive: impl Fn(&Shared, &dyn Fn()) -> Result<(), Error>) {
+        let (shared, running) = (&Shared::new(THREADS), &AtomicUsize::new(0));
         thread::scope(|scope| {
-            // A thread that runs does nothing until it is kicked.
             let run = move |id| {
-                while shared.park(id, |_| ()) {
+                let perform = |_| assert_eq!(running.load(Ordering::SeqCst), 0);
+                while shared.park(id, perform) {
+                    running.fetch_add(1, Ordering::SeqCst);
                     thread::park();
+                    running.fetch_sub(1, Ordering::SeqCst);
                 }
             };
             let spawn = |id| scope.spawn(move || run(id)).thread().clone();
             let threads: [Thread; THREADS] = array::from_fn(spawn);
             let kick = || threads.iter().for_each(Thread::unpark);
-            let turn = |_| shared.pause(kick).and_then(|()| shared.resume());
-            let outcome = (0..TURNS).try_for_each(turn);
+            let outcome = (0..TURNS).try_for_each(|_| drive(shared, &kick));
             shared.lock().mode = Mode::End;
             shared.changed.notify_all();
             kick();
             outcome.unwrap();
+        });
+    }
+
+    #[test]
+    fn threads_that_are_stopped_as_soon_as_they_run_run_again() {
+        with_threads(|shared, kick| {
+            shared.pause(None, kick)?;
+            shared.resume()
+        });
+    }
+
+    #[test]
+    fn work_is_begun_when_all_have_stopped_and_done_when_it_is_said_to_be() {
+        let held = Arc::new(());
+        with_threads(|shared, kick| {
+            for round in 0..2 {
+                let held = Arc::clone(&held);
+                let work: Work = Arc::new(move |_, _| drop(Arc::clone(&held)));
+                if round == 0 { shared.pause(Some(work), kick) } else { shared.perform(work) }?;
+                assert!(!shared.lock().waiting.contains(&true));
+            }
+            assert_eq!(Arc::strong_count(&held), 1, "a thread holds on to what it was given");
+            shared.resume()?;
+            assert!(shared.perform(Arc::new(|_, _| ())).is_err(), "work for threads that run");
+            Ok(())
         });
     }
 }
