@@ -33,10 +33,6 @@ DIRTY = """
 import threading, time
 
 
-def pages_of(count):
-    return numpy.zeros(count << 12, dtype="u1")[::4096]
-
-
 def sweep():
     global sweeps
     while going:
@@ -44,13 +40,14 @@ def sweep():
         sweeps += 1
 
 
-pages, sweeps, going = pages_of(1), 0, True
+room = numpy.zeros({mib} << 20, dtype="u1")[::4096]
+pages, sweeps, going = room[:1], 0, True
 threading.Thread(target=sweep, daemon=True).start()
 """
 """Writes to one byte of every page, over and over, as the probe does."""
 
-GROW = "pages = pages_of({count})"
-"""Has it write to so many pages."""
+GROW = "pages = room[:len(pages) + {count}]"
+"""Has it write to so many pages more."""
 
 SWEPT = """
 until = sweeps + 2
@@ -203,15 +200,17 @@ async def dirty(bed: Bed, source: Child, mib: int) -> None:
     Raises:
         EngineError: There are more of those already.
     """
-    await source.value(DIRTY)
+    await source.value(DIRTY.format(mib=mib))
     await pause_of(bed, source)
-    own = proc.anonymous_bytes(source.pid)
-    count = (mib * MIB - own) // PAGE_BYTES
-    if count < 1:
-        raise EngineError(f"{own} bytes are dirty before anything is to be, more than {mib} MiB")
-    async with running(source):
-        await source.value(GROW.format(count=count))
-    await pause_of(bed, source)
+    # The half of it first, because growing takes some as well.
+    for share in (2, 1):
+        own = proc.anonymous_bytes(source.pid)
+        count = (mib * MIB - own) // PAGE_BYTES // share
+        if count < 1:
+            raise EngineError(f"{own} bytes are dirty before {mib} MiB are to be")
+        async with running(source):
+            await source.value(GROW.format(count=count))
+        await pause_of(bed, source)
 
 
 async def pause_of(bed: Bed, source: Child) -> float:
