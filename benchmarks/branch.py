@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 DIRTY_MIB = (16, 256, 1024)
 """How much of its memory a machine writes to without end while it is branched."""
 
+LARGE_FROM_MIB = 512
+"""From so much on it is the large machine's memory; below, the recipe's machine has room."""
+
 WIDTH = 100
 """Siblings of one branch, for the figure that has a budget."""
 
@@ -112,7 +115,7 @@ class Pauses:
     """How long machines stood still that wrote to so much memory.
 
     Attributes:
-        own_mib: How much of its memory the machine had to itself in the end.
+        own_mib: How much of its memory the machine had to itself in the end: what was dirty.
     """
 
     dirty_mib: int
@@ -170,24 +173,27 @@ class Stalls:
         }
 
 
-async def pauses(large: Bed, floor: Path, repeats: Repeats, teller: Teller) -> list[Pauses]:
+async def pauses(
+    bed: Bed, large: Bed, floor: Path, repeats: Repeats, teller: Teller
+) -> list[Pauses]:
     """Branch machines and probes in turns, at every size."""
     taken = [Pauses(mib) for mib in DIRTY_MIB]
     for size, rounds in zip(taken, repeats.pause, strict=True):
+        home = bed if size.dirty_mib < LARGE_FROM_MIB else large
         async with (
-            large.fork(1) as herd,
+            home.fork(1) as herd,
             probe(floor, size.dirty_mib) as bare,
         ):
             source = herd.children[0]
             teller.begin(f"branch of {size.dirty_mib} MiB dirty, round 0 of {rounds}")
-            await dirty(large, source, size.dirty_mib)
+            await dirty(home, source, size.dirty_mib)
             await bare.round()
             for number in range(1, rounds + 1):
                 teller.begin(f"branch of {size.dirty_mib} MiB dirty, round {number} of {rounds}")
-                size.ours_ms.append(await pause_of(large, source))
+                size.ours_ms.append(await pause_of(home, source))
                 await bare.round()
+            size.own_mib = proc.anonymous_bytes(source.pid) / MIB
         size.probe_ms = bare.pauses_ms[1:]
-        size.own_mib = proc.anonymous_bytes(source.pid) / MIB
     return taken
 
 
@@ -301,7 +307,7 @@ def _ms(nanoseconds: Any) -> float:  # noqa: ANN401 - JSON
 async def measure(bed: Bed, large: Bed, floor: Path, teller: Teller, *, quick: bool) -> Json:
     """Measure all there is of branches, and lay it out."""
     repeats = QUICK if quick else FULL
-    sizes = await pauses(large, floor, repeats, teller)
+    sizes = await pauses(bed, large, floor, repeats, teller)
     born = await siblings(bed, floor, repeats, teller)
     noticed = await stalls(bed, repeats, teller)
     return lay_out(sizes, born, noticed)
