@@ -160,8 +160,8 @@ impl Shared {
     /// Waits while the machine is parked, as thread `id`, which has `perform` do what work there
     /// is.  Returns whether to run.
     ///
-    /// Whoever waits is woken once, by the last thread, and not at all by a thread that is alone
-    /// and has work to do first.
+    /// Whoever waits is woken by the last thread; by one that is alone and has work to do, not
+    /// before that is done.
     fn park(&self, id: usize, perform: impl Fn(Work)) -> bool {
         let mut inner = self.lock();
         if inner.mode == Mode::Park {
