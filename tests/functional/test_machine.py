@@ -75,6 +75,10 @@ def test_its_clock_is_the_time_stamp_counter(sh: Callable[[str], tuple[int, str]
     assert sh(f"cat {path}") == (0, "tsc\n")
 
 
+def test_a_read_maps_one_page_and_not_its_neighbours(sh: Callable[[str], tuple[int, str]]) -> None:
+    assert sh("cat /sys/kernel/debug/fault_around_bytes") == (0, "4096\n")
+
+
 @pytest.mark.parametrize(("script", "code"), [("true", 0), ("exit 7", 7), ("kill -9 $$", 137)])
 def test_a_command_ends_as_a_shell_would_say(
     sh: Callable[[str], tuple[int, str]], script: str, code: int

@@ -108,6 +108,18 @@ sorted(seen.items())
             assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(VCPUS)]
 
 
+async def test_nothing_wakes_a_guest_for_the_sake_of_its_kernels_own_statistics(
+    host: RealHost,
+) -> None:
+    code = """
+import pathlib
+kernel = pathlib.Path("/proc")
+[(kernel / "sys/kernel/watchdog").read_text(), (kernel / "pressure").exists()]
+"""
+    async with host.forked(1, ONE) as (child,):
+        assert await value(host, child.id, code) == ["0\n", False]
+
+
 async def test_memory_above_4_gib_is_saved_forked_and_used(host: RealHost) -> None:
     code = f"""
 import os
