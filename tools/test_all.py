@@ -19,11 +19,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "results"
 UNMET = RESULTS / "unmet.txt"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-FUNCTIONAL = tuple(
-    str(path.relative_to(ROOT))
-    for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
-    if path.is_dir()
+FUNCTIONAL = (
+    "--durations=10",
+    "--durations-min=5",
+    *(
+        str(path.relative_to(ROOT))
+        for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
+        if path.is_dir()
+    ),
 )
+"""What takes real machines, files and processes; the slowest are named."""
 
 
 @dataclass(frozen=True, slots=True)
