@@ -24,11 +24,10 @@ use serde_json::json;
 
 use crate::disk::Lower;
 use crate::error::Error;
-use crate::machine::Machine;
+use crate::machine::{Frozen, Machine};
 use crate::memory::Ram;
 use crate::plan::ForkPlan;
 use crate::process::{self, Forked};
-use crate::snapshot::state::MachineState;
 use crate::zygote::Zygote;
 
 /// Which process a branch came back in.
@@ -48,9 +47,8 @@ pub enum Branched {
 /// What a seed keeps of the machine that it was.
 #[derive(Debug)]
 pub struct Seed {
-    state: MachineState,
+    frozen: Box<Frozen>,
     ram: Ram,
-    lower: Option<Lower>,
     origin: Option<Arc<ForkPlan>>,
 }
 
@@ -69,11 +67,11 @@ impl Machine {
         let forked =
             instant.and_then(|instant| Ok((process::fork_into(cgroup.as_ref())?, instant)));
         let left = match forked {
-            Ok((Forked::Child, (state, disk))) => {
+            Ok((Forked::Child, frozen)) => {
                 // On a processor that they share it would come first, and the guest wait for it.
                 drop(opener);
                 drop((&gate).read(&mut [0]));
-                return Ok(self.seed(state, disk.map(|(lower, _)| lower)));
+                return Ok(self.seed(frozen));
             }
             Ok((Forked::Parent(pid), instant)) => Ok((pid, instant)),
             Err(error) => Err(error),
@@ -89,9 +87,9 @@ impl Machine {
     }
 
     /// In the new process.
-    fn seed(&self, state: MachineState, lower: Option<Lower>) -> Branched {
+    fn seed(&self, frozen: Box<Frozen>) -> Branched {
         let (ram, origin) = (self.ram.clone(), self.origin.clone());
-        Branched::Seed(Box::new(Seed { state, ram, lower, origin }))
+        Branched::Seed(Box::new(Seed { frozen, ram, origin }))
     }
 
     /// Keeps the number of the disk's layers down, while the guest runs.
@@ -132,12 +130,14 @@ impl Seed {
 
     fn start(self, directory: &Path, report: &File) -> Result<Zygote, Error> {
         let mut keep = vec![0, 1, 2, report.as_raw_fd()];
-        keep.extend(self.lower.iter().flat_map(Lower::descriptors));
+        let Frozen { state, disk } = *self.frozen;
+        let lower = disk.map(|(lower, _)| lower);
+        keep.extend(lower.iter().flat_map(Lower::descriptors));
         keep.extend(self.origin.iter().map(|plan| plan.notebook().descriptor()));
         process::close_all_but(&keep)?;
         process::new_session()?;
         process::mind_children(true);
-        let plan = ForkPlan::of_live(self.state, self.ram, self.lower, self.origin.as_deref())?;
+        let plan = ForkPlan::of_live(state, self.ram, lower, self.origin.as_deref())?;
         Zygote::serve(plan, directory)
     }
 }

@@ -54,6 +54,15 @@ const MTU: u16 = 1500;
 /// Twenty bytes that the guest sees as the serial number of its disk.
 const DISK_ID: [u8; 20] = *b"forkd\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
+/// What a machine is at one instant, apart from its memory.
+#[derive(Debug)]
+pub struct Frozen {
+    /// vCPUs, chips and devices.
+    pub state: MachineState,
+    /// The layers of its disk, and how many of them were given.
+    pub disk: Option<(Lower, usize)>,
+}
+
 /// A machine whose vCPUs are threads of this process.
 #[derive(Debug)]
 pub struct Machine {
@@ -148,8 +157,9 @@ impl Machine {
     ///
     /// [`Error::State`] if a vCPU does not run.
     pub fn resume(&mut self) -> Result<Option<f64>, Error> {
-        let Some(since) = self.paused_since.take() else { return Ok(None) };
+        let Some(since) = self.paused_since else { return Ok(None) };
         self.vcpus.resume()?;
+        self.paused_since = None;
         Ok(Some(since.elapsed().as_secs_f64() * 1e3))
     }
 
@@ -218,7 +228,7 @@ impl Machine {
     pub fn save(&self, directory: &Path) -> Result<SaveReply, Error> {
         self.check_paused()?;
         save::check_empty(directory)?;
-        let (state, disk) = self.instant(self.vcpus.save(&self.msr_indices)?)?;
+        let Frozen { state, disk } = *self.instant(self.vcpus.save(&self.msr_indices)?)?;
         let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
         let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
         let still =
@@ -251,18 +261,17 @@ impl Machine {
         }
     }
 
-    /// What it is at this instant, apart from memory: its state, and its disk's layers with how
-    /// many of them were given.  The disk's top is a layer of its own from now on.
+    /// What it is at this instant.  Its disk's top is a layer of its own from now on.
     ///
     /// It must be paused; `vcpus` are as they have been since.
     ///
     /// # Errors
     ///
     /// [`Error::Kvm`] naming what cannot be read; [`Error::Io`] if the top cannot be frozen.
-    pub fn instant(
-        &self,
-        vcpus: Vec<VcpuState>,
-    ) -> Result<(MachineState, Option<(Lower, usize)>), Error> {
+    // On the heap, and in a frame of its own: whatever pages of the stack are written to after a
+    // fork have to be copied before the guest goes on.
+    #[inline(never)]
+    pub fn instant(&self, vcpus: Vec<VcpuState>) -> Result<Box<Frozen>, Error> {
         // A device that had something left to do has raised an interrupt.
         let vcpus = if self.bus.settle() { self.vcpus.save(&self.msr_indices)? } else { vcpus };
         let state = self.state(vcpus)?;
@@ -274,7 +283,7 @@ impl Machine {
                 disk.freeze().map(|()| (disk.lower().clone(), disk.given()))
             })
             .transpose()?;
-        Ok((state, disk))
+        Ok(Box::new(Frozen { state, disk }))
     }
 
     /// Everything that it is, apart from memory and disk.
