@@ -105,11 +105,7 @@ impl Shared {
         let mut inner = self.lock();
         inner.mode = Mode::Run;
         inner = self.tell(inner);
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.parked > 0 && !inner.over {
-            inner = self.wait(inner, deadline)?;
-        }
-        Ok(())
+        self.wait_while(inner, |inner| inner.parked > 0 && !inner.over).map(drop)
     }
 
     /// Has all threads stop, which `kick` gets to look, and then do `work` if there is any.
@@ -135,26 +131,24 @@ impl Shared {
         self.await_all(inner)
     }
 
-    fn await_all(&self, mut inner: MutexGuard<'_, Inner>) -> Result<(), Error> {
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while inner.parked < inner.waiting.len() || inner.waiting.contains(&true) && !inner.over {
-            inner = self.wait(inner, deadline)?;
-        }
+    fn await_all(&self, inner: MutexGuard<'_, Inner>) -> Result<(), Error> {
+        let mut inner = self.wait_while(inner, |inner| {
+            inner.parked < inner.waiting.len() || inner.waiting.contains(&true) && !inner.over
+        })?;
         inner.work = None;
         if inner.waiting.contains(&true) { Err(NOT_PAUSED) } else { Ok(()) }
     }
 
-    fn wait<'a>(
+    fn wait_while<'a>(
         &self,
         inner: MutexGuard<'a, Inner>,
-        deadline: Instant,
+        condition: impl Fn(&Inner) -> bool,
     ) -> Result<MutexGuard<'a, Inner>, Error> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Error::State("a vCPU did not stop in time"));
+        let waited = self.changed.wait_timeout_while(inner, STOP_TIMEOUT, |inner| condition(inner));
+        match waited.unwrap_or_else(PoisonError::into_inner) {
+            (_, timeout) if timeout.timed_out() => Err(Error::State("a vCPU did not stop in time")),
+            (inner, _) => Ok(inner),
         }
-        let waited = self.changed.wait_timeout(inner, left);
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// Waits while the machine is parked, as thread `id`, which has `perform` do what work there
