@@ -114,10 +114,17 @@ async def test_nothing_wakes_a_guest_for_the_sake_of_its_kernels_own_statistics(
     code = """
 import pathlib
 kernel = pathlib.Path("/proc")
-[(kernel / "sys/kernel/watchdog").read_text(), (kernel / "pressure").exists()]
+[
+    (kernel / "sys/kernel/watchdog").read_text(),
+    (kernel / "pressure").exists(),
+    (kernel / "cmdline").read_text(),
+]
 """
     async with host.forked(1, ONE) as (child,):
-        assert await value(host, child.id, code) == ["0\n", False]
+        watchdog, pressure, told = await value(host, child.id, code)
+
+    assert (watchdog, pressure) == ("0\n", False)
+    assert {"nowatchdog", "psi=0"} <= set(told.split())  # the agent stops a watchdog as well
 
 
 async def test_memory_above_4_gib_is_saved_forked_and_used(host: RealHost) -> None:
