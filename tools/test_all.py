@@ -19,16 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "results"
 UNMET = RESULTS / "unmet.txt"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-FUNCTIONAL = (
-    "--durations=10",
-    "--durations-min=5",
-    *(
-        str(path.relative_to(ROOT))
-        for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
-        if path.is_dir()
-    ),
+FUNCTIONAL = tuple(
+    str(path.relative_to(ROOT))
+    for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
+    if path.is_dir()
 )
-"""What takes real machines, files and processes; the slowest are named."""
+SLOWEST = ("--durations=10", "--durations-min=5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +62,12 @@ def suites() -> list[Suite]:
         Suite("Rust", "this host", ("make", "test-rust")),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
-        _pytest("functional", native, "--unmet-to", str(UNMET), *FUNCTIONAL),
+        _pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL),
         Suite(
             "functional, needs KVM or root",
             "helper machine",
             (sys.executable, "-m", "tests.machine.run", "--fresh", "--junit", str(inside),
-             "-q", "--unmet-from", str(UNMET.relative_to(ROOT)), *FUNCTIONAL),
+             "-q", "--unmet-from", str(UNMET.relative_to(ROOT)), *SLOWEST, *FUNCTIONAL),
             inside,
         ),
     ]  # fmt: skip
