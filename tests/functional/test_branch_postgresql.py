@@ -26,19 +26,56 @@ OPTIONS = BranchOptions()
 
 CLIENTS = 4
 
-TRANSACTIONS = CLIENTS * 60
+OF_EACH_CLIENT = 60
+
+TRANSACTIONS = CLIENTS * OF_EACH_CLIENT
 """How many one run of pgbench makes."""
 
 RATE_PER_S = 20
-"""No faster on any host, so that a branch and what comes of it find it at work."""
+"""No faster on any host, so that a branch finds it at work."""
+
+SCRIPT = rf"""
+\set done :done + 1
+\if :done = {OF_EACH_CLIENT}
+SELECT wait_for_end();
+\endif
+\set aid random(1, 100000)
+\set tid random(1, 10)
+\set delta random(-5000, 5000)
+BEGIN;
+UPDATE pgbench_accounts SET abalance = abalance + :delta WHERE aid = :aid;
+UPDATE pgbench_tellers SET tbalance = tbalance + :delta WHERE tid = :tid;
+UPDATE pgbench_branches SET bbalance = bbalance + :delta WHERE bid = 1;
+INSERT INTO pgbench_history (tid, bid, aid, delta, mtime)
+    VALUES (:tid, 1, :aid, :delta, CURRENT_TIMESTAMP);
+END;
+"""
+"""What each client does: pgbench's own transaction, the last one only when the run may end.  So no
+host is so slow that a run is over before somebody has looked at what became of it."""
+
+PREPARE = f"""
+cd /root && cat >script.sql <<'END'
+{SCRIPT}
+END
+pgbench -i -q && pgbench -n -t 1 && psql -v ON_ERROR_STOP=1 <<'END'
+CREATE EXTENSION amcheck;
+CREATE TABLE run AS SELECT false AS may_end;
+CREATE FUNCTION wait_for_end() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE NOT (SELECT may_end FROM run) LOOP PERFORM pg_sleep(0.05); END LOOP;
+END $$;
+END
+"""
 
 LOAD = f"""
-cd /root && rm -f load.status
+cd /root && rm -f load.status && psql -c 'UPDATE run SET may_end = false'
 setsid -f flock load.lock sh -c \
-    'pgbench -n -c {CLIENTS} -j 2 -t {TRANSACTIONS // CLIENTS} -R {RATE_PER_S} >load.log 2>&1;
-    echo $? >load.status'
+    'pgbench -n -c {CLIENTS} -j 2 -t {OF_EACH_CLIENT} -R {RATE_PER_S} -D done=0 -f script.sql \
+        >load.log 2>&1; echo $? >load.status'
 """
 """A run that nobody waits for; whoever gets its lock knows that it is over."""
+
+LET_IT_END = "psql -c 'UPDATE run SET may_end = true'"
 
 OUTCOME = "cd /root && flock load.lock cat load.log load.status"
 
@@ -70,8 +107,7 @@ async def host() -> AsyncIterator[RealHost]:
 async def source(host: RealHost) -> AsyncIterator[Sandbox]:
     """A sandbox with pgbench's tables, and a first transaction in its history."""
     (sandbox,) = (await host.service.fork(TAG, 1, ForkOptions())).sandboxes
-    prepare = "pgbench -i -q && pgbench -n -t 1 && psql -c 'CREATE EXTENSION amcheck'"
-    await shell(host, sandbox.id, prepare)
+    await shell(host, sandbox.id, PREPARE)
     yield sandbox
     await host.clear()
 
@@ -103,6 +139,7 @@ async def check_load_goes_on(host: RealHost, sandbox: SandboxId, before: int) ->
 
 async def check_load_ends(host: RealHost, sandbox: SandboxId, before: int) -> None:
     """Every client has seen every transaction of its own succeed, and the server has each once."""
+    await shell(host, sandbox, LET_IT_END)
     outcome = await shell(host, sandbox, OUTCOME)
     assert f"actually processed: {TRANSACTIONS}/{TRANSACTIONS}\n" in outcome, outcome
     assert "number of failed transactions: 0 " in outcome, outcome
