@@ -74,11 +74,15 @@ with open("/var/lib/demo/{index}", "w") as file:
 """
 
 LOOK_AT_DISK = """
-with open("/proc/sys/vm/drop_caches", "w") as file:
-    file.write("3")
-{name: open(f"/var/lib/demo/{name}").read() for name in os.listdir("/var/lib/demo")}
+import mmap
+def on_disk(path):
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    direct = lambda path, flags: os.open(path, flags | os.O_DIRECT)
+    with open(path, "rb", buffering=0, opener=direct) as file:
+        return page[:file.readinto(page)].decode()
+{name: on_disk(f"/var/lib/demo/{name}") for name in os.listdir("/var/lib/demo")}
 """
-"""Asked once every child has written: what is on the disk itself, not in the cache."""
+"""Asked once every child has written: what is on the disk itself, past the guest's cache."""
 
 console = Console(highlight=False)
 
