@@ -30,6 +30,8 @@ pub fn cover(start: *mut u8, bytes: u64, file: &File, offset: u64) -> Result<(),
 }
 
 /// Reserves address space; returns its aligned start and its length.
+///
+/// What alignment takes on either side is given back: a fork copies every mapping there is.
 fn reserve(bytes: u64, align: u64) -> Result<(*mut u8, usize), Error> {
     let (length, align) = (length_of(bytes)?, length_of(align)?);
     let kind = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
@@ -39,7 +41,14 @@ fn reserve(bytes: u64, align: u64) -> Result<(*mut u8, usize), Error> {
     if reserved == libc::MAP_FAILED {
         return Err(Error::last_os("reserve address space for guest memory"));
     }
-    Ok((reserved.wrapping_byte_add(reserved.align_offset(align)).cast(), length))
+    let before = reserved.align_offset(align);
+    let start = reserved.wrapping_byte_add(before);
+    for (spare, bytes) in [(reserved, before), (start.wrapping_byte_add(length), align - before)] {
+        // SAFETY: both ends of what was reserved just now, which nothing refers to; if there is
+        // nothing at an end, the call fails and changes nothing.
+        unsafe { libc::munmap(spare, bytes) };
+    }
+    Ok((start.cast(), length))
 }
 
 fn map_fixed(
