@@ -208,8 +208,8 @@ async def dirty(bed: Bed, source: Child, mib: int) -> None:
     """
     await source.value(DIRTY.format(mib=mib))
     await pause_of(bed, source)
-    # The half of it first, because growing takes some as well.
-    for share in (2, 1):
+    # In ever smaller steps, because growing takes some as well.
+    for share in (2, 2, 2, 1):
         own = proc.anonymous_bytes(source.pid)
         count = (mib * MIB - own) // PAGE_BYTES // share
         if count < 1:
