@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ FUNCTIONAL = tuple(
     if path.is_dir()
 )
 SLOWEST = ("--durations=10", "--durations-min=5")
+MACHINES = 2
+"""Helper machines at once: one that emulates its processor keeps one core of the host busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +57,71 @@ class Outcome:
     counts: tuple[int, int, int] | None
 
 
-def suites() -> list[Suite]:
-    """Return all suites in the order in which they run, quick ones first."""
-    native, inside = RESULTS / "native.xml", RESULTS / "machine.xml"
+def rounds() -> list[list[Suite]]:
+    """Return all suites in the order in which they run, quick ones first; a round runs at once."""
+    native = RESULTS / "native.xml"
     return [
-        Suite("format, lint, types, layers", "this host", ("make", "static")),
-        Suite("Rust", "this host", ("make", "test-rust")),
-        Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
-        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
-        _pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL),
-        Suite(
-            "functional, needs KVM or root",
-            "helper machine",
-            (sys.executable, "-m", "tests.machine.run", "--fresh", "--junit", str(inside),
-             "-q", "--unmet-from", str(UNMET.relative_to(ROOT)), *SLOWEST, *FUNCTIONAL),
-            inside,
-        ),
-    ]  # fmt: skip
+        [Suite("format, lint, types, layers", "this host", ("make", "static"))],
+        [Suite("Rust", "this host", ("make", "test-rust"))],
+        [Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz"))],
+        [_pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract")],
+        [_pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL)],
+        [_in_machine(number) for number in range(1, MACHINES + 1)],
+    ]
 
 
 def _pytest(name: str, junit: Path, *arguments: str) -> Suite:
     return Suite(name, "this host", (*PYTEST, f"--junitxml={junit}", *arguments), junit)
 
 
-def run(suite: Suite) -> Outcome:
-    """Run one suite, its output passing through."""
-    sys.stdout.write(f"\n== {suite.name}, on {suite.place}\n")
-    sys.stdout.flush()
+def _in_machine(number: int) -> Suite:
+    junit = RESULTS / f"machine-{number}.xml"
+    command = (
+        sys.executable, "-m", "tests.machine.run", "--part", f"{number}/{MACHINES}",
+        "--junit", str(junit), "-v", "--unmet-from", str(UNMET.relative_to(ROOT)),
+        *SLOWEST, *FUNCTIONAL,
+    )  # fmt: skip
+    name = f"needs KVM or root, {number} of {MACHINES}"
+    return Suite(name, "helper machine", command, junit)
+
+
+def run_round(suites: list[Suite]) -> list[Outcome]:
+    """Run suites at once; what each of several prints has its number before every line."""
+    if len(suites) == 1:
+        return [run(suites[0])]
+    marks = [f"{number}| " for number in range(1, len(suites) + 1)]
+    with ThreadPoolExecutor(len(suites)) as threads:
+        return list(threads.map(run, suites, marks))
+
+
+def run(suite: Suite, mark: str = "") -> Outcome:
+    """Run one suite, its output passing through with `mark` before each line."""
+    _print(f"\n{mark}== {suite.name}, on {suite.place}\n")
     began_s = time.monotonic()
     if suite.junit is not None:
         suite.junit.unlink(missing_ok=True)
+    if suite.junit is not None and not mark:
         status, output = subprocess.run(suite.command, cwd=ROOT, check=False).returncode, ""  # noqa: S603 - ours
     else:
-        status, output = _tee(suite.command)
+        status, output = _tee(suite.command, mark)
     counts = counts_of_junit(suite.junit) if suite.junit else counts_of_cargo(output)
     return Outcome(suite, status == 0, time.monotonic() - began_s, counts)
 
 
-def _tee(command: tuple[str, ...]) -> tuple[int, str]:
+def _tee(command: tuple[str, ...], mark: str) -> tuple[int, str]:
     lines = []
     with subprocess.Popen(  # noqa: S603 - ours
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout or ():
-            sys.stdout.write(line)
+            _print(f"{mark}{line}")
             lines.append(line)
     return process.returncode, "".join(lines)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def counts_of_junit(path: Path) -> tuple[int, int, int] | None:
@@ -140,7 +162,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main() -> int:
     """Run all suites, print the table; fail if any did."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    outcomes = [run(suite) for suite in suites()]
+    outcomes = [outcome for suites in rounds() for outcome in run_round(suites)]
     sys.stdout.write(f"\n{table(outcomes)}\n")
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 

@@ -1,11 +1,14 @@
 """Run pytest in the helper machine, where there is a real KVM.
 
-    python -m tests.machine.run [--fresh] [--junit FILE] [pytest's arguments]
+    python -m tests.machine.run [--fresh | --part K/N] [--junit FILE] [pytest's arguments]
 
 The same command as on the host, on the same read-only checkout, except that an
 unmet need fails a test.  The images that tests boot are built first, out here, where
 the network is.  Output streams; the exit status is pytest's; the JUnit file is brought
-back.  Without `--fresh` the development machine is used.
+back.  Without `--fresh` or `--part` the development machine is used.
+
+`--part 1/2` runs the first half of the tests, in a machine that leaves as much memory to another
+which runs the second at the same time; `durations.json` says where to cut.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import uuid
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,24 +35,48 @@ if TYPE_CHECKING:
 TEST_TIMEOUT_S = 300
 """Deadline of one test inside: five times the one outside, for an emulated processor."""
 
+DURATIONS = Path("tests/machine/durations.json")
+"""What each test took when somebody last looked, in seconds; see `tests.machine.durations`."""
+
 STRICT = ("--strict-needs", "--waive-needs", "network", "-p", "no:cacheprovider")
 
 
 def main() -> int:
     """Run pytest inside; return its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--fresh", action="store_true", help="boot a machine for this run alone")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--fresh", action="store_true", help="boot a machine for this run alone")
+    where.add_argument("--part", type=part, help="so, and run the K-th of N parts of the tests")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         build_images()
-        with fresh_machine() if options.fresh else development_machine() as machine:
+        if options.part is not None:
+            number, of = options.part
+            pytest_arguments += splitting(number, of)
+            chosen = fresh_machine(of)
+        else:
+            chosen = fresh_machine() if options.fresh else development_machine()
+        with chosen as machine:
             return run_pytest(machine, pytest_arguments, options.junit)
     except ForkdError as error:
         in_machine.say(f"error: {error} ({error.code})")
         return 125
+
+
+def part(text: str) -> tuple[int, int]:
+    """Read which part of how many, from `K/N`."""
+    number, of = (int(each) for each in text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
+
+
+def splitting(number: int, of: int) -> list[str]:
+    """Return what tells pytest to run one part of the tests, all of about the same duration."""
+    return ["--splits", str(of), "--group", str(number), "--durations-path", str(DURATIONS)]
 
 
 def build_images() -> None:
@@ -67,10 +95,14 @@ def development_machine() -> Iterator[Machine]:
 
 
 @contextmanager
-def fresh_machine() -> Iterator[Machine]:
-    """Boot a machine that nothing has touched; it is gone afterwards, its disk too."""
+def fresh_machine(sharers: int = 1) -> Iterator[Machine]:
+    """Boot a machine that nothing has touched; it is gone afterwards, its disk too.
+
+    It has its part of the memory that `sharers` such machines may have together.
+    """
     with tempfile.TemporaryDirectory(prefix="forkd-test-machine-") as folder:
         config = in_machine.checkout_config()
+        config = replace(config, memory_mib=config.memory_mib // sharers)
         machine = Machine.start(Path(folder), config, progress=in_machine.say)
         try:
             yield machine

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from tools.test_all import Outcome, Suite, counts_of_cargo, counts_of_junit, table
+from tests.machine.durations import durations_s
+from tools.test_all import Outcome, Suite, counts_of_cargo, counts_of_junit, run_round, table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 JUNIT = """<testsuites>
 <testsuite tests="7" failures="1" errors="1" skipped="2"></testsuite>
@@ -46,3 +50,26 @@ def test_the_table_says_where_each_suite_ran_and_marks_failures() -> None:
 
     assert first.split() == ["unit", "this", "host", "9", "0", "1", "1s"]
     assert second.split() == ["functional", "helper", "machine", "-", "-", "-", "80s", "FAILED"]
+
+
+def test_suites_of_a_round_run_at_once_and_each_line_says_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    speak = ("sh", "-c", f"echo heard >{tmp_path}/pipe")  # goes on when somebody listens
+    listen = ("sh", "-c", f"cat {tmp_path}/pipe; false")
+
+    outcomes = run_round([Suite("speak", "here", speak), Suite("listen", "there", listen)])
+
+    assert [outcome.passed for outcome in outcomes] == [True, False]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert sorted(printed) == ["1| == speak, on here", "2| == listen, on there", "2| heard"]
+
+
+def test_durations_are_those_of_the_tests_that_ran(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text("""<testsuites><testsuite>
+        <testcase classname="tests.functional.test_vmm" name="test_a[1]" time="2.345" />
+        <testcase classname="tests.functional.test_vmm" name="test_b"><skipped /></testcase>
+    </testsuite></testsuites>""")
+
+    assert durations_s(tmp_path / "junit.xml") == {"tests/functional/test_vmm.py::test_a[1]": 2.3}
