@@ -7,6 +7,7 @@ and only those, so that each test runs once.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,8 +27,10 @@ FUNCTIONAL = tuple(
     if path.is_dir()
 )
 SLOWEST = ("--durations=10", "--durations-min=5")
-MACHINES = 2
-"""Helper machines at once: one that emulates its processor keeps one core of the host busy."""
+MACHINES_MAX = 2
+"""Most helper machines at once; one that emulates its processor keeps one core of the host busy."""
+MACHINE_GIB = 8
+"""How much of the host's memory there must be for each of them, in GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +60,43 @@ class Outcome:
     counts: tuple[int, int, int] | None
 
 
-def rounds() -> list[list[Suite]]:
-    """Return all suites in the order in which they run, quick ones first; a round runs at once."""
+def on_this_host() -> list[Suite]:
+    """Return the suites that run here, in order, quick ones first."""
     native = RESULTS / "native.xml"
     return [
-        [Suite("format, lint, types, layers", "this host", ("make", "static"))],
-        [Suite("Rust", "this host", ("make", "test-rust"))],
-        [Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz"))],
-        [_pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract")],
-        [_pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL)],
-        [_in_machine(number) for number in range(1, MACHINES + 1)],
+        Suite("format, lint, types, layers", "this host", ("make", "static")),
+        Suite("Rust", "this host", ("make", "test-rust")),
+        Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
+        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
+        _pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL),
     ]
+
+
+def in_helper_machines(tests: int, cores: int, memory_gib: int) -> list[Suite]:
+    """Return the suites that run so many tests, all at once, on a host with so much of each."""
+    of = min(MACHINES_MAX, tests, cores, max(1, memory_gib // MACHINE_GIB))
+    return [_in_machine(number, of) for number in range(1, of + 1)]
 
 
 def _pytest(name: str, junit: Path, *arguments: str) -> Suite:
     return Suite(name, "this host", (*PYTEST, f"--junitxml={junit}", *arguments), junit)
 
 
-def _in_machine(number: int) -> Suite:
+def _in_machine(number: int, of: int) -> Suite:
     junit = RESULTS / f"machine-{number}.xml"
     command = (
-        sys.executable, "-m", "tests.machine.run", "--part", f"{number}/{MACHINES}",
+        sys.executable, "-m", "tests.machine.run", "--part", f"{number}/{of}",
         "--junit", str(junit), "-v", "--unmet-from", str(UNMET.relative_to(ROOT)),
         *SLOWEST, *FUNCTIONAL,
     )  # fmt: skip
-    name = f"needs KVM or root, {number} of {MACHINES}"
+    name = f"needs KVM or root, {number} of {of}"
     return Suite(name, "helper machine", command, junit)
 
 
-def run_round(suites: list[Suite]) -> list[Outcome]:
-    """Run suites at once; what each of several prints has its number before every line."""
-    if len(suites) == 1:
-        return [run(suites[0])]
+def run_at_once(suites: list[Suite]) -> list[Outcome]:
+    """Run suites at once; what each prints has its number before every line."""
     marks = [f"{number}| " for number in range(1, len(suites) + 1)]
-    with ThreadPoolExecutor(len(suites)) as threads:
+    with ThreadPoolExecutor(MACHINES_MAX) as threads:
         return list(threads.map(run, suites, marks))
 
 
@@ -162,7 +168,14 @@ def table(outcomes: list[Outcome]) -> str:
 def main() -> int:
     """Run all suites, print the table; fail if any did."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    outcomes = [outcome for suites in rounds() for outcome in run_round(suites)]
+    UNMET.unlink(missing_ok=True)
+    for old in RESULTS.glob("machine*.xml"):
+        old.unlink()
+    outcomes = [run(suite) for suite in on_this_host()]
+    unmet = UNMET.read_text(encoding="utf-8").splitlines() if UNMET.exists() else []
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    suites = in_helper_machines(len(unmet), len(os.sched_getaffinity(0)), memory_gib)
+    outcomes += run_at_once(suites)
     sys.stdout.write(f"\n{table(outcomes)}\n")
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.machine.durations import durations_s
-from tools.test_all import Outcome, Suite, counts_of_cargo, counts_of_junit, run_round, table
+from tools.test_all import (
+    Outcome,
+    Suite,
+    counts_of_cargo,
+    counts_of_junit,
+    in_helper_machines,
+    run_at_once,
+    table,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 JUNIT = """<testsuites>
 <testsuite tests="7" failures="1" errors="1" skipped="2"></testsuite>
@@ -52,14 +60,14 @@ def test_the_table_says_where_each_suite_ran_and_marks_failures() -> None:
     assert second.split() == ["functional", "helper", "machine", "-", "-", "-", "80s", "FAILED"]
 
 
-def test_suites_of_a_round_run_at_once_and_each_line_says_whose_it_is(
+def test_suites_run_at_once_and_each_line_says_whose_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     speak = ("sh", "-c", f"echo heard >{tmp_path}/pipe")  # goes on when somebody listens
     listen = ("sh", "-c", f"cat {tmp_path}/pipe; false")
 
-    outcomes = run_round([Suite("speak", "here", speak), Suite("listen", "there", listen)])
+    outcomes = run_at_once([Suite("speak", "here", speak), Suite("listen", "there", listen)])
 
     assert [outcome.passed for outcome in outcomes] == [True, False]
     printed = [line for line in capsys.readouterr().out.splitlines() if line]
@@ -73,3 +81,21 @@ def test_durations_are_those_of_the_tests_that_ran(tmp_path: Path) -> None:
     </testsuite></testsuites>""")
 
     assert durations_s(tmp_path / "junit.xml") == {"tests/functional/test_vmm.py::test_a[1]": 2.3}
+
+
+@pytest.mark.parametrize(
+    ("tests", "cores", "memory_gib", "machines"),
+    [
+        (143, 2, 23, 2),
+        (143, 64, 500, 2),
+        (143, 1, 23, 1),
+        (143, 2, 15, 1),
+        (143, 2, 3, 1),
+        (1, 2, 23, 1),
+        (0, 2, 23, 0),
+    ],
+)
+def test_a_host_runs_as_many_helper_machines_as_it_has_cores_memory_and_tests_for(
+    tests: int, cores: int, memory_gib: int, machines: int
+) -> None:
+    assert len(in_helper_machines(tests, cores, memory_gib)) == machines
