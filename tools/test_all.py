@@ -27,6 +27,7 @@ FUNCTIONAL = tuple(
     if path.is_dir()
 )
 SLOWEST = ("--durations=10", "--durations-min=5")
+"""Has pytest name the tests that would be worth shortening."""
 MACHINES_MAX = 2
 """Most helper machines at once; one that emulates its processor keeps one core of the host busy."""
 MACHINE_GIB = 8
@@ -169,7 +170,7 @@ def main() -> int:
     """Run all suites, print the table; fail if any did."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     UNMET.unlink(missing_ok=True)
-    for old in RESULTS.glob("machine*.xml"):
+    for old in RESULTS.glob("machine-*.xml"):
         old.unlink()
     outcomes = [run(suite) for suite in on_this_host()]
     unmet = UNMET.read_text(encoding="utf-8").splitlines() if UNMET.exists() else []
