@@ -429,7 +429,9 @@ mod tests {
             let spawn = |id| scope.spawn(move || run(id)).thread().clone();
             let threads: [Thread; THREADS] = array::from_fn(spawn);
             let kick = || threads.iter().for_each(Thread::unpark);
-            let outcome = (0..TURNS).try_for_each(|_| drive(shared, &kick));
+            // They start parked, where a kick does not reach them.
+            let outcome =
+                shared.resume().and_then(|()| (0..TURNS).try_for_each(|_| drive(shared, &kick)));
             shared.lock().mode = Mode::End;
             shared.changed.notify_all();
             kick();
