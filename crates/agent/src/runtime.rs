@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
@@ -49,6 +50,9 @@ pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes read at once from an interpreter that has nothing to say.
 const HEARD_BYTES: usize = 64;
+
+/// Most bytes that are read of a process' `status`.  One that says more is not taken for dormant.
+const STATUS_BYTES_MAX: usize = 2048;
 
 /// The signals that the script has a handler for, as a mask: SIGINT.
 const CAUGHT: u64 = 1 << (Signal::SIGINT as u64 - 1);
@@ -110,7 +114,7 @@ pub struct Runtime {
     current: Option<Current>,
     queue: VecDeque<Job>,
     answered: Option<(Kind, Vec<u8>)>,
-    /// It could do nothing by itself at the end of its warm-up, and has done nothing since.
+    /// It could do nothing by itself when that was last looked at, and has done nothing since.
     dormant: bool,
     /// The request with which to reseed it before its next job.
     put_off: Option<Vec<u8>>,
@@ -122,6 +126,9 @@ struct Process {
     stream: Stream,
     outputs: [(Option<File>, Kind); 2],
     verdict: Option<File>,
+    /// What the kernel says of it; proc(5), `status`.  Kept open: a fork that had to look it up
+    /// would touch more than twice as many pages of the kernel's.
+    status: Option<File>,
     /// It has said that code of its own is to run in forks.
     hooked: bool,
 }
@@ -169,11 +176,11 @@ impl Runtime {
     pub fn put_off(&mut self, request: &[u8]) -> bool {
         let Some(process) = &mut self.process else { return false };
         let idle = self.current.is_none() && self.queue.is_empty();
-        let dormant = idle && (self.dormant || process.is_dormant());
-        if dormant {
+        self.dormant = idle && (self.dormant || process.is_dormant());
+        if self.dormant {
             self.put_off = Some(request.to_vec());
         }
-        dormant
+        self.dormant
     }
 
     /// Everything that the poll loop must watch.
@@ -379,9 +386,11 @@ impl Runtime {
     }
 }
 
-/// What the kernel says of a process: one thread that catches [`CAUGHT`]; proc(5), `status`.
-fn alone_and_quiet(pid: Pid) -> Option<bool> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+/// Whether its `status` says of a process that it has one thread, which catches [`CAUGHT`].
+fn alone_and_quiet(status: &File) -> Option<bool> {
+    let mut said = [0; STATUS_BYTES_MAX];
+    let length = status.read_at(&mut said, 0).ok()?;
+    let status = str::from_utf8(said.get(..length)?).ok()?;
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let caught = u64::from_str_radix(field("SigCgt:")?, 16).ok()?;
     Some(field("Threads:")? == "1" && caught == CAUGHT)
@@ -425,6 +434,7 @@ impl Process {
             stream: Stream::new(ours.into()),
             outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
             verdict: launched.verdict,
+            status: File::open(format!("/proc/{}/status", launched.pid)).ok(),
             hooked: false,
         })
     }
@@ -462,7 +472,7 @@ impl Process {
     fn is_dormant(&mut self) -> bool {
         // Without a job it can have nothing else to say.
         drop(self.take_answer(&mut [0; HEARD_BYTES]));
-        !self.hooked && alone_and_quiet(self.pid).unwrap_or(false)
+        !self.hooked && self.status.as_ref().and_then(alone_and_quiet).unwrap_or(false)
     }
 
     fn move_output(&mut self, mut client: Option<&mut Stream>, scratch: &mut [u8]) -> Drained {
