@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from forkd import programs
+from forkd.engine.channel import Channel
 from forkd.engine.configs import (
     BranchConfig,
     ChildConfig,
@@ -28,7 +29,8 @@ from forkd.engine.configs import (
     ZygoteConfig,
 )
 from forkd.engine.control import ChildReady, Control
-from forkd.engine.guest import Guest
+from forkd.engine.frames import Kind
+from forkd.engine.guest import AGENT_PORT, Guest
 from forkd.engine.process import (
     CONTROL_SOCKET,
     VSOCK_SOCKET,
@@ -55,6 +57,8 @@ MEMORY_MIB = 4_096
 """More than fits below the hole under 4 GiB, which begins at 3 GiB."""
 
 FORK_DEADLINE_S = 120.0
+
+GREETING_BYTES_MAX = 64
 
 RESETS = 50
 SIBLING_RESETS = 3
@@ -94,6 +98,17 @@ class Machine:
             guest.close()
         assert result.error is None, result.error.traceback
         return result.value
+
+    async def called_from(self) -> int:
+        """Ask the agent something; return the port of the host's that it was asked from."""
+        channel = await Channel.connect(self.directory / VSOCK_SOCKET)
+        try:
+            greeting = await channel.line(f"CONNECT {AGENT_PORT}", GREETING_BYTES_MAX)
+            await channel.send_json(Kind.REQUEST, {"op": "ping"})
+            assert (await channel.receive()).kind is Kind.REPLY
+        finally:
+            channel.close()
+        return int(greeting.removeprefix("OK "))
 
     async def control(self) -> Control:
         return await Control.connect(self.directory / CONTROL_SOCKET)
@@ -245,6 +260,19 @@ async def test_a_disk_is_frozen_with_memory_and_written_apart(bench: Bench) -> N
                 await sibling.value(write.format("sibling"))
                 assert await sibling.value(read) == "sibling"
             assert await source.value(read) == "source"
+
+
+async def test_the_first_client_has_the_connection_that_made_the_machine_its_own(
+    bench: Bench,
+) -> None:
+    async with bench.forked(bench.root) as (source,):
+        last = await source.called_from()
+        async with bench.branched(source) as (seed, _), bench.forked(seed) as (sibling,):
+            ports = [await sibling.called_from() for _ in range(2)]
+            await sibling.reset()
+            ports += [await sibling.called_from() for _ in range(2)]
+
+    assert ports == [last + 1, last + 2] * 2
 
 
 async def test_threads_on_every_cpu_go_on_in_source_and_sibling(bench: Bench) -> None:

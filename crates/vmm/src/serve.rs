@@ -143,7 +143,7 @@ impl Server {
     ) -> Result<(), Error> {
         self.id.clone_from(&child.id);
         // The connection is queued before the guest runs: it finds it with its first instruction.
-        let stream = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
+        let (stream, id) = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
         let mut handshake = Handshake::start(stream, child)?;
         self.watch(handshake.stream().as_raw_fd(), TAG_HANDSHAKE)?;
         self.machine.resume()?;
@@ -165,6 +165,7 @@ impl Server {
                 Woke::Handshake => {
                     let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());
                     if handshake.advance(received_ns)? {
+                        self.machine.bus().vsock(|vsock| vsock.pass_on(id));
                         return Ok(());
                     }
                 }

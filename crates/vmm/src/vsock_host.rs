@@ -84,6 +84,8 @@ pub struct VsockHost {
     chunk: Vec<u8>,
     received_ns: i64,
     question: Option<Question>,
+    /// A connection to a port of the guest that nobody uses.
+    spare: Option<(Id, u32)>,
 }
 
 /// The token that stands for the listening socket.
@@ -107,6 +109,7 @@ impl VsockHost {
             chunk: vec![0; CHUNK_BYTES_MIN],
             received_ns: 0,
             question: None,
+            spare: None,
         }
     }
 
@@ -145,6 +148,7 @@ impl VsockHost {
         self.links.clear();
         self.by_id.clear();
         self.ids.clear();
+        self.spare = None;
         if let Some(question) = &mut self.question {
             question.again();
         }
@@ -168,19 +172,31 @@ impl VsockHost {
 
     /// Connects the VMM itself to a port of the guest.
     ///
-    /// The stream may be written at once; its bytes wait until the guest has accepted.
+    /// The stream may be written at once; its bytes wait until the guest has accepted.  Whoever is
+    /// done with it may [`Self::pass_on`] the connection.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if no socket is to be had, [`Error::Guest`] if the device has no room.
-    pub fn connect(&mut self, port: u32) -> Result<UnixStream, Error> {
+    pub fn connect(&mut self, port: u32) -> Result<(UnixStream, Id), Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
         let id =
             self.device.device_mut().open(port).map_err(|_| {
                 Error::Guest("the vsock device has no room for a connection".into())
             })?;
         self.add_link(ours, id, false)?;
-        Ok(theirs)
+        Ok((theirs, id))
+    }
+
+    /// Keeps a connection of the VMM's, whose stream ends here, for the next client of its port.
+    ///
+    /// The guest need not close the one and accept another, and a machine that nobody talks to
+    /// does neither.  What was said must be complete on both sides.
+    pub fn pass_on(&mut self, id: Id) {
+        let Some(token) = self.by_id.remove(&id) else { return };
+        self.ids.remove(&token);
+        self.links.remove(&token);
+        self.spare = self.device.device().status(id).map(|status| (id, status.ports.guest));
     }
 
     /// The transport and the device, for a snapshot.
@@ -247,7 +263,7 @@ impl VsockHost {
             | VsockEvent::HalfClosed { id, .. } => id,
             VsockEvent::Incoming { .. } => return,
         };
-        let Some(token) = self.by_id.get(&id).copied() else { return };
+        let Some(token) = self.by_id.get(&id).copied() else { return self.give_up(id, event) };
         let host_port = self.device.device().status(id).map_or(0, |status| status.ports.host);
         if let Some(link) = self.links.get_mut(&token) {
             match event {
@@ -264,6 +280,14 @@ impl VsockHost {
             self.ids.remove(&token);
         }
         self.settle(token);
+    }
+
+    /// Hears of a connection that has no socket: only the spare one is of interest.
+    fn give_up(&mut self, id: Id, event: VsockEvent) {
+        let over = matches!(event, VsockEvent::HalfClosed { .. } | VsockEvent::Closed(_));
+        if over && self.spare.take_if(|(spare, _)| *spare == id).is_some() {
+            self.device.device_mut().reset(id);
+        }
     }
 
     fn accept(&mut self) {
@@ -284,15 +308,21 @@ impl VsockHost {
             Ok(None) => {
                 self.greetings.insert(token, greeting);
             }
-            Ok(Some(port)) => match self.device.device_mut().open(port) {
-                Ok(id) => {
-                    if let Some(question) = &mut self.question {
-                        question.asked();
-                    }
-                    self.insert_link(token, greeting.stream, id, true);
+            Ok(Some(port)) => {
+                let spare = self.spare.take_if(|(_, its)| *its == port);
+                let opened = match spare {
+                    Some((id, _)) => Ok(id),
+                    None => self.device.device_mut().open(port),
+                };
+                let Ok(id) = opened else { return self.forget(&greeting.stream) };
+                if let Some(question) = &mut self.question {
+                    question.asked();
                 }
-                Err(_) => self.forget(&greeting.stream),
-            },
+                self.insert_link(token, greeting.stream, id, true);
+                if spare.is_some() {
+                    self.on_event(VsockEvent::Connected(id));
+                }
+            }
             Err(()) => self.forget(&greeting.stream),
         }
     }
@@ -524,6 +554,59 @@ mod tests {
         assert_eq!(parse_greeting(b"CONNECT 1024"), Some(1024));
         assert_eq!(parse_greeting(b"CONNECT 4294967296"), None);
         assert_eq!(parse_greeting(b"GET / HTTP/1.1"), None);
+    }
+
+    /// A host whose own connection, to port 7, was passed on; and what that is called.
+    fn passed_on(name: &str) -> (VsockHost, Id, u32) {
+        let path = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
+        let epoll = Arc::new(Epoll::new().unwrap());
+        let mut host = VsockHost::new(Mmio::new(Vsock::new()), path, epoll, 0);
+        host.listen().unwrap();
+        let (stream, id) = host.connect(7).unwrap();
+        let ports = host.device.device().status(id).unwrap().ports;
+        host.pass_on(id);
+        drop(stream);
+        (host, id, ports.host)
+    }
+
+    /// A client that has said which port it wants.
+    fn client(host: &mut VsockHost, port: u32) -> UnixStream {
+        let mut client = UnixStream::connect(&host.path).unwrap();
+        client.set_nonblocking(true).unwrap();
+        writeln!(client, "CONNECT {port}").unwrap();
+        let token = host.next_token;
+        host.on_socket(LISTENER);
+        host.on_socket(token);
+        client
+    }
+
+    fn heard(mut client: &UnixStream) -> Option<String> {
+        let mut line = [0; GREETING_BYTES_MAX];
+        let length = client.read(&mut line).ok()?;
+        Some(String::from_utf8_lossy(&line[..length]).into_owned())
+    }
+
+    #[test]
+    fn a_connection_that_was_passed_on_is_the_next_clients_of_its_port() {
+        let (mut host, id, host_port) = passed_on("next");
+
+        let other = client(&mut host, 8);
+        let first = client(&mut host, 7);
+        let second = client(&mut host, 7);
+
+        assert_eq!(heard(&first), Some(format!("OK {host_port}\n")));
+        assert_eq!(host.by_id[&id], 3);
+        assert_eq!([&other, &second].map(heard), [None, None], "the guest has not accepted them");
+    }
+
+    #[test]
+    fn a_connection_that_the_guest_closes_before_its_next_client_is_forgotten() {
+        let (mut host, id, _) = passed_on("closed");
+
+        host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+
+        assert_eq!(host.device.device().status(id), None);
+        assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
     }
 
     #[test]
