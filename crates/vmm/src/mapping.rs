@@ -15,19 +15,6 @@ use crate::error::Error;
 /// [`Error::Io`] if the address space does not hold it.
 pub fn map_zeros(bytes: u64, align: u64) -> Result<*mut u8, Error> {
     let (start, length) = reserve(bytes, align)?;
-    zeros_at(start, length)
-}
-
-/// Puts zeros in the place of what [`map_zeros`] has mapped, and of whatever was put over it.
-///
-/// # Errors
-///
-/// [`Error::Io`] if the kernel has no room for another mapping.
-pub fn clear(start: *mut u8, bytes: u64) -> Result<(), Error> {
-    zeros_at(start, length_of(bytes)?).map(drop)
-}
-
-fn zeros_at(start: *mut u8, length: usize) -> Result<*mut u8, Error> {
     let kind = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS;
     map_fixed(start, length, kind, -1, 0)
 }

@@ -31,7 +31,7 @@ use crate::layout::{self, PAGE_SIZE};
 use crate::mapping::{self, Shared};
 use crate::pagemap::{Changed, Pagemap, Private};
 use crate::snapshot::pages::MemoryFile;
-use crate::snapshot::runs::{Run, Units};
+use crate::snapshot::runs::Run;
 
 /// Bytes of a granule: what the image holds or lacks as a whole.  A huge page.
 const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
@@ -39,7 +39,7 @@ const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
 const GRANULE_PAGES: u64 = GRANULE_BYTES / PAGE_SIZE;
 /// A granule of which a delta holds at least so many pages is made anew in a file; below that the
 /// pages are copied one by one.  A fork pays for each copied page, and memory for each granule.
-const DENSE_PAGES: u64 = GRANULE_PAGES / 8;
+const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
 
 /// Most bytes that are read at a time of what another process holds.
 const STRETCH_BYTES_MAX: u64 = 1 << 20;
@@ -132,8 +132,7 @@ impl Ram {
         for path in chain {
             MemoryFile::open(path, bytes)?.read(|page, bytes| sheet.write(page, bytes))?;
         }
-        ram.take(sheet);
-        ram.lay()?;
+        ram.lay(&sheet)?;
         Ok(ram)
     }
 
@@ -144,7 +143,11 @@ impl Ram {
     /// As [`Self::load`]; the memory is of no use then.
     pub fn overlay(&mut self, delta: &Path) -> Result<(), Error> {
         let file = MemoryFile::open(delta, self.bytes)?;
-        let mut sheet = Sheet::new(&self.dense(file.runs()))?;
+        let dense = pages_by_granule(file.runs())
+            .into_iter()
+            .filter_map(|(granule, pages)| (pages >= DENSE_PAGES).then_some(granule))
+            .collect();
+        let mut sheet = Sheet::new(&dense)?;
         if let Some(sheet) = &mut sheet {
             sheet.copy_from(&self.view)?;
         }
@@ -159,28 +162,12 @@ impl Ram {
                     self.sparse.insert(page, (Arc::clone(&scattered), end + offset));
                 }
                 end += bytes.len() as u64;
-                Ok(())
+                put(&self.view, page, bytes)
             }
         })?;
-        if let Some(sheet) = sheet {
-            self.sparse.retain(|page, _| !sheet.holds(*page));
-            self.take(sheet);
-        }
-        self.lay()
-    }
-
-    /// Granules of which deltas hold many pages, `delta` the last of them.
-    fn dense(&self, delta: &[Run]) -> BTreeSet<u64> {
-        let mut pages = pages_by_granule(delta);
-        let mut rewritten = Units::none_of(self.bytes);
-        rewritten.add_runs(delta.iter().copied());
-        for page in self.sparse.keys().filter(|page| !rewritten.contains(**page)) {
-            if let Some(count) = pages.get_mut(&(page / GRANULE_PAGES)) {
-                *count += 1;
-            }
-        }
-        pages.retain(|_, count| *count >= DENSE_PAGES);
-        pages.into_keys().collect()
+        let Some(sheet) = sheet else { return Ok(()) };
+        self.sparse.retain(|page, _| !sheet.holds(*page));
+        self.lay(&sheet)
     }
 
     /// Takes back every write since the memory was loaded, or since it was what `held` has.
@@ -263,56 +250,19 @@ impl Ram {
         Ok(())
     }
 
-    /// Has the granules of a filled sheet in the place of what was there.
-    fn take(&mut self, sheet: Sheet) {
+    /// Maps what a sheet holds in the place of what was there.
+    fn lay(&mut self, sheet: &Sheet) -> Result<(), Error> {
         sheet.shared.populate();
-        let file = Arc::new(sheet.file);
-        let places = sheet.slots.into_iter();
-        self.granules.extend(
-            places.map(|(granule, slot)| (granule, (Arc::clone(&file), slot * GRANULE_BYTES))),
-        );
-    }
-
-    /// Maps everything anew, what this process has inherited too.
-    ///
-    /// The kernel keeps for each mapping all ancestors that may share its pages
-    /// (`anon_vma_clone` in `mm/rmap.c`), and goes through them for each fork and for each new
-    /// machine.  A new mapping has no ancestors, so that a chain's end costs what its start does.
-    fn lay(&self) -> Result<(), Error> {
-        for region in self.view.iter() {
-            mapping::clear(region.as_ptr(), region.len())?;
-        }
-        for (run, (file, offset)) in self.runs() {
+        for (run, slot) in sheet.runs() {
             let address = GuestAddress(address_of(run.first * GRANULE_PAGES));
             let start = self.view.get_host_address(address).map_err(Error::guest_memory)?;
-            mapping::cover(start, run.count * GRANULE_BYTES, file, *offset)?;
+            mapping::cover(start, run.count * GRANULE_BYTES, &sheet.file, slot * GRANULE_BYTES)?;
         }
-        let mut bytes = [0; 4096];
-        for page in self.sparse.keys() {
-            self.original(*page, &mut bytes)?;
-            put(&self.view, *page, &bytes)?;
+        for (granule, slot) in &sheet.slots {
+            let place = (Arc::clone(&sheet.file), slot * GRANULE_BYTES);
+            self.granules.insert(*granule, place);
         }
         Ok(())
-    }
-
-    /// Granules that follow one another in memory and in a file, each run with its first's place.
-    fn runs(&self) -> Vec<(Run, &Place)> {
-        const GAP: u64 = layout::MMIO_GAP_START / GRANULE_BYTES;
-        let mut runs: Vec<(Run, &Place)> = Vec::new();
-        for (&granule, place) in &self.granules {
-            match runs.last_mut() {
-                Some((last, (file, offset)))
-                    if last.first + last.count == granule
-                        && granule != GAP
-                        && Arc::ptr_eq(file, &place.0)
-                        && offset + last.count * GRANULE_BYTES == place.1 =>
-                {
-                    last.count += 1;
-                }
-                _ => runs.push((Run { first: granule, count: 1 }, place)),
-            }
-        }
-        runs
     }
 
     /// The memory, by guest address.
@@ -391,7 +341,7 @@ fn pages_by_granule(runs: &[Run]) -> BTreeMap<u64, u64> {
 /// Granules in a file in memory, one after the other, while they are filled.
 #[derive(Debug)]
 struct Sheet {
-    file: File,
+    file: Arc<File>,
     shared: Shared,
     slots: BTreeMap<u64, u64>,
 }
@@ -406,7 +356,7 @@ impl Sheet {
         let file = mapping::memory_file(bytes)?;
         let shared = Shared::map(&file, bytes, GRANULE_BYTES)?;
         let slots = granules.iter().copied().zip(0..).collect();
-        Ok(Some(Self { file, shared, slots }))
+        Ok(Some(Self { file: Arc::new(file), shared, slots }))
     }
 
     fn holds(&self, page: u64) -> bool {
@@ -430,6 +380,21 @@ impl Sheet {
             self.shared.write(slot * GRANULE_BYTES, &buffer)?;
         }
         Ok(())
+    }
+
+    /// Consecutive granules that no gap divides, each with the slot of its first.
+    fn runs(&self) -> Vec<(Run, u64)> {
+        const GAP: u64 = layout::MMIO_GAP_START / GRANULE_BYTES;
+        let mut runs: Vec<(Run, u64)> = Vec::new();
+        for (&granule, &slot) in &self.slots {
+            match runs.last_mut() {
+                Some((last, _)) if last.first + last.count == granule && granule != GAP => {
+                    last.count += 1;
+                }
+                _ => runs.push((Run { first: granule, count: 1 }, slot)),
+            }
+        }
+        runs
     }
 }
 
@@ -631,46 +596,13 @@ mod tests {
     }
 
     #[test]
-    fn granules_on_either_side_of_the_gap_or_of_different_files_are_runs_of_their_own() {
+    fn granules_on_either_side_of_the_gap_are_two_runs() {
         let gap = layout::MMIO_GAP_START / GRANULE_BYTES;
-        let mut ram = Ram::zeros(layout::MEMORY_BYTES_MIN).unwrap();
-        for granules in [[1, 2, gap - 1, gap, gap + 1].as_slice(), &[2]] {
-            ram.take(Sheet::new(&granules.iter().copied().collect()).unwrap().unwrap());
-        }
+        let sheet = Sheet::new(&BTreeSet::from([1, gap - 1, gap, gap + 1])).unwrap().unwrap();
 
-        let runs = ram.runs().into_iter().map(|(run, (_, offset))| (run.first, run.count, *offset));
+        let runs: Vec<_> = sheet.runs().iter().map(|(run, slot)| (run.first, *slot)).collect();
 
-        let slot = |slot| slot * GRANULE_BYTES;
-        let expected = [(1, 1, slot(0)), (2, 1, slot(0)), (gap - 1, 1, slot(2)), (gap, 2, slot(3))];
-        assert_eq!(runs.collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn pages_that_several_deltas_scatter_over_a_granule_are_counted_together_and_once() {
-        let (mut ram, base) = loaded("scattered", &[0]);
-        let mut links = vec![base];
-        let most = DENSE_PAGES - 1;
-        let rewritten = GRANULE_PAGES..GRANULE_PAGES + most;
-        let later = 2 * GRANULE_PAGES - 1..2 * GRANULE_PAGES;
-        for (value, pages, dense) in
-            [(2, &rewritten, false), (3, &rewritten, false), (4, &later, true)]
-        {
-            let source = Ram::load(ram.bytes(), &links).unwrap();
-            pages.clone().for_each(|page| set(&source, page, value));
-            let delta = path(&format!("scattered-{value}"));
-            save(&source, &Lineage::of(&links).unwrap(), &links, &delta).unwrap();
-
-            ram.overlay(&delta).unwrap();
-
-            assert_eq!(ram.granules.contains_key(&1), dense, "after delta {value}");
-            assert_eq!(ram.sparse.is_empty(), dense, "after delta {value}");
-            links.push(delta);
-        }
-        let bytes = [0, GRANULE_PAGES, 2 * GRANULE_PAGES - 1].map(|page| byte(&ram, page));
-        assert_eq!(bytes, [1, 3, 4]);
-        for link in &links {
-            std::fs::remove_file(link).unwrap();
-        }
+        assert_eq!(runs, [(1, 0), (gap - 1, 1), (gap, 2)]);
     }
 
     #[test]
