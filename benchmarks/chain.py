@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import tempfile
@@ -29,6 +30,9 @@ DURABLE_MIB = (7, 121, 1024)
 """How much of its memory a machine has written to that is snapshotted."""
 
 RESET_DEADLINE_S = 600.0
+
+TICKS_MS = 20
+"""Some ticks of a kernel, whatever its HZ of 100, 250, 300 or 1,000."""
 
 ADD = """
 import os
@@ -116,6 +120,9 @@ async def measure_chain(bed: Bed, host: HostSettings, teller: Teller, *, quick: 
             link.mkdir()
             async with deepest.fork(1) as herd:
                 await herd.children[0].value(ADD.format(mib=LINK_MIB, value=depth))
+                # As the base was left before its instant: depths are compared, not instants.
+                herd.children[0].guest.close()
+                await asyncio.sleep(host.settle_s)
                 async with deepest.branch(herd.children[0]) as seed:
                     taken.links_mib += await seed.save(link) / MIB
                     if depth == DEPTH:
@@ -135,7 +142,12 @@ async def measure_chain(bed: Bed, host: HostSettings, teller: Teller, *, quick: 
 
 
 async def answered_ms(bed: Bed) -> float:
-    """Fork one child, and return when it had answered."""
+    """Fork one child, at any part of the host's tick, and return when it had answered.
+
+    A fork waits for a grace period, which ends with a tick, and so does the end of the
+    child before. Rounds that all began there would differ by whole ticks or by nothing.
+    """
+    await asyncio.sleep(secrets.randbelow(TICKS_MS) / 1_000)
     async with bed.fork(1) as herd:
         return herd.answered_ms
 
