@@ -51,7 +51,8 @@ pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes read at once from an interpreter that has nothing to say.
 const HEARD_BYTES: usize = 64;
 
-/// Most bytes that are read of a process' `status`.  One that says more is not taken for dormant.
+/// Most bytes that are read of a process' `status`.  What comes later is not seen, and a process
+/// that says too late what is looked for is not taken for dormant.
 const STATUS_BYTES_MAX: usize = 2048;
 
 /// The signals that the script has a handler for, as a mask: SIGINT.
