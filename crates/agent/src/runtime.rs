@@ -13,8 +13,8 @@
 //! An interpreter that waits for a job and can do nothing by itself (no other thread, no signal
 //! handler, no hook) need not be touched by a fork: it reseeds itself before the first job of the
 //! child, and if it cannot, no job is ever run.  That is most of the memory that a fork would
-//! touch, and a child that only runs commands never pays for it.  Of one that has evaluated
-//! something since its warm-up the kernel is asked, at the fork, whether that is still so.
+//! touch, and a child that only runs commands never pays for it.  Whether that is so the kernel is
+//! asked once an evaluation has been over for [`LOOK_AFTER`], and at a fork that comes before.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -47,6 +47,10 @@ pub const INTERRUPTS_MAX: u32 = 5;
 
 /// How long reseeding before the first job may take.
 pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long it has waited for its next job when it is looked at whether it is dormant: soon enough
+/// that a machine that is branched between two jobs has been, late enough that no job waits for it.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
 
 /// Bytes read at once from an interpreter that has nothing to say.
 const HEARD_BYTES: usize = 64;
@@ -117,6 +121,8 @@ pub struct Runtime {
     answered: Option<(Kind, Vec<u8>)>,
     /// It could do nothing by itself when that was last looked at, and has done nothing since.
     dormant: bool,
+    /// When to look at that before anybody asks: else each fork of this machine would.
+    look_at: Option<Instant>,
     /// The request with which to reseed it before its next job.
     put_off: Option<Vec<u8>>,
 }
@@ -145,6 +151,7 @@ impl Runtime {
             queue,
             answered: None,
             dormant: false,
+            look_at: None,
             put_off: None,
         }
     }
@@ -168,7 +175,7 @@ impl Runtime {
         self.process =
             Some(Process::start(surroundings, folder).map_err(recoded(ErrorCode::WarmUpFailed))?);
         self.state = RuntimeState::Starting;
-        (self.dormant, self.put_off) = (false, None);
+        (self.dormant, self.look_at, self.put_off) = (false, None, None);
         Ok(())
     }
 
@@ -178,6 +185,7 @@ impl Runtime {
         let Some(process) = &mut self.process else { return false };
         let idle = self.current.is_none() && self.queue.is_empty();
         self.dormant = idle && (self.dormant || process.is_dormant());
+        self.look_at = None;
         if self.dormant {
             self.put_off = Some(request.to_vec());
         }
@@ -230,6 +238,7 @@ impl Runtime {
 
     fn start_next(&mut self, now: Instant) {
         let (None, Some(process)) = (&self.current, &mut self.process) else { return };
+        self.look_at = None;
         if self.queue.front().is_some_and(|job| job.purpose != Purpose::PostFork) {
             self.dormant = false;
             if let Some(request) = self.put_off.take() {
@@ -269,12 +278,17 @@ impl Runtime {
 
     /// When to look after it even if nothing happens.
     pub fn wake_at(&self) -> Option<Instant> {
-        self.current.as_ref().and_then(|current| current.deadline)
+        let deadline = self.current.as_ref().and_then(|current| current.deadline);
+        deadline.or(self.look_at)
     }
 
-    /// Interrupts what has run too long.
+    /// Interrupts what has run too long, and looks at what has nothing to do.
     pub fn on_time(&mut self, now: Instant) {
-        let (Some(process), Some(current)) = (&mut self.process, &mut self.current) else { return };
+        let Some(process) = &mut self.process else { return };
+        if self.look_at.take_if(|at| *at <= now).is_some() {
+            self.dormant = process.is_dormant();
+        }
+        let Some(current) = &mut self.current else { return };
         if current.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
@@ -340,6 +354,9 @@ impl Runtime {
             _ => {}
         }
         self.start_next(now);
+        if current.purpose == Purpose::Eval && self.current.is_none() {
+            self.look_at = Some(now + LOOK_AFTER);
+        }
         let result = if kind == Kind::Reply {
             Ok(payload)
         } else {
@@ -369,7 +386,7 @@ impl Runtime {
         self.state = RuntimeState::Failed;
         self.process = None;
         self.answered = None;
-        (self.dormant, self.put_off) = (false, None);
+        (self.dormant, self.look_at, self.put_off) = (false, None, None);
         let failed: ErrorBody = failure(ErrorCode::RuntimeFailed, message);
         first
             .into_iter()
@@ -499,5 +516,105 @@ impl Process {
             }
         }
         drained
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    use super::*;
+
+    const QUIET: &str = "Threads:\t1\nSigCgt:\t0000000000000002\n";
+    const BUSY: &str = "Threads:\t2\nSigCgt:\t0000000000000002\n";
+
+    /// A runtime that is ready, the interpreter's end of its socket, what the kernel says of it.
+    fn ready() -> (Runtime, Stream, File) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let status = File::from(memfd_create("status", MFdFlags::empty()).unwrap());
+        let process = Process {
+            pid: Pid::from_raw(i32::MAX),
+            stream: Stream::new(ours.into()),
+            outputs: [(None, Kind::Stdout), (None, Kind::Stderr)],
+            verdict: None,
+            status: Some(status.try_clone().unwrap()),
+            hooked: false,
+        };
+        let mut runtime = Runtime { process: Some(process), ..Runtime::none() };
+        runtime.state = RuntimeState::Ready;
+        (runtime, Stream::new(theirs.into()), status)
+    }
+
+    fn submit(runtime: &mut Runtime, purpose: Purpose, now: Instant) {
+        runtime.submit(Job { owner: 1, purpose, payload: Vec::new(), timeout: None }, now).unwrap();
+    }
+
+    fn answer(runtime: &mut Runtime, interpreter: &mut Stream, now: Instant) -> Option<Answer> {
+        interpreter.wait_send(Kind::Reply, b"{}").unwrap();
+        runtime.stream().unwrap().readable = true;
+        runtime.drive(None, &mut [0; 64], now).0
+    }
+
+    #[test]
+    fn what_waits_for_its_next_job_is_looked_at_once_before_it_is_forked() {
+        let (mut runtime, mut interpreter, status) = ready();
+        let now = Instant::now();
+        status.write_all_at(QUIET.as_bytes(), 0).unwrap();
+        submit(&mut runtime, Purpose::Eval, now);
+        assert_eq!(runtime.wake_at(), None);
+
+        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+        let due = runtime.wake_at().unwrap();
+        runtime.on_time(due);
+
+        assert_eq!((due, runtime.wake_at()), (now + LOOK_AFTER, None));
+        // A fork believes what was seen then, and does not look again.
+        status.write_all_at(BUSY.as_bytes(), 0).unwrap();
+        assert!(runtime.put_off(b"{}"));
+    }
+
+    #[test]
+    fn what_is_forked_before_it_was_looked_at_is_looked_at_once() {
+        let (mut runtime, mut interpreter, status) = ready();
+        let now = Instant::now();
+        status.write_all_at(QUIET.as_bytes(), 0).unwrap();
+        submit(&mut runtime, Purpose::Eval, now);
+        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+
+        assert!(runtime.put_off(b"{}"));
+
+        assert_eq!(runtime.wake_at(), None);
+    }
+
+    #[test]
+    fn what_has_its_next_job_already_is_not_looked_at() {
+        let (mut runtime, mut interpreter, _) = ready();
+        let now = Instant::now();
+        submit(&mut runtime, Purpose::Eval, now);
+        submit(&mut runtime, Purpose::Eval, now);
+
+        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+
+        assert_eq!(runtime.wake_at(), None);
+    }
+
+    #[test]
+    fn what_got_a_job_meanwhile_is_not_looked_at() {
+        for purpose in [Purpose::Eval, Purpose::PostFork] {
+            let (mut runtime, mut interpreter, status) = ready();
+            let now = Instant::now();
+            status.write_all_at(BUSY.as_bytes(), 0).unwrap();
+            submit(&mut runtime, Purpose::Eval, now);
+            assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+            submit(&mut runtime, purpose, now);
+            interpreter.wait_send(Kind::Reply, b"{}").unwrap();
+            runtime.stream().unwrap().readable = true;
+            runtime.on_time(now + LOOK_AFTER);
+
+            let answered = runtime.drive(None, &mut [0; 64], now).0;
+            assert!(answered.is_some(), "the answer to {purpose:?} was lost");
+        }
     }
 }
