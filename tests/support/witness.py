@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd.engine.process import LOG_FILE, log_tail
+from forkd.errors import EngineExited
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from tests.support.real_host import ROOT, value
 
@@ -61,11 +63,23 @@ async def start(host: RealHost, sandbox: SandboxId, load: str) -> None:
     assert await value(host, sandbox, START.format(path=GUEST_PATH, load=load)) == "ready\n"
 
 
+async def story(host: RealHost, sandbox: SandboxId) -> str:
+    """Say what is left of a machine that has ended, or that only ended a connection."""
+    folder = host.settings.sandboxes_dir / sandbox
+    now = await host.service.get_sandbox(sandbox)
+    console = (await host.service.console_log(sandbox)).decode(errors="replace")
+    return f"{now}; its VMM: {log_tail(folder / LOG_FILE)}; its console: {console}"
+
+
 async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
     """Ask the witness in a sandbox to `look` or to `check`."""
     request = ExecRequest((GUEST_PATH, "ask", question), timeout_s=ASK_TIMEOUT_S)
-    async with await host.service.exec(sandbox, request) as session:
-        events = [event async for event in session]
+    try:
+        async with await host.service.exec(sandbox, request) as session:
+            events = [event async for event in session]
+    except EngineExited as error:
+        error.add_note(await story(host, sandbox))
+        raise
     assert [each.exit_code for each in events if isinstance(each, Exited)] == [0], events
     said = json.loads(b"".join(each.data for each in events if isinstance(each, Stdout)))
     lists = {name: tuple(said[name]) for name in ("steps", "violations", "kernel")}
