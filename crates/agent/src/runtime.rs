@@ -551,21 +551,31 @@ mod tests {
         runtime.submit(Job { owner: 1, purpose, payload: Vec::new(), timeout: None }, now).unwrap();
     }
 
-    fn answer(runtime: &mut Runtime, interpreter: &mut Stream, now: Instant) -> Option<Answer> {
+    fn reply(runtime: &mut Runtime, interpreter: &mut Stream) {
         interpreter.wait_send(Kind::Reply, b"{}").unwrap();
         runtime.stream().unwrap().readable = true;
+    }
+
+    fn answer(runtime: &mut Runtime, now: Instant) -> Option<Answer> {
         runtime.drive(None, &mut [0; 64], now).0
+    }
+
+    /// One of which the kernel says so, and that has evaluated something until now.
+    fn evaluated(said: &str, now: Instant) -> (Runtime, Stream, File) {
+        let (mut runtime, mut interpreter, status) = ready();
+        status.write_all_at(said.as_bytes(), 0).unwrap();
+        submit(&mut runtime, Purpose::Eval, now);
+        assert_eq!(runtime.wake_at(), None);
+        reply(&mut runtime, &mut interpreter);
+        assert!(answer(&mut runtime, now).is_some());
+        (runtime, interpreter, status)
     }
 
     #[test]
     fn what_waits_for_its_next_job_is_looked_at_once_before_it_is_forked() {
-        let (mut runtime, mut interpreter, status) = ready();
         let now = Instant::now();
-        status.write_all_at(QUIET.as_bytes(), 0).unwrap();
-        submit(&mut runtime, Purpose::Eval, now);
-        assert_eq!(runtime.wake_at(), None);
+        let (mut runtime, _interpreter, status) = evaluated(QUIET, now);
 
-        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
         let due = runtime.wake_at().unwrap();
         runtime.on_time(due);
 
@@ -577,11 +587,7 @@ mod tests {
 
     #[test]
     fn what_is_forked_before_it_was_looked_at_is_looked_at_once() {
-        let (mut runtime, mut interpreter, status) = ready();
-        let now = Instant::now();
-        status.write_all_at(QUIET.as_bytes(), 0).unwrap();
-        submit(&mut runtime, Purpose::Eval, now);
-        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+        let (mut runtime, _interpreter, _) = evaluated(QUIET, Instant::now());
 
         assert!(runtime.put_off(b"{}"));
 
@@ -595,7 +601,8 @@ mod tests {
         submit(&mut runtime, Purpose::Eval, now);
         submit(&mut runtime, Purpose::Eval, now);
 
-        assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+        reply(&mut runtime, &mut interpreter);
+        assert!(answer(&mut runtime, now).is_some());
 
         assert_eq!(runtime.wake_at(), None);
     }
@@ -603,17 +610,14 @@ mod tests {
     #[test]
     fn what_got_a_job_meanwhile_is_not_looked_at() {
         for purpose in [Purpose::Eval, Purpose::PostFork] {
-            let (mut runtime, mut interpreter, status) = ready();
             let now = Instant::now();
-            status.write_all_at(BUSY.as_bytes(), 0).unwrap();
-            submit(&mut runtime, Purpose::Eval, now);
-            assert!(answer(&mut runtime, &mut interpreter, now).is_some());
+            let (mut runtime, mut interpreter, _) = evaluated(BUSY, now);
+
             submit(&mut runtime, purpose, now);
-            interpreter.wait_send(Kind::Reply, b"{}").unwrap();
-            runtime.stream().unwrap().readable = true;
+            reply(&mut runtime, &mut interpreter);
             runtime.on_time(now + LOOK_AFTER);
 
-            let answered = runtime.drive(None, &mut [0; 64], now).0;
+            let answered = answer(&mut runtime, now);
             assert!(answered.is_some(), "the answer to {purpose:?} was lost");
         }
     }
