@@ -196,7 +196,13 @@ impl VsockHost {
         let Some(token) = self.by_id.remove(&id) else { return };
         self.ids.remove(&token);
         self.links.remove(&token);
-        self.spare = self.device.device().status(id).map(|status| (id, status.ports.guest));
+        let status = self.device.device().status(id);
+        if let Some(open) = status.filter(|status| !status.done && !status.deaf) {
+            self.spare = Some((id, open.ports.guest));
+        } else {
+            // Its end was heard already, so nobody would tell the next client.
+            self.device.device_mut().reset(id);
+        }
     }
 
     /// The transport and the device, for a snapshot.
@@ -547,6 +553,8 @@ fn parse_greeting(line: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use forkd_devices::virtio::VirtioDevice;
+
     use super::*;
 
     #[test]
@@ -556,12 +564,17 @@ mod tests {
         assert_eq!(parse_greeting(b"GET / HTTP/1.1"), None);
     }
 
-    /// A host whose own connection, to port 7, was passed on; and what that is called.
-    fn passed_on(name: &str) -> (VsockHost, Id, u32) {
+    fn listening(name: &str) -> VsockHost {
         let path = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
         let epoll = Arc::new(Epoll::new().unwrap());
         let mut host = VsockHost::new(Mmio::new(Vsock::new()), path, epoll, 0);
         host.listen().unwrap();
+        host
+    }
+
+    /// A host whose own connection, to port 7, was passed on; and what that is called.
+    fn passed_on(name: &str) -> (VsockHost, Id, u32) {
+        let mut host = listening(name);
         let (stream, id) = host.connect(7).unwrap();
         let ports = host.device.device().status(id).unwrap().ports;
         host.pass_on(id);
@@ -604,6 +617,18 @@ mod tests {
         let (mut host, id, _) = passed_on("closed");
 
         host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+
+        assert_eq!(host.device.device().status(id), None);
+        assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
+    }
+
+    #[test]
+    fn a_connection_that_is_over_before_it_is_passed_on_is_nobodys() {
+        let mut host = listening("over");
+        let (_stream, id) = host.connect(7).unwrap();
+        VirtioDevice::reset(host.device.device_mut());
+
+        host.pass_on(id);
 
         assert_eq!(host.device.device().status(id), None);
         assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
