@@ -75,6 +75,19 @@ def test_its_clock_is_the_time_stamp_counter(sh: Callable[[str], tuple[int, str]
     assert sh(f"cat {path}") == (0, "tsc\n")
 
 
+def test_its_processor_is_interrupted_when_nobody_wants_anything(
+    sh: Callable[[str], tuple[int, str]],
+) -> None:
+    count = "grep hpet2 /proc/interrupts"
+
+    code, lines = sh(
+        f'a=$({count}) && while b=$({count}) && [ "$a" = "$b" ]; do :; done; echo "$b"'
+    )
+
+    assert code == 0
+    assert "hpet2" in lines
+
+
 def test_a_read_maps_one_page_and_not_its_neighbours(sh: Callable[[str], tuple[int, str]]) -> None:
     assert sh("cat /sys/kernel/debug/fault_around_bytes") == (0, "4096\n")
 

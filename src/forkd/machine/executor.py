@@ -73,6 +73,12 @@ KVM_GET_SREGS, KVM_SET_SREGS = 0x8138AE83, 0x4138AE84
 KVM_SREGS_BYTES = 312
 KVM_SREGS_APIC_BASE = slice(272, 280)
 
+HPET = "/dev/hpet"
+HPET_IE_ON, HPET_IRQFREQ = 0x6801, 0x40086806
+
+BEAT_HZ = 4
+"""How often the machine's clock interrupts its processor."""
+
 HEADER = struct.Struct("<IB3s")
 
 REQUEST, REPLY, ERROR, EVENT, CONTROL = 1, 2, 3, 4, 5
@@ -406,12 +412,31 @@ def hold_switches() -> list[int]:
     return [kvm, plain, with_apic, disabled, *processors]
 
 
+def start_beat() -> int | None:
+    """Have a clock interrupt the processor `BEAT_HZ` times a second; return what to keep open.
+
+    An emulated processor that starts a guest may forget an interrupt that comes
+    in the same moment (QEMU's `helper_vmrun` sets a bit of `interrupt_request`
+    without the lock).  It hears of it with the next one; but if that was its
+    timer, and nothing else is under way, there is no next one.  This clock goes
+    on by itself, and nobody reads it.  Without such a clock there is no beat.
+    """
+    try:
+        clock = os.open(HPET, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # the file exists even so, and says that it is busy
+        return None
+    fcntl.ioctl(clock, HPET_IRQFREQ, BEAT_HZ)
+    fcntl.ioctl(clock, HPET_IE_ON)
+    return clock
+
+
 def main() -> None:
     """Listen, say so on the console given, and serve."""
     address, token_file, ready_path = sys.argv[1:]
     token = Path(token_file).read_text(encoding="ascii").strip()
     if Path("/dev/kvm").exists():
         hold_switches()
+    start_beat()
     with socket.create_server((address, PORT), backlog=64) as listener:
         Path(ready_path).write_text("ready\n", encoding="ascii")
         serve(listener, token)
