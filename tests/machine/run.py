@@ -21,7 +21,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from forkd.errors import BuildError, ForkdError
 from forkd.machine import Machine
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, end)
     try:
         build_images()
         if options.part is not None:
@@ -64,6 +64,12 @@ def main() -> int:
     except ForkdError as error:
         in_machine.say(f"error: {error} ({error.code})")
         return 125
+
+
+def end(number: int, _: object) -> NoReturn:
+    """Leave by way of whoever cleans up, whom a second signal must not interrupt."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def part(text: str) -> tuple[int, int]:
