@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from forkd.engine.process import LOG_FILE, log_tail
 from forkd.errors import EngineExited
 from forkd.model.exec import ExecRequest, Exited, Stdout
+from tests.support import processes
 from tests.support.real_host import ROOT, value
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ async def story(host: RealHost, sandbox: SandboxId) -> str:
     """Say what is left of a machine that has ended, or that only ended a connection."""
     folder = host.settings.sandboxes_dir / sandbox
     now = await host.service.get_sandbox(sandbox)
+    vmm = "runs" if now.pid in processes.of(host.settings.run_dir) else "has ended"
     console = (await host.service.console_log(sandbox)).decode(errors="replace")
-    return f"{now}; its VMM: {log_tail(folder / LOG_FILE)}; its console: {console}"
+    return f"{now}; its VMM {vmm}: {log_tail(folder / LOG_FILE)}; its console: {console}"
 
 
 async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
