@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from forkd.engine.process import LOG_FILE, log_tail
 from forkd.errors import EngineExited
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from tests.support import processes
-from tests.support.real_host import ROOT, value
+from tests.support.real_host import ROOT, shell, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,6 +32,17 @@ witness.stdout.readline()
 
 ASK_TIMEOUT_S = 300.0
 """How long an answer may take, on a host where several busy machines share a processor."""
+
+
+DOINGS = r"""
+for task in /proc/[0-9]*/task/[0-9]*; do
+    [ -e $task/exe ] || continue
+    echo "$task $(cut -d' ' -f2,3,14,15,39 $task/stat)"; cat $task/stack
+done
+cat /proc/interrupts
+"""
+
+DOINGS_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,14 @@ async def story(host: RealHost, sandbox: SandboxId) -> str:
     return f"{now}; its VMM {vmm}: {log_tail(folder / LOG_FILE)}; its console: {console}"
 
 
+async def doings(host: RealHost, sandbox: SandboxId) -> str:
+    """Say what each thread of a machine does whose agent answers, and its interrupts."""
+    try:
+        return await asyncio.wait_for(shell(host, sandbox, DOINGS), DOINGS_TIMEOUT_S)
+    except TimeoutError:
+        return "it does not say what its threads do"
+
+
 async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
     """Ask the witness in a sandbox to `look` or to `check`."""
     request = ExecRequest((GUEST_PATH, "ask", question), timeout_s=ASK_TIMEOUT_S)
@@ -82,7 +102,8 @@ async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
     except EngineExited as error:
         error.add_note(await story(host, sandbox))
         raise
-    assert [each.exit_code for each in events if isinstance(each, Exited)] == [0], events
+    ended = [each.exit_code for each in events if isinstance(each, Exited)]
+    assert ended == [0], f"{events}; {await doings(host, sandbox)}; {await story(host, sandbox)}"
     said = json.loads(b"".join(each.data for each in events if isinstance(each, Stdout)))
     lists = {name: tuple(said[name]) for name in ("steps", "violations", "kernel")}
     return Report(**said | lists)
