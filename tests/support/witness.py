@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine.process import LOG_FILE, log_tail
-from forkd.errors import EngineExited
+from forkd.errors import EngineExited, ForkdError
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from tests.support import processes
 from tests.support.real_host import ROOT, shell, value
@@ -41,6 +41,8 @@ for task in /proc/[0-9]*/task/[0-9]*; do
 done
 cat /proc/interrupts
 """
+"""Each thread's number, name, state, ticks in user and system mode, processor, and where it waits;
+kernel threads have no `exe`."""
 
 DOINGS_TIMEOUT_S = 60.0
 
@@ -91,6 +93,8 @@ async def doings(host: RealHost, sandbox: SandboxId) -> str:
         return await asyncio.wait_for(shell(host, sandbox, DOINGS), DOINGS_TIMEOUT_S)
     except TimeoutError:
         return "it does not say what its threads do"
+    except ForkdError as error:
+        return f"it cannot be asked what its threads do: {error}"
 
 
 async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
