@@ -65,6 +65,9 @@ echo.wait()
 
 WHO = "[open('/proc/sys/kernel/random/boot_id').read().strip(), os.uname().nodename]"
 
+WOKEN = "open('/proc/interrupts').read().split('HYP:')[1].split()[0]"
+"""How often KVM has said that a page of the host's is there."""
+
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def clean(real_host: RealHost) -> AsyncIterator[None]:
@@ -193,3 +196,16 @@ async def test_a_sibling_whose_seed_was_killed_says_so_and_is_unharmed(
 
     assert await value(real_host, sibling.id, "[thought, asked('there')]") == ["after", "there"]
     assert await real_host.service.get_sandbox(sibling.id) == sibling
+
+
+async def test_who_waits_for_a_page_of_the_hosts_is_woken_at_a_reset_as_at_the_branch(
+    real_host: RealHost,
+) -> None:
+    source = await thinker(real_host, "waits")
+    before = int(await value(real_host, source.id, WOKEN))
+    (sibling,) = await branched(real_host, source.id)
+    assert int(await value(real_host, sibling.id, WOKEN)) == before + 1
+
+    await back(real_host, sibling)
+
+    assert int(await value(real_host, sibling.id, WOKEN)) == before + 1

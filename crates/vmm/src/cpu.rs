@@ -26,6 +26,8 @@ const MSRS_PER_CALL: usize = 255;
 
 const MSR_IA32_TSC: u32 = 0x10;
 const MSR_IA32_TSC_DEADLINE: u32 = 0x6e0;
+/// `Documentation/virt/kvm/x86/msr.rst`
+const MSR_KVM_ASYNC_PF_EN: u32 = 0x4b56_4d02;
 const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
@@ -129,16 +131,19 @@ impl VcpuState {
 
     /// The MSRs to write into a vCPU that already has `defaults`, in batches, in order.
     ///
+    /// Asynchronous page faults are enabled anew even if they are: this has KVM wake whatever in
+    /// the guest waits for a page of the host's, whose arrival nobody would tell it any more.
+    ///
     /// # Errors
     ///
     /// [`Error::Damaged`] if there are more than KVM could ever have listed.
     pub fn msrs_beyond(&self, defaults: &[kvm_msr_entry]) -> Result<Vec<Msrs>, Error> {
         let known: BTreeMap<u32, u64> = defaults.iter().map(|msr| (msr.index, msr.data)).collect();
-        let moving = [MSR_IA32_TSC, MSR_IA32_TSC_DEADLINE];
+        let always = [MSR_IA32_TSC, MSR_IA32_TSC_DEADLINE, MSR_KVM_ASYNC_PF_EN];
         let changed: Vec<kvm_msr_entry> = self
             .msrs
             .iter()
-            .filter(|msr| moving.contains(&msr.index) || known.get(&msr.index) != Some(&msr.data))
+            .filter(|msr| always.contains(&msr.index) || known.get(&msr.index) != Some(&msr.data))
             .copied()
             .collect();
         changed
