@@ -20,6 +20,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::layout::PAGE_SIZE;
 
 /// Most MSRs that one `KVM_GET_MSRS` takes (`MAX_IO_MSRS` in the kernel).
 const MSRS_PER_CALL: usize = 255;
@@ -125,6 +126,10 @@ impl VcpuState {
     /// As [`Self::restore`].
     pub fn reinstate(&self, vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<(), Error> {
         let msrs = self.msrs_beyond(&read_msrs(vcpu, msr_indices)?)?;
+        // Its TLB holds what the guest's page tables have said since, and KVM does not see that we
+        // have written them back.  It forgets translations where CR3 changes.
+        let elsewhere = kvm_sregs { cr3: self.sregs.cr3 ^ PAGE_SIZE, ..self.sregs };
+        vcpu.set_sregs(&elsewhere).map_err(Error::kvm("KVM_SET_SREGS"))?;
         // CPUID cannot change once a vCPU has run, and has not.
         self.write(vcpu, &msrs)
     }
