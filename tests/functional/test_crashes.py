@@ -103,6 +103,7 @@ class Arena:
 
     def strike(self, role: str) -> None:
         """Put the daemon under load and kill a process of that role; the load has ended then."""
+        done, failed = self.world.done.copy(), self.world.failed.copy()
         for _ in range(ATTEMPTS):
             with ThreadPoolExecutor() as pool:
                 tasks = [pool.submit(run, self.world, steps) for steps in self._plan(role)]
@@ -114,7 +115,8 @@ class Arena:
             if struck:
                 return
             self._settle()
-        raise AssertionError(f"there was never a {role}")
+        done, failed = self.world.done - done, self.world.failed - failed
+        raise AssertionError(f"there was never a {role}; done {done}, failed {failed}")
 
     def _plan(self, role: str) -> list[list[Step]]:
         """Return what is to be done at the same time."""
