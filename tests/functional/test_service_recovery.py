@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from forkd.errors import Conflict
 from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service import seeds
+from forkd.service.host_service import DATABASE_FILE
+from forkd.store.database import Database
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 WRITE = """(source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
         await service.branch(source.id, 1, BranchOptions(), tag=Tag("later"), wait=False)"""
 FORK = "await service.fork(TAG, 3, ForkOptions())"
+DELETE = """(sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        os.kill(sandbox.pid, signal.SIGSTOP)
+        await service.delete_sandbox(sandbox.id)"""
 BAKE = """async for event in service.create_snapshot(SnapshotRequest(TAG, Path({recipe!r}))):
             pass"""
 
@@ -128,6 +134,23 @@ async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: F
         assert (await service.get_sandbox(alive.id)).state is SandboxState.RUNNING
         for sandbox in (dead, alive):
             await service.delete_sandbox(sandbox.id)
+        assert fake_host.left_over() == []
+
+
+async def test_a_deletion_that_a_killed_daemon_had_begun_is_finished_at_the_next_start(
+    fake_host: FakeHost,
+) -> None:
+    await baked(fake_host)
+    daemon = KillableDaemon(fake_host, DELETE)
+    with closing(Database(fake_host.settings.state_dir / DATABASE_FILE)) as database:
+        await daemon.kill_when(
+            lambda: [row.sandbox.state for row in database.rows()] == [SandboxState.STOPPING]
+        )
+    assert len(fake_host.vmm_processes()) == 2  # the zygote, and the machine, which stands still
+
+    async with fake_host.service() as service:
+        assert await service.list_sandboxes() == ()
+        assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
 
 

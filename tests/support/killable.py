@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 DAEMON = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from forkd.model.ids import Tag

@@ -271,6 +271,7 @@ class SandboxOwner:
         pid = self.sandbox.pid
         if self.sandbox.state is not SandboxState.STOPPING:
             self._publish(LifeEvent.DELETE)
+            await self._remember_deletion()
         self._close()
         if pid is not None:
             await stop_machine(self.control, pid)
@@ -278,6 +279,14 @@ class SandboxOwner:
         await asyncio.to_thread(self._tools.database.remove, [self.sandbox.id])
         log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
         self._tools.gone(self)
+
+    async def _remember_deletion(self) -> None:
+        """Have the next start finish what a daemon that is killed from now on leaves undone."""
+        try:
+            await asyncio.to_thread(self._tools.database.put, [self.row])
+        except ForkdError as error:
+            # A sandbox can be ended on a full disk, too; one that is not finished has exited then.
+            log.warning("deletion not noted", extra={"sandbox": self.sandbox.id, "error": error})
 
     async def _release(self, *, keep_console: bool) -> None:
         await asyncio.to_thread(
