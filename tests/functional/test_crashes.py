@@ -116,7 +116,11 @@ class Arena:
                 return
             self._settle()
         done, failed = self.world.done - done, self.world.failed - failed
-        raise AssertionError(f"there was never a {role}; done {done}, failed {failed}")
+        reasons = {kind: self.world.reasons[kind] for kind in failed}
+        raise AssertionError(
+            f"there was never a {role}; done {done}, failed {failed}, lastly {reasons};"
+            f" {census.take(self._daemon)}; {self._client.snapshots.list()}"
+        )
 
     def _plan(self, role: str) -> list[list[Step]]:
         """Return what is to be done at the same time."""

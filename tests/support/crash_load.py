@@ -85,7 +85,10 @@ class Known:
 
 @dataclass
 class World:
-    """All that a daemon should have, by id and by tag, and what was done to get there."""
+    """All that a daemon should have, by id and by tag, and what was done to get there.
+
+    What failed is counted by operation and error; `reasons` keeps the last message of each.
+    """
 
     client: Client
     base: str
@@ -93,6 +96,7 @@ class World:
     snapshots: dict[str, Known] = field(default_factory=dict)
     done: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
     last: int = 0
 
     def __post_init__(self) -> None:
@@ -113,7 +117,9 @@ def run(world: World, steps: Iterable[Step]) -> None:
         try:
             step()
         except ForkdError as error:
-            world.failed[f"{name}: {type(error).__name__}"] += 1
+            kind = f"{name}: {type(error).__name__}"
+            world.failed[kind] += 1
+            world.reasons[kind] = str(error)
             return
         world.done[name] += 1
 
