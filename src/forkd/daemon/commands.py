@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.daemon.app import create_app
+from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.errors import ForkdError
 from forkd.model.tree import TreeBudgets
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 Say = "Callable[[dict[str, object]], None]"
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 LINE_BYTES_MAX = 64 * 1024
 """The longest first line of a detached daemon."""
 
@@ -47,7 +46,7 @@ def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
     """
     if detach:
         return _detached(settings, log_file)
-    _log_to(log_file)
+    log_to(log_file)
     return asyncio.run(_serve(settings, _print))
 
 
@@ -71,7 +70,7 @@ def _detached(settings: Settings, log_file: Path | None) -> int:
 
     status = 1
     try:
-        _log_to(None)
+        log_to(None)
         status = asyncio.run(_serve(settings, say))
     finally:
         logging.shutdown()
@@ -88,11 +87,6 @@ def _let_go_of_streams(log_file: Path | None) -> None:
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-
-
-def _log_to(log_file: Path | None) -> None:
-    logging.basicConfig(filename=log_file, level=logging.INFO, format=LOG_FORMAT)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def _print(event: dict[str, object]) -> None:

@@ -1,0 +1,46 @@
+"""The daemon's log: a line for each event, what it is about behind it.
+
+    2026-11-22 23:30:29,797 WARNING forkd.service.links: snapshot failed tag=s12 error="disk full"
+
+Values that are not one plain word are quoted as in JSON, so that nothing a guest or a client has
+said can look like another field or another line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
+_OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+def log_to(file: Path | None) -> None:
+    """Send this process's log to the end of a file; None: to standard error."""
+    handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+    handler.setFormatter(FieldsFormatter(FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class FieldsFormatter(logging.Formatter):
+    """Puts what was given as `extra` behind the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line without a traceback; one line, whatever the fields hold."""
+        given = record.__dict__.items()
+        fields = [(name, value) for name, value in given if name not in _OF_EVERY_RECORD]
+        words = (f"{name}={_quoted(value)}" for name, value in fields)
+        return " ".join([super().formatMessage(record), *words])
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

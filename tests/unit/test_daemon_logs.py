@@ -1,0 +1,70 @@
+"""A line of the daemon's log says whom it is about."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.daemon.logs import FORMAT, FieldsFormatter, log_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """The log of this process, which has another again afterwards."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        log_to(tmp_path / "log")
+        yield tmp_path / "log"
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:], root.level = before, level
+
+
+def test_fields_follow_the_message_in_their_order(file: Path) -> None:
+    extra = {"sandbox": "sb-1", "ended": 2, "error": "no space left"}
+
+    logging.getLogger("forkd.service.owner").warning("sandbox exited", extra=extra)
+
+    end = (
+        ' WARNING forkd.service.owner: sandbox exited sandbox=sb-1 ended=2 error="no space left"\n'
+    )
+    assert file.read_text().endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    [
+        ("/run/forkd/a.sock", "/run/forkd/a.sock"),
+        ("", '""'),
+        ("said\n2026-11-22 INFO forkd: hello", '"said\\n2026-11-22 INFO forkd: hello"'),
+        ("a sandbox=sb-2", '"a sandbox=sb-2"'),
+        ('"', '"\\""'),
+        ("\x1b[31m", '"\\u001b[31m"'),
+        (None, "None"),
+    ],
+)
+def test_what_somebody_said_is_neither_a_line_nor_a_field_of_its_own(
+    value: object, quoted: str
+) -> None:
+    record = logging.makeLogRecord({"msg": "snapshot failed", "error": value})
+
+    assert FieldsFormatter("%(message)s").format(record) == f"snapshot failed error={quoted}"
+
+
+def test_a_traceback_comes_after_the_fields() -> None:
+    info = (ValueError, ValueError("bad"), None)
+    record = logging.makeLogRecord({"msg": "failed", "tag": "base", "exc_info": info})
+
+    first, second = FieldsFormatter(FORMAT).format(record).splitlines()
+
+    assert first.endswith(": failed tag=base")
+    assert second == "ValueError: bad"
