@@ -83,7 +83,7 @@ def test_whoever_is_killed_no_snapshot_is_torn_nobody_is_an_orphan_and_the_list_
             killed[role] += 1
             print(f"{number}: {role}, {time.monotonic() - started_s:.1f} s")  # noqa: T201 - if it fails
             if (number + 1) % TOLD_EVERY == 0:
-                tell(f"{number + 1} killed: {dict(killed)}")
+                tell(f"{number + 1} killed: {dict(killed)}; in vain {dict(arena.vain)}")
         arena.end()
     tell(f"killed {dict(killed)}; looked at {dict(arena.looked)}")
     tell(f"done {dict(arena.world.done)}, failed {dict(arena.world.failed)}")
@@ -98,6 +98,7 @@ class Arena:
         self._killed: set[str] = set()
         self.world = World(client, TAG)
         self.looked = Counter[str]()
+        self.vain = Counter[str]()
 
     # Killing
 
@@ -114,7 +115,9 @@ class Arena:
                 self._daemon.start()
             if struck:
                 return
+            self.vain[role] += 1
             self._settle()
+            self._trim()
         done, failed = self.world.done - done, self.world.failed - failed
         reasons = {kind: self.world.reasons[kind] for kind in failed}
         raise AssertionError(

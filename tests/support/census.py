@@ -9,11 +9,13 @@ has outlived them all is one of the others.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.host import cgroupfs
+from forkd.host import cgroupfs, proc
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -80,12 +82,18 @@ def _sort(census: Census, pid: int, own: list[Path], seen: _Found, *, staging: s
 
 
 def _look(pid: int) -> _Found | None:
-    folder = Path(f"/proc/{pid}")
+    # By `os`, four times as fast as `Path`: what writes a snapshot lives about as long as a census.
     try:
-        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        links = [str(link.readlink()) for link in (folder / "fd").iterdir()]
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            open_ = [entry.path for entry in entries]
     except OSError:
-        return None  # it has ended, or closed one of them, while we looked
+        return None  # it has ended
+    parent, links = proc.parent(pid), []
+    for path in open_:
+        with contextlib.suppress(OSError):  # it has closed this one meanwhile
+            links.append(os.readlink(path))  # noqa: PTH115 - see above
+    if parent is None:
+        return None
     sockets = (link[8:-1] for link in links if link.startswith("socket:["))
     return _Found(parent, frozenset(sockets), tuple(links))
 
