@@ -157,6 +157,8 @@ def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room
             client.fork("a")  # which waits for it
 
         assert client.snapshots.info("a").status == "failed"
+        log = (daemon.run_dir / "log").read_text()
+        assert 'snapshot failed tag=a error="the disk has no room for snapshot a' in log
         client.snapshots.delete("a")
         assert nothing_is_left(daemon, client)
 
