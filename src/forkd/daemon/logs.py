@@ -35,9 +35,11 @@ class FieldsFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line without a traceback; one line, whatever the fields hold."""
-        given = record.__dict__.items()
-        fields = [(name, value) for name, value in given if name not in _OF_EVERY_RECORD]
-        words = (f"{name}={_quoted(value)}" for name, value in fields)
+        words = (
+            f"{name}={_quoted(value)}"
+            for name, value in record.__dict__.items()
+            if name not in _OF_EVERY_RECORD
+        )
         return " ".join([super().formatMessage(record), *words])
 
 
