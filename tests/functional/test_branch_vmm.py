@@ -6,6 +6,7 @@ The engine alone, beside a service that only baked: tests own the processes that
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ from forkd.engine.process import (
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from tests.support.real_host import EVAL_TIMEOUT_S, REAL, baked_host, variant
+from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switches_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -227,6 +229,12 @@ def small_disk(bench: Bench) -> Iterator[Path]:
         subprocess.run(["/usr/bin/umount", folder], check=True)  # noqa: S603 - as above
 
 
+def tasks(pid: int) -> dict[int, str]:
+    """Return the names of a process's threads, by their numbers."""
+    folders = Path(f"/proc/{pid}/task").iterdir()
+    return {int(each.name): (each / "comm").read_text().strip() for each in folders}
+
+
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -284,6 +292,25 @@ async def test_threads_on_every_cpu_go_on_in_source_and_sibling(bench: Bench) ->
                 wait = "while any(new <= old for new, old in zip(counts, before)): pass"
                 await machine.value(f"before = {before}\n{wait}\nTrue")
                 assert await machine.value("int(numbers.sum(dtype='u8'))") == sum(range(1 << 20))
+
+
+async def test_a_source_that_stands_still_comes_first_and_its_seed_does_not(bench: Bench) -> None:
+    async with bench.forked(bench.root) as (source,):
+        await source.value(COUNTING)
+        vcpus = [task for task, name in tasks(source.pid).items() if name.startswith("vcpu")]
+        assert len(vcpus) == VCPUS
+        with switches_to([*vcpus, source.pid]) as seen:
+            async with bench.branched(source) as (_, branched):
+                for machine in (source.pid, branched.pid):
+                    assert {os.sched_getscheduler(task) for task in tasks(machine)} == {
+                        os.SCHED_OTHER
+                    }
+                await source.value("before = list(counts)")
+                await source.value("while any(map(int.__eq__, counts, before)): pass")
+
+    vcpu = {PRIORITY_OF_FIFO_0 - 1, PRIORITY_OF_NICE_0}
+    assert seen.pop(source.pid) == {PRIORITY_OF_FIFO_0 - 2, PRIORITY_OF_NICE_0}
+    assert seen == dict.fromkeys(vcpus, vcpu)
 
 
 async def test_a_branch_of_a_branch_of_a_paused_machine(bench: Bench) -> None:

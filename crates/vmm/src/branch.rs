@@ -63,6 +63,7 @@ impl Machine {
         let cgroup = cgroup.map(process::open_cgroup).transpose()?;
         let (gate, opener) = process::pipe()?;
         let running = self.paused_since.is_none();
+        let urgent = running.then(|| self.vcpus.hurry()).flatten();
         let instant = self.pause_and_save().and_then(|vcpus| self.instant(vcpus));
         let forked =
             instant.and_then(|instant| Ok((process::fork_into(cgroup.as_ref())?, instant)));
@@ -77,6 +78,7 @@ impl Machine {
             Err(error) => Err(error),
         };
         let resumed = if running { self.resume().map(drop) } else { Ok(()) };
+        drop(urgent);
         drop(opener);
         resumed?;
         // Nothing is freed before the guest runs again: what that writes to is copied first.

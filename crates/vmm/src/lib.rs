@@ -28,6 +28,7 @@ pub mod save;
 pub mod serve;
 pub mod snapshot;
 pub mod tap;
+pub mod urgency;
 pub mod vcpu;
 pub mod vm;
 pub mod vsock_host;

@@ -22,6 +22,7 @@ use crate::bus::{Bus, End};
 use crate::cpu::VcpuState;
 use crate::error::Error;
 use crate::mapping;
+use crate::urgency::{self, Urgent};
 
 /// Longest wait for vCPUs to stop.  They stop in microseconds; this ends a wait on a broken host.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,6 +56,10 @@ struct Inner {
     work: Option<Work>,
     /// Whether each thread still has `work` before it, which is begun when all are parked.
     waiting: Vec<bool>,
+    /// The threads' numbers in the kernel; 0 before they have started.
+    ids: Vec<libc::pid_t>,
+    /// They are urgent, and calm themselves when they run.
+    urgent: bool,
     stopped_at: Option<Instant>,
     running_at: Option<Instant>,
 }
@@ -80,6 +85,8 @@ impl Shared {
             over: false,
             work: None,
             waiting: vec![false; threads],
+            ids: vec![0; threads],
+            urgent: false,
             stopped_at: None,
             running_at: None,
         };
@@ -187,13 +194,24 @@ impl Shared {
             }
         }
         // Before anybody is told, who may then ask for the next stop at once.
-        let run = inner.mode == Mode::Run;
-        let last = inner.parked == 0;
+        let (run, last, urgent) = (inner.mode == Mode::Run, inner.parked == 0, inner.urgent);
+        inner.urgent = urgent && !last;
         drop(inner);
         if last {
             self.changed.notify_all();
         }
+        if urgent {
+            urgency::calm();
+        }
         run
+    }
+
+    /// Makes all threads, which run, urgent until each has stopped and runs again; and the calling
+    /// one until what is returned is dropped.
+    fn hurry(&self) -> Option<Urgent> {
+        let mut inner = self.lock();
+        inner.urgent = true;
+        Urgent::with(&inner.ids)
     }
 }
 
@@ -236,6 +254,14 @@ impl Vcpus {
     /// [`Error::State`] if one does not within [`STOP_TIMEOUT`].
     pub fn resume(&self) -> Result<(), Error> {
         self.shared.resume()
+    }
+
+    /// Has the guest, which runs, wait for nobody else's threads in its next stop: its own and the
+    /// calling one come first, until it runs again.  What is returned is to be kept till then;
+    /// `None` if the host does not let us.
+    #[must_use]
+    pub fn hurry(&self) -> Option<Urgent> {
+        self.shared.hurry()
     }
 
     /// For how long the guest stood still before the last [`Self::resume`]: from the first vCPU
@@ -360,6 +386,7 @@ fn install_handler() -> Result<(), Error> {
 
 fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
     RUN_PAGE.with(|page| page.set(ptr::from_mut(fd.get_kvm_run())));
+    shared.lock().ids[id] = urgency::this_thread();
     loop {
         fd.set_kvm_immediate_exit(0);
         if !shared.park(id, |work| work(id, &fd)) {
@@ -402,24 +429,33 @@ fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
 #[cfg(test)]
 mod tests {
     use std::array;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
     use std::thread::{self, Thread};
 
     use super::{Mode, Shared, Work};
     use crate::error::Error;
+    use crate::urgency::{is_urgent, this_thread};
 
     const THREADS: usize = 4;
     const TURNS: usize = 20_000;
 
     /// Has `drive` stop and start threads, which are given what to do it with.
     ///
-    /// A thread that runs does nothing until it is kicked; work is done while none runs.
-    fn with_threads(drive: impl Fn(&Shared, &dyn Fn()) -> Result<(), Error>) {
-        let (shared, running) = (&Shared::new(THREADS), &AtomicUsize::new(0));
+    /// A thread that runs does nothing until it is kicked; work is done while none runs, and is
+    /// `at_work`.
+    fn with_threads(
+        at_work: impl Fn() + Sync,
+        drive: impl Fn(&Shared, &dyn Fn()) -> Result<(), Error>,
+    ) {
+        let (shared, running, at_work) = (&Shared::new(THREADS), &AtomicUsize::new(0), &at_work);
         thread::scope(|scope| {
             let run = move |id| {
-                let perform = |_| assert_eq!(running.load(Ordering::SeqCst), 0);
+                let perform = |_| {
+                    assert_eq!(running.load(Ordering::SeqCst), 0);
+                    at_work();
+                };
+                shared.lock().ids[id] = this_thread();
                 while shared.park(id, perform) {
                     running.fetch_add(1, Ordering::SeqCst);
                     thread::park();
@@ -429,19 +465,32 @@ mod tests {
             let spawn = |id| scope.spawn(move || run(id)).thread().clone();
             let threads: [Thread; THREADS] = array::from_fn(spawn);
             let kick = || threads.iter().for_each(Thread::unpark);
-            // They start parked, where a kick does not reach them.
-            let outcome =
-                shared.resume().and_then(|()| (0..TURNS).try_for_each(|_| drive(shared, &kick)));
-            shared.lock().mode = Mode::End;
-            shared.changed.notify_all();
-            kick();
+            let _ending = Ending { shared, kick: &kick };
+            // They start parked, where no kick reaches them.
+            let started = shared.pause(None, || ()).and_then(|()| shared.resume());
+            let outcome = started.and_then(|()| (0..TURNS).try_for_each(|_| drive(shared, &kick)));
             outcome.unwrap();
         });
     }
 
+    /// Ends the threads, also if an assertion fails: the scope waits for them.
+    struct Ending<'a> {
+        shared: &'a Shared,
+        kick: &'a dyn Fn(),
+    }
+
+    impl Drop for Ending<'_> {
+        fn drop(&mut self) {
+            self.shared.lock().mode = Mode::End;
+            self.shared.changed.notify_all();
+            (self.kick)();
+        }
+    }
+
     #[test]
     fn threads_that_are_stopped_as_soon_as_they_run_run_again() {
-        with_threads(|shared, kick| {
+        let nothing = || ();
+        with_threads(nothing, |shared, kick| {
             shared.pause(None, kick)?;
             shared.resume()
         });
@@ -450,7 +499,8 @@ mod tests {
     #[test]
     fn work_is_begun_when_all_have_stopped_and_done_when_it_is_said_to_be() {
         let held = Arc::new(());
-        with_threads(|shared, kick| {
+        let nothing = || ();
+        with_threads(nothing, |shared, kick| {
             for round in 0..2 {
                 let held = Arc::clone(&held);
                 let work: Work = Arc::new(move |_, _| drop(Arc::clone(&held)));
@@ -461,6 +511,29 @@ mod tests {
             shared.resume()?;
             assert!(shared.perform(Arc::new(|_, _| ())).is_err(), "work for threads that run");
             Ok(())
+        });
+    }
+
+    #[test]
+    fn threads_are_urgent_while_they_stand_still_and_no_longer() {
+        let seen = &Mutex::new(Vec::<bool>::new());
+        let look = || seen.lock().unwrap().push(is_urgent());
+        with_threads(look, |shared, kick| {
+            let stop = |urgent| {
+                let work: Work = Arc::new(|_, _| ());
+                let stopped = shared.pause(Some(work), kick);
+                assert_eq!(seen.lock().unwrap().split_off(0), [urgent; THREADS]);
+                stopped
+            };
+            let urgent = shared.hurry();
+            let may = urgent.is_some();
+            stop(may)?;
+            assert_eq!(is_urgent(), may);
+            shared.resume()?;
+            drop(urgent);
+            assert!(!is_urgent());
+            stop(false)?;
+            shared.resume()
         });
     }
 }
