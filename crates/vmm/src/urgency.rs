@@ -74,3 +74,24 @@ fn set_policy(thread: libc::pid_t, policy: libc::c_int, priority: libc::c_int) -
     // SAFETY: `param` is initialised and outlives the call.
     unsafe { libc::sched_setscheduler(thread, policy, &raw const param) == 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{Forked, exit_now, fork_into};
+
+    #[test]
+    fn a_process_forked_meanwhile_is_not_urgent() {
+        let urgent = Urgent::with(&[]);
+        assert_eq!(is_urgent(), urgent.is_some());
+
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            exit_now(policy_of(0));
+        };
+
+        let mut status = -1;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(libc::WEXITSTATUS(status), libc::SCHED_OTHER);
+    }
+}
