@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +148,7 @@ async def test_a_sandbox_whose_machine_dies_is_exited_and_keeps_only_its_console
     assert (found.state, found.pid) == (SandboxState.EXITED, None)
     assert found.exit_reason
     assert b"hello" in await service.console_log(dying.id)
-    with pytest.raises(Conflict, match="exited"):
+    with pytest.raises(Conflict, match=f"exited: {re.escape(found.exit_reason)}"):
         await service.eval(dying.id, "1")
     assert (await service.eval(other.id, "answer")).value == 42
 

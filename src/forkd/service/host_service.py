@@ -224,8 +224,10 @@ class HostService(GuestOperations, SnapshotOperations, PackOperations):
 
     def _guest(self, sandbox: SandboxId) -> Guest:
         owner = self._sandboxes.owner(sandbox)
-        if owner.sandbox.state is not SandboxState.RUNNING:
-            raise Conflict(f"sandbox {sandbox} is {owner.sandbox.state}", sandbox=sandbox)
+        state, reason = owner.sandbox.state, owner.sandbox.exit_reason
+        if state is not SandboxState.RUNNING:
+            why = f": {reason}" if reason else ""
+            raise Conflict(f"sandbox {sandbox} is {state}{why}", sandbox=sandbox)
         return owner.guest
 
     @property
