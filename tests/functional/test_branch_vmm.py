@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import subprocess
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from forkd.engine.process import (
 )
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
+from tests.support.mounts import mounted
 from tests.support.real_host import EVAL_TIMEOUT_S, REAL, baked_host, variant
 from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switches_to
 
@@ -221,18 +221,14 @@ def zygote_config(host: RealHost, folder: Path) -> ZygoteConfig:
 def small_disk(bench: Bench) -> Iterator[Path]:
     """A file system of one MiB."""
     folder = bench.folder()
-    mount = ["/usr/bin/mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
-    subprocess.run(mount, check=True)  # noqa: S603 - a constant command
-    try:
+    with mounted("tmpfs", folder, "size=1m"):
         yield folder
-    finally:
-        subprocess.run(["/usr/bin/umount", folder], check=True)  # noqa: S603 - as above
 
 
 def tasks(pid: int) -> dict[int, str]:
     """Return the names of a process's threads, by their numbers."""
-    folders = Path(f"/proc/{pid}/task").iterdir()
-    return {int(each.name): (each / "comm").read_text().strip() for each in folders}
+    numbers = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
+    return {number: proc.name(number) for number in numbers}
 
 
 def names_in(folder: Path) -> set[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.mounts import mounted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -44,15 +45,12 @@ def switches_to(threads: Collection[int]) -> Iterator[dict[int, set[int]]]:
 @contextlib.contextmanager
 def tracer() -> Iterator[Path]:
     """Make a tracer of one's own, which is gone after the block."""
-    with tempfile.TemporaryDirectory(prefix="forkd-tracer-") as folder:
-        mount = ["/usr/bin/mount", "-t", "tracefs", "tracefs", folder]
-        subprocess.run(mount, check=True)  # noqa: S603 - a constant command
-        instance = Path(folder) / "instances" / Path(folder).name
-        try:
+    with tempfile.TemporaryDirectory(prefix="forkd-tracer-") as name:
+        folder = Path(name)
+        with mounted("tracefs", folder):
+            instance = folder / "instances" / folder.name
             instance.mkdir()
             try:
                 yield instance
             finally:
                 instance.rmdir()
-        finally:
-            subprocess.run(["/usr/bin/umount", folder], check=True)  # noqa: S603 - as above
