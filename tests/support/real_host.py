@@ -10,6 +10,7 @@ user's, where it may be read-only: only its locks and what depends on the agent 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
-from forkd.model.sandbox import ForkOptions
+from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.network.plan import Plan
 from forkd.service.host_service import HostService
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +59,9 @@ STATE_PARENT = Path("/var/lib/forkd")
 
 
 EVAL_TIMEOUT_S = 60.0
+
+LAST_WORDS_BYTES = 4096
+"""How much is shown of the console of a sandbox that ended by itself."""
 
 
 async def value(host: RealHost, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
@@ -104,8 +110,14 @@ class RealHost:
             await self.warm()
 
     async def clear(self) -> None:
-        """End every sandbox, and remove every snapshot but the one that was baked."""
+        """End every sandbox, and remove every snapshot but the one that was baked.
+
+        Logs the last words of those that had ended, which a test that failed shows.
+        """
         for sandbox in await self.service.list_sandboxes():
+            if sandbox.state is SandboxState.EXITED:
+                words = (await self.service.console_log(sandbox.id))[-LAST_WORDS_BYTES:]
+                logger.warning("%s\n%s", sandbox, words.decode(errors="replace"))
             await self.service.delete_sandbox(sandbox.id)
         for snapshot in await self.service.list_snapshots():
             if snapshot.depth == 1:
