@@ -6,6 +6,7 @@
 //! costs a grace period when a machine is made (ADR 0002), and a fork is made more
 //! often than a disk is busy.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,24 +34,26 @@ use crate::vsock_host::VsockHost;
 pub enum End {
     /// The guest powered off.
     Shutdown,
-    /// The guest reset, or its processor gave up (triple fault).
+    /// The guest reset itself.
     Reset,
+    /// The guest's processor could not even tell the guest of a fault, and gave up.
+    TripleFault,
     /// Somebody told the machine to stop.
     Stopped,
     /// The VMM cannot go on.
     Error(String),
 }
 
-impl End {
-    /// The reason in the control protocol.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Shutdown => "shutdown",
-            Self::Reset => "reset",
-            Self::Stopped => "stopped",
-            Self::Error(_) => "error",
-        }
+impl fmt::Display for End {
+    /// For whoever asks why a sandbox has exited.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shutdown => "the guest powered off",
+            Self::Reset => "the guest reset itself",
+            Self::TripleFault => "the guest's processor gave up (triple fault)",
+            Self::Stopped => "it was stopped",
+            Self::Error(message) => message,
+        })
     }
 }
 

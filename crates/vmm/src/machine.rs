@@ -40,11 +40,12 @@ use crate::{acpi, boot, generation, layout, memory, process, vm};
 
 /// What every kernel is told, before the configuration's own words.
 ///
-/// `quiet`, since each byte on the serial port is an exit; `panic=-1` and `reboot=t`, so that a
-/// dead guest ends its machine at once; no PCI, no i8042, no second serial port: there are none.
+/// `quiet`, since each byte on the serial port is an exit; `panic=-1`, so that a dead guest ends
+/// its machine at once, and `reboot=a`, by our reset register, so that a triple fault is never
+/// meant; no PCI, no i8042, no second serial port: there are none.
 /// `nowatchdog` and `psi=0`, since each wakes a guest that has nothing to do every few seconds,
 /// and a thousand siblings together all the time.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t pci=off i8042.noaux i8042.nokbd \
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=a pci=off i8042.noaux i8042.nokbd \
                        8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
                        nowatchdog psi=0";
 /// MAC address of a machine that was given none; locally administered.

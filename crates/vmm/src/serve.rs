@@ -160,7 +160,7 @@ impl Server {
                 Woke::Served => {}
                 Woke::Ended(end) => {
                     let said = console::tail(&self.place.directory);
-                    return Err(Error::GuestEnded(format!("the machine ended: {end:?}{said}")));
+                    return Err(Error::GuestEnded(format!("the machine ended: {end}{said}")));
                 }
                 Woke::Handshake => {
                     let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());
@@ -358,6 +358,7 @@ fn exit_reason(end: &End) -> (ExitReason, Option<String>) {
     match end {
         End::Shutdown => (ExitReason::Shutdown, None),
         End::Reset => (ExitReason::Reset, None),
+        End::TripleFault => (ExitReason::Reset, Some(end.to_string())),
         End::Stopped => (ExitReason::Stopped, None),
         End::Error(message) => (ExitReason::Error, Some(message.clone())),
     }

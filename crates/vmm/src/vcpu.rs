@@ -416,7 +416,7 @@ fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
             Ok(VcpuExit::IoOut(port, data)) => bus.io_out(port, data)?,
             Ok(VcpuExit::IoIn(port, data)) => bus.io_in(port, data),
             Ok(VcpuExit::Intr) => return Ok(()),
-            Ok(VcpuExit::Shutdown) => return Err(End::Reset),
+            Ok(VcpuExit::Shutdown) => return Err(End::TripleFault),
             Ok(VcpuExit::SystemEvent(..)) => return Err(End::Shutdown),
             Ok(exit) => return Err(End::Error(format!("unexpected exit: {exit:?}"))),
             Err(error) if error.errno() == libc::EINTR => return Ok(()),
