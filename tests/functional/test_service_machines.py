@@ -32,6 +32,13 @@ address
 """
 DEADLINE_S = 60.0
 
+TRIPLE_FAULT = """
+echo triple > /sys/kernel/reboot/type
+echo 1 > /sys/kernel/reboot/force
+echo b > /proc/sysrq-trigger
+"""
+"""Have the kernel reset by a fault that it cannot be told of."""
+
 
 async def value(service: HostService, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
     """Evaluate code that must not raise; return its value."""
@@ -151,15 +158,28 @@ with open("/root/big", "wb") as file:
         await value(service, large.id, fill + "1")
 
 
-async def test_a_sandbox_that_powers_off_is_exited(real_host: RealHost) -> None:
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("echo o > /proc/sysrq-trigger", "the guest powered off"),
+        ("echo b > /proc/sysrq-trigger", "the guest reset itself"),
+        ("echo c > /proc/sysrq-trigger", "the guest reset itself"),
+        (TRIPLE_FAULT, "the guest's processor gave up (triple fault)"),
+    ],
+    ids=["off", "reset", "panic", "triple fault"],
+)
+async def test_a_sandbox_that_ends_by_itself_is_exited_and_says_why(
+    real_host: RealHost, command: str, reason: str
+) -> None:
     service = real_host.service
     async with real_host.forked(1, ONE) as (sandbox,):
-        off = ExecRequest(("sh", "-c", "echo o > /proc/sysrq-trigger; sleep 60"))
+        off = ExecRequest(("sh", "-c", f"{command}; sleep 60"))
         async with await service.exec(sandbox.id, off):
             async with asyncio.timeout(DEADLINE_S):
                 async for _ in service.follow_console_log(sandbox.id):
                     pass
-        assert (await service.get_sandbox(sandbox.id)).state is SandboxState.EXITED
+        found = await service.get_sandbox(sandbox.id)
+        assert (found.state, found.exit_reason) == (SandboxState.EXITED, reason)
 
 
 async def test_sandboxes_outlive_the_service(real_host: RealHost) -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.engine.process import LOG_FILE
 from forkd.errors import Conflict
 from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service import seeds
 from forkd.service.host_service import DATABASE_FILE
+from forkd.service.recovery import UNSEEN
 from forkd.store.database import Database
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
@@ -119,20 +121,24 @@ async def test_a_seed_that_was_still_writing_is_left_to_its_siblings_and_ends_wi
 async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: FakeHost) -> None:
     await baked(fake_host)
     async with fake_host.service() as service:
-        dead, alive = (await service.fork(TAG, 2, ForkOptions())).sandboxes
-    assert dead.pid is not None
-    os.kill(dead.pid, signal.SIGKILL)
-    await until(lambda: dead.pid not in fake_host.vmm_processes())
+        silent, dead, alive = (await service.fork(TAG, 3, ForkOptions())).sandboxes
+    said = fake_host.settings.sandboxes_dir / dead.id / LOG_FILE
+    said.write_text("the guest reset itself\n")
+    for each in (silent, dead):
+        assert each.pid is not None
+        os.kill(each.pid, signal.SIGKILL)
+    await until(lambda: fake_host.vmm_processes() == [alive.pid])
 
     async with fake_host.service() as service:
+        assert (await service.get_sandbox(silent.id)).exit_reason == UNSEEN
         found = await service.get_sandbox(dead.id)
         assert (found.state, found.exit_reason) == (
             SandboxState.EXITED,
-            "it ended while no daemon was running",
+            f"{UNSEEN}: the guest reset itself",
         )
         assert b"hello" in await service.console_log(dead.id)
         assert (await service.get_sandbox(alive.id)).state is SandboxState.RUNNING
-        for sandbox in (dead, alive):
+        for sandbox in (silent, dead, alive):
             await service.delete_sandbox(sandbox.id)
         assert fake_host.left_over() == []
 

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use crate::bus::End;
 use crate::control::{Control, Token};
 use crate::error::Error;
 use crate::plan::ForkPlan;
@@ -50,6 +51,8 @@ const REPORT_BYTES_MAX: usize = 4096;
 const MESSAGE_BYTES_MAX: usize = 1024;
 /// What a seed is called once it only holds memory: a daemon that comes later lets it be.
 const RETIRED_NAME: &std::ffi::CStr = c"forkd-seed";
+/// Why a machine ended, in its folder.
+const LOG_FILE: &str = "vmm.log";
 /// Files that a machine may have made in its folder before it failed.
 const MACHINE_FILES: [&str; 5] =
     ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top"];
@@ -297,10 +300,9 @@ impl Zygote {
                     process::exit_now(1);
                 }
                 let end = server.run();
-                if let crate::bus::End::Error(message) = &end {
-                    eprintln!("machine {}: {message}", child.id);
-                }
-                process::exit_now(i32::from(matches!(end, crate::bus::End::Error(_))));
+                // Standard error is the zygote's log; who asks about a machine looks in its folder.
+                drop(std::fs::write(child.directory.join(LOG_FILE), format!("{end}\n")));
+                process::exit_now(i32::from(matches!(end, End::Error(_))));
             }
             Err(error) => {
                 remove_files(&child.directory);

@@ -202,9 +202,17 @@ def _check_said(role: str, line: bytes, place: _Place) -> JsonObject:
 
 
 def log_tail(log: Path) -> str:
-    """Return the end of a log for an error's message; a missing one is empty."""
+    """Return the end of a log for an error's message, or that there is nothing in it.  Blocks."""
+    return _tail(log) or "it logged nothing"
+
+
+def last_words(directory: Path) -> str:
+    """Return why the machine in a folder said that it ended; empty if it could not.  Blocks."""
+    return _tail(directory / LOG_FILE).rpartition("\n")[2]
+
+
+def _tail(log: Path) -> str:
     try:
-        text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
     except OSError:
-        text = ""
-    return text or "it logged nothing"
+        return ""

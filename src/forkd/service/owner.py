@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
-from forkd.engine.process import CONTROL_SOCKET, LOG_FILE, VSOCK_SOCKET, end, log_tail
+from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET, end, last_words
 from forkd.errors import Conflict, EngineError, ForkdError, NotFound
 from forkd.host.spawn import Process
 from forkd.model.sandbox import SandboxState
@@ -255,7 +255,7 @@ class SandboxOwner:
         if self.sandbox.state is not SandboxState.RUNNING:
             return
         if reason is None:
-            reason = await asyncio.to_thread(_last_words, self.directory / LOG_FILE)
+            reason = await asyncio.to_thread(last_words, self.directory) or NO_REASON
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
@@ -310,11 +310,6 @@ class SandboxOwner:
             self._expiry.cancel()
             self._expiry = None
         self.guest.close()
-
-
-def _last_words(log: Path) -> str:
-    """Return the last line that a machine's process logged, or that it logged none."""
-    return log_tail(log).rpartition("\n")[2] if log.exists() else NO_REASON
 
 
 async def stop_machine(control: Path, pid: int | None) -> None:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
-from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, KILL_TIMEOUT_S, ZYGOTE_SOCKET
+from forkd.engine.process import (
+    CONFIG_OPTION,
+    CONTROL_SOCKET,
+    KILL_TIMEOUT_S,
+    ZYGOTE_SOCKET,
+    last_words,
+)
 from forkd.errors import EngineError, ForkdError, HostError
 from forkd.host import files, netlink, proc
 from forkd.host.spawn import Process
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
     from forkd.service.resources import Resources
     from forkd.service.settings import HostSettings
     from forkd.store.database import Database, SandboxRow
+
+UNSEEN = "it ended while no daemon was running"
+"""Why a sandbox has exited that nobody saw end."""
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +90,11 @@ async def _sort(rows: Collection[SandboxRow], resources: Resources) -> Found:
             case SandboxState.EXITED:
                 exited.append(row)
             case SandboxState.RUNNING:
-                if await _runs(row, resources.directory(row.place)):
+                directory = resources.directory(row.place)
+                if await _runs(row, directory):
                     running.append(row)
                 else:
-                    exited.append(_as_exited(row))
+                    exited.append(await asyncio.to_thread(_as_exited, row, directory))
             case SandboxState.STARTING | SandboxState.STOPPING:
                 dropped.append(row)
     return Found(tuple(running), tuple(exited), tuple(dropped))
@@ -99,13 +109,10 @@ async def _runs(row: SandboxRow, directory: Path) -> bool:
         return False
 
 
-def _as_exited(row: SandboxRow) -> SandboxRow:
-    sandbox = replace(
-        row.sandbox,
-        state=SandboxState.EXITED,
-        pid=None,
-        exit_reason="it ended while no daemon was running",
-    )
+def _as_exited(row: SandboxRow, directory: Path) -> SandboxRow:
+    said = last_words(directory)
+    reason = f"{UNSEEN}: {said}" if said else UNSEEN
+    sandbox = replace(row.sandbox, state=SandboxState.EXITED, pid=None, exit_reason=reason)
     return replace(row, sandbox=sandbox, network_index=None, tap_index=None)
 
 
