@@ -15,7 +15,6 @@ from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service import seeds
 from forkd.service.host_service import DATABASE_FILE
-from forkd.service.recovery import UNSEEN
 from forkd.store.database import Database
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
@@ -130,11 +129,12 @@ async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: F
     await until(lambda: fake_host.vmm_processes() == [alive.pid])
 
     async with fake_host.service() as service:
-        assert (await service.get_sandbox(silent.id)).exit_reason == UNSEEN
+        unseen = "it ended while no daemon was running"
+        assert (await service.get_sandbox(silent.id)).exit_reason == unseen
         found = await service.get_sandbox(dead.id)
         assert (found.state, found.exit_reason) == (
             SandboxState.EXITED,
-            f"{UNSEEN}: the guest reset itself",
+            f"{unseen}: the guest reset itself",
         )
         assert b"hello" in await service.console_log(dead.id)
         assert (await service.get_sandbox(alive.id)).state is SandboxState.RUNNING
