@@ -49,7 +49,7 @@ SECTIONS = {
 }
 
 FOLDERS = {
-    "src/forkd/wire": "Requests",
+    "src/forkd/limits.py": "Requests",
     "src/forkd/images": "Recipes and images",
     "crates/agent": "Guests and protocols",
     "crates/devices": "Machines",

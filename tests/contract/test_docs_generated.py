@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.wire import limits
+from forkd import limits
 from tools import gen_docs
 
 if TYPE_CHECKING:

@@ -1,43 +1,57 @@
-"""The wire promises no more than the model takes, where both have a limit of a thing."""
+"""Limits that two languages, or two contracts, both have are the same on both sides."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from forkd import limits
+from forkd.engine import frames, guest
 from forkd.model import ids
-from forkd.model import limits as model
-from forkd.model.sandbox import ForkOptions
 from forkd.packs import limits as packs
-from forkd.wire import limits as wire
+
+RUST = Path(__file__).parents[2] / "crates/proto/src"
+
+
+def in_rust(name: str) -> float:
+    """Return a constant of the protocols, as the Rust side has it."""
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(RUST.rglob("*.rs")))
+    (expression,) = re.findall(rf"pub const {name}: \w+ = ([^;]+);", text)
+    parts = [float(part.replace("_", "")) for part in expression.split("<<")]
+    return parts[0] if len(parts) == 1 else parts[0] * 2 ** parts[1]
 
 
 @pytest.mark.parametrize(
-    ("promised", "taken"),
+    ("name", "value"),
     [
-        (wire.FORK_COUNT_MAX, model.FORK_COUNT_MAX),
-        (wire.FORK_DEADLINE_SECS_MAX, model.FORK_DEADLINE_S_MAX),
-        (wire.FORK_DEADLINE_SECS_DEFAULT, ForkOptions().deadline_s),
-        (wire.TTL_SECS_MIN, model.TTL_S_MIN),
-        (wire.TTL_SECS_MAX, model.TTL_S_MAX),
-        (wire.MEMORY_LIMIT_MIB_MIN, model.MEMORY_LIMIT_MIB_MIN),
-        (wire.MEMORY_LIMIT_MIB_MAX, model.MEMORY_LIMIT_MIB_MAX),
-        (wire.DISK_LIMIT_MIB_MAX, model.DISK_LIMIT_MIB_MAX),
-        (wire.CPU_LIMIT_MAX, model.CPU_LIMIT_MAX),
-        (wire.ARGS_MAX, model.EXEC_ARGS_MAX),
-        (wire.TIMEOUT_SECS_MAX, model.EXEC_TIMEOUT_S_MAX),
-        (wire.TTY_SIDE_MAX, model.TTY_CELLS_MAX),
-        (wire.CODE_CHARS_MAX, model.EVAL_CODE_BYTES_MAX),
-        (wire.PATH_CHARS_MAX, model.PATH_BYTES_MAX),
-        (wire.TRUSTED_CHARS_MAX, packs.TRUSTED_KEYS_MAX * 65),
+        ("FRAME_PAYLOAD_MAX", frames.FRAME_PAYLOAD_MAX),
+        ("FRAME_HEADER_BYTES", frames.HEADER_BYTES),
+        ("AGENT_PORT", guest.AGENT_PORT),
+        ("ENTRIES_MAX", 10_000),
+        ("ARGS_MAX", limits.EXEC_ARGS_MAX),
+        ("CHILDREN_MAX", limits.FORK_COUNT_MAX),
+        ("TIMEOUT_MAX_S", limits.EXEC_TIMEOUT_S_MAX),
+        ("FORK_DEADLINE_DEFAULT_S", limits.FORK_DEADLINE_S_DEFAULT),
+        ("MEMORY_FILES_MAX", limits.CHAIN_DEPTH_MAX + 1),
     ],
 )
-def test_a_limit_is_the_same_on_both_sides(promised: float, taken: float) -> None:
-    assert promised == taken
+def test_a_limit_of_the_protocols_is_the_same_in_both_languages(name: str, value: float) -> None:
+    assert in_rust(name) == value
+
+
+def test_a_request_trusts_as_many_keys_as_a_trust_list_holds() -> None:
+    assert packs.TRUSTED_KEYS_MAX * len("0" * 64 + ",") == limits.TRUSTED_CHARS_MAX
+
+
+def test_a_pack_has_as_many_links_as_a_chain() -> None:
+    assert packs.PACK_LINKS_MAX == limits.CHAIN_DEPTH_MAX + 1
 
 
 def test_an_id_is_no_longer_than_promised() -> None:
-    assert len(ids.new_sandbox_id()) <= wire.ID_CHARS_MAX
+    assert len(ids.new_sandbox_id()) <= limits.ID_CHARS_MAX
 
 
 def test_a_message_has_room_for_a_whole_frame_of_the_guest() -> None:
-    assert wire.MESSAGE_BYTES_MAX == (1 << 20) + 1
+    assert frames.FRAME_PAYLOAD_MAX + 1 == limits.MESSAGE_BYTES_MAX

@@ -23,8 +23,8 @@ from forkd.errors import (
     NotFound,
 )
 from forkd.host import proc
+from forkd.limits import FORK_COUNT_MAX
 from forkd.model.ids import new_sandbox_id, parse_tag
-from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import limits
 from forkd.errors import (
     BuildError,
     CapacityError,
@@ -22,9 +23,8 @@ from forkd.errors import (
     NotFound,
     StoreError,
 )
-from forkd.model import limits
+from forkd.limits import CHAIN_DEPTH_MAX
 from forkd.model.ids import SandboxId, Tag
-from forkd.model.limits import CHAIN_DEPTH_MAX
 from forkd.model.progress import Progress
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from forkd.service import registry

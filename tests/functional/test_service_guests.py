@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict, GuestError, InvalidRequest, NotFound
+from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import ExecRequest, Exited, Started, Stderr, Stdout, TtySize
-from forkd.model.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
 from forkd.model.sandbox import ForkOptions
 from forkd.service.guests import ECHO_BYTES_MAX
 from tests.support.service_host import TAG

@@ -19,8 +19,8 @@ from forkd.errors import (
     NotFound,
 )
 from forkd.host.spawn import Process
+from forkd.limits import FORK_COUNT_MAX
 from forkd.model.ids import new_sandbox_id, parse_tag
-from forkd.model.limits import FORK_COUNT_MAX
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.owner import NO_REASON
 from forkd.service.sandboxes import REQUEST_CHILDREN_MAX

@@ -14,8 +14,8 @@ from forkd.engine.frames import FRAME_PAYLOAD_MAX, Kind, encode
 from forkd.engine.guest import Guest
 from forkd.engine.guest_exec import GuestExec
 from forkd.errors import EngineError, EngineTimeout, ForkdError
+from forkd.limits import EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import ExecRequest
-from forkd.model.limits import EVAL_OUTPUT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

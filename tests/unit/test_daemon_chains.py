@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from forkd.limits import LINK_EXEC_CHARS_MAX
 from forkd.model.ids import Tag
 from forkd.model.snapshot import SnapshotStatus
-from forkd.wire.limits import LINK_EXEC_CHARS_MAX
 from tests.support.fake_service import a_snapshot, some_snapshots
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from websockets.sync.client import connect, unix_connect
 
 from forkd.daemon import exec as daemon_exec
 from forkd.daemon.exec import Kept
-from forkd.wire.limits import MESSAGE_BYTES_MAX
+from forkd.limits import MESSAGE_BYTES_MAX
 from forkd.wire.v1 import Kind
 from tests.support.fake_service import some_snapshots
 

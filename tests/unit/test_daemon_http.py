@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from forkd.wire.limits import BODY_BYTES_MAX
+from forkd.limits import BODY_BYTES_MAX
 from tests.support.daemon import TOKEN, RunningDaemon
 from tests.support.fake_service import some_snapshots
 

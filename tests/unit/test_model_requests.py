@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.model import limits
 from forkd.model.checks import guest_path
 from forkd.model.exec import ExecRequest, TtySize
 from forkd.model.sandbox import ForkOptions, check_fork_count

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from forkd.errors import BudgetError, InvalidRequest
+from forkd.limits import TTL_S_MAX, TTL_S_MIN
 from forkd.model.ids import SandboxId, new_sandbox_id, parse_tag
-from forkd.model.limits import TTL_S_MAX, TTL_S_MIN
 from forkd.model.sandbox import BranchOptions, ForkOptions, Sandbox, SandboxState
 from forkd.model.tree import TreeBudgets, TreeNode, count_live, descendants, grow
 

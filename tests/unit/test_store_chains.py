@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import ChainError, StoreError
+from forkd.limits import CHAIN_DEPTH_MAX
 from forkd.model.ids import Tag, parse_tag
-from forkd.model.limits import CHAIN_DEPTH_MAX
 from forkd.store.manifest import REPLACES_MAX, Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import RECORD_BYTES_MAX, PendingStore, Record
 from forkd.store.snapshots import SnapshotStore

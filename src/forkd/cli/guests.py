@@ -19,7 +19,7 @@ from forkd.cli.context import (
     shared,
 )
 from forkd.errors import ForkdError, InvalidRequest
-from forkd.wire.limits import TIMEOUT_SECS_DEFAULT
+from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
     from forkd import EvalResult
@@ -56,7 +56,7 @@ def exec_(  # noqa: PLR0913 - one for each option
         with shared.client(as_json=json) as client:
             found = client.sandboxes.get(sandbox)
             if json:
-                limit_s = timeout or TIMEOUT_SECS_DEFAULT
+                limit_s = timeout or EXEC_TIMEOUT_S_DEFAULT
                 result = found.exec(program, timeout_s=limit_s, **options)
                 render.document(result)
                 raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
@@ -88,7 +88,9 @@ def eval_(
         str | None, typer.Argument(help="Python; - reads standard input.", show_default=False)
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read it from here.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until it is interrupted.")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds until it is interrupted.")] = (
+        EXEC_TIMEOUT_S_DEFAULT
+    ),
     *,
     json: Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from forkd.daemon.errors import render
 from forkd.errors import InvalidRequest
-from forkd.wire.limits import BODY_BYTES_MAX
+from forkd.limits import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

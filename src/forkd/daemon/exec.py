@@ -13,10 +13,10 @@ from starlette.websockets import WebSocketDisconnect
 from forkd.daemon import convert
 from forkd.daemon.errors import body_of, invalid
 from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
+from forkd.limits import EXEC_OUTPUT_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 from forkd.model.ids import SandboxId, parse_sandbox_id
 from forkd.wire import v1
-from forkd.wire.limits import OUTPUT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ SIGNAL_EXIT_BASE = 128
 class Kept:
     """The first `bytes_max` bytes of an output; counts as truncated what came after them."""
 
-    def __init__(self, bytes_max: int = OUTPUT_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = EXEC_OUTPUT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._data = bytearray()
         self.truncated = False
@@ -55,7 +55,7 @@ class Kept:
 
 
 async def run(service: Service, sandbox: SandboxId, request: v1.Exec) -> v1.ExecResult:
-    """Run a program to its end and return its output, the first `OUTPUT_BYTES_MAX` of each.
+    """Run a program to its end and return its output, the first `EXEC_OUTPUT_BYTES_MAX` of each.
 
     Raises:
         EngineExited: The machine ended before the program did.

@@ -20,7 +20,7 @@ import uvicorn
 
 from forkd.daemon.auth import RequireToken, read_token
 from forkd.errors import Conflict, HostError
-from forkd.wire.limits import MESSAGE_BYTES_MAX
+from forkd.limits import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

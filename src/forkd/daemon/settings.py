@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.model import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

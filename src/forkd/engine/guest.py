@@ -20,9 +20,9 @@ from forkd.engine.channel import Channel, deadline
 from forkd.engine.faults import guest_fault
 from forkd.engine.frames import Kind
 from forkd.errors import EngineError
+from forkd.limits import EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import EvalFault, EvalResult
 from forkd.model.guest import GuestStatus, RuntimeStatus
-from forkd.model.limits import EVAL_OUTPUT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping

@@ -9,8 +9,8 @@ from forkd.engine.channel import deadline
 from forkd.engine.frames import Kind
 from forkd.engine.guest import ANSWER_TIMEOUT_S, answer, number
 from forkd.errors import Conflict, EngineError
+from forkd.limits import STDIN_CHUNK_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
-from forkd.model.limits import STDIN_CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

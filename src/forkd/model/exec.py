@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.model import limits
 from forkd.model.checks import in_range
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forkd.model import limits
+from forkd import limits
 from forkd.model.checks import in_range
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class ForkOptions:
     cpu_limit: float | None = None
     pids_limit: int | None = None
     all_or_nothing: bool = False
-    deadline_s: float = 60.0
+    deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
     wait: bool = True
     kept: bool = True
@@ -194,7 +194,7 @@ class BranchOptions:
     """
 
     all_or_nothing: bool = False
-    deadline_s: float = 60.0
+    deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
     kept: bool = True
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.model import limits
 from forkd.model.checks import in_range
 from forkd.model.ids import is_sandbox_id
 
@@ -109,7 +109,7 @@ class LinkRequest:
     tag: Tag
     source: SandboxId | Tag
     command: str | None = None
-    timeout_s: float = limits.LINK_EXEC_TIMEOUT_S
+    timeout_s: float = limits.LINK_EXEC_TIMEOUT_S_DEFAULT
     wait: bool = True
     network: bool = False
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd import limits
 from forkd.errors import BudgetError
-from forkd.model import limits
 from forkd.model.checks import in_range
 from forkd.model.sandbox import SandboxState
 

@@ -18,8 +18,8 @@ from websockets.sync.client import connect as sync_connect
 from websockets.sync.client import unix_connect as sync_unix_connect
 
 from forkd.errors import ForkdError, TransportError
+from forkd.limits import MESSAGE_BYTES_MAX
 from forkd.sdk._errors import from_answer
-from forkd.wire.limits import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict, EngineError
 from forkd.host import pages
+from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
 from forkd.model.diff import Change, Difference, FileChange
-from forkd.model.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
 from forkd.service.tasks import to_end
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from forkd.engine.guest_exec import GuestExec
 from forkd.engine.guest_files import GuestFile, parse_entry, write_file
 from forkd.errors import EngineError, InvalidRequest
+from forkd.limits import EVAL_CODE_BYTES_MAX, EXEC_TIMEOUT_S_MAX, PATH_BYTES_MAX
 from forkd.model.checks import guest_path, in_range
-from forkd.model.limits import EVAL_CODE_BYTES_MAX, EXEC_TIMEOUT_S_MAX, PATH_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ChainError, Conflict, NotFound, StoreError
+from forkd.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
 from forkd.model.ids import SandboxId, Tag, parse_tag
-from forkd.model.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
 from forkd.model.snapshot import Snapshot, SnapshotStatus
 from forkd.store.snapshots import check_link
 

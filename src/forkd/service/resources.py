@@ -14,7 +14,7 @@ from forkd.cgroups.tree import CgroupTree
 from forkd.engine.process import CONSOLE_LOG
 from forkd.errors import ForkdError, HostError
 from forkd.host import files
-from forkd.model.limits import PIDS_LIMIT_DEFAULT
+from forkd.limits import PIDS_LIMIT_DEFAULT
 from forkd.network import taps
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from forkd.engine.configs import ChildConfig, NetworkConfig
 from forkd.engine.control import ChildFailed, ChildReady
 from forkd.engine.process import CONTROL_SOCKET
 from forkd.errors import CapacityError, EngineError, ForkdError, HostError, NotFound
+from forkd.limits import EXITED_KEPT_MAX, SANDBOXES_MAX
 from forkd.model.ids import new_sandbox_id
-from forkd.model.limits import EXITED_KEPT_MAX, SANDBOXES_MAX
 from forkd.model.sandbox import (
     ForkFailure,
     ForkOptions,

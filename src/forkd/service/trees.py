@@ -16,8 +16,8 @@ from forkd.engine.configs import ResetConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict, NotFound
 from forkd.host import proc
+from forkd.limits import FORK_DEADLINE_S_MAX
 from forkd.model.checks import in_range
-from forkd.model.limits import FORK_DEADLINE_S_MAX
 from forkd.model.sandbox import BranchResult, SandboxState
 from forkd.model.tree import count_live, grow
 from forkd.service import promotion, seeds

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import ChainError, ForkdError, StoreError
 from forkd.host import files
+from forkd.limits import CHAIN_DEPTH_MAX
 from forkd.model.ids import parse_tag
-from forkd.model.limits import CHAIN_DEPTH_MAX
 from forkd.store import manifest as manifests
 from forkd.store.headers import Magic, read_header
 from forkd.store.manifest import MANIFEST_FILE, Manifest

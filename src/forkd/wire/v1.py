@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from forkd.wire import limits
+from forkd import limits
 
 Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
-Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
-Arg = Annotated[str, Field(max_length=limits.ARG_CHARS_MAX)]
+Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_BYTES_MAX)]
+Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.TIMEOUT_SECS_MAX)]
+TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.EXEC_TIMEOUT_S_MAX)]
 
 
 class Request(BaseModel):
@@ -117,7 +117,7 @@ class SnapshotCreate(Request):
         max_length=limits.LINK_EXEC_CHARS_MAX,
         description="Run by `sh -c` in the fork before it is written down.",
     )
-    exec_timeout_secs: TimeoutSecs = limits.LINK_EXEC_TIMEOUT_SECS_DEFAULT
+    exec_timeout_secs: TimeoutSecs = limits.LINK_EXEC_TIMEOUT_S_DEFAULT
     wait: bool = Field(
         default=True, description="False: answer while the snapshot is still being written."
     )
@@ -309,15 +309,15 @@ class SandboxCreate(Request):
         default=False, description="If one fails, end those that are ready and answer an error."
     )
     deadline_secs: Number = Field(
-        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        default=limits.FORK_DEADLINE_S_DEFAULT,
         ge=0.1,
-        le=limits.FORK_DEADLINE_SECS_MAX,
+        le=limits.FORK_DEADLINE_S_MAX,
         description="Time each child has until its agent has answered.",
     )
     ttl_secs: Number | None = Field(
         default=None,
-        ge=limits.TTL_SECS_MIN,
-        le=limits.TTL_SECS_MAX,
+        ge=limits.TTL_S_MIN,
+        le=limits.TTL_S_MAX,
         description="Each is ended after this time.",
     )
     wait: bool = Field(
@@ -385,22 +385,22 @@ class Pong(Answer):
 class TerminalSize(Request):
     """A terminal's size, in characters."""
 
-    rows: int = Field(ge=1, le=limits.TTY_SIDE_MAX)
-    columns: int = Field(ge=1, le=limits.TTY_SIDE_MAX)
+    rows: int = Field(ge=1, le=limits.TTY_CELLS_MAX)
+    columns: int = Field(ge=1, le=limits.TTY_CELLS_MAX)
 
 
 class _ExecBase(Request):
-    args: list[Arg] = Field(min_length=1, max_length=limits.ARGS_MAX, description="No shell.")
-    env: dict[str, Arg] = Field(default_factory=dict, max_length=limits.ENV_MAX)
+    args: list[Arg] = Field(min_length=1, max_length=limits.EXEC_ARGS_MAX, description="No shell.")
+    env: dict[str, Arg] = Field(default_factory=dict, max_length=limits.EXEC_ENV_MAX)
     cwd: Path | None = None
-    user: str | None = Field(default=None, min_length=1, max_length=limits.USER_CHARS_MAX)
+    user: str | None = Field(default=None, min_length=1, max_length=limits.EXEC_USER_CHARS_MAX)
 
 
 class Exec(_ExecBase):
     """Run a program and wait for it."""
 
-    timeout_secs: TimeoutSecs = limits.TIMEOUT_SECS_DEFAULT
-    stdin: str | None = Field(default=None, max_length=limits.STDIN_CHARS_MAX)
+    timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
+    stdin: str | None = Field(default=None, max_length=limits.EXEC_STDIN_CHARS_MAX)
 
 
 class ExecStart(_ExecBase):
@@ -463,8 +463,8 @@ class Kind(IntEnum):
 class Eval(Request):
     """Run code in the sandbox's warm runtime."""
 
-    code: str = Field(max_length=limits.CODE_CHARS_MAX)
-    timeout_secs: TimeoutSecs = limits.TIMEOUT_SECS_DEFAULT
+    code: str = Field(max_length=limits.EVAL_CODE_BYTES_MAX)
+    timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
 
 
 class EvalException(Answer):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from forkd.wire import limits
+from forkd import limits
 from forkd.wire.v1 import (
     Answer,
     ForkOutcome,
@@ -37,15 +37,15 @@ class BranchCreate(Request):
         default=False, description="If one fails, end those that are ready and answer an error."
     )
     deadline_secs: Number = Field(
-        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        default=limits.FORK_DEADLINE_S_DEFAULT,
         ge=0.1,
-        le=limits.FORK_DEADLINE_SECS_MAX,
+        le=limits.FORK_DEADLINE_S_MAX,
         description="Time each sibling has until its agent has answered.",
     )
     ttl_secs: Number | None = Field(
         default=None,
-        ge=limits.TTL_SECS_MIN,
-        le=limits.TTL_SECS_MAX,
+        ge=limits.TTL_S_MIN,
+        le=limits.TTL_S_MAX,
         description="Each sibling is ended after this time.",
     )
 
@@ -72,9 +72,9 @@ class Reset(Request):
     """Take a sandbox back to its fork point, in place."""
 
     deadline_secs: Number = Field(
-        default=limits.FORK_DEADLINE_SECS_DEFAULT,
+        default=limits.FORK_DEADLINE_S_DEFAULT,
         ge=0.1,
-        le=limits.FORK_DEADLINE_SECS_MAX,
+        le=limits.FORK_DEADLINE_S_MAX,
         description="Time it has until its agent has answered.",
     )
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from forkd.errors import EngineError, NotFound
+from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 from forkd.sdk import _requests
 from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
 from forkd.sdk._sync.files import Files
 from forkd.sdk._sync.process import Process
 from forkd.wire import v1, v1_trees
-from forkd.wire.limits import TIMEOUT_SECS_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -203,7 +203,7 @@ class Sandbox:
         """Ask the agent in the guest how it is."""
         return self._http.call(v1.Pong, "POST", f"{self._path}/ping")
 
-    def eval(self, code: str, *, timeout_s: float = TIMEOUT_SECS_DEFAULT) -> EvalResult:
+    def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
 
         An exception that the code raises is in the result; `result.check()` raises it.
@@ -223,7 +223,7 @@ class Sandbox:
         args: Sequence[str],
         *,
         stdin: str | None = None,
-        timeout_s: float = TIMEOUT_SECS_DEFAULT,
+        timeout_s: float = EXEC_TIMEOUT_S_DEFAULT,
         **options: Unpack[ExecOptions],
     ) -> v1.ExecResult:
         """Run a program, wait for it, and return what it wrote and its exit code.

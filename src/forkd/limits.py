@@ -1,0 +1,147 @@
+"""Every limit and default of a request, a guest, a store or a client, by name and once.
+
+The REST API's types, the model and the engine all take them from here; clients may rely on them.
+What one package alone knows (a timeout, a queue's length) is declared where it is used.  Those of
+the protocols and of packs are in `crates/proto/src/limits.rs` and `forkd.packs.limits`.
+"""
+
+from __future__ import annotations
+
+# Sandboxes
+
+FORK_COUNT_MAX = 10_000
+"""Most children of one fork; the control protocol takes no more in one request."""
+
+FORK_DEADLINE_S_DEFAULT = 60.0
+"""Time a child has, from its clone until its agent has answered, when the caller names none."""
+
+FORK_DEADLINE_S_MAX = 3_600.0
+"""Longest that a child may take from its clone until its agent has answered."""
+
+TTL_S_MIN = 0.1
+"""Shortest life that a sandbox may be given."""
+
+TTL_S_MAX = 365 * 24 * 3_600.0
+"""Longest life that a sandbox may be given: a year; without one it has no end."""
+
+SANDBOXES_MAX = 20_000
+"""Most sandboxes alive on one host: twice the largest fork."""
+
+EXITED_KEPT_MAX = 1_000
+"""Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""
+
+ID_CHARS_MAX = 64
+"""Longest id of a sandbox that a client must be ready for."""
+
+MEMORY_LIMIT_MIB_MIN = 32
+"""Least memory limit of a sandbox: below it the VMM itself does not start."""
+
+MEMORY_LIMIT_MIB_MAX = 1 << 20
+"""Greatest memory limit of a sandbox, 1 TiB: the largest guest the VMM boots."""
+
+DISK_LIMIT_MIB_MAX = 1 << 24
+"""Greatest size of a sandbox's private disk layer, 16 TiB: the limit of ext4 with 4 KiB blocks."""
+
+CPU_LIMIT_MAX = 1_024.0
+"""Greatest CPU limit of a sandbox, in cores."""
+
+PIDS_LIMIT_MIN = 8
+"""Least number of threads that one VMM process needs, with room for its workers."""
+
+PIDS_LIMIT_MAX = 4_096
+"""Greatest number of threads of one VMM process."""
+
+PIDS_LIMIT_DEFAULT = 64
+"""Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
+
+# Trees of sandboxes
+
+TREE_LIVE_DEFAULT = 1_000
+"""Most live descendants of one sandbox, unless the daemon is told otherwise."""
+
+TREE_DEPTH_DEFAULT = 32
+"""Most branches between a sandbox and its oldest ancestor, unless told otherwise."""
+
+TREE_PRIVATE_MIB_DEFAULT = 16 * 1_024
+"""Most memory that the sandboxes of one tree may hold, not shared, unless told otherwise."""
+
+DIFF_ENTRIES_MAX = 1_000_000
+"""Most files of one sandbox that a comparison looks at."""
+
+DIFF_CHANGES_MAX = 10_000
+"""Most differences that a comparison answers; it counts the others."""
+
+# Snapshots
+
+TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
+"""Names of snapshots.  A tag is a folder's name in the store; `..` is refused besides."""
+
+SNAPSHOTS_MAX = 10_000
+"""Most snapshots in one store."""
+
+CHAIN_DEPTH_MAX = 64
+"""Most snapshots under one: each is a file to verify and a zygote to derive at a cold start."""
+
+WRITING_WAIT_S = 600.0
+"""How long a fork waits for a snapshot that is being written: as long as a write may take."""
+
+LINK_EXEC_CHARS_MAX = 128 * 1024
+"""Command between two links of a chain; one argument of a program is no longer."""
+
+LINK_EXEC_TIMEOUT_S_DEFAULT = 600.0
+"""How long the command between two links of a chain may take if nothing is said of it."""
+
+TRUSTED_CHARS_MAX = 64 * 65
+"""The keys that one request to unpack trusts: 64 of them, each 64 hex digits and a comma."""
+
+# Programs and code in a guest
+
+EXEC_ARGS_MAX = 4096
+"""Arguments of one exec."""
+
+EXEC_ARG_CHARS_MAX = 128 * 1024
+"""One argument or value of the environment; Linux allows no longer one (MAX_ARG_STRLEN)."""
+
+EXEC_BYTES_MAX = 512 * 1024
+"""Most bytes of arguments and environment together; they travel in one frame."""
+
+EXEC_ENV_MAX = 1024
+"""Variables of the environment that one exec may add."""
+
+EXEC_USER_CHARS_MAX = 64
+"""A user's name or `uid:gid`."""
+
+EXEC_STDIN_CHARS_MAX = 512 * 1024
+"""Input given in the body of a buffered exec; more than that is streamed."""
+
+STDIN_CHUNK_BYTES_MAX = 64 * 1024
+"""Largest piece in which input is handed to the guest; longer input is cut into several."""
+
+EXEC_TIMEOUT_S_DEFAULT = 30.0
+"""Time an exec or an eval has when the caller names none."""
+
+EXEC_TIMEOUT_S_MAX = 7 * 24 * 3600.0
+"""Longest time an exec or an eval may ask for."""
+
+EXEC_OUTPUT_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes of each output kept by a buffered exec; the rest is drained, dropped and said to be."""
+
+TTY_CELLS_MAX = 4096
+"""Rows or columns of a terminal."""
+
+EVAL_CODE_BYTES_MAX = 512 * 1024
+"""Code of one eval: it must fit one frame of the guest protocol, whatever JSON makes of it."""
+
+EVAL_OUTPUT_BYTES_MAX = 1024 * 1024
+"""Most bytes kept of an evaluation's stdout, and as many of its stderr; the rest is dropped."""
+
+PATH_BYTES_MAX = 4096
+"""A path, on the host or in a guest; Linux allows no longer one (PATH_MAX)."""
+
+# Requests
+
+BODY_BYTES_MAX = 2 * 1024 * 1024
+"""Body of a request, file contents aside: the guest's frame of 1 MiB, escaped as JSON."""
+
+MESSAGE_BYTES_MAX = 1024 * 1024 + 1
+"""One WebSocket message: a kind and the payload of one frame of the guest protocol."""
