@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.errors import HostError
 from forkd.host import files
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path.mkdir()
     (path / "inside").touch()
 
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(HostError, match="directory"):
         files.write_atomic(path, b"new")
 
     assert list(tmp_path.iterdir()) == [path]
@@ -78,7 +79,7 @@ def test_a_copy_does_not_replace(tmp_path: Path) -> None:
     for name in ("source", "target"):
         (tmp_path / name).touch()
 
-    with pytest.raises(FileExistsError):
+    with pytest.raises(HostError, match="File exists"):
         files.copy_sparse(tmp_path / "source", tmp_path / "target")
 
 
@@ -94,7 +95,7 @@ def test_a_lock_excludes_until_it_is_given_back(tmp_path: Path) -> None:
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(OSError, match="symbolic links"), files.lock(tmp_path / "lock"):
+    with pytest.raises(HostError, match="symbolic links"), files.lock(tmp_path / "lock"):
         pass
 
 

@@ -6,6 +6,7 @@ runs without a limit that it was given.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -45,10 +47,8 @@ def remove_empty(group: Path) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    try:
+    with kernel_call(f"remove the cgroup {group}"):
         group.rmdir()
-    except OSError as error:
-        raise HostError(f"cannot remove the cgroup {group}: {error.strerror}") from error
 
 
 def make(group: Path) -> None:
@@ -57,10 +57,8 @@ def make(group: Path) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    try:
+    with kernel_call(f"make the cgroup {group}"):
         group.mkdir(exist_ok=True)
-    except OSError as error:
-        raise HostError(f"cannot make the cgroup {group}: {error.strerror}") from error
 
 
 def write(group: Path, file: str, value: str) -> None:
@@ -70,14 +68,12 @@ def write(group: Path, file: str, value: str) -> None:
         HostError: The kernel refused, or has no such file.
     """
     path = group / file
-    try:
+    with kernel_call(f"set {path} to {value}"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, value.encode())
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise HostError(f"cannot set {path} to {value}: {error.strerror}") from error
 
 
 def end(group: Path, timeout_s: float) -> None:
@@ -86,15 +82,11 @@ def end(group: Path, timeout_s: float) -> None:
     Raises:
         HostError: A process did not end within `timeout_s`, or the kernel refused.
     """
-    try:
+    with kernel_call(f"remove the cgroup {group}"), contextlib.suppress(FileNotFoundError):
         with (group / "cgroup.events").open("rb", buffering=0) as events:
             write(group, "cgroup.kill", "1")
             _wait_until_empty(events, group, timeout_s)
         group.rmdir()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise HostError(f"cannot remove the cgroup {group}: {error.strerror}") from error
 
 
 def _wait_until_empty(events: FileIO, group: Path, timeout_s: float) -> None:
@@ -111,8 +103,9 @@ def _wait_until_empty(events: FileIO, group: Path, timeout_s: float) -> None:
 
 def children(group: Path) -> tuple[str, ...]:
     """Return the names of the groups directly in `group`; none if it does not exist."""
-    try:
-        with os.scandir(group) as entries:
-            return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
-    except FileNotFoundError:
-        return ()
+    with kernel_call(f"list {group}"):
+        try:
+            with os.scandir(group) as entries:
+                return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
+        except FileNotFoundError:
+            return ()

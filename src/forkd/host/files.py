@@ -3,6 +3,9 @@
 The rules that a caller may rely on: what `write_atomic` and `publish` put under a name
 is complete and survives a power cut, or is not there; a `lock` is given back when its
 holder ends, however it ends; `remove_tree` never follows a symbolic link.
+
+Every function blocks, and raises what the kernel refuses as `CapacityError` or `HostError`
+(`forkd.host.faults`), naming the path; docstrings name only what else there is.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import HostError
+from forkd.errors import ForkdError, HostError
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,25 +34,115 @@ _COPY_BYTES = 64 * 1024 * 1024
 ASIDE_SUFFIX = ".gone"
 """Ends the name of a folder that is being removed."""
 
+PRIVATE = 0o700
+"""Mode of folders that nobody but their owner looks into."""
+
+
+def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
+    """Make a folder of mode `PRIVATE`."""
+    with kernel_call(f"make the folder {path}"):
+        path.mkdir(mode=PRIVATE, parents=parents, exist_ok=exist_ok)
+
+
+def entries(folder: Path) -> tuple[Path, ...]:
+    """Return what is in a folder, by name."""
+    with kernel_call(f"list {folder}"):
+        return tuple(sorted(folder.iterdir()))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path names anything, a broken symbolic link included."""
+    with kernel_call(f"look at {path}"):
+        return os.path.lexists(path)
+
+
+def size_bytes(path: Path) -> int | None:
+    """Return the length of a regular file; None if there is none."""
+    with kernel_call(f"look at {path}"):
+        return path.stat().st_size if path.is_file() else None
+
+
+def read(path: Path, bytes_max: int) -> bytes | None:
+    """Return the first bytes of a file; None if it does not exist."""
+    with kernel_call(f"read {path}"):
+        try:
+            with path.open("rb") as file:
+                return file.read(bytes_max)
+        except FileNotFoundError:
+            return None
+
+
+def read_start(path: Path, bytes_max: int) -> tuple[bytes, int] | None:
+    """Return the first bytes of a file, and its length; None if it does not exist."""
+    with kernel_call(f"read {path}"):
+        try:
+            with path.open("rb") as file:
+                return file.read(bytes_max), os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return None
+
+
+def read_end(path: Path, bytes_max: int, *, after: int = 0) -> bytes:
+    """Return the last bytes of a file from offset `after` on; empty if it does not exist."""
+    with kernel_call(f"read {path}"):
+        try:
+            with path.open("rb") as file:
+                length = file.seek(0, os.SEEK_END)
+                file.seek(max(after, length - bytes_max))
+                return file.read(bytes_max)
+        except FileNotFoundError:
+            return b""
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or folder another name on its file system, replacing a file of that name."""
+    with kernel_call(f"rename {old} to {new}"):
+        old.rename(new)
+
+
+def rename_if_there(old: Path, new: Path) -> bool:
+    """As `rename`; returns False if there is nothing to be renamed."""
+    with kernel_call(f"rename {old} to {new}"):
+        try:
+            old.rename(new)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file; one that is missing is fine."""
+    with kernel_call(f"remove {path}"):
+        path.unlink(missing_ok=True)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free space of the file system where `path` is, or would be made."""
+    with kernel_call(f"look at the file system of {path}"):
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Put `data` under `path`, whole or not at all, and on disk before returning.
 
-    Raises:
-        OSError: The folder is missing, not writable or full; nothing was left in it.
+    Of an attempt that failed nothing is left.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    aside = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with kernel_call(f"write {path}"):
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        aside = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            aside.rename(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 
@@ -58,7 +152,7 @@ def publish(aside: Path, path: Path) -> None:
     Both must be on one file system, and `path` must not exist or be an empty folder.
     """
     sync_file_system(aside)
-    aside.rename(path)
+    rename(aside, path)
     sync_folder(path.parent)
 
 
@@ -66,31 +160,31 @@ def sync_file_system(path: Path) -> None:
     """Have everything on the file system of `path` on disk.
 
     One call where a tree of thousands of files would need an fsync each.
-
-    Raises:
-        OSError: Something could not be written.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with kernel_call(f"write out the file system of {path}"), _opened(path) as descriptor:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
     """Have the names in a folder on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with kernel_call(f"write out {path}"), _opened(path, os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 def hides_holes(path: Path) -> bool:
     """Tell whether a file has holes that its file system does not show, as 9p does."""
-    with path.open("rb") as file:
+    with kernel_call(f"look at {path}"), path.open("rb") as file:
         status = os.fstat(file.fileno())
         if status.st_blocks * 512 >= status.st_size:
             return False
@@ -98,16 +192,33 @@ def hides_holes(path: Path) -> bool:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copy a file, sharing its blocks where the file system can, keeping its holes.
-
-    Raises:
-        OSError: `target` exists already, or there is no room.
-    """
-    with source.open("rb") as reader, target.open("xb") as writer:
+    """Copy a file to one that does not exist, sharing blocks where it can, keeping holes."""
+    with (
+        kernel_call(f"copy {source} to {target}"),
+        source.open("rb") as reader,
+        target.open("xb") as writer,
+    ):
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:
             _copy_ranges(reader.fileno(), writer.fileno())
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy on another file system.
+
+    A copy from a file system that hides holes, a remote one, would be gigabytes of zeros: there
+    it is a symbolic link instead.
+    """
+    try:
+        with kernel_call(f"link {target} to {source}"):
+            target.hardlink_to(source)
+    except ForkdError:
+        if hides_holes(source):
+            with kernel_call(f"link {target} to {source}"):
+                target.symlink_to(source)
+        else:
+            copy_sparse(source, target)
 
 
 def _copy_ranges(reader: int, writer: int) -> None:
@@ -142,9 +253,10 @@ def lock(path: Path, *, wait: Callable[[], None] | None = None) -> Iterator[None
             raising.  Without it the kernel wakes us, and nothing can end the wait.
     """
     with _lock_file(path) as descriptor:
-        while wait is not None and not _locked_now(descriptor):
+        while wait is not None and not _locked_now(descriptor, path):
             wait()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with kernel_call(f"lock {path}"):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
 
@@ -152,20 +264,22 @@ def lock(path: Path, *, wait: Callable[[], None] | None = None) -> Iterator[None
 def try_lock(path: Path) -> Iterator[bool]:
     """Hold the lock file `path` if nobody else does; the block is told whether."""
     with _lock_file(path) as descriptor:
-        yield _locked_now(descriptor)
+        yield _locked_now(descriptor, path)
 
 
-def _locked_now(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _locked_now(descriptor: int, path: Path) -> bool:
+    with kernel_call(f"lock {path}"):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
 def _lock_file(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with kernel_call(f"open the lock file {path}"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor
     finally:
@@ -174,37 +288,39 @@ def _lock_file(path: Path) -> Iterator[int]:
 
 def tree_bytes(path: Path) -> int:
     """Return what a file, or all in a folder, takes on disk; links are not followed."""
-    total = path.lstat().st_blocks * 512
-    if path.is_dir() and not path.is_symlink():
-        for entry in path.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                total += entry.lstat().st_blocks * 512
-    return total
+    with kernel_call(f"measure {path}"):
+        total = path.lstat().st_blocks * 512
+        if path.is_dir() and not path.is_symlink():
+            for entry in path.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.lstat().st_blocks * 512
+        return total
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or a whole folder; what is missing already is no error.
+    """Remove a file or a whole folder; what is missing already is no error."""
+    with kernel_call(f"remove {path}"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, onerror=_ignore_missing)
+        else:
+            path.unlink(missing_ok=True)
 
-    Raises:
-        OSError: Something in it could not be removed.
-    """
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_ignore_missing)
-    else:
-        path.unlink(missing_ok=True)
+
+def remove_all_but(folder: Path, kept: frozenset[str]) -> None:
+    """Remove everything in a folder but the files of certain names; none is fine."""
+    if is_there(folder):
+        for entry in entries(folder):
+            if entry.name not in kept:
+                remove_tree(entry)
 
 
 def remove_from_under(folder: Path) -> None:
     """Remove a folder in which a process that is about to end may still make files.
 
     It gets another name first, so that nothing can be made in it by its path any more.
-
-    Raises:
-        OSError: Something in it could not be removed.
     """
     aside = folder.with_name(f"{folder.name}{ASIDE_SUFFIX}")
-    with contextlib.suppress(FileNotFoundError):  # it is gone, or was put aside before
-        folder.rename(aside)
+    rename_if_there(folder, aside)
     remove_tree(aside)
 
 

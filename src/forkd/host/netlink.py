@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,15 +39,13 @@ def add_tap(name: str) -> None:
         HostError: The kernel refused.
     """
     request = _IFREQ.pack(name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR)
-    try:
+    with kernel_call(f"make the tap {name}", tap=name):
         descriptor = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.ioctl(descriptor, _TUNSETIFF, request)
             fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise HostError(f"cannot make the tap {name}: {error.strerror}", tap=name) from error
 
 
 def set_up(name: str, address: str, prefix_length: int) -> None:
@@ -56,7 +54,7 @@ def set_up(name: str, address: str, prefix_length: int) -> None:
     Raises:
         HostError: The kernel refused, or there is no such link.
     """
-    with _netlink(f"cannot set up {name}") as route:
+    with _netlink(f"set up {name}") as route:
         index = socket.if_nametoindex(name)
         route.addr("add", index=index, address=address, prefixlen=prefix_length)
         route.link("set", index=index, state="up")
@@ -68,7 +66,7 @@ def clear_addresses(name: str) -> None:
     Raises:
         HostError: The kernel refused, or there is no such link.
     """
-    with _netlink(f"cannot clear {name}") as route:
+    with _netlink(f"clear {name}") as route:
         route.flush_addr(index=socket.if_nametoindex(name))
 
 
@@ -82,7 +80,7 @@ def remove(name: str) -> None:
         index = socket.if_nametoindex(name)
     except OSError:
         return
-    with _netlink(f"cannot remove {name}") as route:
+    with _netlink(f"remove {name}") as route:
         route.link("del", index=index)
 
 
@@ -92,12 +90,11 @@ def names() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _netlink(complaint: str) -> Iterator[IPRoute]:
-    try:
-        with IPRoute() as route:
-            yield route
-    except NetlinkError as error:
-        if error.code != errno.ENODEV:
-            raise HostError(f"{complaint}: {os.strerror(error.code)}") from error
-    except OSError as error:
-        raise HostError(f"{complaint}: {error.strerror}") from error
+def _netlink(doing: str) -> Iterator[IPRoute]:
+    with kernel_call(doing):
+        try:
+            with IPRoute() as route:
+                yield route
+        except NetlinkError as error:
+            if error.code != errno.ENODEV:
+                raise OSError(error.code, os.strerror(error.code)) from error

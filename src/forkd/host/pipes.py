@@ -14,7 +14,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 from forkd.host.process import dying_with_us, plain_environment
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def piped(args: Sequence[str | Path], *env: str) -> AsyncIterator[Piped]:
     Raises:
         HostError: It cannot be started.
     """
-    try:
+    with kernel_call(f"start {args[0]}"):
         process = await asyncio.create_subprocess_exec(
             *dying_with_us(),
             *map(str, args),
@@ -100,8 +100,6 @@ async def piped(args: Sequence[str | Path], *env: str) -> AsyncIterator[Piped]:
             env=plain_environment(*env),
             start_new_session=True,
         )
-    except OSError as error:
-        raise HostError(f"cannot start {args[0]}: {error.strerror}") from error
     running = Piped(process)
     try:
         yield running

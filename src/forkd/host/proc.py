@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 
 _PROC = Path("/proc")
 _KIB = 1024
@@ -24,9 +25,13 @@ class Cpu:
 
 
 def cpu() -> Cpu:
-    """Return what the first CPU is; all of a host's are alike to us."""
+    """Return what the first CPU is; all of a host's are alike to us.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
     fields: dict[str, str] = {}
-    for line in (_PROC / "cpuinfo").read_text().splitlines():
+    for line in _text(_PROC / "cpuinfo").splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     return Cpu(
@@ -42,7 +47,7 @@ def memory_bytes() -> tuple[int, int]:
         HostError: The kernel does not say.
     """
     fields: dict[str, int] = {}
-    for line in (_PROC / "meminfo").read_text().splitlines():
+    for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * _KIB
     try:
@@ -52,8 +57,18 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def processes() -> tuple[int, ...]:
-    """Return every process."""
-    return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    """Return every process.
+
+    Raises:
+        CapacityError: There are too many open files.
+    """
+    with kernel_call("list processes"):
+        return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def _text(path: Path) -> str:
+    with kernel_call(f"read {path}"):
+        return path.read_text()
 
 
 def has_option_below(pid: int, option: str, folder: Path) -> bool:

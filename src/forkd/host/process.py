@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Self
 
 from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,26 +152,28 @@ def run(
         HostError: It is not installed, was killed at the deadline or by `watch.cancel`,
             wrote too much, or ended with another status than 0.  The message ends with
             the tail of its output; the context has `program`, and `status` or `signal`.
+        CapacityError: There are too many processes or open files, or too little memory.
     """
     environment = plain_environment() if env is None else dict(env)
     name = os.path.basename(args[0])  # noqa: PTH119 - args[0] may be a plain name
     program = shutil.which(args[0], path=environment.get("PATH", os.defpath))
     if program is None:
         raise HostError(f"{name} is not installed", program=name)
-    process = subprocess.Popen(  # noqa: S603 - callers pass lists, never a shell's line
-        [*dying_with_us(), program, *map(str, args[1:])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        cwd=cwd,
-        start_new_session=True,
-    )
-    running = _Running(process, name, watch or Watch())
-    try:
-        running.wait(time.monotonic() + timeout_s, timeout_s)
-    finally:
-        running.end()
+    with kernel_call(f"run {name}", program=name):
+        process = subprocess.Popen(  # noqa: S603 - callers pass lists, never a shell's line
+            [*dying_with_us(), program, *map(str, args[1:])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        running = _Running(process, name, watch or Watch())
+        try:
+            running.wait(time.monotonic() + timeout_s, timeout_s)
+        finally:
+            running.end()
     return running.finished()
 
 

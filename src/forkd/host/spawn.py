@@ -16,6 +16,7 @@ import subprocess
 from typing import TYPE_CHECKING, Self
 
 from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 from forkd.host.process import plain_environment
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ class Process:
         """Return the process that `pid` means now; None if there is none.
 
         Raises:
+            CapacityError: There are too many open files.
             HostError: The kernel gives out no pidfds.
         """
-        try:
-            return cls(pid, os.pidfd_open(pid))
-        except ProcessLookupError:
-            return None
-        except OSError as error:
-            raise HostError(f"cannot hold process {pid}: {error.strerror}", pid=pid) from error
+        with kernel_call(f"open process {pid}", pid=pid):
+            try:
+                return cls(pid, os.pidfd_open(pid))
+            except ProcessLookupError:
+                return None
 
     def __enter__(self) -> Self:
         return self
@@ -62,14 +63,19 @@ class Process:
         """Have `on_end` called once by the event loop when the process has ended.
 
         Cheap: a descriptor and no task, so that it can be done for ten thousand.
+
+        Raises:
+            CapacityError: The kernel has no room to watch another descriptor.
         """
 
         def ended() -> None:
             self._unwatch()
             on_end()
 
-        self._watching = asyncio.get_running_loop()
-        self._watching.add_reader(self._pidfd, ended)
+        loop = asyncio.get_running_loop()
+        with kernel_call(f"watch process {self.pid}", pid=self.pid):
+            loop.add_reader(self._pidfd, ended)
+        self._watching = loop
 
     def _unwatch(self) -> None:
         if self._watching is not None:
@@ -85,6 +91,9 @@ class Process:
         """Wait until the process has ended; returns whether it did in time.
 
         A child of ours is reaped.
+
+        Raises:
+            CapacityError: The kernel has no room to watch another descriptor.
         """
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
@@ -93,7 +102,8 @@ class Process:
             if not ended.done():
                 ended.set_result(None)
 
-        loop.add_reader(self._pidfd, note)
+        with kernel_call(f"watch process {self.pid}", pid=self.pid):
+            loop.add_reader(self._pidfd, note)
         try:
             async with asyncio.timeout(timeout_s):
                 await ended
@@ -109,7 +119,45 @@ class Process:
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
 
-def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, int]:
+class Output:
+    """The standard output of a program that was started; read it once, or close it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    async def line(self, bytes_max: int) -> bytes:
+        """Return the first line, or what comes before the end of the stream; closes it.
+
+        Raises:
+            HostError: There are more than `bytes_max` bytes without an end of line.
+        """
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=bytes_max)
+        descriptor, self._descriptor = self._descriptor, -1
+        pipe = os.fdopen(descriptor, "rb", buffering=0)
+        try:
+            with kernel_call("read from a pipe"):
+                transport, _ = await loop.connect_read_pipe(
+                    lambda: asyncio.StreamReaderProtocol(reader), pipe
+                )
+        except BaseException:
+            pipe.close()
+            raise
+        try:
+            return await reader.readline()
+        except ValueError as error:
+            raise HostError(f"a program printed a line of over {bytes_max} bytes") from error
+        finally:
+            transport.close()
+
+
+def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, Output]:
     """Start a program in a session of its own.
 
     Args:
@@ -117,35 +165,37 @@ def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, int]:
         log: Where its standard error goes, appended.
 
     Returns:
-        The process, and the reading end of its standard output, which is the
-        caller's to close.
+        The process, and its standard output, which is the caller's to close.
 
     Raises:
+        CapacityError: There are too many processes or open files, or too little memory.
         HostError: It could not be started.
     """
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    try:
-        with log.open("ab") as stderr:
-            child = subprocess.Popen(  # noqa: S603 - the program is a setting, never a request's
-                [str(arg) for arg in args],
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=stderr,
-                env=plain_environment(),
-                cwd="/",
-                start_new_session=True,
-            )
-    except OSError as error:
-        os.close(reading)
-        raise HostError(f"cannot start {args[0]}: {error.strerror}") from error
-    finally:
-        os.close(writing)
-    # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
-    child.returncode = 0
-    try:
-        return Process(child.pid, os.pidfd_open(child.pid)), reading
-    except OSError as error:
-        os.close(reading)
-        os.kill(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
-        raise HostError(f"cannot hold {args[0]}: {error.strerror}") from error
+    with kernel_call(f"start {args[0]}"), contextlib.ExitStack() as undo:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        output = Output(reading)
+        undo.callback(output.close)
+        try:
+            with log.open("ab") as stderr:
+                child = subprocess.Popen(  # noqa: S603 - the program is a setting, never a request's
+                    [str(arg) for arg in args],
+                    stdin=subprocess.DEVNULL,
+                    stdout=writing,
+                    stderr=stderr,
+                    env=plain_environment(),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writing)
+        # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
+        child.returncode = 0
+        undo.callback(_end_child, child.pid)
+        process = Process(child.pid, os.pidfd_open(child.pid))
+        undo.pop_all()
+        return process, output
+
+
+def _end_child(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

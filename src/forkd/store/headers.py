@@ -6,7 +6,6 @@ body matches its digest is checked by the VMM, once, when it loads the file.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from blake3 import blake3
 
 from forkd.errors import StoreError
+from forkd.host import files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,13 +56,12 @@ def read_header(path: Path, magic: Magic) -> Header:
     Raises:
         StoreError: The file is missing, not ours, too new or damaged;
             `context["reason"]` says which: `missing`, `not_ours`, `too_new`, `damaged`.
+        HostError: The kernel cannot read it.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        _refuse("missing", path, str(error.strerror))
+    found = files.read_start(path, HEADER_BYTES)
+    if found is None:
+        _refuse("missing", path, "there is no such file")
+    raw, size = found
     if not raw.startswith(magic.value):
         _refuse("not_ours", path, f"it does not begin with {magic.value.decode()}")
     if len(raw) < HEADER_BYTES:

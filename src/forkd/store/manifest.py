@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from forkd.errors import InvalidRequest, StoreError
+from forkd.host import files
 from forkd.model.ids import parse_tag
 
 if TYPE_CHECKING:
@@ -137,11 +138,9 @@ def load(folder: Path) -> Manifest:
         StoreError: It is missing, too new or damaged, or speaks of another tag.
     """
     path = folder / MANIFEST_FILE
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MANIFEST_BYTES_MAX + 1)
-    except OSError as error:
-        raise StoreError(f"{folder.name} has no manifest: {error.strerror}") from error
+    raw = files.read(path, MANIFEST_BYTES_MAX + 1)
+    if raw is None:
+        raise StoreError(f"{folder.name} has no manifest: there is no {path}")
     if len(raw) > MANIFEST_BYTES_MAX:
         raise StoreError(f"the manifest of {folder.name} exceeds {MANIFEST_BYTES_MAX} bytes")
     manifest = _parse(folder.name, raw)
@@ -161,7 +160,7 @@ def _parse(name: str, raw: bytes) -> Manifest:
             )
         manifest = Manifest.model_validate_json(raw)
         _check_parent(manifest)
-    except (ValueError, ValidationError, InvalidRequest) as error:
+    except (ValueError, RecursionError, InvalidRequest) as error:
         raise StoreError(f"the manifest of {name} is damaged: {error}") from error
     return manifest
 

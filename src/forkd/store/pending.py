@@ -10,7 +10,7 @@ Every method may block.
 from __future__ import annotations
 
 import logging
-from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -58,34 +58,33 @@ class PendingStore:
 
     def prepare(self) -> None:
         """Make the folder."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.make_folder(self._folder, parents=True, exist_ok=True)
 
     def put(self, record: Record) -> None:
         """Write a record, or replace it.
 
         Raises:
-            OSError: There is no room for it.
+            CapacityError: There is no room for it.
         """
         path = self._folder / f"{record.tag}{_SUFFIX}"
         files.write_atomic(path, record.model_dump_json().encode())
 
     def remove(self, tag: str) -> None:
         """Remove a record; one that is gone is fine."""
-        (self._folder / f"{tag}{_SUFFIX}").unlink(missing_ok=True)
+        files.remove_file(self._folder / f"{tag}{_SUFFIX}")
         files.sync_folder(self._folder)
 
     def records(self) -> tuple[Record, ...]:
         """Return every record, by tag; what is none is removed."""
-        found = (self._read(path) for path in sorted(self._folder.iterdir()))
+        found = (self._read(path) for path in files.entries(self._folder))
         return tuple(record for record in found if record is not None)
 
     def _read(self, path: Path) -> Record | None:
         try:
-            with path.open("rb") as file:
-                record = Record.model_validate_json(file.read(RECORD_BYTES_MAX))
+            record = Record.model_validate_json(files.read(path, RECORD_BYTES_MAX) or b"")
             if path.name == f"{parse_tag(record.tag)}{_SUFFIX}":
                 return record
-        except (OSError, ValidationError, ForkdError) as error:
+        except (ValidationError, ForkdError) as error:
             log.warning("record damaged", extra={"path": str(path), "error": str(error)})
         files.remove_tree(path)
         return None

@@ -10,9 +10,7 @@ may block.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import shutil
 from typing import TYPE_CHECKING
 
 from forkd.errors import ChainError, ForkdError, StoreError
@@ -52,8 +50,8 @@ class SnapshotStore:
     def prepare(self) -> None:
         """Make the folders and remove what an earlier daemon left half-done."""
         for folder in (self._snapshots, self._staging, self._images):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for leftover in self._staging.iterdir():
+            files.make_folder(folder, parents=True, exist_ok=True)
+        for leftover in files.entries(self._staging):
             self._put_back(leftover)
             files.remove_tree(leftover)
 
@@ -62,7 +60,7 @@ class SnapshotStore:
         tag = _tag_of(leftover.name.removeprefix(_REPLACED))
         if tag is None or not leftover.name.startswith(_REPLACED) or self.exists(tag):
             return
-        leftover.rename(self.folder(tag))
+        files.rename(leftover, self.folder(tag))
         files.sync_folder(self._snapshots)
 
     def folder(self, tag: Tag) -> Path:
@@ -71,27 +69,25 @@ class SnapshotStore:
 
     def exists(self, tag: Tag) -> bool:
         """Whether there is anything under `tag`."""
-        return self.folder(tag).exists()
+        return files.is_there(self.folder(tag))
 
     def tags(self) -> tuple[Tag, ...]:
         """Return every tag that has a folder; what is no tag is not ours."""
-        names = (folder.name for folder in self._snapshots.iterdir())
-        return tuple(sorted(filter(None, map(_tag_of, names))))
+        names = (folder.name for folder in files.entries(self._snapshots))
+        return tuple(filter(None, map(_tag_of, names)))
 
     def strangers(self) -> tuple[Path, ...]:
         """Return what lies among the snapshots and is none: no tag, or no manifest."""
         return tuple(
-            sorted(
-                entry
-                for entry in self._snapshots.iterdir()
-                if _tag_of(entry.name) is None or not (entry / MANIFEST_FILE).exists()
-            )
+            entry
+            for entry in files.entries(self._snapshots)
+            if _tag_of(entry.name) is None or not files.is_there(entry / MANIFEST_FILE)
         )
 
     def stage(self) -> Path:
         """Make a new empty folder to write a snapshot in."""
         folder = self._staging / secrets.token_hex(8)
-        folder.mkdir(mode=0o700)
+        files.make_folder(folder)
         self._staged.add(folder)
         return folder
 
@@ -103,15 +99,14 @@ class SnapshotStore:
         aside = self._staging / secrets.token_hex(8)
         self._staged.add(aside)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                staged.rename(aside)
+            files.rename_if_there(staged, aside)
             files.remove_tree(aside)
         finally:
             self._staged -= {staged, aside}
 
     def leftovers(self) -> tuple[Path, ...]:
         """Return what lies in staging and nobody is at work on."""
-        return tuple(sorted(set(self._staging.iterdir()) - self._staged))
+        return tuple(sorted(set(files.entries(self._staging)) - self._staged))
 
     def publish(self, staged: Path, manifest: Manifest) -> None:
         """Give a staged snapshot its name, after everything in it is on disk.
@@ -137,11 +132,11 @@ class SnapshotStore:
         folder = self._snapshots / manifest.tag
         aside = self._staging / f"{_REPLACED}{manifest.tag}"
         self._staged.add(aside)
-        folder.rename(aside)
+        files.rename(folder, aside)
         try:
-            staged.rename(folder)
-        except OSError:
-            aside.rename(folder)
+            files.rename(staged, folder)
+        except ForkdError:
+            files.rename(aside, folder)
             raise
         files.sync_folder(self._snapshots)
         self.discard(aside)
@@ -155,7 +150,7 @@ class SnapshotStore:
         folder = self.folder(tag)
         manifest = manifests.load(folder)
         _check_files(folder, manifest)
-        if manifest.disk_bytes and not self.rootfs(manifest.image_key).is_file():
+        if manifest.disk_bytes and files.size_bytes(self.rootfs(manifest.image_key)) is None:
             raise StoreError(f"the image of {tag} is missing", image_key=manifest.image_key)
         return manifest
 
@@ -188,16 +183,13 @@ class SnapshotStore:
 
     def delete(self, tag: Tag) -> None:
         """Remove a snapshot, its name in one step, then its files; one that is gone is fine."""
-        try:
-            aside = self.put_aside(self.folder(tag))
-        except FileNotFoundError:
-            return
-        self.discard(aside)
+        if self.exists(tag):
+            self.discard(self.put_aside(self.folder(tag)))
 
     def put_aside(self, path: Path) -> Path:
         """Move what is in the store out of the way, to be discarded; returns where it is now."""
         aside = self._staging / secrets.token_hex(8)
-        path.rename(aside)
+        files.rename(path, aside)
         self._staged.add(aside)
         files.sync_folder(path.parent)
         return aside
@@ -215,12 +207,12 @@ class SnapshotStore:
         happens lives no longer than what it is shared from.
         """
         kept = self.rootfs(image_key)
-        if kept.exists():
+        if files.is_there(kept):
             return kept
         staged = self.stage()
         try:
-            _link_or_copy(source, staged / ROOTFS_FILE)
-            shutil.rmtree(kept.parent, ignore_errors=True)
+            files.link_or_copy(source, staged / ROOTFS_FILE)
+            files.remove_tree(kept.parent)
             files.publish(staged, kept.parent)
         finally:
             self.discard(staged)
@@ -228,17 +220,7 @@ class SnapshotStore:
 
     def unused_images(self, used_keys: Collection[str]) -> tuple[Path, ...]:
         """Return the root file systems that the store keeps and no snapshot stands on."""
-        return tuple(path for path in self._images.iterdir() if path.name not in used_keys)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        if files.hides_holes(source):
-            target.symlink_to(source)
-        else:
-            files.copy_sparse(source, target)
+        return tuple(path for path in files.entries(self._images) if path.name not in used_keys)
 
 
 def _tag_of(name: str) -> Tag | None:

@@ -1,0 +1,112 @@
+"""Unix sockets: made, bound, and whose they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from forkd.host.faults import kernel_call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Socket = socket.socket
+
+PATH_BYTES_MAX = 107
+"""Longest path of a Unix socket: Linux's 108 bytes (`sun_path`), with the NUL at its end."""
+
+_UCRED = struct.Struct("iII")
+
+
+def unix_stream() -> Socket:
+    """Return a socket that does not block and is connected to nothing.
+
+    Raises:
+        CapacityError: There are too many open files.
+    """
+    with kernel_call("open a socket"):
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
+def has_input(sock: Socket) -> bool:
+    """Whether something can be read now, the end of the stream or an error included."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def peer_credentials(sock: Socket) -> tuple[int, int, int]:
+    """Return the process, user and group at the other end, as the kernel knew them at connect.
+
+    Raises:
+        HostError: It is no connected Unix socket.
+    """
+    with kernel_call("ask who is at the other end of a socket"):
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, gid = _UCRED.unpack(raw)
+    return int(pid), int(uid), int(gid)
+
+
+def shut_down(sock: Socket) -> None:
+    """End both directions, which wakes whoever waits for it; a lost peer is fine."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def bind_unix(path: Path, mode: int, backlog: int) -> Socket:
+    """Return a listening socket at `path`, which had its final mode from the start.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    with kernel_call(f"listen on {path}"):
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o777 & ~mode)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            bound.bind(str(path))
+            bound.listen(backlog)
+        except BaseException:
+            bound.close()
+            raise
+        finally:
+            os.umask(mask)
+    return bound
+
+
+def is_served(path: Path) -> bool | None:
+    """Whether somebody listens at `path`; None if there is nothing of that name.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with (
+        kernel_call(f"look who listens on {path}"),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+    ):
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return None
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def bind_tcp(host: str, port: int, backlog: int) -> Socket:
+    """Return a listening socket at an address; port 0 lets the kernel choose.
+
+    Raises:
+        HostError: The name has no address, or the kernel refused.
+    """
+    with kernel_call(f"listen on {host}:{port}"):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
