@@ -23,10 +23,11 @@ from forkd.engine.configs import (
     ChildConfig,
     DeriveConfig,
     DiskConfig,
+    Identity,
     LinkConfig,
     ZygoteConfig,
 )
-from forkd.engine.control import ChildFailed, ChildReady, Control
+from forkd.engine.control import Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import (
     CONSOLE_LOG,
@@ -38,6 +39,7 @@ from forkd.engine.process import (
     log_tail,
     start_zygote,
 )
+from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import BuildError, EngineError, EngineExited
 from forkd.host import files, proc
 from forkd.host.spawn import Process
@@ -54,9 +56,9 @@ if TYPE_CHECKING:
 
     Ask = Callable[[Guest], Awaitable[object]]
 
+    from forkd.engine.replies import SpawnStages
     from forkd.model.ids import Tag
     from forkd.model.json import JsonValue
-    from forkd.model.sandbox import SpawnTimes
     from forkd.model.snapshot import Snapshot
 
 TAG = parse_tag("bench")
@@ -106,7 +108,7 @@ class Child:
     pid: int
     directory: Path
     guest: Guest
-    times: SpawnTimes
+    times: SpawnStages
     ready_ms: float
     asked_ms: float | None = None
 
@@ -304,7 +306,7 @@ class Bed:
                     return
                 folder = folders[outcome.id]
                 guest = Guest(folder / VSOCK_SOCKET, connect_timeout_s=FORK_DEADLINE_S)
-                child = Child(outcome.pid, folder, guest, outcome.times, clock.ms())
+                child = Child(outcome.pid, folder, guest, outcome.ms, clock.ms())
                 herd.children.append(child)
                 if ask is not None:
                     group.create_task(_first_question(child, ask, clock))
@@ -330,7 +332,8 @@ def _config(folder: Path) -> ChildConfig:
     id_ = new_sandbox_id()
     directory = folder / id_
     directory.mkdir(mode=0o700)
-    return ChildConfig(id_, directory, id_, secrets.token_hex(16), str(uuid.uuid4()))
+    identity = Identity(id_, secrets.token_hex(16), str(uuid.uuid4()))
+    return ChildConfig(id_, directory, identity)
 
 
 def resized(recipe: Path, folder: Path, memory_mib: int) -> Path:

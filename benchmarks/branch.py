@@ -237,9 +237,9 @@ async def running(source: Child) -> AsyncIterator[None]:
     """Let a machine run within the block only, so that it takes nobody else's processor."""
     with source.explained():
         async with await source.control() as control:
-            await control.request("resume")
+            await control.resume()
             yield
-            await control.request("pause")
+            await control.pause()
 
 
 async def siblings(bed: Bed, floor: Path, repeats: Repeats, teller: Teller) -> Siblings:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bed import zygote_of
 from benchmarks.harness import MIB, Json, Stopwatch, median, quantile
-from forkd.engine.configs import ResetConfig
+from forkd.engine.configs import Identity
 
 if TYPE_CHECKING:
     from benchmarks.bed import Bed, Child
@@ -203,8 +203,8 @@ async def reset(child: Child) -> float:
     """Take a machine that has computed something back to its fork point; return the time."""
     await child.value("numpy.arange(1000).sum().item()")
     child.guest.close()
-    config = ResetConfig("again", secrets.token_hex(16), str(uuid.uuid4()))
+    identity = Identity("again", secrets.token_hex(16), str(uuid.uuid4()))
     async with await child.control() as control:
         clock = Stopwatch()
-        await control.reset(config, deadline_s=RESET_DEADLINE_S)
+        await control.reset(identity, deadline_s=RESET_DEADLINE_S)
         return clock.ms()

@@ -84,9 +84,9 @@ class Width:
         self.answered_ms.append(herd.answered_ms)
         for child in herd.children:
             self.ready_ms.append(child.ready_ms)
-            self.own_ms.append(child.times.total_ms)
+            self.own_ms.append(child.times.total)
             for name in ("clone", "build", "resume", "agent"):
-                stage_ms = getattr(child.times, f"{name}_ms")
+                stage_ms = getattr(child.times, name)
                 self.stages.setdefault(name, []).append(stage_ms)
 
     def figures(self) -> Json:

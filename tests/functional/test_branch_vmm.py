@@ -24,11 +24,11 @@ from forkd.engine.configs import (
     ChildConfig,
     DeriveConfig,
     DiskConfig,
+    Identity,
     LinkConfig,
-    ResetConfig,
     ZygoteConfig,
 )
-from forkd.engine.control import ChildReady, Control
+from forkd.engine.control import Control
 from forkd.engine.frames import Kind
 from forkd.engine.guest import AGENT_PORT, Guest
 from forkd.engine.process import (
@@ -39,6 +39,7 @@ from forkd.engine.process import (
     end_listener,
     start_zygote,
 )
+from forkd.engine.replies import ChildReady
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from tests.support.mounts import mounted
@@ -48,7 +49,7 @@ from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from forkd.engine.control import Branched, ChildFailed
+    from forkd.engine.replies import Branched, ChildFailed
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -116,9 +117,8 @@ class Machine:
         return await Control.connect(self.directory / CONTROL_SOCKET)
 
     async def reset(self) -> float:
-        config = ResetConfig("again", secrets.token_hex(16), str(uuid.uuid4()))
         async with await self.control() as control:
-            return await control.reset(config, deadline_s=FORK_DEADLINE_S)
+            return await control.reset(identity("again"), deadline_s=FORK_DEADLINE_S)
 
     def held(self) -> tuple[int, int, int]:
         """Return its threads, its descriptors, and its own memory in KiB."""
@@ -127,6 +127,10 @@ class Machine:
         (anonymous,) = [line.split()[1] for line in rollup if line.startswith("Anonymous:")]
         entries = [len(list((proc / name).iterdir())) for name in ("task", "fd")]
         return entries[0], entries[1], int(anonymous)
+
+
+def identity(hostname: str) -> Identity:
+    return Identity(hostname, secrets.token_hex(16), str(uuid.uuid4()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,7 @@ class Bench:
     async def forked(self, zygote: Path, count: int = 1) -> AsyncIterator[list[Machine]]:
         """Fork machines that end with the block."""
         folders = {f"sb-{number}": self.folder() for number in range(count)}
-        children = [
-            ChildConfig(id_, folder, id_, secrets.token_hex(16), str(uuid.uuid4()))
-            for id_, folder in folders.items()
-        ]
+        children = [ChildConfig(id_, folder, identity(id_)) for id_, folder in folders.items()]
         outcomes: list[ChildReady | ChildFailed] = []
         try:
             async with await Control.connect(zygote / ZYGOTE_SOCKET) as control:
@@ -313,15 +314,15 @@ async def test_a_branch_of_a_branch_of_a_paused_machine(bench: Bench) -> None:
     async with bench.forked(bench.root) as (source,):
         await source.value("steps = ['first']; steps")
         async with await source.control() as control:
-            await control.request("pause")
+            await control.pause()
             async with bench.branched(source) as (seed, branched):
                 assert branched.pause_ms == 0
-                assert (await control.request("status"))["state"] == "paused"
+                assert (await control.status()).state == "paused"
                 async with bench.forked(seed) as (sibling,):
                     await sibling.value("steps.append('second'); steps")
                     async with bench.branched(sibling) as (deep, _), bench.forked(deep) as (last,):
                         assert await last.value("steps") == ["first", "second"]
-            await control.request("resume")
+            await control.resume()
         assert await source.value("steps") == ["first"]
 
 

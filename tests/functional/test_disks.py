@@ -17,8 +17,8 @@ from tests.support.real_host import REAL, value
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forkd.engine.replies import DiskMetrics
     from forkd.model.ids import SandboxId
-    from forkd.model.json import JsonObject
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -138,7 +138,7 @@ async def test_a_limit_on_the_disk_is_an_io_error_there_and_nowhere_else(
         result = await real_host.service.eval(limited.id, code)
         assert result.error is not None
         assert f"[Errno {errno.EIO}]" in result.error.message
-        assert (await metrics(real_host, limited.id))["top_bytes"] <= 1 << 20  # type: ignore[operator]  # a number
+        assert (await metrics(real_host, limited.id)).top_bytes <= 1 << 20
         assert await value(real_host, limited.id, "1 + 1") == 2
         await value(real_host, other.id, code + "1")
 
@@ -151,17 +151,17 @@ async def test_a_guests_flush_reaches_its_private_file(real_host: RealHost) -> N
         top = real_host.settings.sandboxes_dir / sandbox.id / "disk.top"
         stored = top.stat().st_blocks * 512
 
-    assert after["flushes"] > before["flushes"]  # type: ignore[operator]  # numbers
-    assert after["top_bytes"] - before["top_bytes"] >= 1 << 18  # type: ignore[operator]  # numbers
+    assert after.flushes > before.flushes
+    assert after.top_bytes - before.top_bytes >= 1 << 18
     assert stored >= 1 << 18
 
 
-async def metrics(host: RealHost, sandbox: SandboxId) -> JsonObject:
+async def metrics(host: RealHost, sandbox: SandboxId) -> DiskMetrics:
     """Return what the machine says of its disk."""
     path = host.settings.sandboxes_dir / sandbox / CONTROL_SOCKET
     async with await Control.connect(path) as control:
-        disk = (await control.request("metrics"))["disk"]
-    assert isinstance(disk, dict)
+        disk = (await control.metrics()).disk
+    assert disk is not None
     return disk
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from forkd.errors import (
     BudgetError,
+    CapacityError,
     Conflict,
     EngineError,
     EngineExited,
     GuestError,
-    HostError,
     InvalidRequest,
     NotFound,
 )
@@ -228,7 +228,7 @@ async def test_a_machine_that_cannot_be_branched_goes_on_and_nothing_was_made(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host, "branch=fail") as (service, source):
-        with pytest.raises(HostError, match="no space"):
+        with pytest.raises(CapacityError, match="no space"):
             await service.branch(source.id, 2, OPTIONS)
 
         assert await service.list_sandboxes() == (source,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.engine.configs import ChildConfig, NetworkConfig, members
+from forkd.engine.configs import ChildConfig, Identity, NetworkConfig, members
 from forkd.engine.frames import Kind, encode_json
 from forkd.errors import (
     Conflict,
@@ -255,11 +255,13 @@ def test_a_full_request_fits_into_a_frame() -> None:
     child = ChildConfig(
         id=new_sandbox_id(),
         directory=Path("/" + "d" * 200),
-        hostname=new_sandbox_id(),
-        machine_id="0" * 32,
-        boot_id="0" * 36,
+        identity=Identity(
+            hostname=new_sandbox_id(),
+            machine_id="0" * 32,
+            boot_id="0" * 36,
+            network=NetworkConfig("fk0000", "02:66:6b:00:00:00", "10.200.255.254/30"),
+        ),
         cgroup=Path("/" + "c" * 200),
-        network=NetworkConfig("fk0000", "02:66:6b:00:00:00", "10.200.255.254/30"),
         top_limit_bytes=1 << 44,
     )
     children = [members(child)] * REQUEST_CHILDREN_MAX

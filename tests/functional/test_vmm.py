@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from forkd import programs
-from forkd.engine.configs import ChildConfig, DiskConfig, MachineConfig, ZygoteConfig
-from forkd.engine.control import ChildFailed, ChildReady, Control
+from forkd.engine.configs import ChildConfig, DiskConfig, Identity, MachineConfig, ZygoteConfig
+from forkd.engine.control import Control
 from forkd.engine.process import (
     CONFIG_FILE,
     LOG_FILE,
@@ -23,6 +23,7 @@ from forkd.engine.process import (
     start_machine,
     start_zygote,
 )
+from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import ForkdError, StoreError
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.real_host import REAL, baked_host, value, variant
@@ -188,7 +189,7 @@ async def test_of_a_child_that_fails_after_it_has_written_the_vmm_leaves_no_file
     (rootfs,) = host.settings.state_dir.glob("images/*/rootfs.ext4")
     disk = DiskConfig((rootfs, whole / "disk.layer"), host.snapshot.disk_bytes)
     config = ZygoteConfig(folder, whole / "state", (whole / "memory",), disk)
-    child = ChildConfig("c", place, "fails", uuid.uuid4().hex, str(uuid.uuid4()))
+    child = ChildConfig("c", place, Identity("fails", uuid.uuid4().hex, str(uuid.uuid4())))
     outcomes: list[ChildReady | ChildFailed] = []
     place.mkdir()
     with await start_zygote(programs.find(programs.VMM), config) as zygote:

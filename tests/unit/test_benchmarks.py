@@ -12,8 +12,8 @@ from benchmarks.report import PLOTS, ROWS, look_up, plot, show, shown
 from benchmarks.run import PARTS, Width, assemble, parse_parts, steps
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
+from forkd.engine.replies import SpawnStages
 from forkd.host import proc
-from forkd.model.sandbox import SpawnTimes
 
 FLOOR_FIGURES = {"create_vm": 1.0, "run": 2.0}
 
@@ -25,7 +25,7 @@ def widths() -> dict[int, Width]:
         floor = Floor(Path("floor"), n, [n * 2.0], [1.5], [FLOOR_FIGURES])
         width = Width(n, floor)
         guest = Guest(Path(VSOCK_SOCKET))
-        times = SpawnTimes(1.0, 2.0, 3.0, 4.0, 10.0)
+        times = SpawnStages(clone=1, build=2, resume=3, agent=4, total=10)
         children = [Child(1, Path(), guest, times, ready_ms=6.0 * (i + 1)) for i in range(n)]
         width.note(Herd(Path("herd"), children))
         width.first_eval_ms += [9.0] * n

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from forkd.engine.channel import Channel
-from forkd.engine.configs import BranchConfig, DeriveConfig, DiskConfig, LinkConfig, ResetConfig
-from forkd.engine.control import Branched, Control, SavedFile
+from forkd.engine.configs import (
+    BranchConfig,
+    ChildConfig,
+    DeriveConfig,
+    DiskConfig,
+    Identity,
+    LinkConfig,
+    members,
+)
+from forkd.engine.control import Control
 from forkd.engine.frames import Kind
-from forkd.errors import EngineError, HostError
+from forkd.engine.replies import Branched, SavedFile
+from forkd.errors import CapacityError, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.model.json import JsonObject
 
 FOLDER = Path("/run/x")
+DIGEST = "d" * 64
 
 T = TypeVar("T")
 
@@ -57,18 +67,18 @@ def test_a_branch_is_asked_for_and_says_who_and_for_how_long() -> None:
     )
 
     assert request == {"op": "branch", "directory": "/run/x"}
-    assert branched == Branched(7, 1.5)
+    assert branched == Branched(pid=7, pause_ms=1.5)
 
 
 def test_a_link_names_its_parents_files() -> None:
     config = LinkConfig(FOLDER, (Path("/a"), Path("/b")), 2)
-    answer: JsonObject = {"files": [{"name": "memory", "bytes": 9, "digest": "d"}]}
+    answer: JsonObject = {"files": [{"name": "memory", "bytes": 9, "digest": DIGEST}]}
 
     request, files = ask(lambda control: control.save_link(config), answer)
 
     expected = {"op": "save", "directory": "/run/x", "memory": ["/a", "/b"], "disk_layers": 2}
     assert request == expected
-    assert files == (SavedFile("memory", 9, "d"),)
+    assert files == (SavedFile(name="memory", bytes=9, digest=DIGEST),)
 
 
 def test_a_delta_is_derived_from_its_files() -> None:
@@ -83,7 +93,7 @@ def test_a_delta_is_derived_from_its_files() -> None:
 
 
 def test_a_reset_says_who_the_machine_is_from_now_on() -> None:
-    config = ResetConfig("sb-1", "0" * 32, "uuid")
+    config = Identity("sb-1", "0" * 32, "uuid")
 
     request, spent_ms = ask(lambda control: control.reset(config, deadline_s=5), {"ms": 3})
 
@@ -91,18 +101,30 @@ def test_a_reset_says_who_the_machine_is_from_now_on() -> None:
     assert (request["op"], request["hostname"], request["deadline_s"]) == ("reset", "sb-1", 5)
 
 
-def test_a_full_disk_is_the_hosts_error() -> None:
+def test_a_full_disk_may_have_room_later() -> None:
     answer: JsonObject = {"code": "io", "message": "no space left on device"}
 
-    with pytest.raises(HostError, match="no space"):
+    with pytest.raises(CapacityError, match="no space"):
         ask(lambda control: control.save_link(LinkConfig(FOLDER)), answer, Kind.ERROR)
+
+
+def test_a_childs_identity_is_its_own_members() -> None:
+    child = ChildConfig("sb-1", FOLDER, Identity("h", "m", "b"))
+
+    assert members(child) == {
+        "id": "sb-1",
+        "directory": "/run/x",
+        "hostname": "h",
+        "machine_id": "m",
+        "boot_id": "b",
+    }
 
 
 def test_an_answer_that_says_nothing_is_an_engine_error() -> None:
     for what in (
         lambda control: control.branch(BranchConfig(FOLDER)),
         lambda control: control.derive(DeriveConfig(FOLDER, FOLDER, FOLDER)),
-        lambda control: control.reset(ResetConfig("h", "m", "b"), deadline_s=1),
+        lambda control: control.reset(Identity("h", "m", "b"), deadline_s=1),
         lambda control: control.save_link(LinkConfig(FOLDER)),
     ):
         with pytest.raises(EngineError):

@@ -34,7 +34,7 @@ from forkd.errors import (
     ],
 )
 def test_a_machines_error_keeps_its_code(code: str, kind: type[ForkdError]) -> None:
-    error = control_fault(code, "why")
+    error = control_fault({"code": code, "message": "why"})
 
     assert (type(error), str(error), error.context["control_code"]) == (kind, "why", code)
 

@@ -10,11 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from forkd.engine.channel import deadline
-from forkd.engine.control import Watch
 from forkd.engine.frames import FrameDecoder, Kind
 from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET
+from forkd.engine.replies import Booted
+from forkd.engine.watch import Watch
 from forkd.errors import EngineError, EngineExited
-from forkd.model.json import JsonObject
+from forkd.host import files
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +43,8 @@ class BootListener:
 
     async def __aenter__(self) -> Self:
         self._booted = asyncio.get_running_loop().create_future()
-        self._server = await asyncio.start_unix_server(self._greet, self._path)
+        with kernel_call(f"listen on {self._path}"):
+            self._server = await asyncio.start_unix_server(self._greet, self._path)
         return self
 
     async def __aexit__(
@@ -54,7 +57,7 @@ class BootListener:
             self._server.close()
         if self._booted is not None:
             self._booted.cancel()
-        self._path.unlink(missing_ok=True)
+        files.remove_file(self._path)
 
     async def booted(self, timeout_s: float) -> str:
         """Return the agent's version when it has booted.
@@ -74,19 +77,21 @@ class BootListener:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear one connection out; a guest may send anything, only the right words count."""
-        decoder, members = FrameDecoder(), JsonObject()
+        decoder = FrameDecoder()
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 while not (frames := decoder.feed(await reader.read(GREETING_BYTES_MAX))):
                     if reader.at_eof():
                         return
-            members = frames[0].members() if frames[0].kind is Kind.EVENT else members
+            if frames[0].kind is not Kind.EVENT:
+                return
+            said = Booted.read(frames[0].members(), "boot")
         except (EngineError, OSError, TimeoutError):
             return
         finally:
             writer.transport.abort()
-        if members.get("event") == "booted" and self._booted and not self._booted.done():
-            self._booted.set_result(str(members.get("version")))
+        if self._booted and not self._booted.done():
+            self._booted.set_result(said.version)
 
     def _ended(self, reason: str) -> None:
         if self._booted and not self._booted.done():

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from typing import TYPE_CHECKING, Self
 
 from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
 from forkd.errors import EngineExited, EngineTimeout
+from forkd.host import sockets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
     from pathlib import Path
     from types import TracebackType
+
+    from forkd.host.sockets import Socket
 
 CONNECT_TIMEOUT_S = 10.0
 """How long a VMM may take to accept a connection: it does nothing else meanwhile."""
@@ -28,13 +29,11 @@ CONNECT_TIMEOUT_S = 10.0
 READ_BYTES = 256 * 1024
 """How much is read at once: a quarter of the largest frame."""
 
-_UCRED = struct.Struct("iII")
-
 
 class Channel:
     """One connection; one task may read and others write at the same time."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Socket) -> None:
         """Take over a connected socket, which must not block."""
         self._sock = sock
         self._decoder = FrameDecoder()
@@ -50,8 +49,9 @@ class Channel:
         Raises:
             EngineExited: Nobody listens there.
             EngineTimeout: Nobody accepted within `CONNECT_TIMEOUT_S`.
+            CapacityError: There are too many open files.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock = sockets.unix_stream()
         try:
             async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
                 await asyncio.get_running_loop().sock_connect(sock, str(path))
@@ -79,27 +79,19 @@ class Channel:
         """Whether the connection is open and the peer has said nothing that was not read."""
         if self._closed or self._frames or self._decoder.pending:
             return False
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return not sockets.has_input(self._sock)
 
     def peer_pid(self) -> int:
         """Return the process that listens at the other end, as the kernel knows it."""
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, _, _ = _UCRED.unpack(raw)
-        return int(pid)
+        pid, _, _ = sockets.peer_credentials(self._sock)
+        return pid
 
     def close(self) -> None:
         """Let go of the connection; whoever uses it now gets `EngineExited`.  Idempotent."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        sockets.shut_down(self._sock)
         if self._users == 0:
             self._sock.close()
 

@@ -64,16 +64,30 @@ class ZygoteConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """What a guest is told of itself after a fork, a reset or a promotion.
+
+    Attributes:
+        hostname: Its name.
+        machine_id: Its machine id, 32 hex digits: the same as long as the sandbox lives.
+        boot_id: Its boot id, a UUID: another each time.
+        network: Its interface; None without one.
+    """
+
+    hostname: str
+    machine_id: str
+    boot_id: str
+    network: NetworkConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChildConfig:
     """A child to fork; see the contract for each member."""
 
     id: str
     directory: Path
-    hostname: str
-    machine_id: str
-    boot_id: str
+    identity: Identity
     cgroup: Path | None = None
-    network: NetworkConfig | None = None
     top_limit_bytes: int | None = None
 
 
@@ -138,16 +152,6 @@ class CompareConfig:
     changes_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResetConfig:
-    """Who a machine is after it went back to its fork point; as in `ChildConfig`."""
-
-    hostname: str
-    machine_id: str
-    boot_id: str
-    network: NetworkConfig | None = None
-
-
 _Config: TypeAlias = (
     MachineConfig
     | ZygoteConfig
@@ -156,13 +160,18 @@ _Config: TypeAlias = (
     | LinkConfig
     | DeriveConfig
     | CompareConfig
-    | ResetConfig
+    | Identity
 )
 
 
 def members(config: _Config) -> JsonObject:
-    """Return `config` as the JSON object of the contract; what is None is left out."""
-    return _object(config)
+    """Return `config` as the JSON object of the contract; what is None is left out.
+
+    The members of a child's identity are the child's own.
+    """
+    found = _object(config)
+    identity = found.pop("identity", None)
+    return {**found, **identity} if isinstance(identity, dict) else found
 
 
 def _object(config: object) -> JsonObject:

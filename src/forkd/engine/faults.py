@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forkd.engine.replies import AgentError, ControlError
 from forkd.errors import (
+    CapacityError,
     Conflict,
     EngineError,
     ForkdError,
@@ -43,16 +45,23 @@ _GUEST: dict[str, type[ForkdError]] = {
 }
 
 
-def control_fault(code: str, message: str) -> ForkdError:
+_NO_SPACE = "no space"
+"""What the kernel says, in any case, where a disk is full."""
+
+
+def control_fault(members: JsonObject) -> ForkdError:
     """Return the exception for an error of a VMM process; its code is in `control_code`."""
-    return _CONTROL.get(code, EngineError)(message, control_code=code)
+    said = ControlError.read(members, "a request")
+    kind = _CONTROL.get(said.code, EngineError)
+    if kind is HostError and _NO_SPACE in said.message.lower():
+        return CapacityError(said.message, control_code=said.code)
+    return kind(said.message, control_code=said.code)
 
 
 def guest_fault(members: JsonObject) -> ForkdError:
     """Return the exception for an agent's ERROR frame; its code is in `guest_code`."""
-    code, message = str(members.get("code")), str(members.get("message"))
-    context = {"guest_code": code}
-    field = members.get("field")
-    if isinstance(field, str):
-        context["field"] = field
-    return _GUEST.get(code, GuestError)(message, **context)
+    said = AgentError.read(members, "a request")
+    context = {"guest_code": said.code}
+    if said.field is not None:
+        context["field"] = said.field
+    return _GUEST.get(said.code, GuestError)(said.message, **context)

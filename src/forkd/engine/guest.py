@@ -5,27 +5,28 @@ so that an evaluation costs one round trip.  A connection that was left in the
 middle of an operation is closed, which is how the agent learns of a cancellation;
 so every method here may be cancelled at any point.
 
-`protocol/guest/PROTOCOL.md` is the contract; `guest_files` and `guest_exec` have the
-operations that stream.
+`protocol/guest/PROTOCOL.md` is the contract, `replies` the types of the answers.  Operations
+that stream, or that only a bake needs, have modules of their own: `guest_files`, `guest_exec`,
+`guest_bake`, `guest_watch`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from math import isfinite
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from forkd.engine.channel import Channel, deadline
 from forkd.engine.faults import guest_fault
 from forkd.engine.frames import Kind
+from forkd.engine.replies import Echo, Empty, Evaluated, Pong, Reply
 from forkd.errors import EngineError
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import EvalFault, EvalResult
-from forkd.model.guest import GuestStatus, RuntimeStatus
+from forkd.model.guest import GuestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Mapping
     from pathlib import Path
 
     from forkd.engine.frames import Frame
@@ -40,10 +41,15 @@ ANSWER_TIMEOUT_S = 60.0
 GRACE_S = 30.0
 """How much longer than the agent's own deadline we wait for it to keep that deadline."""
 
+FREEZE_TIMEOUT_S = 600.0
+"""How long a guest may take to write out what is in its caches."""
+
 IDLE_CHANNELS_MAX = 4
 """Most idle connections kept per guest; more at once are opened and closed as needed."""
 
 _HANDSHAKE_BYTES_MAX = 64
+
+R = TypeVar("R", bound=Reply)
 
 
 class Guest:
@@ -90,38 +96,36 @@ class Guest:
         self,
         op: str,
         members: Mapping[str, JsonValue] = MappingProxyType({}),
+        reply: type[R] = Empty,  # type: ignore[assignment]  # mypy knows no default of a type variable
         *,
         timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> JsonObject:
-        """Carry out an operation that has one frame of answer.
+    ) -> R:
+        """Carry out an operation that has one frame of answer; for modules of this package.
 
         Raises:
             EngineTimeout: It did not come within `timeout_s`.
             EngineExited: The machine is gone.
+            EngineError: The answer is not a valid `reply`.
             ForkdError: The agent refused; `forkd.engine.faults` has the classes.
         """
         async with (
             deadline(timeout_s, f"the agent did not answer {op}"),
             self.operation(op, members) as channel,
         ):
-            return answer(await channel.receive())
+            return reply.read(answer(await channel.receive()), op)
 
     async def ping(self) -> GuestStatus:
-        """Ask the agent how it is; raises as `ask`."""
-        reply = await self.ask("ping")
-        runtime = str(reply.get("runtime"))
-        if runtime not in set(RuntimeStatus):
-            raise EngineError(f"an agent says that its runtime is {runtime[:40]!r}")
-        return GuestStatus(
-            version=str(reply.get("version")),
-            pid=int(number(reply, "pid")),
-            uptime_s=number(reply, "uptime_s"),
-            runtime=RuntimeStatus(runtime),
-        )
+        """Return the state of the agent; raises as `ask`."""
+        pong = await self.ask("ping", reply=Pong)
+        return GuestStatus(pong.version, pong.pid, pong.uptime_s, pong.runtime)
 
     async def echo(self, data: str) -> str:
         """Have `data` returned; raises as `ask`."""
-        return str((await self.ask("echo", {"data": data})).get("data"))
+        return (await self.ask("echo", {"data": data}, Echo)).data
+
+    async def freeze(self) -> None:
+        """Write the root file system out and freeze it: writers wait for ever; raises as `ask`."""
+        await self.ask("freeze", timeout_s=FREEZE_TIMEOUT_S)
 
     async def eval(self, code: str, timeout_s: float) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
@@ -142,35 +146,9 @@ class Guest:
                 room = EVAL_OUTPUT_BYTES_MAX - len(kept)
                 kept += frame.payload[:room]
                 dropped = dropped or len(frame.payload) > room
-            reply = answer(frame)
+            reply = Evaluated.read(answer(frame), "eval")
         out, err = (bytes(kept).decode(errors="replace") for kept in streams.values())
         return _eval_result(reply, out, err, output_truncated=dropped)
-
-    async def warm(
-        self,
-        members: Mapping[str, JsonValue],
-        *,
-        timeout_s: float,
-        on_output: Callable[[bytes], None],
-    ) -> float:
-        """Warm the machine as its recipe says; returns how long it took, in seconds.
-
-        Args:
-            members: The request, as the contract has it, without `timeout_s`.
-            timeout_s: The agent gives up after this time.
-            on_output: Called with what the warm-up prints, as it comes.
-
-        Raises:
-            WarmUpError: It failed, or was not ready in time.
-            EngineTimeout: The agent did not keep its deadline.
-        """
-        async with (
-            deadline(timeout_s + GRACE_S, "the agent did not finish the warm-up"),
-            self.operation("warm", {**members, "timeout_s": timeout_s}) as channel,
-        ):
-            while (frame := await channel.receive()).kind in {Kind.STDOUT, Kind.STDERR}:
-                on_output(frame.payload)
-            return number(answer(frame), "duration_s")
 
     async def _borrow(self) -> Channel:
         while self._idle:
@@ -200,18 +178,6 @@ def _check_greeting(line: str) -> None:
         raise EngineError(f"a machine answered CONNECT with {line[:40]!r}")
 
 
-def number(members: JsonObject, name: str) -> float:
-    """Return a member that must be a number.
-
-    Raises:
-        EngineError: It is none.
-    """
-    value = members.get(name)
-    if isinstance(value, int | float) and isfinite(value):
-        return value
-    raise EngineError(f"an agent's answer has no number {name!r}")
-
-
 def answer(frame: Frame) -> JsonObject:
     """Return what a REPLY holds.
 
@@ -227,25 +193,17 @@ def answer(frame: Frame) -> JsonObject:
 
 
 def _eval_result(
-    reply: JsonObject, stdout: str, stderr: str, *, output_truncated: bool
+    reply: Evaluated, stdout: str, stderr: str, *, output_truncated: bool
 ) -> EvalResult:
-    repr_, error = reply.get("repr"), reply.get("error")
+    error = reply.error
     return EvalResult(
-        has_value=reply.get("has_value") is True,
-        repr=repr_ if isinstance(repr_, str) else None,
-        value=reply.get("value"),
-        value_is_json=reply.get("value_is_json") is True,
+        has_value=reply.has_value,
+        repr=reply.repr,
+        value=reply.value,
+        value_is_json=reply.value_is_json,
         stdout=stdout,
         stderr=stderr,
         output_truncated=output_truncated,
-        error=_eval_fault(error) if isinstance(error, dict) else None,
-        timed_out=reply.get("timed_out") is True,
-    )
-
-
-def _eval_fault(error: JsonObject) -> EvalFault:
-    return EvalFault(
-        type=str(error.get("type")),
-        message=str(error.get("message")),
-        traceback=str(error.get("traceback")),
+        error=None if error is None else EvalFault(error.type, error.message, error.traceback),
+        timed_out=reply.timed_out,
     )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import Kind
-from forkd.engine.guest import ANSWER_TIMEOUT_S, answer, number
+from forkd.engine.guest import ANSWER_TIMEOUT_S, answer
+from forkd.engine.replies import ExecEnded, ExecStarted
 from forkd.errors import Conflict, EngineError
 from forkd.limits import STDIN_CHUNK_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
@@ -57,7 +58,7 @@ class GuestExec:
             if first.kind is not Kind.EVENT:
                 answer(first)
                 raise EngineError("an agent ended a command that it never started")
-            started = Started(int(number(first.members(), "pid")))
+            started = Started(ExecStarted.read(first.members(), "exec").pid)
             return cls(channel, stack.pop_all(), started, request)
 
     async def __aenter__(self) -> Self:
@@ -85,9 +86,9 @@ class GuestExec:
             elif frame.kind is Kind.STDERR:
                 yield Stderr(frame.payload)
             else:
-                exited = _exited(answer(frame))
+                ended = ExecEnded.read(answer(frame), "exec")
                 self._over = True
-                yield exited
+                yield Exited(ended.exit_code, ended.signal, ended.timed_out, ended.duration_s)
                 return
 
     async def write_stdin(self, data: bytes) -> None:
@@ -139,13 +140,3 @@ def _members(request: ExecRequest) -> JsonObject:
         "stdin": request.stdin,
         "tty": tty,
     }
-
-
-def _exited(reply: JsonObject) -> Exited:
-    exit_code, signal = reply.get("exit_code"), reply.get("signal")
-    return Exited(
-        exit_code=exit_code if isinstance(exit_code, int) else None,
-        signal=signal if isinstance(signal, int) else None,
-        timed_out=reply.get("timed_out") is True,
-        duration_s=number(reply, "duration_s"),
-    )

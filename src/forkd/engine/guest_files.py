@@ -1,4 +1,4 @@
-"""Files in a guest, streamed both ways."""
+"""Files in a guest: described, changed, and streamed both ways."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import FRAME_PAYLOAD_MAX, Kind
-from forkd.engine.guest import ANSWER_TIMEOUT_S, answer, number
+from forkd.engine.guest import ANSWER_TIMEOUT_S, answer
+from forkd.engine.replies import Entries, Entry, FileOpened, FileWritten
 from forkd.errors import EngineError, EngineExited
-from forkd.model.files import EntryKind, FileEntry
+from forkd.model.files import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from forkd.engine.channel import Channel
     from forkd.engine.frames import Frame
     from forkd.engine.guest import Guest
-    from forkd.model.json import JsonObject, JsonValue
+    from forkd.model.json import JsonObject
 
 WRITE_CHUNK_BYTES = FRAME_PAYLOAD_MAX // 4
 """Largest piece in which a file is sent: some frames fit into the buffers on the way."""
@@ -54,8 +55,8 @@ class GuestFile:
             if first.kind is not Kind.EVENT:
                 answer(first)
                 raise EngineError("an agent ended a file that it never opened")
-            size, mode = (int(number(first.members(), name)) for name in ("size_bytes", "mode"))
-            return cls(channel, stack.pop_all(), size, mode)
+            opened = FileOpened.read(first.members(), "read_file")
+            return cls(channel, stack.pop_all(), opened.size_bytes, opened.mode)
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +125,7 @@ async def write_file(
             raise group.exceptions[0] from None  # there is one: only `chunks` and we can fail
         if isinstance(outcome, EngineError):
             raise outcome
-        return int(number(answer(outcome), "bytes"))
+        return FileWritten.read(answer(outcome), "write_file").bytes
 
 
 async def _exchange(channel: Channel, chunks: AsyncIterable[bytes]) -> Frame | EngineError:
@@ -163,32 +164,40 @@ async def _send_all(
         return  # the agent's answer, or its absence, says why
 
 
-def parse_entry(value: JsonValue) -> FileEntry:
-    """Return a directory entry as the agent describes it.
+async def stat(guest: Guest, path: str) -> FileEntry:
+    """Return one entry; symbolic links are not followed.  Raises as `Guest.ask`."""
+    return _entry(await guest.ask("stat", {"path": path}, Entry))
 
-    Raises:
-        EngineError: It describes none.
-    """
-    match value:
-        case {
-            "name": str(name),
-            "kind": "file" | "directory" | "symlink" | "other" as kind,
-            "size_bytes": int(size),
-            "mode": int(mode),
-            "uid": int(uid),
-            "gid": int(gid),
-            "modified_at_ns": int(modified),
-            **rest,
-        }:
-            target = rest.get("target")
-            return FileEntry(
-                name=name,
-                kind=EntryKind(kind),
-                size_bytes=size,
-                mode=mode,
-                uid=uid,
-                gid=gid,
-                modified_at_ns=modified,
-                target=target if isinstance(target, str) else None,
-            )
-    raise EngineError("an agent described a file badly")
+
+async def list_dir(guest: Guest, path: str) -> tuple[FileEntry, ...]:
+    """Return a directory's entries, by name; raises as `Guest.ask`."""
+    listed = await guest.ask("list_dir", {"path": path}, Entries)
+    return tuple(map(_entry, listed.entries))
+
+
+async def make_dir(guest: Guest, path: str, *, parents: bool, mode: int | None) -> None:
+    """Make a directory; raises as `Guest.ask`."""
+    await guest.ask("make_dir", {"path": path, "parents": parents, "mode": mode})
+
+
+async def move(guest: Guest, source: str, target: str) -> None:
+    """Rename `source` to `target`; raises as `Guest.ask`."""
+    await guest.ask("move", {"source": source, "target": target})
+
+
+async def remove(guest: Guest, path: str, *, recursive: bool) -> None:
+    """Remove a file or directory; raises as `Guest.ask`."""
+    await guest.ask("remove", {"path": path, "recursive": recursive})
+
+
+def _entry(said: Entry) -> FileEntry:
+    return FileEntry(
+        name=said.name,
+        kind=said.kind,
+        size_bytes=said.size_bytes,
+        mode=said.mode,
+        uid=said.uid,
+        gid=said.gid,
+        modified_at_ns=said.modified_at_ns,
+        target=said.target,
+    )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import Kind
-from forkd.engine.guest import ANSWER_TIMEOUT_S, answer, number
+from forkd.engine.guest import ANSWER_TIMEOUT_S, answer
+from forkd.engine.replies import Watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,11 +39,11 @@ class GuestWatch:
             async with deadline(timeout_s, "the agent did not say what it saw"):
                 request = {"op": "watched", "at_least_s": at_least_s}
                 await self.channel.send_json(Kind.REQUEST, request)
-                reply = answer(await self.channel.receive())
+                reply = Watched.read(answer(await self.channel.receive()), "watched")
         except BaseException:
             self.channel.close()  # an answer that is late would be taken for another's
             raise
-        return number(reply, "longest_s") * 1e3
+        return reply.longest_s * 1e3
 
 
 @contextlib.asynccontextmanager

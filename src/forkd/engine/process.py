@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from forkd.engine.channel import Channel, deadline
 from forkd.engine.configs import members
 from forkd.engine.faults import control_fault
-from forkd.errors import EngineError, EngineExited
-from forkd.host import spawn
-from forkd.host.files import write_atomic
+from forkd.engine.replies import Compared
+from forkd.errors import EngineError, EngineExited, HostError
+from forkd.host import files, spawn
 from forkd.host.spawn import Process
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ async def start_zygote(vmm: Path, config: ZygoteConfig) -> Process:
     return await _start(vmm, "zygote", config)
 
 
-async def compare(vmm: Path, config: CompareConfig, directory: Path) -> JsonObject:
+async def compare(vmm: Path, config: CompareConfig, directory: Path) -> Compared:
     """Compare the files of two disks, in a process that may do nothing else.
 
     Args:
@@ -91,7 +90,7 @@ async def compare(vmm: Path, config: CompareConfig, directory: Path) -> JsonObje
     )
     with process:
         await end(process)
-    return said
+    return Compared.read(said, "compare")
 
 
 async def end(process: Process, ask: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -156,33 +155,22 @@ async def _first_said(
     """Start a process, and return it with the first line that it says."""
     config_path = place.directory / CONFIG_FILE
     log = place.directory / LOG_FILE
-    write_atomic(config_path, json.dumps(members(config)).encode(), mode=0o600)
+    await asyncio.to_thread(
+        files.write_atomic, config_path, json.dumps(members(config)).encode(), mode=0o600
+    )
     process, stdout = spawn.start([vmm, role, CONFIG_OPTION, config_path], log=log)
     try:
-        async with deadline(place.timeout_s, f"the {role} did not say that it is {place.event}"):
-            line = await _first_line(stdout)
+        async with deadline(place.timeout_s, f"the {role} did not report {place.event!r}"):
+            line = await stdout.line(_LINE_BYTES_MAX)
         said = _check_said(role, line, place)
     except BaseException:
-        process.kill()
-        await process.wait(KILL_TIMEOUT_S)
-        process.close()
+        with process:
+            process.kill()
+            await process.wait(KILL_TIMEOUT_S)
         raise
-    return process, said
-
-
-async def _first_line(descriptor: int) -> bytes:
-    """Return the first line that comes out of a pipe, or what comes before its end; closes it."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
-    )
-    try:
-        return await reader.readline()
-    except ValueError as error:
-        raise EngineError("a VMM process wrote no line but more") from error
     finally:
-        transport.close()
+        stdout.close()
+    return process, said
 
 
 def _check_said(role: str, line: bytes, place: _Place) -> JsonObject:
@@ -195,8 +183,8 @@ def _check_said(role: str, line: bytes, place: _Place) -> JsonObject:
     match said:
         case {"event": event} if said is not None and event == place.event:
             return said
-        case {"event": "failed", "code": str(code), "message": str(message)}:
-            raise control_fault(code, message)
+        case {"event": "failed"} if said is not None:
+            raise control_fault(said)
     log = log_tail(place.directory / LOG_FILE)
     raise EngineExited(f"the {role} ended before it was {place.event}: {log}")
 
@@ -213,6 +201,6 @@ def last_words(directory: Path) -> str:
 
 def _tail(log: Path) -> str:
     try:
-        return log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-    except OSError:
+        return files.read_end(log, LOG_TAIL_BYTES).decode(errors="replace").strip()
+    except HostError:
         return ""

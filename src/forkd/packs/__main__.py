@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from forkd.errors import ForkdError
-from forkd.packs.manifest import Link  # noqa: TC001 - pydantic reads the annotation at run time
+from forkd.packs.manifest import Link
 from forkd.packs.reader import Terms, read
 from forkd.packs.writer import Source, write
 

@@ -7,7 +7,7 @@ pack is, the pack says itself.  A file name in it is a name, never a path or ano
 from __future__ import annotations
 
 import re
-from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError

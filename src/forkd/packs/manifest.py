@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from datetime import datetime  # noqa: TC003 - pydantic reads the annotation at run time
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from blake3 import blake3

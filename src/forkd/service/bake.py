@@ -14,10 +14,12 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd.engine import guest_bake
 from forkd.engine.boot import BootListener
 from forkd.engine.configs import DiskConfig, MachineConfig
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
+from forkd.engine.guest_bake import GuestDefaults, WarmUpPlan
 from forkd.engine.process import (
     CONSOLE_LOG,
     CONTROL_SOCKET,
@@ -35,17 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from forkd.engine.control import SavedFile
+    from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.images.recipe import WarmUp
-    from forkd.model.json import JsonObject
     from forkd.service.settings import HostSettings
 
 BOOT_TIMEOUT_S = 300.0
 """How long a stock kernel may take to boot to its agent: 5 s where it is emulated, twice."""
-
-QUIESCE_TIMEOUT_S = 120.0
-"""How long a guest may take to write its disk and drop its caches."""
 
 _MIB = 1 << 20
 
@@ -99,10 +97,10 @@ async def _bake_in(
         with contextlib.closing(guest):
             await _warm(guest, plan.built, tell)
             tell(Progress("quiesce", None, "making the guest cheap to fork"))
-            await guest.ask("quiesce", timeout_s=QUIESCE_TIMEOUT_S)
+            await guest_bake.quiesce(guest)
         await asyncio.sleep(settings.settle_s)
         tell(Progress("save", 0.0, "writing memory, state and disk"))
-        await control.request("pause")
+        await control.pause()
         saved = await control.save(plan.staged)
         tell(Progress("save", 1.0, f"wrote {sum(file.bytes for file in saved) // _MIB} MiB"))
         return saved
@@ -145,7 +143,7 @@ def _cmdline(built: BuiltImage) -> str | None:
 
 async def _warm(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None]) -> None:
     recipe, warmup = built.recipe, built.recipe.warmup
-    await guest.ask("configure", _configure_members(built))
+    await guest_bake.configure(guest, _defaults(built))
     if warmup.runtime == "none" and warmup.ready is None:
         return
     tell(Progress("warm", 0.0, f"warming up {recipe.name}"))
@@ -155,24 +153,24 @@ async def _warm(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None
             if line.strip():
                 tell(Progress("warm", None, line[:200]))
 
-    took_s = await guest.warm(_warm_members(warmup), timeout_s=warmup.timeout_s, on_output=show)
+    took_s = await guest_bake.warm(guest, _warm_up_plan(warmup), show)
     tell(Progress("warm", 1.0, f"warm after {took_s:.1f} s"))
 
 
-def _configure_members(built: BuiltImage) -> JsonObject:
-    config, warmup = built.config, built.recipe.warmup
-    members: JsonObject = {"env": dict(config.env), "cwd": config.cwd, "user": config.user}
-    if warmup.post_fork:
-        members["post_fork"] = warmup.post_fork
-    if config.post_fork_command:
-        members["post_fork_command"] = list(config.post_fork_command)
-    return members
+def _defaults(built: BuiltImage) -> GuestDefaults:
+    config = built.config
+    return GuestDefaults(
+        env=config.env,
+        cwd=config.cwd,
+        user=config.user,
+        post_fork=built.recipe.warmup.post_fork,
+        post_fork_command=config.post_fork_command,
+    )
 
 
-def _warm_members(warmup: WarmUp) -> JsonObject:
-    members: JsonObject = {}
-    if warmup.runtime == "python":
-        members["python"] = {"code": warmup.code}
-    if warmup.ready is not None:
-        members["ready"] = {"command": list(warmup.ready.command)}
-    return members
+def _warm_up_plan(warmup: WarmUp) -> WarmUpPlan:
+    return WarmUpPlan(
+        python=warmup.code if warmup.runtime == "python" else None,
+        ready=None if warmup.ready is None else warmup.ready.command,
+        timeout_s=warmup.timeout_s,
+    )

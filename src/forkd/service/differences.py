@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from forkd.engine import process
 from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
-from forkd.errors import Conflict, EngineError
+from forkd.errors import Conflict
 from forkd.host import pages
 from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
 from forkd.model.diff import Change, Difference, FileChange
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 
     from forkd.engine.configs import DiskConfig
     from forkd.engine.guest import Guest
+    from forkd.engine.replies import Compared
     from forkd.model.ids import Tag
-    from forkd.model.json import JsonObject
     from forkd.store.snapshots import SnapshotStore
-
-FREEZE_TIMEOUT_S = 600.0
-"""How long a guest may take to write out what is in its caches."""
 
 MEMORY_NAME = "forkd-memory"
 """What the VMM calls the file in memory that guests' memory is mapped of."""
@@ -120,22 +117,15 @@ def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
 async def _write(copy: Copy, directory: Path, above: int) -> Path:
     """Write down what a copy's disk has above its lowest layers, all that its guest has written."""
     await asyncio.to_thread(directory.mkdir)
-    await copy.guest.ask("freeze", timeout_s=FREEZE_TIMEOUT_S)
+    await copy.guest.freeze()
     async with await Control.connect(copy.control) as control:
-        await control.request("pause")
+        await control.pause()
         return await control.save_disk(directory, above)
 
 
-def _difference(said: JsonObject, apart: int | None) -> Difference:
-    match said:
-        case {"changes": list(changes), "more": int(more)}:
-            found = sorted((_change(each) for each in changes), key=lambda each: each.path)
-            return Difference(tuple(found), more, apart)
-    raise EngineError("a comparison was answered without changes")
-
-
-def _change(said: object) -> FileChange:
-    match said:
-        case {"path": str(path), "change": str(change), "kind": str(kind), "size_bytes": int(size)}:
-            return FileChange(path, Change(change), kind, size)
-    raise EngineError("a comparison was answered with what is no change")
+def _difference(said: Compared, apart: int | None) -> Difference:
+    changes = (
+        FileChange(each.path, Change(each.change), each.kind, each.size_bytes)
+        for each in said.changes
+    )
+    return Difference(tuple(sorted(changes, key=lambda each: each.path)), said.more, apart)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from forkd.engine import guest_files
 from forkd.engine.guest_exec import GuestExec
-from forkd.engine.guest_files import GuestFile, parse_entry, write_file
-from forkd.errors import EngineError, InvalidRequest
+from forkd.engine.guest_files import GuestFile, write_file
+from forkd.errors import InvalidRequest
 from forkd.limits import EVAL_CODE_BYTES_MAX, EXEC_TIMEOUT_S_MAX, PATH_BYTES_MAX
 from forkd.model.checks import guest_path, in_range
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
-    from forkd.model.json import JsonObject
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
@@ -93,16 +93,12 @@ class GuestOperations(ABC):
     async def stat(self, sandbox: SandboxId, path: str) -> FileEntry:
         """Return one entry."""
         guest_path("path", path, PATH_BYTES_MAX)
-        return parse_entry(await self._guest(sandbox).ask("stat", {"path": path}))
+        return await guest_files.stat(self._guest(sandbox), path)
 
     async def list_dir(self, sandbox: SandboxId, path: str) -> tuple[FileEntry, ...]:
         """Return a directory's entries."""
         guest_path("path", path, PATH_BYTES_MAX)
-        reply = await self._guest(sandbox).ask("list_dir", {"path": path})
-        entries = reply.get("entries")
-        if not isinstance(entries, list):
-            raise EngineError("an agent listed a directory without entries")
-        return tuple(parse_entry(entry) for entry in entries)
+        return await guest_files.list_dir(self._guest(sandbox), path)
 
     async def make_dir(
         self, sandbox: SandboxId, path: str, *, parents: bool = False, mode: int | None = None
@@ -110,19 +106,18 @@ class GuestOperations(ABC):
         """Make a directory."""
         guest_path("path", path, PATH_BYTES_MAX)
         _check_mode(mode)
-        members: JsonObject = {"path": path, "parents": parents, "mode": mode}
-        await self._guest(sandbox).ask("make_dir", members)
+        await guest_files.make_dir(self._guest(sandbox), path, parents=parents, mode=mode)
 
     async def move(self, sandbox: SandboxId, source: str, target: str) -> None:
         """Rename a file."""
         guest_path("source", source, PATH_BYTES_MAX)
         guest_path("target", target, PATH_BYTES_MAX)
-        await self._guest(sandbox).ask("move", {"source": source, "target": target})
+        await guest_files.move(self._guest(sandbox), source, target)
 
     async def remove(self, sandbox: SandboxId, path: str, *, recursive: bool = False) -> None:
         """Remove a file or directory."""
         guest_path("path", path, PATH_BYTES_MAX)
-        await self._guest(sandbox).ask("remove", {"path": path, "recursive": recursive})
+        await guest_files.remove(self._guest(sandbox), path, recursive=recursive)
 
 
 def _check_mode(mode: int | None) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import LinkConfig
-from forkd.errors import CapacityError, Conflict, ForkdError, HostError, StoreError
+from forkd.errors import CapacityError, Conflict, ForkdError
 from forkd.model.ids import parse_tag
 from forkd.service.registry import from_manifest, some
 from forkd.service.tasks import to_end
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
     from pathlib import Path
 
-    from forkd.engine.control import SavedFile
+    from forkd.engine.replies import SavedFile
     from forkd.model.ids import Tag
     from forkd.model.sandbox import Sandbox
     from forkd.model.snapshot import Snapshot
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
     from forkd.store.manifest import Manifest
     from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
-
-NO_SPACE = "no space"
-"""What the kernel says, in any case, where a disk is full."""
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +149,7 @@ class Links:
         record = Record(tag=tag, created_at=datetime.now(UTC), parent=parent, source=source.id)
         try:
             await to_end(asyncio.to_thread(self._tools.pending.put, record))
-        except OSError as error:
+        except ForkdError as error:
             registry.settle(tag)
             raise _store_error(tag, error) from error
         except BaseException:
@@ -197,7 +193,7 @@ class Links:
         async with held:
             try:
                 manifest = await self._write_staged(claim, seed)
-            except (ForkdError, OSError) as error:
+            except ForkdError as error:
                 clear = _store_error(claim.tag, error)
                 await self.give_up(claim, clear if keep_error else None)
                 return clear
@@ -219,7 +215,7 @@ class Links:
         failed = claim.record.model_copy(update={"error": str(error)})
         try:
             await to_end(asyncio.to_thread(pending.put, failed))
-        except OSError:  # on a full disk the record is as it was, and means the same
+        except ForkdError:  # on a full disk the record is as it was, and means the same
             log.warning("failure not recorded", extra={"tag": claim.tag})
         self._tools.registry.settle(claim.tag, error=str(error))
 
@@ -331,7 +327,7 @@ async def _outcome(tag: Tag, work: Awaitable[Snapshot]) -> Snapshot | ForkdError
     """Return the error that ended `work`, so that whoever waits raises it."""
     try:
         return await work
-    except (ForkdError, OSError) as error:
+    except ForkdError as error:
         return _store_error(tag, error)
 
 
@@ -344,21 +340,15 @@ def _memory(store: SnapshotStore, link: Manifest) -> Path:
     return store.folder(parse_tag(link.tag)) / MEMORY_FILE
 
 
-def _store_error(tag: Tag, error: ForkdError | OSError) -> ForkdError:
+def _store_error(tag: Tag, error: ForkdError) -> ForkdError:
     """Return what to say of a snapshot that could not be written."""
-    if isinstance(error, OSError):
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    else:
-        full = isinstance(error, HostError) and NO_SPACE in str(error).lower()
-    if full:
+    if isinstance(error, CapacityError):
         return CapacityError(
             f"the disk has no room for snapshot {tag}: {error}; give the state folder more, or "
             "remove what is not needed (forkd snapshot rm, forkd snapshot gc)",
             tag=tag,
         )
-    if isinstance(error, ForkdError):
-        return error
-    return StoreError(f"cannot write snapshot {tag}: {error}", tag=tag)
+    return error
 
 
 def _manifest(

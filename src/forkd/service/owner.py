@@ -333,4 +333,4 @@ async def stop_machine(control: Path, pid: int | None) -> None:
         if process is None:
             return
         with process:
-            await end(process, lambda: connection.request("stop"))
+            await end(process, connection.stop)

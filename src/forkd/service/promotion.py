@@ -24,6 +24,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forkd.engine.replies import Clock
 from forkd.errors import Conflict, ForkdError, NotFound
 from forkd.model.sandbox import Promotion, Sandbox, SandboxState
 from forkd.model.tree import descendants
@@ -232,8 +233,6 @@ async def _introduce(guest: Guest, sandbox: Sandbox, slot: Slot | None) -> None:
         timeout_s=POST_FORK_TIMEOUT_S,
     )
     before_ns = time.time_ns()
-    reply = await guest.ask("adjust_time", {"offset_ns": 0})
-    told = reply.get("realtime_ns")
-    if isinstance(told, int):
-        here_ns = (before_ns + time.time_ns()) // 2
-        await guest.ask("adjust_time", {"offset_ns": here_ns - told})
+    told = await guest.ask("adjust_time", {"offset_ns": 0}, Clock)
+    here_ns = (before_ns + time.time_ns()) // 2
+    await guest.ask("adjust_time", {"offset_ns": here_ns - told.realtime_ns})

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from forkd.engine.configs import ChildConfig, NetworkConfig
-from forkd.engine.control import ChildFailed, ChildReady
+from forkd.engine.configs import ChildConfig, Identity, NetworkConfig
 from forkd.engine.process import CONTROL_SOCKET
+from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError, HostError, NotFound
 from forkd.limits import EXITED_KEPT_MAX, SANDBOXES_MAX
 from forkd.model.ids import new_sandbox_id
@@ -30,6 +30,7 @@ from forkd.model.sandbox import (
     ForkResult,
     Sandbox,
     SandboxState,
+    SpawnTimes,
 )
 from forkd.network.plan import PREFIX_LENGTH
 from forkd.service.lifecycle import LifeEvent, next_state
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from forkd.engine.control import Control
+    from forkd.engine.replies import SpawnStages
     from forkd.model.ids import SandboxId, Tag
     from forkd.network.plan import Plan, Slot
     from forkd.service.resources import Place, Resources
@@ -347,6 +349,26 @@ class Sandboxes:
             self._tools.tasks.spawn(self._delete_quietly(oldest), name=f"forget {oldest}")
 
 
+def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
+    """Return what a sandbox's guest is told of itself; the boot id is another each time."""
+    return Identity(
+        hostname=sandbox.hostname,
+        machine_id=machine_id(sandbox.id),
+        boot_id=str(uuid.uuid4()),
+        network=network_of(slot),
+    )
+
+
+def _times(stages: SpawnStages) -> SpawnTimes:
+    return SpawnTimes(
+        clone_ms=stages.clone,
+        build_ms=stages.build,
+        resume_ms=stages.resume,
+        agent_ms=stages.agent,
+        total_ms=stages.total,
+    )
+
+
 def machine_id(sandbox: SandboxId) -> str:
     """Return the machine id of a sandbox's guest: nobody else's, and the same after a reset."""
     return blake2b(sandbox.encode(), digest_size=16, person=b"machine-id").hexdigest()
@@ -391,11 +413,8 @@ def _config(child: _Child, options: ForkOptions) -> ChildConfig:
     return ChildConfig(
         id=child.sandbox.id,
         directory=place.directory,
-        hostname=child.sandbox.hostname,
-        machine_id=machine_id(child.sandbox.id),
-        boot_id=str(uuid.uuid4()),
+        identity=identity_of(child.sandbox, child.slot),
         cgroup=place.cgroup,
-        network=network_of(child.slot),
         top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
     )
 
@@ -405,7 +424,7 @@ def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
         child.fail(outcome.stage, outcome.code, outcome.message)
         return
     state = next_state(child.sandbox.state, LifeEvent.READY)
-    child.sandbox = replace(child.sandbox, state=state, pid=outcome.pid, spawn=outcome.times)
+    child.sandbox = replace(child.sandbox, state=state, pid=outcome.pid, spawn=_times(outcome.ms))
 
 
 def _all_or_nothing_error(failures: tuple[ForkFailure, ...], asked: int) -> EngineError:

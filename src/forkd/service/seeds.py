@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from forkd.engine.control import SavedFile
+    from forkd.engine.replies import SavedFile
     from forkd.model.sandbox import Sandbox
     from forkd.service.settings import HostSettings
 

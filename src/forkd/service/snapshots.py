@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from forkd.engine.control import SavedFile
+    from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.model.ids import Tag
     from forkd.model.snapshot import SnapshotRequest

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from forkd.engine.configs import ResetConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict, NotFound
 from forkd.host import proc
@@ -22,7 +20,7 @@ from forkd.model.sandbox import BranchResult, SandboxState
 from forkd.model.tree import count_live, grow
 from forkd.service import promotion, seeds
 from forkd.service.lifecycle import LifeEvent, next_state
-from forkd.service.sandboxes import Origin, machine_id, network_of
+from forkd.service.sandboxes import Origin, identity_of
 from forkd.service.stalls import Stall, noticed
 
 if TYPE_CHECKING:
@@ -128,14 +126,9 @@ class Trees:
         async with owner.held() as found:
             next_state(found.state, LifeEvent.RESET)
             owner.guest.close()
-            config = ResetConfig(
-                hostname=found.hostname,
-                machine_id=machine_id(found.id),
-                boot_id=str(uuid.uuid4()),
-                network=network_of(owner.slot),
-            )
+            identity = identity_of(found, owner.slot)
             async with await Control.connect(owner.control) as control:
-                return await control.reset(config, deadline_s=deadline_s)
+                return await control.reset(identity, deadline_s=deadline_s)
 
     async def promote(self, child: SandboxId) -> Promotion:
         """Let a sandbox take its parent's place; see `forkd.service.promotion`.

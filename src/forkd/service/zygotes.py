@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import DeriveConfig, ZygoteConfig
-from forkd.engine.control import Control, Watch
+from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, start_zygote
+from forkd.engine.watch import Watch
 from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
 from forkd.host.spawn import Process
@@ -83,7 +84,7 @@ class Zygote:
 
     async def _ask(self) -> None:
         async with await Control.connect(self.socket) as control:
-            await control.request("stop")
+            await control.stop()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,359 @@
+"""What agents and VMM processes answer, as types: the only place that reads their JSON.
+
+An agent's answers are a guest's, and a guest may be hostile.  So each member has a type and a
+bound here, and an answer that breaks one is an `EngineError` that names the member, whichever
+operation asked.  Members that a type does not have are ignored: contracts only grow.
+
+Contracts: protocol/guest/PROTOCOL.md and protocol/control/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forkd.errors import EngineError
+from forkd.model.files import EntryKind
+from forkd.model.guest import RuntimeStatus
+
+if TYPE_CHECKING:
+    from forkd.model.json import JsonObject
+
+WORD_CHARS_MAX = 256
+"""Longest name or version that is read."""
+
+MESSAGE_CHARS_MAX = 64 * 1024
+"""Longest message that is read."""
+
+SECONDS_MAX = 10 * 365 * 24 * 3_600.0
+"""Longest duration that is believed: ten years."""
+
+ENTRIES_MAX = 10_000
+"""Most entries of one folder, by contract."""
+
+COUNT_MAX = (1 << 63) - 1
+"""Greatest number that is believed: what SQLite, and JSON readers elsewhere, can hold."""
+
+PID_MAX = 1 << 22
+"""Greatest process id of Linux on a 64-bit host (PID_MAX_LIMIT)."""
+
+SIGNAL_MAX = 64
+"""Greatest signal of Linux."""
+
+MODE_BITS_MAX = 0o177777
+"""Greatest `st_mode`, type bits included."""
+
+ID_MAX = (1 << 32) - 1
+"""Greatest uid and gid of Linux."""
+
+Word = Annotated[str, Field(max_length=WORD_CHARS_MAX)]
+Message = Annotated[str, Field(max_length=MESSAGE_CHARS_MAX)]
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Instant = Annotated[int, Field(ge=-COUNT_MAX, le=COUNT_MAX)]
+Pid = Annotated[int, Field(ge=1, le=PID_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
+Milliseconds = Annotated[float, Field(ge=0, le=SECONDS_MAX * 1_000)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,31}$")]
+
+
+class Reply(BaseModel):
+    """One answer."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, members: JsonObject, asked: str) -> Self:
+        """Return `members` as this reply.
+
+        Args:
+            members: From a frame, or a line.
+            asked: The operation, for the message.
+
+        Raises:
+            EngineError: A member is missing, of another type, or out of its bound.
+        """
+        try:
+            return cls.model_validate(members)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise EngineError(
+                f"the answer to {asked} is invalid: {where}: {first['msg']}"
+            ) from None
+
+
+class Empty(Reply):
+    """An answer that only says that the operation is over."""
+
+
+# Agents
+
+
+class AgentError(Reply):
+    """An ERROR frame of an agent."""
+
+    code: Word
+    message: Message = ""
+    field: Word | None = None
+
+
+class Pong(Reply):
+    """To `ping`."""
+
+    version: Word
+    pid: Pid
+    uptime_s: Seconds
+    runtime: Annotated[RuntimeStatus, Field(strict=False)]
+
+
+class Echo(Reply):
+    """To `echo`."""
+
+    data: str
+
+
+class EvalException(Reply):
+    """An exception that escaped evaluated code."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class Evaluated(Reply):
+    """To `eval`."""
+
+    has_value: bool
+    repr: str | None = None
+    value: Any = None  # JSON, which was parsed already
+    value_is_json: bool = False
+    error: EvalException | None = None
+    timed_out: bool = False
+
+
+class Warmed(Reply):
+    """To `warm`."""
+
+    duration_s: Seconds
+
+
+class ExecStarted(Reply):
+    """The first EVENT of `exec`."""
+
+    event: Literal["started"]
+    pid: Pid
+
+
+class ExecEnded(Reply):
+    """To `exec`."""
+
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None
+    signal: Annotated[int, Field(ge=1, le=SIGNAL_MAX)] | None
+    timed_out: bool
+    duration_s: Seconds
+
+
+class FileOpened(Reply):
+    """The first EVENT of `read_file`."""
+
+    size_bytes: Count
+    mode: Annotated[int, Field(ge=0, le=MODE_BITS_MAX)]
+
+
+class FileWritten(Reply):
+    """To `write_file`."""
+
+    bytes: Count
+
+
+class Entry(Reply):
+    """To `stat`."""
+
+    name: str
+    kind: Annotated[EntryKind, Field(strict=False)]
+    size_bytes: Count
+    mode: Annotated[int, Field(ge=0, le=MODE_BITS_MAX)]
+    uid: Annotated[int, Field(ge=0, le=ID_MAX)]
+    gid: Annotated[int, Field(ge=0, le=ID_MAX)]
+    modified_at_ns: Instant
+    target: str | None = None
+
+
+class Entries(Reply):
+    """To `list_dir`."""
+
+    entries: Annotated[list[Entry], Field(max_length=ENTRIES_MAX)]
+
+
+class Watched(Reply):
+    """To `watched`."""
+
+    longest_s: Seconds
+
+
+class Clock(Reply):
+    """To `adjust_time`: the guest's clock afterwards."""
+
+    realtime_ns: Instant
+
+
+class Booted(Reply):
+    """The EVENT by which an agent announces itself."""
+
+    event: Literal["booted"]
+    version: Word
+
+
+# VMM processes
+
+
+class ControlError(Reply):
+    """An ERROR frame of a VMM process, and the line of one that could not begin."""
+
+    code: Word
+    message: Message = ""
+
+
+class SavedFile(Reply):
+    """One file of a snapshot.
+
+    Attributes:
+        name: Of the file.
+        bytes: Length of the whole file.
+        digest: BLAKE3 of its body, lower-case hex.
+    """
+
+    name: FileName
+    bytes: Count
+    digest: Digest
+
+
+class Saved(Reply):
+    """To `save`."""
+
+    files: Annotated[list[SavedFile], Field(min_length=1, max_length=3)]
+
+
+class Branched(Reply):
+    """To `branch`: a seed that listens.
+
+    Attributes:
+        pid: The seed's process.
+        pause_ms: From the first vCPU that stopped to the last that ran again; 0 for a machine
+            that was paused already.
+    """
+
+    pid: Pid
+    pause_ms: Milliseconds
+
+
+class Derived(Reply):
+    """To `derive`."""
+
+    pid: Pid
+
+
+class Retired(Reply):
+    """To `retire`: with how many children the zygote ends, 0 if it ends at once."""
+
+    children: Count
+
+
+class Timed(Reply):
+    """To `reset` and `identify`."""
+
+    ms: Milliseconds
+
+
+class SpawnStages(Reply):
+    """How long the stages of a spawn took."""
+
+    clone: Milliseconds
+    build: Milliseconds
+    resume: Milliseconds
+    agent: Milliseconds
+    total: Milliseconds
+
+
+class MachineStatus(Reply):
+    """To a machine's `status`."""
+
+    state: Literal["running", "paused"]
+    pid: Pid
+
+
+class DiskMetrics(Reply):
+    """The disk's part of `Metrics`.
+
+    Attributes:
+        top_bytes: What the machine has of its own, in the private layer and those frozen.
+        reads: Requests of the guest.
+        writes: As `reads`.
+        flushes: As `reads`.
+    """
+
+    top_bytes: Count
+    reads: Count
+    writes: Count
+    flushes: Count
+
+
+class Metrics(Reply):
+    """To `metrics`.
+
+    Attributes:
+        exits: VM exits handled in user space.
+        rejected: Accesses that devices refused, by device.
+        disk: None without a disk.
+    """
+
+    exits: Count
+    rejected: Annotated[dict[Word, Count], Field(max_length=64)]
+    disk: DiskMetrics | None = None
+
+
+class ChildReady(Reply):
+    """An EVENT of `fork`: a child whose agent has answered."""
+
+    event: Literal["ready"]
+    id: Word
+    pid: Pid
+    ms: SpawnStages
+    attempts: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+class ChildFailed(Reply):
+    """An EVENT of `fork`: a child of which nothing remains."""
+
+    event: Literal["failed"]
+    id: Word
+    stage: Word
+    code: Word
+    message: Message
+    attempts: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+class MachineExited(Reply):
+    """The last EVENT of a machine."""
+
+    event: Literal["exited"]
+    reason: Word
+    message: Message | None = None
+
+
+class FileDifference(Reply):
+    """One file that differs between two disks."""
+
+    path: str
+    change: Literal["added", "changed", "removed"]
+    kind: Annotated[str, Field(max_length=1)]
+    size_bytes: Count
+
+
+class Compared(Reply):
+    """The line that a comparison prints."""
+
+    changes: list[FileDifference]
+    more: Count
