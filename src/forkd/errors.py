@@ -3,7 +3,8 @@
 ForkdError
 ├── RequestError             the caller can fix it; nothing was changed
 │   ├── InvalidRequest       a field is malformed or out of range
-│   ├── Denied               the token is missing, or does not allow this
+│   ├── Denied               the caller is unknown: no token, or not a valid one
+│   ├── Forbidden            the caller is known, and may not do this
 │   ├── NotFound             no such sandbox, snapshot, image or file
 │   ├── Conflict             the object exists but its state forbids this
 │   │   └── BudgetError      its tree may not grow any more
@@ -63,9 +64,15 @@ class InvalidRequest(RequestError):
 
 
 class Denied(RequestError):
-    """The token is missing, or does not allow this."""
+    """The caller is unknown: there is no bearer token, or not a valid one."""
 
     code = "denied"
+
+
+class Forbidden(RequestError):
+    """The caller's token does not have the scope; `context["scope"]` names it."""
+
+    code = "forbidden"
 
 
 class NotFound(RequestError):

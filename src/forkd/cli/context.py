@@ -11,6 +11,7 @@ from forkd.errors import (
     CapacityError,
     Conflict,
     Denied,
+    Forbidden,
     ForkdError,
     InvalidRequest,
     NotFound,
@@ -33,6 +34,7 @@ EXIT_CODES: dict[type[ForkdError], int] = {
     NotFound: 3,
     Conflict: 4,
     Denied: 5,
+    Forbidden: 5,
     CapacityError: 6,
     TransportError: 7,
 }
