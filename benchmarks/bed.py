@@ -44,10 +44,11 @@ from forkd.errors import BuildError, EngineError, EngineExited
 from forkd.host import files, proc
 from forkd.host.spawn import Process
 from forkd.images.recipe import RECIPE_FILE_NAME
+from forkd.model.caller import local_caller
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.progress import Progress
 from forkd.model.snapshot import SnapshotRequest
-from forkd.service.host_service import HostService
+from forkd.service.host import open_host
 from forkd.service.settings import HostSettings
 from forkd.store.snapshots import LAYER_FILE, MEMORY_FILE, STATE_FILE, SnapshotStore
 
@@ -384,13 +385,11 @@ async def bake(
     Raises:
         BuildError: It could not be baked.
     """
-    service = HostService(host)
-    await service.start()
-    try:
+    async with open_host(host) as service:
         clock = Stopwatch()
         stages: list[tuple[str, float]] = []
         async with contextlib.aclosing(
-            service.create_snapshot(SnapshotRequest(tag, recipe))
+            service.snapshots.bake(local_caller(), SnapshotRequest(tag, recipe))
         ) as events:
             async for event in events:
                 if not isinstance(event, Progress):
@@ -399,8 +398,6 @@ async def bake(
                 tell(f"bake: {event.message}")
                 if not stages or stages[-1][0] != event.stage:
                     stages.append((event.stage, clock.ms()))
-    finally:
-        await service.stop()
     raise BuildError("the bake ended without a snapshot")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from forkd.service.api import Service
+    from forkd.service.api import Host
 
 OPENAPI = ROOT / "protocol/rest/openapi-v1.json"
 ERRORS = ROOT / "protocol/rest/errors.json"
@@ -40,8 +40,8 @@ def outputs() -> dict[Path, str]:
 
 
 def openapi() -> str:
-    """Return the OpenAPI document.  No service is needed: no route is called."""
-    app = create_app(cast("Service", None))
+    """Return the OpenAPI document.  No host is needed: no route is called."""
+    app = create_app(cast("Host", None))
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 

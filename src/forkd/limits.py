@@ -15,6 +15,9 @@ FORK_COUNT_MAX = 10_000
 FORK_DEADLINE_S_DEFAULT = 60.0
 """Time a child has, from its clone until its agent has answered, when the caller names none."""
 
+FORK_DEADLINE_S_MIN = 0.1
+"""Shortest such time that may be asked for."""
+
 FORK_DEADLINE_S_MAX = 3_600.0
 """Longest that a child may take from its clone until its agent has answered."""
 

@@ -39,7 +39,7 @@ def marked(info: str) -> list[Path]:
 def test_the_python_of_a_page_runs(
     page: Path, daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon.service.snapshots = some_snapshots("numpy")
+    daemon.service.stored = some_snapshots("numpy")
     monkeypatch.setenv("FORKD_URL", daemon.url)
 
     run_python(page)

@@ -13,6 +13,7 @@ import pytest_asyncio
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
@@ -103,11 +104,13 @@ DIGEST = "__import__('hashlib').sha256(open({path!r}, 'rb').read()).hexdigest()"
 
 
 async def source(host: RealHost, options: ForkOptions | None = None) -> Sandbox:
-    return (await host.service.fork(TAG, 1, options or ForkOptions())).sandboxes[0]
+    return (await host.service.sandboxes.fork(CALLER, TAG, 1, options or ForkOptions())).sandboxes[
+        0
+    ]
 
 
 async def branched(host: RealHost, parent: SandboxId, count: int) -> tuple[Sandbox, ...]:
-    result = await host.service.branch(parent, count, OPTIONS)
+    result = await host.service.branches.branch(CALLER, parent, count, OPTIONS)
     assert result.fork.failures == ()
     return result.fork.sandboxes
 
@@ -115,8 +118,8 @@ async def branched(host: RealHost, parent: SandboxId, count: int) -> tuple[Sandb
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def clean(real_host: RealHost) -> AsyncIterator[None]:
     yield
-    for each in await real_host.service.list_sandboxes():
-        await real_host.service.delete_sandbox(each.id)
+    for each in await real_host.service.sandboxes.list(CALLER):
+        await real_host.service.sandboxes.delete(CALLER, each.id)
     assert list(real_host.settings.sandboxes_dir.iterdir()) == []
 
 
@@ -126,7 +129,7 @@ async def test_siblings_have_memory_and_files_of_one_instant_and_go_their_own_wa
     parent = await source(real_host)
     await value(real_host, parent.id, "thought = 7; open('/root/note', 'w').write('seven')")
 
-    result = await real_host.service.branch(parent.id, 3, OPTIONS)
+    result = await real_host.service.branches.branch(CALLER, parent.id, 3, OPTIONS)
     siblings = result.fork.sandboxes
     await value(real_host, parent.id, "thought = 8; open('/root/note', 'w').write('eight')")
     for number, each in enumerate(siblings):
@@ -168,7 +171,7 @@ async def test_a_program_in_the_source_keeps_its_streams_over_a_branch(
 ) -> None:
     parent = await source(real_host)
     request = ExecRequest(("cat",), stdin=True)
-    async with await real_host.service.exec(parent.id, request) as session:
+    async with await real_host.service.guests.exec(CALLER, parent.id, request) as session:
         await session.write_stdin(b"before ")
         await branched(real_host, parent.id, 2)
         await session.write_stdin(b"after")
@@ -190,7 +193,7 @@ async def test_a_branch_of_a_branch_of_a_branch_knows_all_that_came_before(
 
     assert len(last.ancestors) == 4
     assert await value(real_host, last.id, "path") == [0, 1, 2, 3]
-    files = await real_host.service.list_dir(last.id, "/root")
+    files = await real_host.service.guests.list_dir(CALLER, last.id, "/root")
     assert {"0", "1", "2", "3"} <= {each.name for each in files}
 
 
@@ -247,16 +250,19 @@ async def test_a_reset_sandbox_is_where_it_was_forked_and_becomes_somebody_anew(
         code = "thought = 7; open('/root/lost', 'w').write('x'); None"
         await value(real_host, sandbox.id, code)
 
-        await real_host.service.reset(sandbox.id, deadline_s=DEADLINE_S)
+        await real_host.service.sandboxes.reset(CALLER, sandbox.id, deadline_s=DEADLINE_S)
 
         assert await value(real_host, sandbox.id, "'thought' in globals()") is False
-        names = {each.name for each in await real_host.service.list_dir(sandbox.id, "/root")}
+        names = {
+            each.name
+            for each in await real_host.service.guests.list_dir(CALLER, sandbox.id, "/root")
+        }
         assert "lost" not in names
         row = "open('/proc/sys/kernel/random/boot_id').read()"
         boot_ids.add(await value(real_host, sandbox.id, row))
     assert len(boot_ids) == 5
     assert await answers_at(real_host, sandbox)
-    assert await real_host.service.get_sandbox(sandbox.id) == sandbox
+    assert await real_host.service.sandboxes.get(CALLER, sandbox.id) == sandbox
 
 
 async def test_a_promoted_child_has_its_parents_name_and_address(real_host: RealHost) -> None:
@@ -264,49 +270,49 @@ async def test_a_promoted_child_has_its_parents_name_and_address(real_host: Real
     winner, _ = await branched(real_host, parent.id, 2)
     await value(real_host, winner.id, "thought = 'best'")
 
-    promoted = (await real_host.service.promote(winner.id)).sandbox
+    promoted = (await real_host.service.promotions.promote(CALLER, winner.id)).sandbox
 
     assert (promoted.id, promoted.address) == (parent.id, parent.address)
     assert await value(real_host, parent.id, "thought") == "best"
     name = await value(real_host, parent.id, "__import__('socket').gethostname()")
     assert name == parent.hostname
     assert await answers_at(real_host, promoted)
-    assert await real_host.service.list_sandboxes() == (promoted,)
+    assert await real_host.service.sandboxes.list(CALLER) == (promoted,)
 
 
 async def test_promotion_and_lineage_survive_another_daemon(real_host: RealHost) -> None:
     parent = await source(real_host, ForkOptions(network=True))
     winner, _ = await branched(real_host, parent.id, 2)
-    await real_host.service.promote(winner.id)
+    await real_host.service.promotions.promote(CALLER, winner.id)
     (child,) = await branched(real_host, parent.id, 1)
-    before = set(await real_host.service.list_sandboxes())
+    before = set(await real_host.service.sandboxes.list(CALLER))
 
     await real_host.restart()
 
-    assert set(await real_host.service.list_sandboxes()) == before
-    assert await answers_at(real_host, await real_host.service.get_sandbox(parent.id))
-    (tree,) = await real_host.service.tree(child.id)
+    assert set(await real_host.service.sandboxes.list(CALLER)) == before
+    assert await answers_at(real_host, await real_host.service.sandboxes.get(CALLER, parent.id))
+    (tree,) = await real_host.service.trees.draw(CALLER, child.id)
     assert (tree.id, [node.id for node in tree.children]) == (parent.id, [child.id])
     assert 0 < (tree.private_bytes or 0) < 256 << 20
 
 
 async def test_a_sibling_whose_time_has_come_is_ended(real_host: RealHost) -> None:
     parent = await source(real_host)
-    result = await real_host.service.branch(parent.id, 1, BranchOptions(ttl_s=5.0))
+    result = await real_host.service.branches.branch(CALLER, parent.id, 1, BranchOptions(ttl_s=5.0))
     (child,) = result.fork.sandboxes
 
     async with asyncio.timeout(DEADLINE_S):
-        async for _ in real_host.service.follow_console_log(child.id):
+        async for _ in real_host.service.sandboxes.follow_console_log(CALLER, child.id):
             pass
 
-    found = await real_host.service.get_sandbox(child.id)
+    found = await real_host.service.sandboxes.get(CALLER, child.id)
     assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")
 
 
 async def listing(host: RealHost, sandbox: SandboxId) -> dict[str, Any]:
     """Ask a guest for every file of its root file system."""
     await value(host, sandbox, LISTING)
-    async with await host.service.read_file(sandbox, "/run/listing") as reader:
+    async with await host.service.guests.read_file(CALLER, sandbox, "/run/listing") as reader:
         return dict(json.loads(b"".join([piece async for piece in reader])))
 
 
@@ -331,14 +337,14 @@ def changes(found: Difference) -> set[tuple[str, str]]:
 
 async def diff(host: RealHost, one: SandboxId | Tag, other: SandboxId | Tag) -> Difference:
     async with asyncio.timeout(500):
-        return await host.service.diff(one, other)
+        return await host.service.comparisons.compare(CALLER, one, other)
 
 
 async def test_the_disks_say_what_the_guests_say(real_host: RealHost) -> None:
     service = real_host.service
-    (parent,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+    (parent,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
     await value(real_host, parent.id, BEFORE)
-    (child,) = (await service.branch(parent.id, 1, BranchOptions())).fork.sandboxes
+    (child,) = (await service.branches.branch(CALLER, parent.id, 1, BranchOptions())).fork.sandboxes
     await value(real_host, child.id, AFTER)
     await value(real_host, child.id, "much = bytearray(8 << 20); None")
 
@@ -364,25 +370,25 @@ async def test_what_was_not_written_out_yet_is_seen_of_sandboxes_and_of_snapshot
     real_host: RealHost,
 ) -> None:
     service = real_host.service
-    (one, other) = (await service.fork(TAG, 2, ForkOptions())).sandboxes
+    (one, other) = (await service.sandboxes.fork(CALLER, TAG, 2, ForkOptions())).sandboxes
     assert changes(await diff(real_host, one.id, other.id)) == set()
     await value(
         real_host, one.id, "file = open('/root/unsynced', 'w'); file.write('x'); file.flush()"
     )
-    await service.snapshot_sandbox(one.id, link := parse_tag("unsynced"), wait=True)
+    await service.branches.snapshot(CALLER, one.id, link := parse_tag("unsynced"), wait=True)
     await value(real_host, one.id, "file.write('y'); file.flush()")
 
     assert changes(await diff(real_host, TAG, link)) == {("/root/unsynced", "added")}
     assert changes(await diff(real_host, link, one.id)) == {("/root/unsynced", "changed")}
-    await service.delete_sandbox(one.id)
-    await service.delete_snapshot(link)
+    await service.sandboxes.delete(CALLER, one.id)
+    await service.snapshots.delete(CALLER, link)
 
 
 async def test_a_guest_that_writes_all_the_while_is_compared_at_one_moment(
     real_host: RealHost,
 ) -> None:
     service = real_host.service
-    (one,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+    (one,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
     await value(
         real_host,
         one.id,
@@ -420,6 +426,6 @@ async def test_a_branch_does_not_give_its_source_room_beyond_the_limit_on_its_di
 
     await branched(real_host, parent.id, 1)
 
-    result = await real_host.service.eval(parent.id, fill.format(1))
+    result = await real_host.service.guests.eval(CALLER, parent.id, fill.format(1))
     assert result.error is not None
     assert "Input/output error" in result.error.message

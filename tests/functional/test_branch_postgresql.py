@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support.callers import CALLER
 from tests.support.real_host import POSTGRESQL, REAL, TAG, baked_host, shell, value
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ async def host() -> AsyncIterator[RealHost]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def source(host: RealHost) -> AsyncIterator[Sandbox]:
     """A sandbox with pgbench's tables, and a first transaction in its history."""
-    (sandbox,) = (await host.service.fork(TAG, 1, ForkOptions())).sandboxes
+    (sandbox,) = (await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
     await shell(host, sandbox.id, PREPARE)
     yield sandbox
     await host.clear()
@@ -162,7 +163,7 @@ async def test_each_sibling_of_a_server_under_load_has_every_transaction_once_an
     for _ in range(soak.count(2, 10)):
         before = await begin_load(host, source.id)
 
-        branched = await host.service.branch(source.id, 1, OPTIONS)
+        branched = await host.service.branches.branch(CALLER, source.id, 1, OPTIONS)
 
         assert branched.fork.failures == ()
         (sibling,) = branched.fork.sandboxes
@@ -171,7 +172,7 @@ async def test_each_sibling_of_a_server_under_load_has_every_transaction_once_an
         await check_sound(host, sibling.id)
         draw = "sql('SELECT gen_random_uuid()::text, random()')"
         assert await value(host, sibling.id, draw) != await value(host, source.id, draw)
-        await host.service.delete_sandbox(sibling.id)
+        await host.service.sandboxes.delete(CALLER, sibling.id)
     await check_sound(host, source.id)
 
 
@@ -183,17 +184,17 @@ async def test_a_durable_snapshot_of_a_server_under_load_goes_on_and_recovers_fr
         tag = parse_tag(f"under-load-{number}")
         before = await begin_load(host, source.id)
 
-        await host.service.branch(source.id, 0, OPTIONS, tag=tag)
+        await host.service.branches.branch(CALLER, source.id, 0, OPTIONS, tag=tag)
 
-        (crashed,) = (await host.service.fork(tag, 1, ForkOptions())).sandboxes
+        (crashed,) = (await host.service.sandboxes.fork(CALLER, tag, 1, ForkOptions())).sandboxes
         await shell(host, crashed.id, "pg_ctlcluster 15 main stop -m immediate")
         await shell(host, crashed.id, f"{DROP_CACHES} && pg_ctlcluster 15 main start")
         assert before < await transactions(host, crashed.id) < before + TRANSACTIONS
         await check_sound(host, crashed.id)
-        await host.service.delete_sandbox(crashed.id)
+        await host.service.sandboxes.delete(CALLER, crashed.id)
 
-        (restored,) = (await host.service.fork(tag, 1, ForkOptions())).sandboxes
+        (restored,) = (await host.service.sandboxes.fork(CALLER, tag, 1, ForkOptions())).sandboxes
         await check_load_goes_on(host, restored.id, before)
         await check_sound(host, restored.id)
-        await host.service.delete_sandbox(restored.id)
+        await host.service.sandboxes.delete(CALLER, restored.id)
         await check_load_ends(host, source.id, before)

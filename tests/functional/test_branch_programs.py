@@ -12,6 +12,7 @@ import pytest_asyncio
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.guest import busy
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, ROOT, TAG, real_host, shell, value
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ OPTIONS = BranchOptions()
 @pytest_asyncio.fixture(loop_scope="module")
 async def source(real_host: RealHost) -> AsyncIterator[Sandbox]:
     """A sandbox in which both programs are at work."""
-    (sandbox,) = (await real_host.service.fork(TAG, 1, ForkOptions())).sandboxes
+    (sandbox,) = (await real_host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
 
     async def program() -> AsyncIterator[bytes]:
         yield PROGRAM.read_bytes()
 
-    await real_host.service.write_file(sandbox.id, "/root/busy.py", program())
+    await real_host.service.guests.write_file(CALLER, sandbox.id, "/root/busy.py", program())
     await value(real_host, sandbox.id, WARM)
     await shell(real_host, sandbox.id, ALONE)
     await gone_on(real_host, sandbox.id, [0] * len(FOLDERS) * len(busy.PARTS))
@@ -78,7 +79,7 @@ async def source(real_host: RealHost) -> AsyncIterator[Sandbox]:
 
 async def read(host: RealHost, sandbox: SandboxId, path: str) -> bytes:
     """Return what is in a file."""
-    async with await host.service.read_file(sandbox, path) as file:
+    async with await host.service.guests.read_file(CALLER, sandbox, path) as file:
         return b"".join([piece async for piece in file])
 
 
@@ -144,12 +145,12 @@ async def test_threads_files_and_a_connection_go_on_in_siblings_source_and_snaps
     for name in (*[None] * (branches - 1), tag):
         await shell(real_host, source.id, "sync")
         before = await counted(real_host, source.id)
-        branched = await service.branch(source.id, 3, OPTIONS, tag=name)
+        branched = await service.branches.branch(CALLER, source.id, 3, OPTIONS, tag=name)
         assert branched.fork.failures == ()
         for sibling in branched.fork.sandboxes:
             await check(sibling, before)
-            await service.delete_sandbox(sibling.id)
-    (restored,) = (await service.fork(tag, 1, ForkOptions())).sandboxes
+            await service.sandboxes.delete(CALLER, sibling.id)
+    (restored,) = (await service.sandboxes.fork(CALLER, tag, 1, ForkOptions())).sandboxes
     await check(restored, before)
     await check(source, before)
 

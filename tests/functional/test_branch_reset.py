@@ -13,6 +13,7 @@ from forkd.errors import Conflict
 from forkd.host import proc
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service import seeds
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, real_host, value
 from tests.support.service_host import until
 
@@ -73,20 +74,22 @@ WOKEN = "open('/proc/interrupts').read().split('HYP:')[1].split()[0]"
 async def clean(real_host: RealHost) -> AsyncIterator[None]:
     """Delete everything; nothing may be left, seeds included, but the snapshot's zygote."""
     yield
-    for each in await real_host.service.list_sandboxes():
-        await real_host.service.delete_sandbox(each.id)
+    for each in await real_host.service.sandboxes.list(CALLER):
+        await real_host.service.sandboxes.delete(CALLER, each.id)
     await until(lambda: len(real_host.vmm_processes()) <= 1)
     assert list(real_host.settings.sandboxes_dir.iterdir()) == []
 
 
 async def thinker(host: RealHost, thought: str, *, network: bool = False) -> Sandbox:
-    (made,) = (await host.service.fork(TAG, 1, ForkOptions(network=network))).sandboxes
+    (made,) = (
+        await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions(network=network))
+    ).sandboxes
     await value(host, made.id, THINK.format(thought=thought))
     return made
 
 
 async def branched(host: RealHost, parent: SandboxId, count: int = 1) -> tuple[Sandbox, ...]:
-    result = await host.service.branch(parent, count, BranchOptions())
+    result = await host.service.branches.branch(CALLER, parent, count, BranchOptions())
     assert result.fork.failures == ()
     return result.fork.sandboxes
 
@@ -96,7 +99,7 @@ async def forget(host: RealHost, sandbox: Sandbox) -> None:
 
 
 async def back(host: RealHost, sandbox: Sandbox) -> None:
-    await host.service.reset(sandbox.id, deadline_s=DEADLINE_S)
+    await host.service.sandboxes.reset(CALLER, sandbox.id, deadline_s=DEADLINE_S)
 
 
 async def thinks(host: RealHost, sandbox: Sandbox, thought: str) -> bool:
@@ -113,7 +116,7 @@ async def test_a_sibling_goes_back_again_and_again_though_its_source_has_ended(
     source = await thinker(real_host, "step")
     (sibling,) = await branched(real_host, source.id)
     await forget(real_host, source)
-    await real_host.service.delete_sandbox(source.id)
+    await real_host.service.sandboxes.delete(CALLER, source.id)
     seen = {(await value(real_host, sibling.id, WHO))[0]}
 
     for _ in range(resets):
@@ -125,7 +128,7 @@ async def test_a_sibling_goes_back_again_and_again_though_its_source_has_ended(
         assert name == sibling.hostname
         seen.add(boot_id)
     assert len(seen) == 1 + resets
-    assert await real_host.service.get_sandbox(sibling.id) == sibling
+    assert await real_host.service.sandboxes.get(CALLER, sibling.id) == sibling
 
 
 async def test_siblings_on_each_level_go_back_to_where_each_was_branched(
@@ -144,7 +147,7 @@ async def test_siblings_on_each_level_go_back_to_where_each_was_branched(
     assert await thinks(real_host, child, "first")
     await value(real_host, child.id, THINK.format(thought="third"))
     (late,) = await branched(real_host, child.id)
-    await real_host.service.delete_sandbox(child.id)
+    await real_host.service.sandboxes.delete(CALLER, child.id)
     for each, thought in ((late, "third"), (leaf, "second")):
         await forget(real_host, each)
         await back(real_host, each)
@@ -159,7 +162,7 @@ async def test_who_was_promoted_goes_back_to_its_branch_under_its_parents_name(
     parent = await thinker(real_host, "before", network=True)
     winner, _ = await branched(real_host, parent.id, 2)
     await forget(real_host, winner)
-    promoted = (await real_host.service.promote(winner.id)).sandbox
+    promoted = (await real_host.service.promotions.promote(CALLER, winner.id)).sandbox
 
     await back(real_host, promoted)
 
@@ -186,7 +189,7 @@ async def test_a_sibling_whose_seed_was_killed_says_so_and_is_unharmed(
     source = await thinker(real_host, "held")
     (sibling,) = await branched(real_host, source.id)
     assert sibling.pid is not None
-    (seed,) = seeds.held_for([sibling.pid])
+    (seed,) = seeds.retired_for([sibling.pid])
     os.kill(seed, signal.SIGKILL)
     await until(lambda: seed not in proc.processes())
     await value(real_host, sibling.id, "thought = 'after'; None")
@@ -195,7 +198,7 @@ async def test_a_sibling_whose_seed_was_killed_says_so_and_is_unharmed(
         await back(real_host, sibling)
 
     assert await value(real_host, sibling.id, "[thought, asked('there')]") == ["after", "there"]
-    assert await real_host.service.get_sandbox(sibling.id) == sibling
+    assert await real_host.service.sandboxes.get(CALLER, sibling.id) == sibling
 
 
 async def test_who_waits_for_a_page_of_the_hosts_is_woken_at_a_reset_as_at_the_branch(

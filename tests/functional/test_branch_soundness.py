@@ -16,6 +16,7 @@ import pytest_asyncio
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support import witness
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, baked_host, variant
 
 if TYPE_CHECKING:
@@ -74,16 +75,16 @@ async def host(
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def clean(host: RealHost) -> AsyncIterator[None]:
     yield
-    for each in await host.service.list_sandboxes():
-        await host.service.delete_sandbox(each.id)
-    for snapshot in await host.service.list_snapshots():
+    for each in await host.service.sandboxes.list(CALLER):
+        await host.service.sandboxes.delete(CALLER, each.id)
+    for snapshot in await host.service.snapshots.list(CALLER):
         if snapshot.depth == 1:
-            await host.service.delete_snapshot(snapshot.tag, cascade=True)
-    assert [each.tag for each in await host.service.list_snapshots()] == [TAG]
+            await host.service.snapshots.delete(CALLER, snapshot.tag, cascade=True)
+    assert [each.tag for each in await host.service.snapshots.list(CALLER)] == [TAG]
 
 
 async def forked(host: RealHost, tag: Tag) -> SandboxId:
-    result = await host.service.fork(tag, 1, FORK)
+    result = await host.service.sandboxes.fork(CALLER, tag, 1, FORK)
     assert result.failures == ()
     return result.sandboxes[0].id
 
@@ -102,7 +103,7 @@ async def finished(host: RealHost, source: SandboxId, counts: Counts) -> None:
     """Check a source that is not branched any more, and end it."""
     await checked(host, source, await witness.ask(host, source, "look"), counts)
     counts.sources += 1
-    await host.service.delete_sandbox(source)
+    await host.service.sandboxes.delete(CALLER, source)
 
 
 async def branched(host: RealHost, source: SandboxId, number: int, counts: Counts) -> SandboxId:
@@ -114,7 +115,9 @@ async def branched(host: RealHost, source: SandboxId, number: int, counts: Count
     service, tag = host.service, parse_tag(f"instant{number}")
     count = 2 if number % 4 == 1 else 1
     before = await witness.ask(host, source, "look")
-    result = await service.branch(source, count, BRANCH, tag=tag, wait=number % 4 == 0)
+    result = await service.branches.branch(
+        CALLER, source, count, BRANCH, tag=tag, wait=number % 4 == 0
+    )
     assert result.fork.failures == ()
     # Of this, what was branched must know nothing.
     await witness.ask(host, source, "look")
@@ -126,7 +129,7 @@ async def branched(host: RealHost, source: SandboxId, number: int, counts: Count
         await finished(host, source, counts)
         source = siblings.pop()
     for each in siblings:
-        await service.delete_sandbox(each)
+        await service.sandboxes.delete(CALLER, each)
     restored = await forked(host, tag)
     await checked(host, restored, before, counts)
     counts.snapshots += 1
@@ -134,8 +137,8 @@ async def branched(host: RealHost, source: SandboxId, number: int, counts: Count
     if number % 8 == 7:
         await finished(host, source, counts)
         return restored
-    await service.delete_sandbox(restored)
-    await service.delete_snapshot(tag)
+    await service.sandboxes.delete(CALLER, restored)
+    await service.snapshots.delete(CALLER, tag)
     return source
 
 

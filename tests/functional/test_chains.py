@@ -14,6 +14,7 @@ from forkd.errors import ChainError
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
+from tests.support.callers import CALLER
 from tests.support.memory import image_bytes, private_bytes
 from tests.support.real_host import REAL, TAG, real_host, value
 
@@ -51,24 +52,24 @@ import hashlib
 async def clean(real_host: RealHost) -> AsyncIterator[None]:
     yield
     service = real_host.service
-    for each in await service.list_sandboxes():
-        await service.delete_sandbox(each.id)
-    for snapshot in await service.list_snapshots():
+    for each in await service.sandboxes.list(CALLER):
+        await service.sandboxes.delete(CALLER, each.id)
+    for snapshot in await service.snapshots.list(CALLER):
         if snapshot.depth == 1 or snapshot.tag == "flat":
-            await service.delete_snapshot(snapshot.tag, cascade=True)
-    assert [each.tag for each in await service.list_snapshots()] == [TAG]
+            await service.snapshots.delete(CALLER, snapshot.tag, cascade=True)
+    assert [each.tag for each in await service.snapshots.list(CALLER)] == [TAG]
 
 
 async def forked(host: RealHost, tag: Tag) -> SandboxId:
-    return (await host.service.fork(tag, 1, ONE)).sandboxes[0].id
+    return (await host.service.sandboxes.fork(CALLER, tag, 1, ONE)).sandboxes[0].id
 
 
 async def extended(host: RealHost, tag: Tag, parent: Tag) -> str:
     """Write a link with a MiB of memory and of disk that nobody else has; return its digest."""
     sandbox = await forked(host, parent)
     digest = await value(host, sandbox, EXTEND.format(tag=tag))
-    await host.service.snapshot_sandbox(sandbox, tag, wait=True)
-    await host.service.delete_sandbox(sandbox)
+    await host.service.branches.snapshot(CALLER, sandbox, tag, wait=True)
+    await host.service.sandboxes.delete(CALLER, sandbox)
     return str(digest)
 
 
@@ -77,7 +78,7 @@ async def check(host: RealHost, tag: Tag, digests: dict[Tag, str]) -> None:
     sandbox = await forked(host, tag)
     for link, digest in digests.items():
         assert await value(host, sandbox, CHECK.format(tag=link)) == [digest, digest]
-    await host.service.delete_sandbox(sandbox)
+    await host.service.sandboxes.delete(CALLER, sandbox)
 
 
 async def chain(host: RealHost, depth: int) -> dict[Tag, str]:
@@ -97,7 +98,7 @@ async def test_a_snapshot_has_what_its_source_had_at_that_instant_and_the_source
     source = await forked(real_host, TAG)
     await value(real_host, source, "thought = 7; open('/root/note', 'w').write('seven')")
 
-    made = await service.snapshot_sandbox(source, taken, wait=True)
+    made = await service.branches.snapshot(CALLER, source, taken, wait=True)
     await value(real_host, source, "thought = 8; open('/root/note', 'w').write('eight')")
 
     assert (made.status, made.parent, made.source) == (SnapshotStatus.READY, TAG, source)
@@ -115,8 +116,8 @@ async def test_a_fork_waits_for_a_snapshot_that_is_being_written(real_host: Real
     source = await forked(real_host, TAG)
     await value(real_host, source, "mark = 5")
 
-    made = await real_host.service.snapshot_sandbox(source, taken, wait=False)
-    await real_host.service.delete_sandbox(source)
+    made = await real_host.service.branches.snapshot(CALLER, source, taken, wait=False)
+    await real_host.service.sandboxes.delete(CALLER, source)
 
     assert made.status is SnapshotStatus.WRITING
     assert await value(real_host, await forked(real_host, taken), "mark") == 5
@@ -127,30 +128,30 @@ async def test_a_chain_comes_back_whole_after_a_restart_and_when_it_was_compacte
 ) -> None:
     digests = await chain(real_host, 3)
     head, middle = parse_tag("link3"), parse_tag("link2")
-    stored = [(await real_host.service.get_snapshot(tag)).stored_bytes for tag in digests]
+    stored = [(await real_host.service.snapshots.get(CALLER, tag)).stored_bytes for tag in digests]
     assert max(stored) < real_host.snapshot.stored_bytes / 3
 
     await real_host.restart()
     await check(real_host, head, digests)
 
-    flat = await real_host.service.compact_snapshot(head, parse_tag("flat"))
+    flat = await real_host.service.chains.compact(CALLER, head, parse_tag("flat"))
     assert (flat.depth, flat.parent) == (0, None)
     await check(real_host, flat.tag, digests)
 
-    made = await real_host.service.compact_snapshot(middle)
-    assert (made.depth, (await real_host.service.get_snapshot(head)).depth) == (0, 1)
-    await real_host.service.delete_snapshot(parse_tag("link1"))
+    made = await real_host.service.chains.compact(CALLER, middle)
+    assert (made.depth, (await real_host.service.snapshots.get(CALLER, head)).depth) == (0, 1)
+    await real_host.service.snapshots.delete(CALLER, parse_tag("link1"))
     await check(real_host, head, digests)
-    await real_host.service.delete_snapshot(middle, cascade=True)
+    await real_host.service.snapshots.delete(CALLER, middle, cascade=True)
 
 
 async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHost) -> None:
     digests = await chain(real_host, DEPTH)
     head = parse_tag(f"link{DEPTH}")
-    assert (await real_host.service.get_snapshot(head)).depth == DEPTH
+    assert (await real_host.service.snapshots.get(CALLER, head)).depth == DEPTH
     await check(real_host, head, digests)
 
-    result = await real_host.service.fork(head, 10, ONE)
+    result = await real_host.service.sandboxes.fork(CALLER, head, 10, ONE)
 
     assert result.failures == ()
     first = f"hashlib.sha256({parse_tag('link1')}).hexdigest()"
@@ -163,8 +164,8 @@ async def test_the_base_of_a_chain_is_in_memory_once(real_host: RealHost) -> Non
     base = image_bytes(real_host.vmm_processes())
     await chain(real_host, DEPTH)
     head = parse_tag(f"link{DEPTH}")
-    await real_host.service.delete_sandbox(await forked(real_host, head))
-    links = [each for each in await real_host.service.list_snapshots() if each.depth]
+    await real_host.service.sandboxes.delete(CALLER, await forked(real_host, head))
+    links = [each for each in await real_host.service.snapshots.list(CALLER) if each.depth]
 
     assert len(real_host.vmm_processes()) == DEPTH + 1
     images = image_bytes(real_host.vmm_processes())
@@ -178,11 +179,11 @@ async def test_the_base_of_a_chain_is_in_memory_once(real_host: RealHost) -> Non
 
 async def test_a_command_makes_a_link(real_host: RealHost) -> None:
     request = LinkRequest(parse_tag("tool"), TAG, "echo made > /root/made && echo done")
-    *steps, made = [event async for event in real_host.service.link_snapshot(request)]
+    *steps, made = [event async for event in real_host.service.chains.extend(CALLER, request)]
 
     assert isinstance(made, Snapshot)
     assert "done" in [step.message for step in steps if not isinstance(step, Snapshot)]
-    assert await real_host.service.list_sandboxes() == ()
+    assert await real_host.service.sandboxes.list(CALLER) == ()
     sandbox = await forked(real_host, made.tag)
     assert await value(real_host, sandbox, "open('/root/made').read()") == "made\n"
 
@@ -211,11 +212,11 @@ async def test_a_command_reaches_the_host_through_the_network_that_was_asked_for
         )
         request = LinkRequest(parse_tag("fetched"), TAG, fetch, network=True)
         serving = asyncio.get_running_loop().run_in_executor(None, serve)
-        *_, made = [event async for event in real_host.service.link_snapshot(request)]
+        *_, made = [event async for event in real_host.service.chains.extend(CALLER, request)]
         address = await serving
 
     assert isinstance(made, Snapshot)
-    assert ip_address(address) in real_host.settings.network.pool
+    assert ip_address(address) in real_host.names.network.pool
     sandbox = await forked(real_host, made.tag)
     assert await value(real_host, sandbox, "open('/root/fetched').read()") == "a wheel"
 
@@ -232,7 +233,7 @@ async def test_a_flipped_bit_in_a_link_is_named_before_anything_runs(
     path.write_bytes(raw)
 
     with pytest.raises(ChainError, match="link1") as caught:
-        await real_host.service.fork(parse_tag("link2"), 1, ONE)
+        await real_host.service.sandboxes.fork(CALLER, parse_tag("link2"), 1, ONE)
 
     assert caught.value.context["link"] == "link1"
-    assert await real_host.service.list_sandboxes() == ()
+    assert await real_host.service.sandboxes.list(CALLER) == ()

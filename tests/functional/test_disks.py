@@ -12,6 +12,7 @@ import pytest
 from forkd.engine.control import Control
 from forkd.engine.process import CONTROL_SOCKET
 from forkd.model.sandbox import ForkOptions
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, value
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ async def test_a_limit_on_the_disk_is_an_io_error_there_and_nowhere_else(
         real_host.forked(1, ForkOptions()) as (other,),
     ):
         code = SYNCED.replace("1 << 18", "1 << 22")
-        result = await real_host.service.eval(limited.id, code)
+        result = await real_host.service.guests.eval(CALLER, limited.id, code)
         assert result.error is not None
         assert f"[Errno {errno.EIO}]" in result.error.message
         assert (await metrics(real_host, limited.id)).top_bytes <= 1 << 20

@@ -11,6 +11,7 @@ import pytest
 from forkd.daemon.app import create_app
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Settings
+from tests.support.callers import CALLER
 from tests.support.docs import ROOT, page_id, run_python
 from tests.support.real_host import REAL, TAG
 
@@ -40,8 +41,8 @@ async def daemon_of(host: RealHost) -> AsyncIterator[str]:
         async with listening(create_app(host.service), settings) as (url,):
             yield url
     finally:
-        for sandbox in await host.service.list_sandboxes():
-            await host.service.delete_sandbox(sandbox.id)
+        for sandbox in await host.service.sandboxes.list(CALLER):
+            await host.service.sandboxes.delete(CALLER, sandbox.id)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -11,6 +11,7 @@ from forkd import Client
 from forkd.host.cgroupfs import children
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.sandbox import ForkOptions
+from tests.support.callers import CALLER
 from tests.support.memory import Held, image_bytes, private_bytes
 from tests.support.real_daemon import running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG, baked_host, value, variant
@@ -108,8 +109,8 @@ class Patient:
     def __init__(self, daemon: Daemon, sandbox: Sandbox) -> None:
         self._daemon, self.sandbox = daemon, sandbox
         self._folder = daemon.settings.sandboxes_dir / sandbox.id
-        (group,) = children(daemon.settings.cgroup_root)
-        self._group = daemon.settings.cgroup_root / group
+        (group,) = children(daemon.names.cgroup_root)
+        self._group = daemon.names.cgroup_root / group
 
     def examined(self) -> dict[str, int]:
         """Return everything that must not grow."""
@@ -224,13 +225,13 @@ async def extended(host: RealHost, tag: Tag, parent: Tag, mib: int) -> str:
     """Write a link of so much that nobody else has; return the digest of that."""
     source = await forked(host, parent)
     digest = await value(host, source, EXTEND.format(tag=tag, mib=mib))
-    await host.service.snapshot_sandbox(source, tag, wait=True)
-    await host.service.delete_sandbox(source)
+    await host.service.branches.snapshot(CALLER, source, tag, wait=True)
+    await host.service.sandboxes.delete(CALLER, source)
     return str(digest)
 
 
 async def forked(host: RealHost, tag: Tag) -> SandboxId:
-    return (await host.service.fork(tag, 1, ForkOptions())).sandboxes[0].id
+    return (await host.service.sandboxes.fork(CALLER, tag, 1, ForkOptions())).sandboxes[0].id
 
 
 async def test_ten_large_links_have_their_base_in_memory_once_and_all_their_data(
@@ -247,7 +248,7 @@ async def test_ten_large_links_have_their_base_in_memory_once_and_all_their_data
         for number in range(1, count + 1):
             tag = parse_tag(f"link{number}")
             digests[tag] = await extended(host, tag, [TAG, *digests][-1], mib)
-        links = [await host.service.get_snapshot(tag) for tag in digests]
+        links = [await host.service.snapshots.get(CALLER, tag) for tag in digests]
         for link in links:
             assert mib * MIB < link.stored_bytes < mib * MIB + BESIDE_BYTES
 
@@ -265,5 +266,5 @@ async def test_ten_large_links_have_their_base_in_memory_once_and_all_their_data
         tell(f"base {max(base.values())} bytes; links {[link.stored_bytes for link in links]}")
         tell(f"beside it {beside} bytes in {len(pids)} processes, {stored} stored")
         assert beside < stored + count * ZYGOTE_BYTES + (count + 1) * CHILD_BYTES
-        for each in await host.service.list_sandboxes():
-            await host.service.delete_sandbox(each.id)
+        for each in await host.service.sandboxes.list(CALLER):
+            await host.service.sandboxes.delete(CALLER, each.id)

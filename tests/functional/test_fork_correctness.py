@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from forkd.errors import EngineError
 from forkd.model.sandbox import ForkOptions
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, baked_host, value, variant
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ async def test_a_child_that_cannot_reseed_or_whose_hook_fails_is_no_sandbox_and_
     host: RealHost,
 ) -> None:
     known = host.vmm_processes()
-    result = await host.service.fork(host.snapshot.tag, 24, ForkOptions(network=True))
+    result = await host.service.sandboxes.fork(
+        CALLER, host.snapshot.tag, 24, ForkOptions(network=True)
+    )
     try:
         said = [failure.message for failure in result.failures]
         assert len(result.sandboxes) + len(said) == 24
@@ -182,16 +185,16 @@ async def test_a_child_that_cannot_reseed_or_whose_hook_fails_is_no_sandbox_and_
         assert_nothing_else_is_there(host, result.sandboxes, known)
     finally:
         for sandbox in result.sandboxes:
-            await host.service.delete_sandbox(sandbox.id)
+            await host.service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_all_or_nothing_ends_the_others_when_a_hook_fails(host: RealHost) -> None:
     known = host.vmm_processes()
     options = ForkOptions(network=True, all_or_nothing=True)
     with pytest.raises(EngineError, match="children failed"):
-        await host.service.fork(host.snapshot.tag, 24, options)
+        await host.service.sandboxes.fork(CALLER, host.snapshot.tag, 24, options)
 
-    assert await host.service.list_sandboxes() == ()
+    assert await host.service.sandboxes.list(CALLER) == ()
     assert_nothing_else_is_there(host, (), known)
 
 
@@ -201,7 +204,7 @@ def assert_nothing_else_is_there(
     """Check folders, processes and links against the sandboxes there are."""
     folders = {path.name for path in host.settings.sandboxes_dir.iterdir()}
     assert folders == {sandbox.id for sandbox in sandboxes}
-    links = [name for _, name in socket.if_nameindex() if host.settings.network.is_ours(name)]
+    links = [name for _, name in socket.if_nameindex() if host.names.network.is_ours(name)]
     assert len(links) == len(sandboxes)
     assert host.vmm_processes() - known == {sandbox.pid for sandbox in sandboxes}
 

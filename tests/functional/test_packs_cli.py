@@ -33,7 +33,7 @@ def _own_keys_and_one_snapshot(
     monkeypatch.setenv("FORKD_KEYS", str(tmp_path / "keyring"))
     monkeypatch.chdir(tmp_path)
     for tag in ("numpy", "numpy-breaks"):
-        daemon.service.snapshots[Tag(tag)] = a_snapshot(tag)
+        daemon.service.stored[Tag(tag)] = a_snapshot(tag)
 
 
 def test_a_pack_is_signed_by_ones_own_key_and_taken_elsewhere(
@@ -48,7 +48,7 @@ def test_a_pack_is_signed_by_ones_own_key_and_taken_elsewhere(
     assert packed["links"] == ["base", "numpy"]
     assert taken["signed_by"] == packed["signed_by"] is not None
     assert taken["snapshot"]["tag"] == "copy"
-    assert Tag("copy") in daemon.service.snapshots
+    assert Tag("copy") in daemon.service.stored
 
 
 def test_a_pack_without_a_key_says_how_to_make_one(forkd: Forkd) -> None:
@@ -116,7 +116,7 @@ def test_a_damaged_pack_is_refused_and_leaves_nothing(forkd: Forkd, daemon: Runn
 
     assert ended.code == 1
     assert "cut short" in ended.err
-    assert Tag("copy") not in daemon.service.snapshots
+    assert Tag("copy") not in daemon.service.stored
 
 
 def test_a_file_is_not_replaced_unless_told(forkd: Forkd) -> None:
@@ -188,7 +188,7 @@ def test_a_pull_that_breaks_off_leaves_nothing(
     ended = forkd("pull", web.url("/x.forkpack"), "--as", "copy")
 
     assert ended.code == 7
-    assert Tag("copy") not in daemon.service.snapshots
+    assert Tag("copy") not in daemon.service.stored
 
 
 def test_keys_are_listed_and_shown(forkd: Forkd) -> None:

@@ -16,7 +16,10 @@ from forkd.model.ids import parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import ForkOptions
 from forkd.packs.container import read_head
-from forkd.service.host_service import HostService
+from forkd.service.host import open_host
+from forkd.service.snapshots.stored import placeholder
+from forkd.store.snapshots import SnapshotStore
+from tests.support.callers import CALLER
 from tests.support.packs import PUBLIC, SECRET
 from tests.support.real_host import (
     REAL,
@@ -49,7 +52,7 @@ async def pieces(file: BinaryIO) -> AsyncIterator[bytes]:
 
 async def pack_to(host: RealHost, tag: Tag, file: BinaryIO) -> None:
     """Write a signed pack of a snapshot."""
-    async with contextlib.aclosing(host.service.pack_snapshot(tag)) as packed:
+    async with contextlib.aclosing(host.service.packs.pack(CALLER, tag)) as packed:
         async for piece in packed:
             file.write(piece)
     file.seek(0)
@@ -60,10 +63,10 @@ async def pack_to(host: RealHost, tag: Tag, file: BinaryIO) -> None:
 
 async def written_down(host: RealHost, tag: Tag) -> None:
     """Take a snapshot of a sandbox that has something on its mind and on its disk."""
-    (source,) = (await host.service.fork(TAG, 1, ForkOptions())).sandboxes
+    (source,) = (await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
     await value(host, source.id, "mark = 5; open('/root/note', 'w').write('five')")
-    await host.service.snapshot_sandbox(source.id, tag, wait=True)
-    await host.service.delete_sandbox(source.id)
+    await host.service.branches.snapshot(CALLER, source.id, tag, wait=True)
+    await host.service.sandboxes.delete(CALLER, source.id)
 
 
 @contextlib.asynccontextmanager
@@ -71,12 +74,12 @@ async def elsewhere() -> AsyncIterator[RealHost]:
     """Another service with folders of its own; nothing is left of it."""
     folders = fresh_folders()
     settings = settings_in(*folders)
-    service = HostService(settings)
     try:
-        await service.start()
-        yield RealHost(settings, service, None)  # type: ignore[arg-type] - nothing is baked there
+        async with contextlib.AsyncExitStack() as opened:
+            service = await opened.enter_async_context(open_host(settings))
+            nothing = placeholder(TAG, SnapshotStore(settings.state_dir))
+            yield RealHost(settings, service, nothing, opened)
     finally:
-        await service.stop()
         for folder in folders:
             shutil.rmtree(folder)
 
@@ -99,8 +102,8 @@ async def test_sandboxes_are_forked_from_a_chain_that_was_unpacked(real_host: Re
         async with elsewhere() as there:
             stranger = replace(SIGNED, trusted=())
             with pytest.raises(PackError, match="not trusted"):
-                await there.service.unpack_snapshot(stranger, pieces(file))
-            unpacked = await there.service.unpack_snapshot(SIGNED, pieces(file))
+                await there.service.packs.unpack(CALLER, stranger, pieces(file))
+            unpacked = await there.service.packs.unpack(CALLER, SIGNED, pieces(file))
 
             assert unpacked.missing_features == ()
             assert [each.tag for each in unpacked.links] == [TAG, ARRIVED]
@@ -111,7 +114,7 @@ async def test_sandboxes_are_forked_from_a_chain_that_was_unpacked(real_host: Re
 
 async def check_forks(host: RealHost) -> None:
     """Check that two forks have what base and link had, in memory and on disk."""
-    forked = await host.service.fork(ARRIVED, 2, ForkOptions())
+    forked = await host.service.sandboxes.fork(CALLER, ARRIVED, 2, ForkOptions())
     try:
         assert forked.failures == ()
         for sandbox in forked.sandboxes:
@@ -121,4 +124,4 @@ async def check_forks(host: RealHost) -> None:
             assert said == [45, 5, "five"]
     finally:
         for sandbox in forked.sandboxes:
-            await host.service.delete_sandbox(sandbox.id)
+            await host.service.sandboxes.delete(CALLER, sandbox.id)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
 from forkd.errors import CapacityError, Conflict, NotFound, PackError, StoreError
 from forkd.host import proc
@@ -17,10 +17,15 @@ from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
 from forkd.service.packs import Packs
-from forkd.service.registry import Registry
+from forkd.service.records import Records
+from forkd.service.settings import PackPolicy
+from forkd.service.snapshots import stored
+from forkd.service.snapshots.catalog import Catalog
+from forkd.store.database import Database
 from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import PendingStore
 from forkd.store.snapshots import SnapshotStore
+from tests.support.callers import CALLER
 from tests.support.packs import (
     DISK_BYTES,
     MEMORY_BYTES,
@@ -32,8 +37,10 @@ from tests.support.packs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+POLICY = PackPolicy(allow_unsigned=True)
 
 FILES = ("state", "memory", "disk.layer")
 
@@ -44,17 +51,17 @@ class Host:
 
     state: Path
     store: SnapshotStore
-    registry: Registry
+    catalog: Catalog
     packs: Packs
 
     async def pack(self, tag: str) -> bytes:
-        return b"".join([piece async for piece in self.packs.pack(parse_tag(tag))])
+        return b"".join([piece async for piece in self.packs.pack(CALLER, parse_tag(tag))])
 
     async def unpack(self, pack: bytes, tag: str, **terms: object) -> list[tuple[str, bool]]:
         """Unpack whoever signed it; returns name and whether it was here, for each link."""
         values = {"allow_unsigned": True, **terms}
         request = UnpackRequest(parse_tag(tag), **values)  # type: ignore[arg-type]
-        unpacked = await self.packs.unpack(request, pieces(pack))
+        unpacked = await self.packs.unpack(CALLER, request, pieces(pack))
         return [(each.tag, each.reused) for each in unpacked.links]
 
     def add(self, tags: list[str], rootfs: bytes = block("root") + bytes(8192)) -> None:
@@ -67,7 +74,7 @@ class Host:
             staged = self.store.stage()
             manifest = self._manifest(staged, tag, parent)
             self.store.publish(staged, manifest)
-            self.registry.add(self.registry.read(parse_tag(tag)))
+            self.catalog.add(stored.read(parse_tag(tag), self.store))
             parent = manifest
 
     @staticmethod
@@ -104,30 +111,34 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 10_000]
 
 
-def a_host(state: Path) -> Host:
+@contextlib.contextmanager
+def a_host(state: Path) -> Iterator[Host]:
     state.mkdir()
     store, pending = SnapshotStore(state), PendingStore(state)
+    records = Records(Database(state / "forkd.db"))
     store.prepare()
     pending.prepare()
-    registry = Registry(store, pending, lambda _: ())
+    catalog = Catalog(store, pending, records, lambda _: ())
 
     async def drop_images() -> None:
-        for path in store.unused_images(registry.image_keys()):
+        for path in store.unused_images(catalog.image_keys()):
             store.discard(store.put_aside(path))
 
-    return Host(state, store, registry, Packs(store, registry, drop_images))
-
-
-@pytest_asyncio.fixture
-async def here(tmp_path: Path) -> Host:
-    host = a_host(tmp_path / "here")
-    host.add(["base", "middle", "head"])
-    return host
+    yield Host(state, store, catalog, Packs(POLICY, store, catalog, drop_images))
+    records.close()
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Host:
-    return a_host(tmp_path / "there")
+def here(tmp_path: Path) -> Iterator[Host]:
+    with a_host(tmp_path / "here") as host:
+        host.add(["base", "middle", "head"])
+        yield host
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Host]:
+    with a_host(tmp_path / "there") as host:
+        yield host
 
 
 async def test_a_chain_arrives_byte_for_byte_and_is_ready(here: Host, there: Host) -> None:
@@ -136,7 +147,7 @@ async def test_a_chain_arrives_byte_for_byte_and_is_ready(here: Host, there: Hos
     assert links == [("base", False), ("middle", False), ("head", False)]
     for tag in ("base", "middle", "head"):
         assert there.contents(tag) == here.contents(tag)
-        assert there.registry.get(parse_tag(tag)).status is SnapshotStatus.READY
+        assert there.catalog.get(parse_tag(tag)).status is SnapshotStatus.READY
     chain = there.store.load_chain(parse_tag("head"))
     assert [each.tag for each in chain] == ["base", "middle", "head"]
     image = there.store.rootfs(chain[0].image_key)
@@ -151,9 +162,9 @@ async def test_a_pack_of_a_base_has_nothing_of_what_stands_on_it(here: Host, the
 async def test_a_second_restart_reads_what_was_unpacked(here: Host, there: Host) -> None:
     await there.unpack(await here.pack("head"), "head")
 
-    await there.registry.load()
+    await there.catalog.load()
 
-    assert [each.status for each in there.registry.list_all()] == [SnapshotStatus.READY] * 3
+    assert [each.status for each in there.catalog.all()] == [SnapshotStatus.READY] * 3
 
 
 async def test_unpacking_twice_changes_nothing(here: Host, there: Host) -> None:
@@ -241,7 +252,7 @@ async def test_a_key_that_no_image_here_has_is_not_taken_from_a_pack(
 async def test_what_the_guests_cpu_had_and_this_one_lacks_is_named(here: Host, there: Host) -> None:
     request = UnpackRequest(parse_tag("base"), allow_unsigned=True)
 
-    unpacked = await there.packs.unpack(request, pieces(await here.pack("base")))
+    unpacked = await there.packs.unpack(CALLER, request, pieces(await here.pack("base")))
 
     assert "avx" not in proc.cpu().features or "avx" not in unpacked.missing_features
     assert "not-there" in unpacked.missing_features
@@ -250,7 +261,7 @@ async def test_what_the_guests_cpu_had_and_this_one_lacks_is_named(here: Host, t
 async def test_a_signature_that_is_trusted_is_told(here: Host, there: Host) -> None:
     request = UnpackRequest(parse_tag("base"), trusted=(PUBLIC,))
 
-    unpacked = await there.packs.unpack(request, pieces(signed(await here.pack("base"))))
+    unpacked = await there.packs.unpack(CALLER, request, pieces(signed(await here.pack("base"))))
 
     assert unpacked.signed_by == PUBLIC
 
@@ -273,7 +284,7 @@ async def test_nothing_is_left_of_a_pack_that_is_refused(
 
     assert refused.value.context["reason"] == fault
     assert there.everything() == before
-    assert there.registry.list_all() == ()
+    assert there.catalog.all() == ()
 
 
 async def test_a_pack_refused_at_its_head_does_not_break_off_who_sends_it(there: Host) -> None:
@@ -336,7 +347,7 @@ async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
 
     assert there.store.tags() == ()
     assert list((there.state / "images").iterdir()) == []
-    assert there.registry.list_all() == ()
+    assert there.catalog.all() == ()
     assert list((there.state / "staging").iterdir()) == []
 
 
@@ -367,7 +378,7 @@ async def test_what_does_not_exist_is_not_packed(here: Host) -> None:
 
 
 async def test_a_reader_that_leaves_ends_the_packing(here: Host) -> None:
-    source = here.packs.pack(Tag("head"))
+    source = here.packs.pack(CALLER, Tag("head"))
     async with aclosing(source):
         await anext(source)
 

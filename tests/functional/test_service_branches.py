@@ -28,7 +28,9 @@ from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
-from forkd.service import seeds, stalls
+from forkd.service import seeds
+from forkd.service.trees import stalls
+from tests.support.callers import CALLER
 from tests.support.service_host import TAG, FakeHost, until
 
 if TYPE_CHECKING:
@@ -36,35 +38,35 @@ if TYPE_CHECKING:
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
-    from forkd.service.host_service import HostService
+    from forkd.service.host import Host
 
 OPTIONS = BranchOptions()
 DEADLINE_S = 20.0
 
 
 @contextlib.asynccontextmanager
-async def held(host: FakeHost, knobs: str = "") -> AsyncIterator[tuple[HostService, Sandbox]]:
+async def held(host: FakeHost, knobs: str = "") -> AsyncIterator[tuple[Host, Sandbox]]:
     """Run a service with one sandbox; nothing is left of either."""
     async with host.service() as service:
         with contextlib.suppress(Conflict):  # a test may come back to its host
             await host.bake(service, host.recipe(knobs=knobs))
-        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         yield service, sandbox
-        for each in await service.list_sandboxes():
+        for each in await service.sandboxes.list(CALLER):
             with contextlib.suppress(NotFound):
-                await service.delete_sandbox(each.id)
+                await service.sandboxes.delete(CALLER, each.id)
         assert host.left_over() == []
         await until(lambda: len(host.vmm_processes()) <= 1)  # the snapshot's zygote
 
 
-async def branched(service: HostService, source: SandboxId, count: int = 1) -> tuple[Sandbox, ...]:
-    result = await service.branch(source, count, OPTIONS)
+async def branched(service: Host, source: SandboxId, count: int = 1) -> tuple[Sandbox, ...]:
+    result = await service.branches.branch(CALLER, source, count, OPTIONS)
     assert result.fork.failures == ()
     return result.fork.sandboxes
 
 
-async def value(service: HostService, sandbox: SandboxId, code: str) -> object:
-    result = await service.eval(sandbox, code)
+async def value(service: Host, sandbox: SandboxId, code: str) -> object:
+    result = await service.guests.eval(CALLER, sandbox, code)
     assert result.error is None
     return result.value
 
@@ -72,16 +74,16 @@ async def value(service: HostService, sandbox: SandboxId, code: str) -> object:
 def seed_of(sibling: Sandbox) -> int:
     """Return the process that holds what a sibling goes back to."""
     assert sibling.pid is not None
-    (seed,) = seeds.held_for([sibling.pid])
+    (seed,) = seeds.retired_for([sibling.pid])
     return seed
 
 
-async def exited(service: HostService, sandbox: SandboxId) -> Sandbox:
+async def exited(service: Host, sandbox: SandboxId) -> Sandbox:
     """Return what a sandbox is once it has ended."""
     async with asyncio.timeout(DEADLINE_S):
-        async for _ in service.follow_console_log(sandbox):
+        async for _ in service.sandboxes.follow_console_log(CALLER, sandbox):
             pass
-    return await service.get_sandbox(sandbox)
+    return await service.sandboxes.get(CALLER, sandbox)
 
 
 async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
@@ -90,7 +92,7 @@ async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
     async with held(fake_host) as (service, source):
         await value(service, source.id, "globals().update(thought=7)")
 
-        result = await service.branch(source.id, 5, OPTIONS)
+        result = await service.branches.branch(CALLER, source.id, 5, OPTIONS)
         await value(service, source.id, "globals().update(thought=8)")
 
         siblings = result.fork.sandboxes
@@ -106,7 +108,7 @@ async def test_siblings_have_what_the_source_had_and_an_identity_of_their_own(
 
 async def test_the_answer_says_what_the_guest_noticed(fake_host: FakeHost) -> None:
     async with held(fake_host) as (service, source):
-        result = await service.branch(source.id, 1, OPTIONS)
+        result = await service.branches.branch(CALLER, source.id, 1, OPTIONS)
         assert (result.stall_ms, result.stall_unknown) == (1.5, None)
 
 
@@ -116,7 +118,7 @@ async def test_a_guest_that_does_not_answer_is_branched_all_the_same(
 ) -> None:
     monkeypatch.setattr(stalls, "ANSWER_TIMEOUT_S", 0.05)
     async with held(fake_host, knob) as (service, source):
-        result = await service.branch(source.id, 1, OPTIONS)
+        result = await service.branches.branch(CALLER, source.id, 1, OPTIONS)
 
         assert (len(result.fork.sandboxes), result.stall_ms) == (1, None)
         assert "the agent did not" in (result.stall_unknown or "")
@@ -129,20 +131,22 @@ async def test_siblings_and_a_snapshot_asked_for_at_once_are_of_one_instant(
     async with held(fake_host) as (service, source):
         await value(service, source.id, "globals().update(thought=7)")
 
-        result = await service.branch(source.id, 2, OPTIONS, tag=parse_tag("kept"))
+        result = await service.branches.branch(CALLER, source.id, 2, OPTIONS, tag=parse_tag("kept"))
 
         assert result.snapshot is not None
         assert (result.snapshot.status, result.snapshot.parent) == (SnapshotStatus.READY, TAG)
-        (fork,) = (await service.fork(parse_tag("kept"), 1, ForkOptions())).sandboxes
+        (fork,) = (
+            await service.sandboxes.fork(CALLER, parse_tag("kept"), 1, ForkOptions())
+        ).sandboxes
         everybody = (*result.fork.sandboxes, fork)
         assert [await value(service, each.id, "thought") for each in everybody] == [7, 7, 7]
         assert fork.ancestors == ()
         with pytest.raises(Conflict, match="kept"):
-            await service.branch(source.id, 2, OPTIONS, tag=parse_tag("kept"))
-        assert len(await service.list_sandboxes()) == 4
+            await service.branches.branch(CALLER, source.id, 2, OPTIONS, tag=parse_tag("kept"))
+        assert len(await service.sandboxes.list(CALLER)) == 4
         for each in everybody:
-            await service.delete_sandbox(each.id)
-        await service.delete_snapshot(parse_tag("kept"))
+            await service.sandboxes.delete(CALLER, each.id)
+        await service.snapshots.delete(CALLER, parse_tag("kept"))
 
 
 async def test_a_seed_lives_for_its_siblings_without_a_folder_and_ends_with_the_last(
@@ -155,11 +159,11 @@ async def test_a_seed_lives_for_its_siblings_without_a_folder_and_ends_with_the_
         assert {seed_of(each) for each in siblings} == {seed}
         assert len(list(fake_host.settings.zygotes_dir.iterdir())) == 1
         for each in siblings[:2]:
-            await service.delete_sandbox(each.id)
-        await service.delete_sandbox(source.id)
-        await service.reset(siblings[2].id, deadline_s=5.0)
+            await service.sandboxes.delete(CALLER, each.id)
+        await service.sandboxes.delete(CALLER, source.id)
+        await service.sandboxes.reset(CALLER, siblings[2].id, deadline_s=5.0)
 
-        await service.delete_sandbox(siblings[2].id)
+        await service.sandboxes.delete(CALLER, siblings[2].id)
 
         await until(lambda: seed not in proc.processes())
 
@@ -168,10 +172,10 @@ async def test_a_seed_of_which_nothing_was_forked_ends_at_once(fake_host: FakeHo
     async with held(fake_host) as (service, source):
         before = fake_host.vmm_processes()
 
-        await service.branch(source.id, 0, OPTIONS, tag=parse_tag("alone"))
+        await service.branches.branch(CALLER, source.id, 0, OPTIONS, tag=parse_tag("alone"))
 
         assert fake_host.vmm_processes() == before
-        await service.delete_snapshot(parse_tag("alone"))
+        await service.snapshots.delete(CALLER, parse_tag("alone"))
 
 
 async def test_a_sibling_knows_its_ancestors_and_the_instant_that_it_shares(
@@ -179,7 +183,7 @@ async def test_a_sibling_knows_its_ancestors_and_the_instant_that_it_shares(
 ) -> None:
     async with held(fake_host) as (service, source):
         before = datetime.now(UTC)
-        result = await service.branch(source.id, 2, OPTIONS)
+        result = await service.branches.branch(CALLER, source.id, 2, OPTIONS)
         (child, twin) = result.fork.sandboxes
         (leaf,) = await branched(service, child.id)
 
@@ -193,20 +197,20 @@ async def test_a_sibling_knows_its_ancestors_and_the_instant_that_it_shares(
 async def test_lineage_and_its_instants_survive_the_daemon(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         await branched(service, source.id, 2)
-        before = await service.list_sandboxes()
+        before = await service.sandboxes.list(CALLER)
 
     async with fake_host.service() as service:
-        assert set(await service.list_sandboxes()) == set(before)
+        assert set(await service.sandboxes.list(CALLER)) == set(before)
         for each in before:
-            await service.delete_sandbox(each.id)
+            await service.sandboxes.delete(CALLER, each.id)
         assert fake_host.left_over() == []
 
 
 async def test_a_sibling_that_fails_is_reported_and_the_others_live(fake_host: FakeHost) -> None:
     async with held(fake_host, "seed=fail:3") as (service, source):
-        result = await service.branch(source.id, 7, OPTIONS)
+        result = await service.branches.branch(CALLER, source.id, 7, OPTIONS)
 
         assert (len(result.fork.sandboxes), len(result.fork.failures)) == (5, 2)
         assert {failure.stage for failure in result.fork.failures} == {"agent"}
@@ -218,9 +222,11 @@ async def test_all_or_nothing_leaves_only_the_source_when_a_sibling_fails(
 ) -> None:
     async with held(fake_host, "seed=fail:3") as (service, source):
         with pytest.raises(EngineError, match="2 of 7 children failed"):
-            await service.branch(source.id, 7, replace(OPTIONS, all_or_nothing=True))
+            await service.branches.branch(
+                CALLER, source.id, 7, replace(OPTIONS, all_or_nothing=True)
+            )
 
-        assert await service.list_sandboxes() == (source,)
+        assert await service.sandboxes.list(CALLER) == (source,)
         assert await value(service, source.id, "answer") == 42
 
 
@@ -229,9 +235,9 @@ async def test_a_machine_that_cannot_be_branched_goes_on_and_nothing_was_made(
 ) -> None:
     async with held(fake_host, "branch=fail") as (service, source):
         with pytest.raises(CapacityError, match="no space"):
-            await service.branch(source.id, 2, OPTIONS)
+            await service.branches.branch(CALLER, source.id, 2, OPTIONS)
 
-        assert await service.list_sandboxes() == (source,)
+        assert await service.sandboxes.list(CALLER) == (source,)
         assert await value(service, source.id, "answer") == 42
         assert len(list(fake_host.settings.zygotes_dir.iterdir())) == 1
 
@@ -239,10 +245,10 @@ async def test_a_machine_that_cannot_be_branched_goes_on_and_nothing_was_made(
 async def test_a_machine_that_dies_while_it_is_branched_is_exited(fake_host: FakeHost) -> None:
     async with held(fake_host, "branch=die") as (service, source):
         with pytest.raises(EngineExited):
-            await service.branch(source.id, 2, OPTIONS)
+            await service.branches.branch(CALLER, source.id, 2, OPTIONS)
 
         assert (await exited(service, source.id)).state is SandboxState.EXITED
-        assert len(await service.list_sandboxes()) == 1
+        assert len(await service.sandboxes.list(CALLER)) == 1
 
 
 async def test_branches_of_one_source_at_once_all_succeed(fake_host: FakeHost) -> None:
@@ -255,7 +261,7 @@ async def test_branches_of_one_source_at_once_all_succeed(fake_host: FakeHost) -
 
 async def test_a_client_that_goes_away_in_a_branch_leaves_no_sibling(fake_host: FakeHost) -> None:
     async with held(fake_host) as (service, source):
-        branch = asyncio.ensure_future(service.branch(source.id, 20, OPTIONS))
+        branch = asyncio.ensure_future(service.branches.branch(CALLER, source.id, 20, OPTIONS))
         await until(lambda: len(fake_host.left_over()) > 1)
 
         branch.cancel()
@@ -268,22 +274,22 @@ async def test_a_client_that_goes_away_in_a_branch_leaves_no_sibling(fake_host: 
 async def test_a_count_out_of_range_is_refused(fake_host: FakeHost, count: int) -> None:
     async with held(fake_host) as (service, source):
         with pytest.raises(InvalidRequest, match="n must be"):
-            await service.branch(source.id, count, OPTIONS)
+            await service.branches.branch(CALLER, source.id, count, OPTIONS)
 
 
 async def test_only_a_sandbox_that_runs_is_branched_or_reset(fake_host: FakeHost) -> None:
     async with held(fake_host) as (service, source):
         with contextlib.suppress(EngineExited):
-            await service.eval(source.id, "die")
+            await service.guests.eval(CALLER, source.id, "die")
         await exited(service, source.id)
 
         with pytest.raises(Conflict, match="exited"):
-            await service.branch(source.id, 1, OPTIONS)
+            await service.branches.branch(CALLER, source.id, 1, OPTIONS)
         with pytest.raises(Conflict, match="exited"):
-            await service.reset(source.id, deadline_s=1.0)
+            await service.sandboxes.reset(CALLER, source.id, deadline_s=1.0)
         for ask in (
-            lambda id_: service.branch(id_, 1, OPTIONS),
-            lambda id_: service.reset(id_, deadline_s=1.0),
+            lambda id_: service.branches.branch(CALLER, id_, 1, OPTIONS),
+            lambda id_: service.sandboxes.reset(CALLER, id_, deadline_s=1.0),
         ):
             with pytest.raises(NotFound):
                 await ask(new_sandbox_id())
@@ -300,20 +306,20 @@ async def test_a_tree_at_its_budget_of_live_descendants_grows_no_more(fake_host:
 
         for each in (source, last):
             with pytest.raises(BudgetError, match="more than 3"):
-                await service.branch(each.id, 1, OPTIONS)
+                await service.branches.branch(CALLER, each.id, 1, OPTIONS)
         assert len(fake_host.left_over()) == 4
 
-        await service.delete_sandbox(last.id)
+        await service.sandboxes.delete(CALLER, last.id)
         await branched(service, source.id)
 
 
 async def test_branches_at_once_share_a_budget(fake_host: FakeHost) -> None:
     async with held(with_budgets(fake_host, TreeBudgets(live_max=3))) as (service, source):
-        branches = [service.branch(source.id, 2, OPTIONS) for _ in range(3)]
+        branches = [service.branches.branch(CALLER, source.id, 2, OPTIONS) for _ in range(3)]
         results = await asyncio.gather(*branches, return_exceptions=True)
 
         assert [isinstance(each, BudgetError) for each in results].count(False) == 1
-        assert len(await service.list_sandboxes()) == 3
+        assert len(await service.sandboxes.list(CALLER)) == 3
 
 
 async def test_a_tree_at_its_depth_grows_no_deeper_but_wider(fake_host: FakeHost) -> None:
@@ -322,7 +328,7 @@ async def test_a_tree_at_its_depth_grows_no_deeper_but_wider(fake_host: FakeHost
         (leaf,) = await branched(service, child.id)
 
         with pytest.raises(BudgetError, match="2 branches below its root"):
-            await service.branch(leaf.id, 1, OPTIONS)
+            await service.branches.branch(CALLER, leaf.id, 1, OPTIONS)
         await branched(service, child.id)
 
 
@@ -331,8 +337,8 @@ async def test_a_tree_that_holds_too_much_memory_grows_no_more(fake_host: FakeHo
         await value(service, source.id, "globals().update(much=bytearray(4 << 20))")
 
         with pytest.raises(BudgetError, match="of the 1 MiB"):
-            await service.branch(source.id, 1, OPTIONS)
-        assert await service.list_sandboxes() == (source,)
+            await service.branches.branch(CALLER, source.id, 1, OPTIONS)
+        assert await service.sandboxes.list(CALLER) == (source,)
 
 
 async def test_what_a_retired_seed_alone_holds_counts(
@@ -350,8 +356,8 @@ async def test_what_a_retired_seed_alone_holds_counts(
         seed = seed_of(child)
 
         with pytest.raises(BudgetError, match="of the 1 MiB"):
-            await service.branch(source.id, 1, OPTIONS)
-        await service.delete_sandbox(child.id)
+            await service.branches.branch(CALLER, source.id, 1, OPTIONS)
+        await service.sandboxes.delete(CALLER, child.id)
         await until(lambda: seed not in proc.processes())
         await branched(service, source.id)
 
@@ -360,29 +366,31 @@ async def test_the_tree_shows_who_is_below_whom_what_they_hold_and_who_is_gone(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
-        (other,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (other,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         (child,) = await branched(service, source.id)
         (leaf,) = await branched(service, child.id)
-        await service.delete_sandbox(child.id)
+        await service.sandboxes.delete(CALLER, child.id)
 
-        first, second = await service.tree()
+        first, second = await service.trees.draw(CALLER)
 
         assert (first.id, second.id) == (source.id, other.id)
         assert (first.private_bytes or 0) > 0
         (gone,) = first.children
         assert (gone.id, gone.sandbox, gone.private_bytes) == (child.id, None, None)
         assert [each.sandbox for each in gone.children] == [leaf]
-        assert await service.tree(leaf.id) == await service.tree(source.id)
-        assert [each.id for each in await service.tree(other.id)] == [other.id]
+        assert await service.trees.draw(CALLER, leaf.id) == await service.trees.draw(
+            CALLER, source.id
+        )
+        assert [each.id for each in await service.trees.draw(CALLER, other.id)] == [other.id]
         with pytest.raises(NotFound):
-            await service.tree(new_sandbox_id())
+            await service.trees.draw(CALLER, new_sandbox_id())
 
 
 async def test_a_sandbox_that_has_lived_as_long_as_it_was_given_is_ended(
     fake_host: FakeHost,
 ) -> None:
     async with held(fake_host) as (service, source):
-        result = await service.branch(source.id, 1, replace(OPTIONS, ttl_s=0.5))
+        result = await service.branches.branch(CALLER, source.id, 1, replace(OPTIONS, ttl_s=0.5))
         (child,) = result.fork.sandboxes
         assert child.expires_at == child.created_at + timedelta(seconds=0.5)
 
@@ -390,7 +398,7 @@ async def test_a_sandbox_that_has_lived_as_long_as_it_was_given_is_ended(
         await until(lambda: child.pid not in fake_host.vmm_processes())
 
         assert (found.state, found.exit_reason) == (SandboxState.EXITED, "ttl")
-        assert (await service.get_sandbox(source.id)).state is SandboxState.RUNNING
+        assert (await service.sandboxes.get(CALLER, source.id)).state is SandboxState.RUNNING
 
 
 async def test_a_sandbox_whose_time_came_without_a_daemon_is_ended_by_the_next(
@@ -398,13 +406,15 @@ async def test_a_sandbox_whose_time_came_without_a_daemon_is_ended_by_the_next(
 ) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (sandbox,) = (await service.fork(TAG, 1, ForkOptions(ttl_s=1.0))).sandboxes
+        (sandbox,) = (
+            await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions(ttl_s=1.0))
+        ).sandboxes
         assert sandbox.state is SandboxState.RUNNING
     await until(lambda: datetime.now(UTC) > (sandbox.expires_at or datetime.now(UTC)))
 
     async with fake_host.service() as service:
         assert (await exited(service, sandbox.id)).exit_reason == "ttl"
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_a_reset_sandbox_is_at_its_fork_point_with_its_id_and_can_be_reset_again(
@@ -416,13 +426,13 @@ async def test_a_reset_sandbox_is_at_its_fork_point_with_its_id_and_can_be_reset
             await value(service, source.id, f"globals().update(answer={thought})")
             boot_id = await value(service, source.id, "identity['boot_id']")
 
-            assert await service.reset(source.id, deadline_s=5.0) > 0
+            assert await service.sandboxes.reset(CALLER, source.id, deadline_s=5.0) > 0
 
             assert await value(service, source.id, "answer") == 42
             assert await value(service, source.id, "identity['hostname']") == source.id
             assert await value(service, source.id, "identity['machine_id']") == machine_id
             assert await value(service, source.id, "identity['boot_id']") != boot_id
-        assert await service.get_sandbox(source.id) == source
+        assert await service.sandboxes.get(CALLER, source.id) == source
 
 
 async def test_a_sibling_goes_back_to_the_instant_of_its_branch(fake_host: FakeHost) -> None:
@@ -432,27 +442,27 @@ async def test_a_sibling_goes_back_to_the_instant_of_its_branch(fake_host: FakeH
         await value(service, child.id, "globals().update(thought=8)")
         boot_id = await value(service, child.id, "identity['boot_id']")
 
-        await service.reset(child.id, deadline_s=5.0)
+        await service.sandboxes.reset(CALLER, child.id, deadline_s=5.0)
 
         assert await value(service, child.id, "thought") == 7
         assert await value(service, child.id, "identity['boot_id']") != boot_id
-        assert await service.get_sandbox(child.id) == child
+        assert await service.sandboxes.get(CALLER, child.id) == child
 
 
 async def test_a_sibling_goes_back_under_the_next_daemon_too(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         await value(service, source.id, "globals().update(thought=7)")
         (child,) = await branched(service, source.id)
         await value(service, child.id, "globals().update(thought=8)")
 
     async with fake_host.service() as service:
-        await service.reset(child.id, deadline_s=5.0)
+        await service.sandboxes.reset(CALLER, child.id, deadline_s=5.0)
 
         assert await value(service, child.id, "thought") == 7
         for each in (source, child):
-            await service.delete_sandbox(each.id)
+            await service.sandboxes.delete(CALLER, each.id)
         await until(lambda: fake_host.vmm_processes() == [])
 
 
@@ -467,38 +477,38 @@ async def test_a_branch_whose_seed_was_killed_is_not_reset_and_goes_on(
         await until(lambda: seed not in proc.processes())
 
         with pytest.raises(Conflict, match="the seed has ended"):
-            await service.reset(child.id, deadline_s=5.0)
+            await service.sandboxes.reset(CALLER, child.id, deadline_s=5.0)
 
         assert await value(service, child.id, "thought") == 7
-        assert await service.get_sandbox(child.id) == child
+        assert await service.sandboxes.get(CALLER, child.id) == child
 
 
 async def test_a_machine_that_dies_while_it_is_reset_is_exited(fake_host: FakeHost) -> None:
     async with held(fake_host, "reset=die") as (service, source):
         with pytest.raises(EngineExited):
-            await service.reset(source.id, deadline_s=5.0)
+            await service.sandboxes.reset(CALLER, source.id, deadline_s=5.0)
 
         assert (await exited(service, source.id)).state is SandboxState.EXITED
 
 
 async def test_a_sandbox_is_deleted_once_what_is_done_to_it_is_done(fake_host: FakeHost) -> None:
     async with held(fake_host) as (service, source):
-        branch = asyncio.ensure_future(service.branch(source.id, 3, OPTIONS))
+        branch = asyncio.ensure_future(service.branches.branch(CALLER, source.id, 3, OPTIONS))
         await until(lambda: len(fake_host.left_over()) > 1)
 
-        await service.delete_sandbox(source.id)
+        await service.sandboxes.delete(CALLER, source.id)
 
         with contextlib.suppress(NotFound, EngineExited):
             assert len((await branch).fork.sandboxes) == 3
         with pytest.raises(NotFound):
-            await service.get_sandbox(source.id)
+            await service.sandboxes.get(CALLER, source.id)
 
 
-async def write(service: HostService, sandbox: SandboxId, path: str, data: bytes) -> None:
+async def write(service: Host, sandbox: SandboxId, path: str, data: bytes) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield data
 
-    await service.write_file(sandbox, path, pieces())
+    await service.guests.write_file(CALLER, sandbox, path, pieces())
 
 
 async def test_a_difference_names_the_files_that_differ_and_leaves_no_copy(
@@ -511,14 +521,14 @@ async def test_a_difference_names_the_files_that_differ_and_leaves_no_copy(
         await write(service, child.id, "/changed", b"two")
         await write(service, child.id, "/added", b"a")
 
-        found = await service.diff(source.id, child.id)
+        found = await service.comparisons.compare(CALLER, source.id, child.id)
         assert [(each.path, each.change) for each in found.changes] == [
             ("/added", "added"),
             ("/changed", "changed"),
         ]
-        of_snapshot = await service.diff(TAG, child.id)
+        of_snapshot = await service.comparisons.compare(CALLER, TAG, child.id)
         assert {each.path for each in of_snapshot.changes} == {"/added", "/changed", "/kept"}
-        assert len(await service.list_sandboxes()) == 2
+        assert len(await service.sandboxes.list(CALLER)) == 2
         assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
 
 
@@ -527,19 +537,21 @@ async def test_a_difference_counts_from_the_last_snapshot_that_both_go_back_to(
 ) -> None:
     async with held(fake_host) as (service, source):
         await write(service, source.id, "/early", b"e")
-        await service.snapshot_sandbox(source.id, parse_tag("link"), wait=True)
-        (forked,) = (await service.fork(parse_tag("link"), 1, ForkOptions())).sandboxes
+        await service.branches.snapshot(CALLER, source.id, parse_tag("link"), wait=True)
+        (forked,) = (
+            await service.sandboxes.fork(CALLER, parse_tag("link"), 1, ForkOptions())
+        ).sandboxes
         await write(service, forked.id, "/late", b"l")
 
-        found = await service.diff(parse_tag("link"), forked.id)
+        found = await service.comparisons.compare(CALLER, parse_tag("link"), forked.id)
         assert [each.path for each in found.changes] == ["/late"]
-        found = await service.diff(forked.id, TAG)
+        found = await service.comparisons.compare(CALLER, forked.id, TAG)
         assert [(each.path, each.change) for each in found.changes] == [
             ("/early", "removed"),
             ("/late", "removed"),
         ]
-        await service.delete_sandbox(forked.id)
-        await service.delete_snapshot(parse_tag("link"))
+        await service.sandboxes.delete(CALLER, forked.id)
+        await service.snapshots.delete(CALLER, parse_tag("link"))
 
 
 async def test_what_has_no_common_ancestor_or_no_file_system_is_not_compared(
@@ -548,17 +560,17 @@ async def test_what_has_no_common_ancestor_or_no_file_system_is_not_compared(
     async with held(fake_host) as (service, source):
         await fake_host.bake(service, fake_host.recipe(name="another"), "another")
         with pytest.raises(Conflict, match="no common ancestor"):
-            await service.diff(source.id, parse_tag("another"))
+            await service.comparisons.compare(CALLER, source.id, parse_tag("another"))
 
         await write(service, source.id, "/no ext4", b"")
         with pytest.raises(GuestError, match="it is not ext4"):
-            await service.diff(TAG, source.id)
-        assert len(await service.list_sandboxes()) == 1
+            await service.comparisons.compare(CALLER, TAG, source.id)
+        assert len(await service.sandboxes.list(CALLER)) == 1
         assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
 
 
 async def test_a_guest_that_cannot_be_frozen_is_not_compared(fake_host: FakeHost) -> None:
     async with held(fake_host, "freeze=fail") as (service, source):
         with pytest.raises(GuestError, match="cannot be frozen"):
-            await service.diff(TAG, source.id)
-        assert len(await service.list_sandboxes()) == 1
+            await service.comparisons.compare(CALLER, TAG, source.id)
+        assert len(await service.sandboxes.list(CALLER)) == 1

@@ -27,7 +27,8 @@ from forkd.limits import CHAIN_DEPTH_MAX
 from forkd.model.ids import SandboxId, Tag
 from forkd.model.progress import Progress
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
-from forkd.service import registry
+from forkd.service.snapshots import catalog, stored
+from tests.support.callers import CALLER
 from tests.support.chains import (
     NOW,
     ONE,
@@ -47,7 +48,7 @@ from tests.support.service_host import TAG, FakeHost, until
 
 if TYPE_CHECKING:
     from forkd.model.sandbox import Sandbox
-    from forkd.service.host_service import HostService
+    from forkd.service.host import Host
 
 
 async def test_a_snapshot_of_a_sandbox_has_what_it_had_and_the_sandbox_goes_on(
@@ -59,7 +60,7 @@ async def test_a_snapshot_of_a_sandbox_has_what_it_had_and_the_sandbox_goes_on(
             await value(service, source.id, "globals().update(thought='first')")
             await write(service, source.id, "/notes", "first")
 
-            made = await service.snapshot_sandbox(source.id, A, wait=True)
+            made = await service.branches.snapshot(CALLER, source.id, A, wait=True)
             await value(service, source.id, "globals().update(thought='second')")
 
             assert (made.status, made.parent, made.depth) == (SnapshotStatus.READY, TAG, 1)
@@ -82,7 +83,7 @@ async def test_a_link_holds_only_what_its_parent_lacks(fake_host: FakeHost) -> N
 
         assert names(made, "memory") == {"a", "identity"}
         assert names(made, "disk.layer") == {"/a"}
-        base = await service.get_snapshot(TAG)
+        base = await service.snapshots.get(CALLER, TAG)
         assert made.chain_bytes == base.stored_bytes + made.stored_bytes
         assert made.shared_fraction == pytest.approx(base.stored_bytes / made.chain_bytes)
         assert (base.depth, base.shared_fraction) == (0, 0.0)
@@ -93,10 +94,10 @@ async def test_a_chain_is_there_after_a_restart_with_all_that_its_links_added(
 ) -> None:
     async with fake_host.service() as service:
         await chain(fake_host, service)
-        before = await service.list_snapshots()
+        before = await service.snapshots.list(CALLER)
 
     async with fake_host.service() as service:
-        assert await service.list_snapshots() == before
+        assert await service.snapshots.list(CALLER) == before
         assert [each.depth for each in before] == [1, 2, 3, 0]
         async with forked(service, C) as sandbox:
             assert await value(service, sandbox.id, "(answer, a, b, c)") == [42, 1, 1, 1]
@@ -111,11 +112,11 @@ async def test_the_zygotes_of_a_chain_are_derived_and_stay_while_one_of_them_is_
     settings = replace(fake_host.settings, zygote_idle_s=0.05)
 
     async with FakeHost(fake_host.folder, settings).service() as service:
-        (sandbox,) = (await service.fork(C, 1, ONE)).sandboxes
+        (sandbox,) = (await service.sandboxes.fork(CALLER, C, 1, ONE)).sandboxes
         # The head is idle first, and lets go of its parent, which is idle next.
         await until(lambda: list(settings.zygotes_dir.iterdir()) == [])
         assert fake_host.vmm_processes() == [sandbox.pid]
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_a_zygote_that_dies_in_the_middle_of_a_chain_is_derived_again(
@@ -139,11 +140,11 @@ async def test_a_zygote_that_dies_in_the_middle_of_a_chain_is_derived_again(
 # Writing
 
 
-async def writing(fake_host: FakeHost, service: HostService) -> Sandbox:
+async def writing(fake_host: FakeHost, service: Host) -> Sandbox:
     """Bake a machine whose links are written once `let_go` says so, and begin to write one."""
     await fake_host.bake(service, fake_host.recipe(knobs="link=wait"))
-    (sandbox,) = (await service.fork(TAG, 1, ONE)).sandboxes
-    made = await service.snapshot_sandbox(sandbox.id, A, wait=False)
+    (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ONE)).sandboxes
+    made = await service.branches.snapshot(CALLER, sandbox.id, A, wait=False)
     assert (made.status, made.parent, made.pause_ms) == (SnapshotStatus.WRITING, TAG, 0.5)
     return sandbox
 
@@ -154,37 +155,37 @@ async def test_a_fork_waits_for_a_snapshot_that_is_being_written_or_is_refused_a
     async with fake_host.service() as service:
         sandbox = await writing(fake_host, service)
         with pytest.raises(Conflict, match="a is still being written"):
-            await service.fork(A, 1, NOW)
-        waiting = asyncio.ensure_future(service.fork(A, 1, ONE))
+            await service.sandboxes.fork(CALLER, A, 1, NOW)
+        waiting = asyncio.ensure_future(service.sandboxes.fork(CALLER, A, 1, ONE))
         await asyncio.sleep(0)
         assert not waiting.done()
 
         let_go(fake_host)
 
         (sibling,) = (await waiting).sandboxes
-        assert (await service.get_snapshot(A)).status is SnapshotStatus.READY
+        assert (await service.snapshots.get(CALLER, A)).status is SnapshotStatus.READY
         for each in (sandbox, sibling):
-            await service.delete_sandbox(each.id)
+            await service.sandboxes.delete(CALLER, each.id)
 
 
 async def test_a_fork_does_not_wait_for_ever(
     fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "WRITING_WAIT_S", 0.05)
+    monkeypatch.setattr(catalog, "WRITING_WAIT_S", 0.05)
     async with fake_host.service() as service:
         sandbox = await writing(fake_host, service)
 
         with pytest.raises(Conflict, match="still being written"):
-            await service.fork(A, 1, ONE)
+            await service.sandboxes.fork(CALLER, A, 1, ONE)
 
         let_go(fake_host)
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_a_source_may_end_while_it_is_being_written(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         sandbox = await writing(fake_host, service)
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
         let_go(fake_host)
 
         async with forked(service, A) as sibling:
@@ -196,21 +197,21 @@ async def test_what_is_being_written_holds_its_tag_and_its_parent(fake_host: Fak
     async with fake_host.service() as service:
         sandbox = await writing(fake_host, service)
         with pytest.raises(Conflict, match="a is being written already"):
-            await service.snapshot_sandbox(sandbox.id, A, wait=True)
-        await service.delete_sandbox(sandbox.id)
+            await service.branches.snapshot(CALLER, sandbox.id, A, wait=True)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
         with pytest.raises(Conflict, match="a is being written"):
-            await service.delete_snapshot(A)
+            await service.snapshots.delete(CALLER, A)
         with pytest.raises(Conflict, match="python is the parent of a"):
-            await service.delete_snapshot(TAG)
+            await service.snapshots.delete(CALLER, TAG)
         with pytest.raises(Conflict, match="a is being written"):
-            await service.delete_snapshot(TAG, cascade=True)
+            await service.snapshots.delete(CALLER, TAG, cascade=True)
         with pytest.raises(Conflict, match="a is being written"):
-            await service.delete_snapshot(TAG, force=True)
+            await service.snapshots.delete(CALLER, TAG, force=True)
         let_go(fake_host)
-        await service.fork(A, 1, ONE)
-        for each in await service.list_sandboxes():
-            await service.delete_sandbox(each.id)
+        await service.sandboxes.fork(CALLER, A, 1, ONE)
+        for each in await service.sandboxes.list(CALLER):
+            await service.sandboxes.delete(CALLER, each.id)
 
 
 async def test_two_snapshots_of_one_sandbox_at_once_are_both_whole(fake_host: FakeHost) -> None:
@@ -218,8 +219,8 @@ async def test_two_snapshots_of_one_sandbox_at_once_are_both_whole(fake_host: Fa
         await fake_host.bake(service, fake_host.recipe())
         async with forked(service) as source:
             made = await asyncio.gather(
-                service.snapshot_sandbox(source.id, A, wait=True),
-                service.snapshot_sandbox(source.id, B, wait=True),
+                service.branches.snapshot(CALLER, source.id, A, wait=True),
+                service.branches.snapshot(CALLER, source.id, B, wait=True),
             )
         assert [each.status for each in made] == [SnapshotStatus.READY] * 2
 
@@ -229,10 +230,10 @@ async def test_a_full_disk_is_one_clear_error_and_leaves_nothing(fake_host: Fake
         await fake_host.bake(service, fake_host.recipe(knobs="link=full"))
         async with forked(service) as source:
             with pytest.raises(CapacityError, match="the disk has no room for snapshot a"):
-                await service.snapshot_sandbox(source.id, A, wait=True)
+                await service.branches.snapshot(CALLER, source.id, A, wait=True)
 
             with pytest.raises(NotFound):
-                await service.get_snapshot(A)
+                await service.snapshots.get(CALLER, A)
             assert await value(service, source.id, "answer") == 42
         assert fake_host.left_over() == []
         assert list((fake_host.settings.state_dir / "writing").iterdir()) == []
@@ -247,17 +248,17 @@ async def test_a_failure_that_nobody_waits_for_stays_to_be_seen(
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe(knobs=knob))
         async with forked(service) as source:
-            await service.snapshot_sandbox(source.id, A, wait=False)
+            await service.branches.snapshot(CALLER, source.id, A, wait=False)
             with pytest.raises(StoreError, match=f"a cannot be used: .*{words}"):
-                await service.fork(A, 1, ONE)
-            found = await service.get_snapshot(A)
+                await service.sandboxes.fork(CALLER, A, 1, ONE)
+            found = await service.snapshots.get(CALLER, A)
             assert (found.status, found.source) == (SnapshotStatus.FAILED, source.id)
 
     async with fake_host.service() as service:
-        assert words in str((await service.get_snapshot(A)).error)
-        await service.delete_snapshot(A)
+        assert words in str((await service.snapshots.get(CALLER, A)).error)
+        await service.snapshots.delete(CALLER, A)
         with pytest.raises(NotFound):
-            await service.get_snapshot(A)
+            await service.snapshots.get(CALLER, A)
     assert list((fake_host.settings.state_dir / "writing").iterdir()) == []
 
 
@@ -265,13 +266,13 @@ async def test_a_tag_whose_writing_failed_is_free(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe(knobs="link=full"))
         async with forked(service) as source:
-            await service.snapshot_sandbox(source.id, A, wait=False)
+            await service.branches.snapshot(CALLER, source.id, A, wait=False)
             with pytest.raises(StoreError):
-                await service.fork(A, 1, ONE)
+                await service.sandboxes.fork(CALLER, A, 1, ONE)
         await fake_host.bake(service, fake_host.recipe(name="other"), tag=A)
 
     async with fake_host.service() as service:
-        assert (await service.get_snapshot(A)).status is SnapshotStatus.READY
+        assert (await service.snapshots.get(CALLER, A)).status is SnapshotStatus.READY
 
 
 async def test_what_a_daemon_was_writing_when_it_stopped_has_failed(fake_host: FakeHost) -> None:
@@ -279,12 +280,12 @@ async def test_what_a_daemon_was_writing_when_it_stopped_has_failed(fake_host: F
         await writing(fake_host, service)
 
     async with fake_host.service() as service:
-        found = await service.get_snapshot(A)
-        assert (found.status, found.error) == (SnapshotStatus.FAILED, registry.KILLED)
+        found = await service.snapshots.get(CALLER, A)
+        assert (found.status, found.error) == (SnapshotStatus.FAILED, stored.KILLED)
         assert fake_host.left_over() != []  # the source lives on
-        for each in await service.list_sandboxes():
+        for each in await service.sandboxes.list(CALLER):
             assert await value(service, each.id, "answer") == 42
-            await service.delete_sandbox(each.id)
+            await service.sandboxes.delete(CALLER, each.id)
         assert freed(fake_host)
 
 
@@ -294,16 +295,16 @@ async def test_a_writer_that_came_as_far_as_the_name_has_succeeded(fake_host: Fa
         sandbox = await writing(fake_host, service)
         kept = record.read_bytes()
         let_go(fake_host)
-        await service.fork(A, 1, ONE)
+        await service.sandboxes.fork(CALLER, A, 1, ONE)
         assert not record.exists()
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
     record.write_bytes(kept)
 
     async with fake_host.service() as service:
-        assert (await service.get_snapshot(A)).status is SnapshotStatus.READY
+        assert (await service.snapshots.get(CALLER, A)).status is SnapshotStatus.READY
         assert not record.exists()
-        for each in await service.list_sandboxes():
-            await service.delete_sandbox(each.id)
+        for each in await service.sandboxes.list(CALLER):
+            await service.sandboxes.delete(CALLER, each.id)
 
 
 @pytest.mark.parametrize(
@@ -314,63 +315,63 @@ async def test_a_machine_that_cannot_be_branched_leaves_nothing(
 ) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe(knobs=knob))
-        (source,) = (await service.fork(TAG, 1, ONE)).sandboxes
+        (source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ONE)).sandboxes
 
         with pytest.raises(kind):
-            await service.snapshot_sandbox(source.id, A, wait=False)
+            await service.branches.snapshot(CALLER, source.id, A, wait=False)
 
         with pytest.raises(NotFound):
-            await service.get_snapshot(A)
+            await service.snapshots.get(CALLER, A)
         assert list((fake_host.settings.state_dir / "writing").iterdir()) == []
-        await service.delete_sandbox(source.id)
+        await service.sandboxes.delete(CALLER, source.id)
         assert fake_host.left_over() == []
 
 
 async def test_an_exited_sandbox_is_not_written_down(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (source,) = (await service.fork(TAG, 1, ONE)).sandboxes
+        (source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ONE)).sandboxes
         with contextlib.suppress(EngineError):
-            await service.eval(source.id, "die")
-        async for _ in service.follow_console_log(source.id):
+            await service.guests.eval(CALLER, source.id, "die")
+        async for _ in service.sandboxes.follow_console_log(CALLER, source.id):
             pass  # it ends with the sandbox
 
         with pytest.raises(Conflict, match="exited"):
-            await service.snapshot_sandbox(source.id, A, wait=True)
+            await service.branches.snapshot(CALLER, source.id, A, wait=True)
 
         with pytest.raises(NotFound):
-            await service.get_snapshot(A)
-        await service.delete_sandbox(source.id)
+            await service.snapshots.get(CALLER, A)
+        await service.sandboxes.delete(CALLER, source.id)
 
 
 async def test_a_chain_is_as_long_as_its_limit_and_no_longer(
     fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert CHAIN_DEPTH_MAX == 64
-    monkeypatch.setattr(registry, "CHAIN_DEPTH_MAX", 2)
+    monkeypatch.setattr(catalog, "CHAIN_DEPTH_MAX", 2)
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
         await add_link(service, A)
         await add_link(service, B, A)
-        (source,) = (await service.fork(B, 1, ONE)).sandboxes
+        (source,) = (await service.sandboxes.fork(CALLER, B, 1, ONE)).sandboxes
         processes = fake_host.vmm_processes()
 
         with pytest.raises(Conflict, match=r"b has 2 snapshots under it.*compact b first"):
-            await service.snapshot_sandbox(source.id, C, wait=True)
+            await service.branches.snapshot(CALLER, source.id, C, wait=True)
 
         assert fake_host.vmm_processes() == processes
         assert list((fake_host.settings.state_dir / "writing").iterdir()) == []
         with pytest.raises(Conflict, match="compact b first"):
             await collect(service, LinkRequest(C, B, "true"))
-        assert len(await service.list_sandboxes()) == 1
-        await service.delete_sandbox(source.id)
+        assert len(await service.sandboxes.list(CALLER)) == 1
+        await service.sandboxes.delete(CALLER, source.id)
 
 
 # A link in one command
 
 
-async def collect(service: HostService, request: LinkRequest) -> list[Progress | Snapshot]:
-    async with contextlib.aclosing(service.link_snapshot(request)) as events:
+async def collect(service: Host, request: LinkRequest) -> list[Progress | Snapshot]:
+    async with contextlib.aclosing(service.chains.extend(CALLER, request)) as events:
         return [event async for event in events]
 
 
@@ -384,7 +385,7 @@ async def test_a_link_is_a_fork_in_which_a_command_has_run(fake_host: FakeHost) 
         assert (made.status, made.parent) == (SnapshotStatus.READY, TAG)
         stages = [step.stage for step in steps if isinstance(step, Progress)]
         assert list(dict.fromkeys(stages)) == ["fork", "exec", "save"]
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
 
 
 async def test_a_command_that_fails_leaves_its_last_words_and_nothing_else(
@@ -397,23 +398,23 @@ async def test_a_command_that_fails_leaves_its_last_words_and_nothing_else(
             await collect(service, LinkRequest(A, TAG, "fail 3 no such package"))
 
         with pytest.raises(NotFound):
-            await service.get_snapshot(A)
-        assert await service.list_sandboxes() == ()
+            await service.snapshots.get(CALLER, A)
+        assert await service.sandboxes.list(CALLER) == ()
 
 
 async def test_leaving_a_link_before_its_end_leaves_nothing(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        events = service.link_snapshot(LinkRequest(A, TAG, "true"))
+        events = service.chains.extend(CALLER, LinkRequest(A, TAG, "true"))
         async for event in events:
             if isinstance(event, Progress) and event.stage == "exec":
                 break
 
         await events.aclose()
 
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
         assert fake_host.left_over() == []
-        assert [each.tag for each in await service.list_snapshots()] == [TAG]
+        assert [each.tag for each in await service.snapshots.list(CALLER)] == [TAG]
 
 
 async def test_a_link_of_a_sandbox_is_its_snapshot(fake_host: FakeHost) -> None:

@@ -19,6 +19,7 @@ from forkd.errors import (
 )
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Removed, SnapshotStatus
+from tests.support.callers import CALLER
 from tests.support.chains import (
     ONE,
     A,
@@ -45,11 +46,11 @@ async def test_a_parent_is_not_removed_and_the_refusal_names_who_stands_on_it(
         await chain(fake_host, service)
 
         with pytest.raises(Conflict, match="a is the parent of b"):
-            await service.delete_snapshot(A)
+            await service.snapshots.delete(CALLER, A)
         with pytest.raises(InvalidRequest, match="exclude each other"):
-            await service.delete_snapshot(A, cascade=True, force=True)
+            await service.snapshots.delete(CALLER, A, cascade=True, force=True)
 
-        assert len(await service.list_snapshots()) == 4
+        assert len(await service.snapshots.list(CALLER)) == 4
 
 
 async def test_a_cascade_removes_all_or_nothing(fake_host: FakeHost) -> None:
@@ -57,12 +58,12 @@ async def test_a_cascade_removes_all_or_nothing(fake_host: FakeHost) -> None:
         await chain(fake_host, service)
         async with forked(service, B) as sandbox:
             with pytest.raises(Conflict, match=f"b is in use by {sandbox.id}"):
-                await service.delete_snapshot(A, cascade=True)
-            assert len(await service.list_snapshots()) == 4
+                await service.snapshots.delete(CALLER, A, cascade=True)
+            assert len(await service.snapshots.list(CALLER)) == 4
 
-        await service.delete_snapshot(A, cascade=True)
+        await service.snapshots.delete(CALLER, A, cascade=True)
 
-        assert [each.tag for each in await service.list_snapshots()] == [TAG]
+        assert [each.tag for each in await service.snapshots.list(CALLER)] == [TAG]
         assert fake_host.left_over() == []
         async with forked(service):
             pass
@@ -75,19 +76,19 @@ async def test_force_removes_a_link_from_under_others_unless_one_is_in_use(
         await chain(fake_host, service)
         async with forked(service, C) as sandbox:
             with pytest.raises(Conflict, match=f"c is in use by {sandbox.id}"):
-                await service.delete_snapshot(A, force=True)
-            assert len(await service.list_snapshots()) == 4
+                await service.snapshots.delete(CALLER, A, force=True)
+            assert len(await service.snapshots.list(CALLER)) == 4
 
-        await service.delete_snapshot(A, force=True)
+        await service.snapshots.delete(CALLER, A, force=True)
 
         for tag in (B, C):
-            with pytest.raises(StoreError, match="stands on a, which is missing"):
-                await service.fork(tag, 1, ONE)
+            with pytest.raises(StoreError, match="depends on a, which is missing"):
+                await service.sandboxes.fork(CALLER, tag, 1, ONE)
 
     async with fake_host.service() as service:
-        found = {each.tag: each for each in await service.list_snapshots()}
-        assert found[B].error == "b stands on a, which is missing"
-        assert found[C].error == "c stands on b, which cannot be used: " + str(found[B].error)
+        found = {each.tag: each for each in await service.snapshots.list(CALLER)}
+        assert found[B].error == "b depends on a, which is missing"
+        assert found[C].error == "c depends on b, which cannot be used: " + str(found[B].error)
 
 
 async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: FakeHost) -> None:
@@ -95,7 +96,7 @@ async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: F
     async with fake_host.service() as service:
         await chain(fake_host, service)
         await fake_host.bake(service, fake_host.recipe(name="other"), tag="other")
-        await service.delete_snapshot(A, force=True)
+        await service.snapshots.delete(CALLER, A, force=True)
         (state / "staging" / "left").mkdir()
         (state / "snapshots" / ".hidden").mkdir()
         (state / "images" / "unused").mkdir()
@@ -115,16 +116,16 @@ async def test_tidying_removes_what_nobody_can_use_and_nothing_else(fake_host: F
             ("image", "unused"),
         }
 
-        planned = await service.tidy_snapshots(dry_run=True)
+        planned = await service.snapshots.tidy(CALLER, dry_run=True)
         assert {(each.kind, each.name) for each in planned} == expected
-        assert len(await service.list_snapshots()) == 4
+        assert len(await service.snapshots.list(CALLER)) == 4
 
-        removed = await service.tidy_snapshots()
+        removed = await service.snapshots.tidy(CALLER)
         assert {(each.kind, each.name) for each in removed} == expected
-        assert [each.tag for each in await service.list_snapshots()] == ["other", TAG]
+        assert [each.tag for each in await service.snapshots.list(CALLER)] == ["other", TAG]
         assert fake_host.left_over() == []
         assert set(boots.iterdir()) == {*current, boots / "just-used.cpio"}
-        assert await service.tidy_snapshots() == ()
+        assert await service.snapshots.tidy(CALLER) == ()
         async with forked(service):
             pass
 
@@ -133,14 +134,14 @@ async def test_tidying_forgets_failures_and_leaves_what_is_damaged(fake_host: Fa
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe(knobs="link=full"))
         async with forked(service) as source:
-            await service.snapshot_sandbox(source.id, A, wait=False)
+            await service.branches.snapshot(CALLER, source.id, A, wait=False)
             with pytest.raises(StoreError):
-                await service.fork(A, 1, ONE)
+                await service.sandboxes.fork(CALLER, A, 1, ONE)
     (fake_host.settings.state_dir / "snapshots" / TAG / "state").unlink()
 
     async with fake_host.service() as service:
-        assert await service.tidy_snapshots() == (Removed("failed", "a", 0),)
-        assert [each.tag for each in await service.list_snapshots()] == [TAG]
+        assert await service.snapshots.tidy(CALLER) == (Removed("failed", "a", 0),)
+        assert [each.tag for each in await service.snapshots.list(CALLER)] == [TAG]
 
 
 # Compacting
@@ -152,18 +153,18 @@ async def test_a_compacted_snapshot_needs_no_other_and_what_stands_on_it_is_as_b
     async with fake_host.service() as service:
         await chain(fake_host, service)
 
-        made = await service.compact_snapshot(B)
+        made = await service.chains.compact(CALLER, B)
         assert (made.depth, made.parent, made.shared_fraction) == (0, None, 0.0)
-        await service.delete_snapshot(A)
+        await service.snapshots.delete(CALLER, A)
 
         async with forked(service, C) as sandbox:
             assert await value(service, sandbox.id, "(answer, a, b, c)") == [42, 1, 1, 1]
             assert [await read(service, sandbox.id, f"/{tag}") for tag in (A, B, C)] == [A, B, C]
             await value(service, sandbox.id, "globals().update(d=1)")
-            await service.snapshot_sandbox(sandbox.id, A, wait=True)
+            await service.branches.snapshot(CALLER, sandbox.id, A, wait=True)
 
     async with fake_host.service() as service:
-        depths = {each.tag: each.depth for each in await service.list_snapshots()}
+        depths = {each.tag: each.depth for each in await service.snapshots.list(CALLER)}
         assert depths == {TAG: 0, B: 0, C: 1, A: 2}
         async with forked(service, A) as sandbox:
             assert await value(service, sandbox.id, "(a, b, c, d)") == [1, 1, 1, 1]
@@ -174,15 +175,15 @@ async def test_compacting_to_another_tag_leaves_the_chain_as_it_is(fake_host: Fa
     async with fake_host.service() as service:
         await chain(fake_host, service)
         async with forked(service, C):
-            made = await service.compact_snapshot(C, flat)
+            made = await service.chains.compact(CALLER, C, flat)
             assert (made.tag, made.depth, made.parent) == (flat, 0, None)
-            assert (await service.get_snapshot(C)).depth == 3
+            assert (await service.snapshots.get(CALLER, C)).depth == 3
         async with forked(service, flat) as sandbox:
             assert await value(service, sandbox.id, "(a, b, c)") == [1, 1, 1]
 
         with pytest.raises(Conflict, match="flat exists"):
-            await service.compact_snapshot(C, flat)
-        await service.delete_snapshot(A, cascade=True)
+            await service.chains.compact(CALLER, C, flat)
+        await service.snapshots.delete(CALLER, A, cascade=True)
         async with forked(service, flat) as sandbox:
             assert await read(service, sandbox.id, "/c") == C
 
@@ -190,7 +191,7 @@ async def test_compacting_to_another_tag_leaves_the_chain_as_it_is(fake_host: Fa
 async def test_compacting_a_base_changes_nothing(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         before = await fake_host.bake(service, fake_host.recipe())
-        assert await service.compact_snapshot(TAG) == before
+        assert await service.chains.compact(CALLER, TAG) == before
 
 
 async def test_a_chain_in_use_is_not_compacted_in_its_place(fake_host: FakeHost) -> None:
@@ -198,8 +199,8 @@ async def test_a_chain_in_use_is_not_compacted_in_its_place(fake_host: FakeHost)
         await chain(fake_host, service)
         async with forked(service, C) as sandbox:
             with pytest.raises(Conflict, match=f"{sandbox.id}; compact it to another tag"):
-                await service.compact_snapshot(B)
-        assert (await service.get_snapshot(B)).depth == 2
+                await service.chains.compact(CALLER, B)
+        assert (await service.snapshots.get(CALLER, B)).depth == 2
 
 
 async def test_a_snapshot_that_is_being_compacted_is_neither_forked_nor_removed(
@@ -213,17 +214,17 @@ async def test_a_snapshot_that_is_being_compacted_is_neither_forked_nor_removed(
         await add_link(service, B, A)
         go.unlink()
 
-        compacting = asyncio.ensure_future(service.compact_snapshot(A))
+        compacting = asyncio.ensure_future(service.chains.compact(CALLER, A))
         await asyncio.sleep(0)
         for tag in (A, B):
             with pytest.raises(Conflict, match=f"{tag} is being compacted"):
-                await service.fork(tag, 1, ONE)
+                await service.sandboxes.fork(CALLER, tag, 1, ONE)
         with pytest.raises(Conflict, match="a is the parent of b"):
-            await service.delete_snapshot(A)
+            await service.snapshots.delete(CALLER, A)
         with pytest.raises(Conflict, match="b is being compacted"):
-            await service.delete_snapshot(A, cascade=True)
+            await service.snapshots.delete(CALLER, A, cascade=True)
         with pytest.raises(Conflict, match="a is being compacted"):
-            await service.compact_snapshot(A)
+            await service.chains.compact(CALLER, A)
         let_go(fake_host)
 
         assert (await compacting).depth == 0
@@ -242,11 +243,11 @@ async def test_compacting_on_a_full_disk_changes_nothing(fake_host: FakeHost) ->
 
     async with fake_host.service() as service:
         with pytest.raises(CapacityError, match="no room for snapshot a"):
-            await service.compact_snapshot(A)
+            await service.chains.compact(CALLER, A)
         with pytest.raises(CapacityError, match="no room for snapshot b"):
-            await service.compact_snapshot(A, B)
+            await service.chains.compact(CALLER, A, B)
 
-        assert [each.tag for each in await service.list_snapshots()] == [A, TAG]
+        assert [each.tag for each in await service.snapshots.list(CALLER)] == [A, TAG]
         async with forked(service, A) as sandbox:
             assert await value(service, sandbox.id, "a") == 1
         assert fake_host.left_over() == []
@@ -277,9 +278,9 @@ async def test_a_flipped_bit_in_a_link_is_found_and_the_link_named_before_anythi
 
     async with fake_host.service() as service:
         with pytest.raises(ChainError, match=f"snapshot b does not load: {file}") as caught:
-            await service.fork(C, 1, ONE)
+            await service.sandboxes.fork(CALLER, C, 1, ONE)
         assert caught.value.context["link"] == B
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
         async with forked(service, A):
             pass
 
@@ -296,15 +297,15 @@ async def test_a_swapped_link_is_found_at_the_start_and_named(fake_host: FakeHos
     (snapshots / B / "manifest.json").write_text(json.dumps(swapped))
 
     async with fake_host.service() as service:
-        found = {each.tag: each.status for each in await service.list_snapshots()}
+        found = {each.tag: each.status for each in await service.snapshots.list(CALLER)}
         assert found == {
             TAG: SnapshotStatus.READY,
             A: SnapshotStatus.READY,
             B: SnapshotStatus.READY,
             C: SnapshotStatus.FAILED,
         }
-        with pytest.raises(StoreError, match="c stands on b, which is not the snapshot"):
-            await service.fork(C, 1, ONE)
+        with pytest.raises(StoreError, match="c depends on b, which is not the snapshot"):
+            await service.sandboxes.fork(CALLER, C, 1, ONE)
 
 
 async def test_a_link_that_goes_missing_while_the_daemon_runs_is_named(
@@ -315,8 +316,8 @@ async def test_a_link_that_goes_missing_while_the_daemon_runs_is_named(
     async with fake_host.service() as service:
         shutil.rmtree(fake_host.settings.state_dir / "snapshots" / A)
 
-        with pytest.raises(ChainError, match="c stands on a, which is missing") as caught:
-            await service.fork(C, 1, ONE)
+        with pytest.raises(ChainError, match="c depends on a, which is missing") as caught:
+            await service.sandboxes.fork(CALLER, C, 1, ONE)
 
         assert caught.value.context["link"] == A
         assert fake_host.vmm_processes() == []

@@ -12,6 +12,7 @@ from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import ExecRequest, Exited, Started, Stderr, Stdout, TtySize
 from forkd.model.sandbox import ForkOptions
 from forkd.service.guests import ECHO_BYTES_MAX
+from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from forkd.model.exec import ExecEvent
     from forkd.model.ids import SandboxId
-    from forkd.service.host_service import HostService
+    from forkd.service.host import Host
     from tests.support.service_host import FakeHost
 
 DEADLINE_S = 20.0
@@ -28,7 +29,7 @@ DEADLINE_S = 20.0
 class Held:
     """One sandbox and its service."""
 
-    def __init__(self, service: HostService, id_: SandboxId) -> None:
+    def __init__(self, service: Host, id_: SandboxId) -> None:
         self.service = service
         self.id = id_
 
@@ -37,20 +38,20 @@ class Held:
 async def held(fake_host: FakeHost) -> AsyncIterator[Held]:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         yield Held(service, sandbox.id)
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_an_evaluation_gives_its_value_and_its_output(held: Held) -> None:
-    result = await held.service.eval(held.id, "print('out') or [1, 'two']")
+    result = await held.service.guests.eval(CALLER, held.id, "print('out') or [1, 'two']")
 
     assert (result.repr, result.value, result.stdout) == ("[1, 'two']", [1, "two"], "out\n")
     assert not result.output_truncated
 
 
 async def test_what_the_code_raises_is_data(held: Held) -> None:
-    result = await held.service.eval(held.id, "1 / 0")
+    result = await held.service.guests.eval(CALLER, held.id, "1 / 0")
 
     assert result.error is not None
     assert (result.has_value, result.error.type) == (False, "ZeroDivisionError")
@@ -59,33 +60,37 @@ async def test_what_the_code_raises_is_data(held: Held) -> None:
 async def test_output_past_its_limit_is_dropped_and_said_to_be(held: Held) -> None:
     code = f"print('x' * {EVAL_OUTPUT_BYTES_MAX // 2}, end='')"
 
-    result = await held.service.eval(held.id, code)
+    result = await held.service.guests.eval(CALLER, held.id, code)
     assert (len(result.stdout), result.output_truncated) == (EVAL_OUTPUT_BYTES_MAX // 2, False)
 
     with pytest.raises(InvalidRequest):
-        await held.service.eval(held.id, "x" * (EVAL_CODE_BYTES_MAX + 1))
+        await held.service.guests.eval(CALLER, held.id, "x" * (EVAL_CODE_BYTES_MAX + 1))
 
 
 async def test_an_evaluation_reuses_its_connection(held: Held) -> None:
-    guest = held.service._guest(held.id)  # noqa: SLF001 - the pool has no other witness
-    await held.service.eval(held.id, "1")
+    guest = held.service.sandboxes.roster.get(CALLER, held.id).guest
+    await held.service.guests.eval(CALLER, held.id, "1")
     first = guest._idle[0]  # noqa: SLF001 - as above
-    await held.service.eval(held.id, "2")
+    await held.service.guests.eval(CALLER, held.id, "2")
 
     assert guest._idle == [first]  # noqa: SLF001 - as above
 
 
 async def test_echo_returns_what_it_was_given_up_to_its_limit(held: Held) -> None:
-    assert await held.service.echo(held.id, "héllo") == "héllo"
-    assert len(await held.service.echo(held.id, "x" * ECHO_BYTES_MAX)) == ECHO_BYTES_MAX
+    assert await held.service.guests.echo(CALLER, held.id, "héllo") == "héllo"
+    assert (
+        len(await held.service.guests.echo(CALLER, held.id, "x" * ECHO_BYTES_MAX)) == ECHO_BYTES_MAX
+    )
 
     with pytest.raises(InvalidRequest):
-        await held.service.echo(held.id, "x" * (ECHO_BYTES_MAX + 1))
+        await held.service.guests.echo(CALLER, held.id, "x" * (ECHO_BYTES_MAX + 1))
 
 
 async def test_a_commands_streams_and_its_end_come_in_order(held: Held) -> None:
     events: list[ExecEvent] = []
-    async with await held.service.exec(held.id, ExecRequest(("cat",), stdin=True)) as session:
+    async with await held.service.guests.exec(
+        CALLER, held.id, ExecRequest(("cat",), stdin=True)
+    ) as session:
         await session.write_stdin(b"data")
         await session.close_stdin()
         events += [event async for event in session]
@@ -98,7 +103,9 @@ async def test_a_commands_streams_and_its_end_come_in_order(held: Held) -> None:
 
 
 async def test_a_signal_ends_a_command(held: Held) -> None:
-    async with await held.service.exec(held.id, ExecRequest(("cat",), stdin=True)) as session:
+    async with await held.service.guests.exec(
+        CALLER, held.id, ExecRequest(("cat",), stdin=True)
+    ) as session:
         await session.send_signal(15)
         *_, last = [event async for event in session]
 
@@ -106,7 +113,7 @@ async def test_a_signal_ends_a_command(held: Held) -> None:
 
 
 async def test_a_command_without_a_terminal_or_input_refuses_both(held: Held) -> None:
-    async with await held.service.exec(held.id, ExecRequest(("true",))) as session:
+    async with await held.service.guests.exec(CALLER, held.id, ExecRequest(("true",))) as session:
         with pytest.raises(Conflict):
             await session.resize(TtySize(24, 80))
         with pytest.raises(Conflict):
@@ -115,10 +122,10 @@ async def test_a_command_without_a_terminal_or_input_refuses_both(held: Held) ->
 
 async def test_a_program_that_does_not_exist_is_an_error_with_the_agents_code(held: Held) -> None:
     with pytest.raises(GuestError) as refusal:
-        await held.service.exec(held.id, ExecRequest(("missing",)))
+        await held.service.guests.exec(CALLER, held.id, ExecRequest(("missing",)))
 
     assert refusal.value.context["guest_code"] == "exec_failed"
-    assert (await held.service.ping(held.id)).version == "0"
+    assert (await held.service.guests.ping(CALLER, held.id)).version == "0"
 
 
 async def test_a_file_is_written_and_read_back_in_pieces(held: Held) -> None:
@@ -128,17 +135,17 @@ async def test_a_file_is_written_and_read_back_in_pieces(held: Held) -> None:
         for start in range(0, len(data), 700_000):
             yield data[start : start + 700_000]
 
-    assert await held.service.write_file(held.id, "/f", pieces()) == len(data)
-    async with await held.service.read_file(held.id, "/f") as reader:
+    assert await held.service.guests.write_file(CALLER, held.id, "/f", pieces()) == len(data)
+    async with await held.service.guests.read_file(CALLER, held.id, "/f") as reader:
         assert (reader.size_bytes, reader.mode) == (len(data), 0o644)
         assert b"".join([piece async for piece in reader]) == data
 
 
 async def test_a_missing_file_is_not_found_and_a_relative_path_refused(held: Held) -> None:
     with pytest.raises(NotFound):
-        await held.service.read_file(held.id, "/nowhere")
+        await held.service.guests.read_file(CALLER, held.id, "/nowhere")
     with pytest.raises(InvalidRequest):
-        await held.service.read_file(held.id, "nowhere")
+        await held.service.guests.read_file(CALLER, held.id, "nowhere")
 
 
 async def test_a_full_disk_ends_a_write_with_the_agents_words(held: Held) -> None:
@@ -148,7 +155,7 @@ async def test_a_full_disk_ends_a_write_with_the_agents_words(held: Held) -> Non
 
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(GuestError, match="the disk is full") as refusal:
-            await held.service.write_file(held.id, "/full", endless())
+            await held.service.guests.write_file(CALLER, held.id, "/full", endless())
 
     assert refusal.value.context["guest_code"] == "no_space"
 
@@ -159,4 +166,4 @@ async def test_a_source_of_bytes_that_fails_passes_its_own_error_on(held: Held) 
         raise NotFound("the source is gone")
 
     with pytest.raises(NotFound, match="the source is gone"):
-        await held.service.write_file(held.id, "/f", broken())
+        await held.service.guests.write_file(CALLER, held.id, "/f", broken())

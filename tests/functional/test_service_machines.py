@@ -12,13 +12,14 @@ import pytest
 from forkd.errors import StoreError
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from forkd.model.ids import SandboxId
-    from forkd.service.host_service import HostService
+    from forkd.service.host import Host
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -40,9 +41,9 @@ echo b > /proc/sysrq-trigger
 """Have the kernel reset by a fault that it cannot be told of."""
 
 
-async def value(service: HostService, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
+async def value(service: Host, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
     """Evaluate code that must not raise; return its value."""
-    result = await service.eval(sandbox, code, timeout_s=DEADLINE_S)
+    result = await service.guests.eval(CALLER, sandbox, code, timeout_s=DEADLINE_S)
     assert result.error is None, result.error.traceback
     return result.value
 
@@ -87,7 +88,7 @@ async def test_a_command_streams_both_ways_and_passes_its_status_on(real_host: R
     request = ExecRequest(("sh", "-c", "cat; exit 3"), stdin=True)
     async with (
         real_host.forked(1, ONE) as (sandbox,),
-        await service.exec(sandbox.id, request) as session,
+        await service.guests.exec(CALLER, sandbox.id, request) as session,
     ):
         await session.write_stdin(b"through the guest")
         await session.close_stdin()
@@ -105,16 +106,16 @@ async def test_a_file_comes_back_as_it_was_sent(real_host: RealHost) -> None:
         yield data
 
     async with real_host.forked(1, ONE) as (sandbox,):
-        assert await service.write_file(sandbox.id, "/root/f", pieces()) == len(data)
-        assert (await service.stat(sandbox.id, "/root/f")).size_bytes == len(data)
-        async with await service.read_file(sandbox.id, "/root/f") as reader:
+        assert await service.guests.write_file(CALLER, sandbox.id, "/root/f", pieces()) == len(data)
+        assert (await service.guests.stat(CALLER, sandbox.id, "/root/f")).size_bytes == len(data)
+        async with await service.guests.read_file(CALLER, sandbox.id, "/root/f") as reader:
             assert b"".join([piece async for piece in reader]) == data
 
 
 async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: RealHost) -> None:
     options = ForkOptions(memory_limit_mib=700, pids_limit=32, cpu_limit=1.5)
     async with real_host.forked(1, options) as (sandbox,):
-        group = real_host.settings.cgroup_root / sandbox.id
+        group = real_host.names.cgroup_root / sandbox.id
         assert (group / "memory.max").read_text().strip() == str(700 << 20)
         assert str(sandbox.pid) in (group / "cgroup.procs").read_text().split()
         assert await value(real_host.service, sandbox.id, "1 + 1") == 2
@@ -125,7 +126,7 @@ async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: 
 async def test_a_sandbox_with_a_network_reaches_the_hosts_end_of_its_link(
     real_host: RealHost,
 ) -> None:
-    plan = real_host.settings.network
+    plan = real_host.names.network
     hosts = {slot.guest: slot.host for slot in map(plan.slot, range(plan.slots))}
     async with real_host.forked(2, ForkOptions(network=True)) as sandboxes:
         for sandbox in sandboxes:
@@ -152,7 +153,7 @@ with open("/root/big", "wb") as file:
         real_host.forked(1, ForkOptions(disk_limit_mib=8)) as (small,),
         real_host.forked(1, ONE) as (large,),
     ):
-        full = await service.eval(small.id, fill, timeout_s=DEADLINE_S)
+        full = await service.guests.eval(CALLER, small.id, fill, timeout_s=DEADLINE_S)
         assert full.error is not None
         assert full.error.type == "OSError"
         await value(service, large.id, fill + "1")
@@ -174,11 +175,11 @@ async def test_a_sandbox_that_ends_by_itself_is_exited_and_says_why(
     service = real_host.service
     async with real_host.forked(1, ONE) as (sandbox,):
         off = ExecRequest(("sh", "-c", f"{command}; sleep 60"))
-        async with await service.exec(sandbox.id, off):
+        async with await service.guests.exec(CALLER, sandbox.id, off):
             async with asyncio.timeout(DEADLINE_S):
-                async for _ in service.follow_console_log(sandbox.id):
+                async for _ in service.sandboxes.follow_console_log(CALLER, sandbox.id):
                     pass
-        found = await service.get_sandbox(sandbox.id)
+        found = await service.sandboxes.get(CALLER, sandbox.id)
         assert (found.state, found.exit_reason) == (SandboxState.EXITED, reason)
 
 
@@ -190,7 +191,7 @@ async def test_sandboxes_outlive_the_service(real_host: RealHost) -> None:
         await real_host.restart()
 
         for sandbox in sandboxes:
-            found = await real_host.service.get_sandbox(sandbox.id)
+            found = await real_host.service.sandboxes.get(CALLER, sandbox.id)
             assert found.state is SandboxState.RUNNING
             assert await value(real_host.service, sandbox.id, "mine") == sandbox.hostname
 
@@ -202,7 +203,7 @@ async def test_a_flipped_bit_is_found_before_anything_runs(real_host: RealHost, 
     flip_last_bit(path)
     try:
         with pytest.raises(StoreError) as refusal:
-            await real_host.service.fork(TAG, 1, ONE)
+            await real_host.service.sandboxes.fork(CALLER, TAG, 1, ONE)
     finally:
         flip_last_bit(path)
 

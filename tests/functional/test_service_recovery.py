@@ -14,8 +14,9 @@ from forkd.errors import Conflict
 from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service import seeds
-from forkd.service.host_service import DATABASE_FILE
+from forkd.service.host import DATABASE_FILE
 from forkd.store.database import Database
+from tests.support.callers import CALLER
 from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
     from tests.support.service_host import FakeHost
 
-WRITE = """(source,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
-        await service.branch(source.id, 1, BranchOptions(), tag=Tag("later"), wait=False)"""
-FORK = "await service.fork(TAG, 3, ForkOptions())"
-DELETE = """(sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+WRITE = """(source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
+        await service.branches.branch(
+            CALLER, source.id, 1, BranchOptions(), tag=Tag("later"), wait=False)"""
+FORK = "await service.sandboxes.fork(CALLER, TAG, 3, ForkOptions())"
+DELETE = """(sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         os.kill(sandbox.pid, signal.SIGSTOP)
-        await service.delete_sandbox(sandbox.id)"""
-BAKE = """async for event in service.create_snapshot(SnapshotRequest(TAG, Path({recipe!r}))):
+        await service.sandboxes.delete(CALLER, sandbox.id)"""
+BAKE = """async for event in service.snapshots.bake(CALLER, SnapshotRequest(TAG, Path({recipe!r}))):
             pass"""
 
 
@@ -56,7 +58,7 @@ async def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(
     async with fake_host.service() as service:
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
-        assert await service.list_snapshots() == ()
+        assert await service.snapshots.list(CALLER) == ()
 
 
 async def test_a_daemon_killed_in_a_fork_leaves_nothing_after_the_next_start(
@@ -71,7 +73,7 @@ async def test_a_daemon_killed_in_a_fork_leaves_nothing_after_the_next_start(
     async with fake_host.service() as service:
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
 
 
 async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: FakeHost) -> None:
@@ -81,12 +83,12 @@ async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: Fake
     await daemon.kill_when(ready.exists)
 
     async with fake_host.service() as service:
-        sandboxes = await service.list_sandboxes()
+        sandboxes = await service.sandboxes.list(CALLER)
         assert [sandbox.state for sandbox in sandboxes] == [SandboxState.RUNNING] * 3
         assert {sandbox.pid for sandbox in sandboxes} == set(fake_host.vmm_processes())
         for sandbox in sandboxes:
-            assert (await service.eval(sandbox.id, "answer")).value == 42
-            await service.delete_sandbox(sandbox.id)
+            assert (await service.guests.eval(CALLER, sandbox.id, "answer")).value == 42
+            await service.sandboxes.delete(CALLER, sandbox.id)
 
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
@@ -102,16 +104,16 @@ async def test_a_seed_that_was_still_writing_is_left_to_its_siblings_and_ends_wi
     assert len(fake_host.vmm_processes()) == 4  # a zygote, a source, its seed and a sibling
 
     async with fake_host.service() as service:
-        source, sibling = await service.list_sandboxes()
+        source, sibling = await service.sandboxes.list(CALLER)
         assert [source.pid, sibling.pid] == fake_host.vmm_processes()
         assert sibling.pid is not None
-        (seed,) = seeds.held_for([sibling.pid])
-        await service.eval(sibling.id, "globals().update(answer=0)")
-        await service.reset(sibling.id, deadline_s=5.0)
-        assert (await service.eval(sibling.id, "answer")).value == 42
+        (seed,) = seeds.retired_for([sibling.pid])
+        await service.guests.eval(CALLER, sibling.id, "globals().update(answer=0)")
+        await service.sandboxes.reset(CALLER, sibling.id, deadline_s=5.0)
+        assert (await service.guests.eval(CALLER, sibling.id, "answer")).value == 42
 
         for sandbox in (source, sibling):
-            await service.delete_sandbox(sandbox.id)
+            await service.sandboxes.delete(CALLER, sandbox.id)
         await until(lambda: seed not in proc.processes())
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
@@ -120,7 +122,9 @@ async def test_a_seed_that_was_still_writing_is_left_to_its_siblings_and_ends_wi
 async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: FakeHost) -> None:
     await baked(fake_host)
     async with fake_host.service() as service:
-        silent, dead, alive = (await service.fork(TAG, 3, ForkOptions())).sandboxes
+        silent, dead, alive = (
+            await service.sandboxes.fork(CALLER, TAG, 3, ForkOptions())
+        ).sandboxes
     said = fake_host.settings.sandboxes_dir / dead.id / LOG_FILE
     said.write_text("the guest reset itself\n")
     for each in (silent, dead):
@@ -130,16 +134,16 @@ async def test_a_sandbox_that_died_without_a_daemon_is_found_exited(fake_host: F
 
     async with fake_host.service() as service:
         unseen = "it ended while no daemon was running"
-        assert (await service.get_sandbox(silent.id)).exit_reason == unseen
-        found = await service.get_sandbox(dead.id)
+        assert (await service.sandboxes.get(CALLER, silent.id)).exit_reason == unseen
+        found = await service.sandboxes.get(CALLER, dead.id)
         assert (found.state, found.exit_reason) == (
             SandboxState.EXITED,
             f"{unseen}: the guest reset itself",
         )
-        assert b"hello" in await service.console_log(dead.id)
-        assert (await service.get_sandbox(alive.id)).state is SandboxState.RUNNING
+        assert b"hello" in await service.sandboxes.console_log(CALLER, dead.id)
+        assert (await service.sandboxes.get(CALLER, alive.id)).state is SandboxState.RUNNING
         for sandbox in (silent, dead, alive):
-            await service.delete_sandbox(sandbox.id)
+            await service.sandboxes.delete(CALLER, sandbox.id)
         assert fake_host.left_over() == []
 
 
@@ -155,7 +159,7 @@ async def test_a_deletion_that_a_killed_daemon_had_begun_is_finished_at_the_next
     assert len(fake_host.vmm_processes()) == 2  # the zygote, and the machine, which stands still
 
     async with fake_host.service() as service:
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
 
@@ -163,12 +167,12 @@ async def test_a_deletion_that_a_killed_daemon_had_begun_is_finished_at_the_next
 async def test_stopping_the_service_ends_zygotes_but_no_sandbox(fake_host: FakeHost) -> None:
     await baked(fake_host)
     async with fake_host.service() as service:
-        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
 
     assert fake_host.vmm_processes() == [sandbox.pid]
 
     async with fake_host.service() as service:
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_what_has_no_row_is_removed_at_the_start(fake_host: FakeHost) -> None:
@@ -193,4 +197,4 @@ async def test_a_service_that_does_not_run_refuses_everything(fake_host: FakeHos
         pass
 
     with pytest.raises(Conflict, match="does not run"):
-        await service.list_sandboxes()
+        await service.sandboxes.list(CALLER)

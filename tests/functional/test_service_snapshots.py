@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from forkd.model.ids import parse_tag
 from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import SnapshotRequest, SnapshotStatus
-from forkd.service import bake
+from forkd.service.snapshots import bake
+from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ NOW = ForkOptions(wait=False)
 async def test_a_bake_tells_each_stage_and_ends_in_the_snapshot(fake_host: FakeHost) -> None:
     stages = []
     async with fake_host.service() as service:
-        events = service.create_snapshot(SnapshotRequest(TAG, fake_host.recipe()))
+        events = service.snapshots.bake(CALLER, SnapshotRequest(TAG, fake_host.recipe()))
         async with contextlib.aclosing(events):
             async for event in events:
                 if isinstance(event, Progress):
                     stages.append(event.stage)
                 else:
-                    assert event == await service.get_snapshot(TAG)
+                    assert event == await service.snapshots.get(CALLER, TAG)
 
         *image, boot, warm, quiesce, save = list(dict.fromkeys(stages))
         assert image
         assert (boot, warm, quiesce, save) == ("boot", "warm", "quiesce", "save")
-        assert (await service.get_snapshot(TAG)).status is SnapshotStatus.READY
+        assert (await service.snapshots.get(CALLER, TAG)).status is SnapshotStatus.READY
         assert fake_host.left_over() == []
         assert fake_host.vmm_processes() == []
 
@@ -49,7 +49,7 @@ async def test_a_snapshot_is_still_there_after_a_restart(fake_host: FakeHost) ->
         before = await fake_host.bake(service, fake_host.recipe())
 
     async with fake_host.service() as service:
-        assert await service.list_snapshots() == (before,)
+        assert await service.snapshots.list(CALLER) == (before,)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_a_failed_bake_is_one_error_and_leaves_nothing(
         with pytest.raises(kind, match=words):
             await fake_host.bake(service, fake_host.recipe(knobs=knobs, code=code))
 
-        assert await service.list_snapshots() == ()
+        assert await service.snapshots.list(CALLER) == ()
         assert fake_host.left_over() == []
         assert fake_host.vmm_processes() == []
         # the tag is free again
@@ -92,7 +92,7 @@ async def test_a_kernel_that_is_no_kernel_is_one_clear_error(fake_host: FakeHost
         with pytest.raises(BuildError, match="neither a bzImage nor an ELF"):
             await fake_host.bake(service, recipe)
 
-        assert await service.list_snapshots() == ()
+        assert await service.snapshots.list(CALLER) == ()
 
 
 async def test_a_missing_recipe_is_not_found(fake_host: FakeHost, tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ async def test_a_missing_recipe_is_not_found(fake_host: FakeHost, tmp_path: Path
 async def test_closing_the_events_ends_the_bake(fake_host: FakeHost) -> None:
     request = SnapshotRequest(TAG, fake_host.recipe(code="hang"))
     async with fake_host.service() as service:
-        events = service.create_snapshot(request)
+        events = service.snapshots.bake(CALLER, request)
         async for event in events:
             if isinstance(event, Progress) and event.message == "warming":
                 break
-        assert [s.status for s in await service.list_snapshots()] == [SnapshotStatus.WRITING]
+        assert [s.status for s in await service.snapshots.list(CALLER)] == [SnapshotStatus.WRITING]
         assert len(fake_host.vmm_processes()) == 1
 
         await events.aclose()
 
-        assert await service.list_snapshots() == ()
+        assert await service.snapshots.list(CALLER) == ()
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
 
@@ -121,27 +121,27 @@ async def test_closing_the_events_ends_the_bake(fake_host: FakeHost) -> None:
 async def test_stopping_the_service_undoes_a_bake(fake_host: FakeHost) -> None:
     request = SnapshotRequest(TAG, fake_host.recipe(code="hang"))
     async with fake_host.service() as service:
-        events = service.create_snapshot(request)
+        events = service.snapshots.bake(CALLER, request)
         async for event in events:
             if isinstance(event, Progress) and event.message == "warming":
                 break
 
     assert fake_host.vmm_processes() == []
     assert fake_host.left_over() == []
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(Conflict, match="stopping"):
         await anext(events)
 
 
 async def test_a_tag_is_baked_once_at_a_time_and_taken_afterwards(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
-        first = service.create_snapshot(SnapshotRequest(TAG, fake_host.recipe(code="hang")))
+        first = service.snapshots.bake(CALLER, SnapshotRequest(TAG, fake_host.recipe(code="hang")))
         await anext(first)
         with pytest.raises(Conflict, match="being written already"):
             await fake_host.bake(service, fake_host.recipe(name="other"))
         with pytest.raises(Conflict, match="still being written"):
-            await service.fork(TAG, 1, NOW)
+            await service.sandboxes.fork(CALLER, TAG, 1, NOW)
         with pytest.raises(Conflict, match="being written"):
-            await service.delete_snapshot(TAG)
+            await service.snapshots.delete(CALLER, TAG)
         await first.aclose()
 
         await fake_host.bake(service, fake_host.recipe())
@@ -154,18 +154,18 @@ async def test_a_snapshot_in_use_is_not_deleted_and_the_refusal_names_who_uses_i
 ) -> None:
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (sandbox,) = (await service.fork(TAG, 1, ONE)).sandboxes
-        assert (await service.get_snapshot(TAG)).sandboxes == 1
+        (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ONE)).sandboxes
+        assert (await service.snapshots.get(CALLER, TAG)).sandboxes == 1
 
         with pytest.raises(Conflict, match=sandbox.id):
-            await service.delete_snapshot(TAG)
+            await service.snapshots.delete(CALLER, TAG)
 
-        await service.delete_sandbox(sandbox.id)
-        await service.delete_snapshot(TAG)
-        assert await service.list_snapshots() == ()
+        await service.sandboxes.delete(CALLER, sandbox.id)
+        await service.snapshots.delete(CALLER, TAG)
+        assert await service.snapshots.list(CALLER) == ()
         assert fake_host.vmm_processes() == []
         with pytest.raises(NotFound):
-            await service.delete_snapshot(TAG)
+            await service.snapshots.delete(CALLER, TAG)
 
 
 @pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
@@ -178,12 +178,12 @@ async def test_a_truncated_file_is_found_at_the_start_and_said_at_the_fork(
     path.write_bytes(path.read_bytes()[:-1])
 
     async with fake_host.service() as service:
-        (found,) = await service.list_snapshots()
+        (found,) = await service.snapshots.list(CALLER)
         assert found.status is SnapshotStatus.FAILED
         with pytest.raises(StoreError, match=f"{file} is damaged"):
-            await service.fork(TAG, 1, ONE)
-        await service.delete_snapshot(TAG)
-        assert await service.list_snapshots() == ()
+            await service.sandboxes.fork(CALLER, TAG, 1, ONE)
+        await service.snapshots.delete(CALLER, TAG)
+        assert await service.snapshots.list(CALLER) == ()
 
 
 @pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
@@ -195,16 +195,16 @@ async def test_a_flipped_bit_is_found_before_anything_runs(fake_host: FakeHost, 
         (snapshot.directory / file).write_bytes(raw)
 
         with pytest.raises(StoreError, match=f"{file}: its body does not match"):
-            await service.fork(TAG, 1, ONE)
+            await service.sandboxes.fork(CALLER, TAG, 1, ONE)
 
-        assert await service.list_sandboxes() == ()
+        assert await service.sandboxes.list(CALLER) == ()
         assert fake_host.vmm_processes() == []
         assert list(fake_host.settings.zygotes_dir.iterdir()) == []
 
 
 async def test_an_image_is_built_with_progress_and_named_by_its_key(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
-        events = [event async for event in service.build_image(fake_host.recipe())]
+        events = [event async for event in service.images.build(CALLER, fake_host.recipe())]
 
     image = events[-1]
     assert not isinstance(image, Progress)
@@ -218,6 +218,6 @@ async def test_a_snapshot_survives_the_image_cache(fake_host: FakeHost) -> None:
         for file in (fake_host.settings.cache_dir / "images").glob("*/*"):
             file.unlink()
 
-        assert len((await service.fork(other, 1, ONE)).sandboxes) == 1
-        for sandbox in await service.list_sandboxes():
-            await service.delete_sandbox(sandbox.id)
+        assert len((await service.sandboxes.fork(CALLER, other, 1, ONE)).sandboxes) == 1
+        for sandbox in await service.sandboxes.list(CALLER):
+            await service.sandboxes.delete(CALLER, sandbox.id)

@@ -26,6 +26,7 @@ from forkd.engine.process import (
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import ForkdError, StoreError
 from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, baked_host, value, variant
 from tests.support.service_host import until
 
@@ -173,10 +174,10 @@ async def test_a_child_that_is_killed_is_reported_and_the_others_answer(host: Re
     async with host.forked(3, ONE) as (dying, *others):
         assert dying.pid is not None
         os.kill(dying.pid, signal.SIGKILL)
-        async for _ in host.service.follow_console_log(dying.id):
+        async for _ in host.service.sandboxes.follow_console_log(CALLER, dying.id):
             pass  # the log ends with the machine
 
-        found = await host.service.get_sandbox(dying.id)
+        found = await host.service.sandboxes.get(CALLER, dying.id)
         assert (found.state, found.pid) == (SandboxState.EXITED, None)
         for other in others:
             assert await value(host, other.id, "6 * 7") == 42

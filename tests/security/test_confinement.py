@@ -53,7 +53,7 @@ def config(folder: Path, one: bytes, other: bytes) -> CompareConfig:
 def test_what_compares_disks_is_nobody_and_can_open_nothing(tmp_path: Path) -> None:
     wanted = config(tmp_path, image(tmp_path, 0), image(tmp_path, NAMES))
     (tmp_path / "config").write_text(json.dumps(members(wanted)))
-    args = [programs.find(programs.VMM), "compare", "--config", tmp_path / "config"]
+    args = [str(programs.find(programs.VMM)), "compare", "--config", str(tmp_path / "config")]
     with subprocess.Popen(args, stdout=subprocess.PIPE, bufsize=0) as process:  # noqa: S603 - ours
         try:
             assert process.stdout is not None

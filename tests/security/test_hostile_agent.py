@@ -12,6 +12,7 @@ import pytest
 
 from forkd.engine.frames import FRAME_PAYLOAD_MAX, Kind, encode
 from forkd.engine.guest import Guest
+from forkd.engine.guest_bake import WarmUpPlan, warm
 from forkd.engine.guest_exec import GuestExec
 from forkd.errors import EngineError, EngineTimeout, ForkdError
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX
@@ -127,7 +128,7 @@ async def test_output_without_an_end_is_kept_up_to_its_limit_and_ends_with_the_d
         with pytest.raises(EngineTimeout):
             await guest.eval("1", 0.5)
         with pytest.raises(EngineTimeout):
-            await guest.warm({}, timeout_s=0.5, on_output=note)
+            await warm(guest, WarmUpPlan(None, None, 0.5), note)
     assert kept > EVAL_OUTPUT_BYTES_MAX
 
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from forkd.engine.frames import HEADER_BYTES, Kind, encode_json
 from forkd.errors import GuestError
 from forkd.model.sandbox import ForkOptions
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
@@ -114,6 +115,6 @@ error is not None
     top = real_host.settings.sandboxes_dir / sandbox.id / "disk.top"
     assert 8 << 20 < top.stat().st_blocks * 512 <= 17 << 20
     with pytest.raises(GuestError):
-        await service.diff(TAG, sandbox.id)
+        await service.comparisons.compare(CALLER, TAG, sandbox.id)
     async with real_host.forked(1, ForkOptions()) as (sibling,):
         assert await value(real_host, sibling.id, "len(open('/etc/passwd').read()) > 0") is True

@@ -15,6 +15,7 @@ from forkd.daemon.app import create_app
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Settings
 from forkd.model.sandbox import ForkOptions
+from tests.support.callers import CALLER
 from tests.support.fake_service import FakeService
 from tests.support.service_host import TAG, FakeHost, fake_host
 
@@ -73,7 +74,7 @@ async def test_sockets_logs_and_disks_of_machines_and_what_is_stored_are_closed_
     settings = fake_host.settings
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
-        (sandbox,) = (await service.fork(TAG, 1, ForkOptions())).sandboxes
+        (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         with _passable(settings.run_dir, settings.state_dir):
             folder = settings.sandboxes_dir / sandbox.id
             sockets = [*folder.glob("*.sock"), *settings.zygotes_dir.glob("*/*.sock")]
@@ -83,7 +84,7 @@ async def test_sockets_logs_and_disks_of_machines_and_what_is_stored_are_closed_
             files += (settings.state_dir / "snapshots" / TAG).iterdir()
             look = "import os, sys\nprint(*(os.access(p, os.R_OK) for p in sys.argv[1:]))"
             assert as_nobody(look, *files) == [" ".join(["False"] * len(files))]
-        await service.delete_sandbox(sandbox.id)
+        await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 @contextlib.contextmanager

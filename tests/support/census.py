@@ -142,10 +142,10 @@ def _files(daemon: Daemon, running: dict[str, v1.SandboxInfo], kept: set[str]) -
     for folder in (settings.bakes_dir, daemon.state / "staging"):
         yield from (f"{entry} is left over" for entry in folder.iterdir())
     limited = {id_ for id_, each in running.items() if each.memory_limit_mib is not None}
-    groups = set(cgroupfs.children(settings.cgroup_root))
+    groups = set(cgroupfs.children(daemon.names.cgroup_root))
     if groups != limited:
         yield f"cgroups are {groups}, not {limited}"
-    prefix = settings.network.tap_prefix
+    prefix = daemon.names.network.tap_prefix
     taps = [path for path in Path("/sys/class/net").iterdir() if path.name.startswith(prefix)]
     if len(taps) != sum(each.guest_addr is not None for each in running.values()):
         yield f"taps are {[tap.name for tap in taps]}"

@@ -57,11 +57,11 @@ class RunningDaemon:
 def daemon(
     running_daemon: RunningDaemon, caplog: pytest.LogCaptureFixture
 ) -> Iterator[RunningDaemon]:
-    """A daemon whose service has seen nothing yet; what uvicorn calls an error fails the test."""
-    running_daemon.service = running_daemon.app.state.service = FakeService()
+    """A daemon whose service has seen nothing yet; a request that crashed fails the test."""
+    running_daemon.service = running_daemon.app.state.host = FakeService()
     yield running_daemon
     said = [each.getMessage() for each in caplog.get_records("call")]
-    crashes = [each for each in said if each.startswith("Exception in ASGI application")]
+    crashes = [each for each in said if each.startswith("request crashed")]
     assert len(crashes) <= running_daemon.service.crashes_expected
 
 

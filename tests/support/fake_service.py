@@ -1,4 +1,4 @@
-"""A service in memory, for tests of everything above `forkd.service.api.Service`.
+"""A host in memory, for tests of everything above `forkd.service.api.Host`.
 
 Guests are dictionaries, programs are the few of `fake_programs`, and evaluating runs the code
 here.  What a test wants to go wrong it says by name: a recipe called `fails`, a program called
@@ -49,6 +49,7 @@ from tests.support.fake_programs import FakeExec, evaluate
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
+    from forkd.model.caller import Caller
     from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.sandbox import BranchOptions
@@ -90,25 +91,354 @@ class FakeReader:
         await self.aclose()
 
 
-class FakeService:
-    """Everything a front end may ask, in memory."""
+@dataclass
+class Component:
+    """One component of the host; all share its world."""
 
-    def __init__(self) -> None:
-        self.snapshots: dict[Tag, Snapshot] = {}
-        self.guests: dict[SandboxId, FakeGuest] = {}
-        self.baking = asyncio.Event()
-        self.bake_undone = asyncio.Event()
-        self.execs: list[FakeExec] = []
-        self.exec_fed = asyncio.Event()
-        self.crashes_expected = 0
+    world: FakeService
 
-    async def start(self) -> None:
-        return
 
-    async def stop(self) -> None:
-        return
+class FakeImages(Component):
+    async def build(
+        self, caller: Caller, recipe_path: Path
+    ) -> AsyncGenerator[Progress | Image, None]:
+        if not recipe_path.name.startswith("good"):
+            raise NotFound(f"no recipe at {recipe_path}", field="recipe")
+        yield Progress("rootfs", 0.5, "half of the root file system")
+        yield Image("key", "good", Path("/k"), None, Path("/r"), 2048 * MIB)
 
-    async def host_info(self) -> HostInfo:
+
+class FakeSnapshots(Component):
+    async def bake(
+        self, caller: Caller, request: SnapshotRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        if request.tag in self.world.stored:
+            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        done = False
+        try:
+            yield Progress("boot", None, "booting")
+            await self.world.bake(request.recipe_path.name)
+            yield Progress("warm", 1.0, "warm")
+            made = a_snapshot(request.tag, recipe=request.recipe_path.name)
+            self.world.stored[request.tag] = made
+            done = True
+            yield made
+        finally:
+            if not done:
+                self.world.bake_undone.set()
+
+    async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
+        return tuple(self.world.stored[tag] for tag in sorted(self.world.stored))
+
+    async def get(self, caller: Caller, tag: Tag) -> Snapshot:
+        if tag not in self.world.stored:
+            raise NotFound(f"there is no snapshot {tag}", tag=tag)
+        return self.world.stored[tag]
+
+    async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        failed = [tag for tag, each in self.world.stored.items() if each.status == "failed"]
+        if not dry_run:
+            for tag in failed:
+                del self.world.stored[tag]
+        return tuple(Removed("failed", tag, MIB) for tag in failed)
+
+    async def delete(
+        self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
+    ) -> None:
+        if cascade and force:
+            raise InvalidRequest("cascade and force exclude each other", field="force")
+        await self.world.snapshots.get(caller, tag)
+        standing = [each.tag for each in self.world.stored.values() if each.parent == tag]
+        if standing and not cascade and not force:
+            raise Conflict(f"snapshot {tag} is the parent of {', '.join(standing)}", tag=tag)
+        for child in standing if cascade else ():
+            del self.world.stored[child]
+        using = [each.sandbox.id for each in self.world.running.values() if each.sandbox.tag == tag]
+        if using:
+            raise Conflict(f"snapshot {tag} is needed by {', '.join(using)}", tag=tag)
+        del self.world.stored[tag]
+
+
+class FakeChains(Component):
+    async def extend(
+        self, caller: Caller, request: LinkRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        if request.tag in self.world.stored:
+            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        if request.of_sandbox:
+            sandbox = SandboxId(request.source)
+        else:
+            (forked,) = (
+                await self.world.sandboxes.fork(caller, Tag(request.source), 1, ForkOptions())
+            ).sandboxes
+            sandbox = forked.id
+        yield Progress("exec", None, request.command or "")
+        if request.command == "false":
+            raise BuildError("the command exited with 1: it printed nothing")
+        yield self.world.snapshot_sandbox(sandbox, request.tag, wait=request.wait)
+        if not request.of_sandbox:
+            await self.world.sandboxes.delete(caller, sandbox)
+
+    async def compact(self, caller: Caller, tag: Tag, to: Tag | None = None) -> Snapshot:
+        old = await self.world.snapshots.get(caller, tag)
+        made = replace(old, tag=to or tag, parent=None, depth=0, chain_bytes=old.stored_bytes)
+        self.world.stored[made.tag] = made
+        return made
+
+
+class FakePacks(Component):
+    async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
+        await self.world.snapshots.get(caller, tag)
+        async with contextlib.aclosing(fake_packs.packed(tag)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack(
+        self, caller: Caller, request: UnpackRequest, pieces: AsyncIterable[bytes]
+    ) -> Unpacked:
+        made = a_snapshot(request.tag, recipe="python-numpy")
+        return await fake_packs.unpacked(request, pieces, self.world.stored, made)
+
+
+class FakeSandboxes(Component):
+    async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        snapshot = await self.world.snapshots.get(caller, tag)
+        if snapshot.status is SnapshotStatus.WRITING and not options.wait:
+            raise Conflict(f"snapshot {tag} is still being written", tag=tag)
+        flaky = tag.endswith(("-flaky", "-broken"))
+        bad = [each for each in range(count) if flaky and (each % 2 or tag.endswith("-broken"))]
+        if bad and options.all_or_nothing:
+            raise EngineError(f"{len(bad)} of {count} failed", tag=tag)
+        good = [self.world.fork_one(tag, options) for _ in range(count - len(bad))]
+        failures = [ForkFailure(new_sandbox_id(), "agent", "guest", "no answer") for _ in bad]
+        return ForkResult(tuple(good), tuple(failures), wall_ms=12.5)
+
+    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        every = (each.sandbox for each in self.world.running.values())
+        return tuple(each for each in every if tag is None or each.tag == tag)
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        return self.world.guest(sandbox).sandbox
+
+    async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
+        self.world.guest(sandbox).ended.set()
+        del self.world.running[sandbox]
+
+    async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
+        guest = self.world.guest(sandbox)
+        if deadline_s < 1:
+            raise EngineTimeout("the agent did not answer in time")
+        guest.names.clear()
+        return 2.5
+
+    async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
+        return self.world.guest(sandbox).console
+
+    async def follow_console_log(
+        self, caller: Caller, sandbox: SandboxId
+    ) -> AsyncGenerator[bytes, None]:
+        guest = self.world.guest(sandbox)
+        yield guest.console
+        await guest.ended.wait()
+        yield b"reboot: Power down\n"
+
+
+class FakeBranches(Component):
+    async def branch(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        count: int,
+        options: BranchOptions,
+        *,
+        tag: Tag | None = None,
+        wait: bool = True,
+    ) -> BranchResult:
+        source = self.world.guest(sandbox)
+        if len(source.sandbox.ancestors) == FAKE_BUDGETS.depth_max:
+            raise BudgetError("too deep", budget="depth")
+        result = await self.world.sandboxes.fork(
+            caller, source.sandbox.tag, count, options.of(source.sandbox)
+        )
+        siblings = []
+        for each in result.sandboxes:
+            guest = self.world.running[each.id]
+            guest.names, guest.files = dict(source.names), dict(source.files)
+            ancestors = (*source.sandbox.ancestors, sandbox)
+            guest.sandbox = replace(each, ancestors=ancestors, branched_at=THEN)
+            siblings.append(guest.sandbox)
+        snapshot = None
+        if tag is not None:
+            status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
+            snapshot = self.world.stored[tag] = a_snapshot(tag, status=status)
+        fork = replace(result, sandboxes=tuple(siblings))
+        return BranchResult(fork, pause_ms=1.25, branched_at=THEN, stall_ms=2.5, snapshot=snapshot)
+
+
+class FakePromotions(Component):
+    async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
+        guest = self.world.guest(sandbox)
+        parent = guest.sandbox.parent
+        if parent is None:
+            raise Conflict(f"sandbox {sandbox} was not branched from another", sandbox=sandbox)
+        below = [
+            each.sandbox.id for each in self.world.running.values() if each.sandbox.parent == parent
+        ]
+        for each in (parent, *below):
+            del self.world.running[each]
+        guest.sandbox = replace(guest.sandbox, id=parent, ancestors=(), branched_at=None)
+        self.world.running[parent] = guest
+        return Promotion(guest.sandbox, tuple(below))
+
+
+class FakeComparisons(Component):
+    async def compare(
+        self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
+    ) -> Difference:
+        was, now = (
+            {} if name in self.world.stored else self.world.guest(SandboxId(name)).files
+            for name in (before, after)
+        )
+        found = []
+        for path in sorted(was.keys() | now.keys()):
+            one, other = was.get(path), now.get(path)
+            if other is None:
+                found.append(FileChange(path, Change.REMOVED, "f", len(one or b"")))
+            elif one != other:
+                change = Change.ADDED if one is None else Change.CHANGED
+                found.append(FileChange(path, change, "f", len(other)))
+        return Difference(tuple(found), pages_apart=5)
+
+
+class FakeTrees(Component):
+    async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+        everybody = [each.sandbox for each in self.world.running.values()]
+        if member is not None:
+            root = self.world.guest(member).sandbox.root
+            everybody = [each for each in everybody if each.root == root]
+        return grow(everybody, {each.id: 3 * MIB for each in everybody})
+
+    async def budgets(self, caller: Caller) -> TreeBudgets:
+        return FAKE_BUDGETS
+
+
+class FakeGuests(Component):
+    async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
+        self.world.guest(sandbox)
+        return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
+
+    async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
+        self.world.guest(sandbox)
+        return data
+
+    async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
+        self.world.guest(sandbox)
+        self.world.execs.append(FakeExec(request, self.world.exec_fed))
+        return self.world.execs[-1]
+
+    async def eval(
+        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+    ) -> EvalResult:
+        return evaluate(code, self.world.guest(sandbox).names, timeout_s)
+
+    async def read_file(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> FakeReader:
+        data = self._file(sandbox, path)
+        end = None if length is None else offset + length
+        return FakeReader(data[offset:end], len(data))
+
+    def _file(self, sandbox: SandboxId, path: str) -> bytes:
+        guest = self.world.guest(sandbox)
+        if path in guest.folders:
+            raise Conflict(f"{path} is a directory", guest_code="is_a_directory")
+        if path not in guest.files:
+            raise NotFound(f"{path}: no such file", guest_code="not_found")
+        return guest.files[path]
+
+    async def write_file(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        make_parents: bool = False,
+    ) -> int:
+        del mode
+        guest = self.world.guest(sandbox)
+        parent = str(Path(path).parent)
+        if make_parents:
+            await self.world.guests.make_dir(caller, sandbox, parent, parents=True)
+        if parent not in guest.folders:
+            raise NotFound(f"{parent}: no such directory", guest_code="not_found")
+        guest.files[path] = b"".join([each async for each in chunks])
+        return len(guest.files[path])
+
+    async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
+        if path in self.world.guest(sandbox).folders:
+            return an_entry(path, EntryKind.DIRECTORY, 4096)
+        return an_entry(path, EntryKind.FILE, len(self._file(sandbox, path)))
+
+    async def list_dir(
+        self, caller: Caller, sandbox: SandboxId, path: str
+    ) -> tuple[FileEntry, ...]:
+        guest = self.world.guest(sandbox)
+        if path not in guest.folders:
+            raise NotFound(f"{path}: no such directory", guest_code="not_found")
+        inside = {
+            each
+            for each in guest.folders | set(guest.files)
+            if each != "/" and str(Path(each).parent) == path
+        }
+        return tuple(
+            [await self.world.guests.stat(caller, sandbox, each) for each in sorted(inside)]
+        )
+
+    async def make_dir(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        parents: bool = False,
+        mode: int | None = None,
+    ) -> None:
+        del mode
+        guest = self.world.guest(sandbox)
+        if path in guest.folders and not parents:
+            raise Conflict(f"{path} exists", guest_code="exists")
+        guest.folders.add(path)
+        if parents:
+            guest.folders |= {str(each) for each in Path(path).parents}
+
+    async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
+        data = self._file(sandbox, source)
+        files = self.world.guest(sandbox).files
+        del files[source]
+        files[target] = data
+
+    async def remove(
+        self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
+    ) -> None:
+        guest = self.world.guest(sandbox)
+        if path in guest.folders and recursive:
+            guest.folders = {each for each in guest.folders if not each.startswith(path)}
+            guest.files = {k: v for k, v in guest.files.items() if not k.startswith(path + "/")}
+            return
+        self._file(sandbox, path)
+        del guest.files[path]
+
+
+class FakeSystem(Component):
+    async def info(self, caller: Caller) -> HostInfo:
         return HostInfo(
             version="0.1.0",
             hostname="fake",
@@ -122,66 +452,45 @@ class FakeService:
             cgroups=True,
             network=True,
             state_free_bytes=1 << 35,
-            snapshots=len(self.snapshots),
-            sandboxes=len(self.guests),
+            snapshots=len(self.world.stored),
+            sandboxes=len(self.world.running),
             uptime_s=1.5,
         )
 
-    # Images and snapshots
 
-    async def build_image(self, recipe_path: Path) -> AsyncGenerator[Progress | Image, None]:
-        if not recipe_path.name.startswith("good"):
-            raise NotFound(f"no recipe at {recipe_path}", field="recipe")
-        yield Progress("rootfs", 0.5, "half of the root file system")
-        yield Image("key", "good", Path("/k"), None, Path("/r"), 2048 * MIB)
+class FakeService:
+    """Every component, in memory, and what they work on."""
 
-    async def create_snapshot(
-        self, request: SnapshotRequest
-    ) -> AsyncGenerator[Progress | Snapshot, None]:
-        if request.tag in self.snapshots:
-            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
-        done = False
-        try:
-            yield Progress("boot", None, "booting")
-            await self._bake(request.recipe_path.name)
-            yield Progress("warm", 1.0, "warm")
-            made = a_snapshot(request.tag, recipe=request.recipe_path.name)
-            self.snapshots[request.tag] = made
-            done = True
-            yield made
-        finally:
-            if not done:
-                self.bake_undone.set()
+    def __init__(self) -> None:
+        self.stored: dict[Tag, Snapshot] = {}
+        self.running: dict[SandboxId, FakeGuest] = {}
+        self.baking = asyncio.Event()
+        self.bake_undone = asyncio.Event()
+        self.execs: list[FakeExec] = []
+        self.exec_fed = asyncio.Event()
+        self.crashes_expected = 0
+        self.failure: str | None = None
+        self.images = FakeImages(self)
+        self.snapshots = FakeSnapshots(self)
+        self.chains = FakeChains(self)
+        self.packs = FakePacks(self)
+        self.sandboxes = FakeSandboxes(self)
+        self.branches = FakeBranches(self)
+        self.promotions = FakePromotions(self)
+        self.comparisons = FakeComparisons(self)
+        self.trees = FakeTrees(self)
+        self.guests = FakeGuests(self)
+        self.system = FakeSystem(self)
 
-    async def _bake(self, recipe: str) -> None:
+    async def bake(self, recipe: str) -> None:
         self.baking.set()
         if recipe == "fails":
             raise WarmUpError("the warm-up raised ValueError: no", recipe=recipe)
         if recipe == "hangs":
             await asyncio.Event().wait()
 
-    async def pack_snapshot(self, tag: Tag) -> AsyncGenerator[bytes, None]:
-        await self.get_snapshot(tag)
-        async with contextlib.aclosing(fake_packs.packed(tag)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def unpack_snapshot(
-        self, request: UnpackRequest, pieces: AsyncIterable[bytes]
-    ) -> Unpacked:
-        made = a_snapshot(request.tag, recipe="python-numpy")
-        return await fake_packs.unpacked(request, pieces, self.snapshots, made)
-
-    async def list_snapshots(self) -> tuple[Snapshot, ...]:
-        return tuple(self.snapshots[tag] for tag in sorted(self.snapshots))
-
-    async def get_snapshot(self, tag: Tag) -> Snapshot:
-        if tag not in self.snapshots:
-            raise NotFound(f"there is no snapshot {tag}", tag=tag)
-        return self.snapshots[tag]
-
-    async def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
-        source = self._guest(sandbox).sandbox
+    def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
+        source = self.guest(sandbox).sandbox
         status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
         made = replace(
             a_snapshot(tag, status=status),
@@ -191,70 +500,10 @@ class FakeService:
             source=sandbox,
             pause_ms=1.25,
         )
-        self.snapshots[tag] = made
+        self.stored[tag] = made
         return made
 
-    async def link_snapshot(
-        self, request: LinkRequest
-    ) -> AsyncGenerator[Progress | Snapshot, None]:
-        if request.tag in self.snapshots:
-            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
-        if request.of_sandbox:
-            sandbox = SandboxId(request.source)
-        else:
-            (forked,) = (await self.fork(Tag(request.source), 1, ForkOptions())).sandboxes
-            sandbox = forked.id
-        yield Progress("exec", None, request.command or "")
-        if request.command == "false":
-            raise BuildError("the command exited with 1: it printed nothing")
-        yield await self.snapshot_sandbox(sandbox, request.tag, wait=request.wait)
-        if not request.of_sandbox:
-            await self.delete_sandbox(sandbox)
-
-    async def compact_snapshot(self, tag: Tag, to: Tag | None = None) -> Snapshot:
-        old = await self.get_snapshot(tag)
-        made = replace(old, tag=to or tag, parent=None, depth=0, chain_bytes=old.stored_bytes)
-        self.snapshots[made.tag] = made
-        return made
-
-    async def tidy_snapshots(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        failed = [tag for tag, each in self.snapshots.items() if each.status == "failed"]
-        if not dry_run:
-            for tag in failed:
-                del self.snapshots[tag]
-        return tuple(Removed("failed", tag, MIB) for tag in failed)
-
-    async def delete_snapshot(
-        self, tag: Tag, *, cascade: bool = False, force: bool = False
-    ) -> None:
-        if cascade and force:
-            raise InvalidRequest("cascade and force exclude each other", field="force")
-        await self.get_snapshot(tag)
-        standing = [each.tag for each in self.snapshots.values() if each.parent == tag]
-        if standing and not cascade and not force:
-            raise Conflict(f"snapshot {tag} is the parent of {', '.join(standing)}", tag=tag)
-        for child in standing if cascade else ():
-            del self.snapshots[child]
-        using = [each.sandbox.id for each in self.guests.values() if each.sandbox.tag == tag]
-        if using:
-            raise Conflict(f"snapshot {tag} is needed by {', '.join(using)}", tag=tag)
-        del self.snapshots[tag]
-
-    # Sandboxes
-
-    async def fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
-        snapshot = await self.get_snapshot(tag)
-        if snapshot.status is SnapshotStatus.WRITING and not options.wait:
-            raise Conflict(f"snapshot {tag} is still being written", tag=tag)
-        flaky = tag.endswith(("-flaky", "-broken"))
-        bad = [each for each in range(count) if flaky and (each % 2 or tag.endswith("-broken"))]
-        if bad and options.all_or_nothing:
-            raise EngineError(f"{len(bad)} of {count} failed", tag=tag)
-        good = [self._fork_one(tag, options) for _ in range(count - len(bad))]
-        failures = [ForkFailure(new_sandbox_id(), "agent", "guest", "no answer") for _ in bad]
-        return ForkResult(tuple(good), tuple(failures), wall_ms=12.5)
-
-    def _fork_one(self, tag: Tag, options: ForkOptions) -> Sandbox:
+    def fork_one(self, tag: Tag, options: ForkOptions) -> Sandbox:
         made = Sandbox(
             id=new_sandbox_id(),
             tag=tag,
@@ -267,202 +516,13 @@ class FakeService:
             disk_limit_mib=options.disk_limit_mib,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
         )
-        self.guests[made.id] = FakeGuest(made)
+        self.running[made.id] = FakeGuest(made)
         return made
 
-    async def list_sandboxes(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
-        every = (each.sandbox for each in self.guests.values())
-        return tuple(each for each in every if tag is None or each.tag == tag)
-
-    async def get_sandbox(self, sandbox: SandboxId) -> Sandbox:
-        return self._guest(sandbox).sandbox
-
-    async def delete_sandbox(self, sandbox: SandboxId) -> None:
-        self._guest(sandbox).ended.set()
-        del self.guests[sandbox]
-
-    # Trees
-
-    async def branch(
-        self,
-        sandbox: SandboxId,
-        count: int,
-        options: BranchOptions,
-        *,
-        tag: Tag | None = None,
-        wait: bool = True,
-    ) -> BranchResult:
-        source = self._guest(sandbox)
-        if len(source.sandbox.ancestors) == FAKE_BUDGETS.depth_max:
-            raise BudgetError("too deep", budget="depth")
-        result = await self.fork(source.sandbox.tag, count, options.of(source.sandbox))
-        siblings = []
-        for each in result.sandboxes:
-            guest = self.guests[each.id]
-            guest.names, guest.files = dict(source.names), dict(source.files)
-            ancestors = (*source.sandbox.ancestors, sandbox)
-            guest.sandbox = replace(each, ancestors=ancestors, branched_at=THEN)
-            siblings.append(guest.sandbox)
-        snapshot = None
-        if tag is not None:
-            status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
-            snapshot = self.snapshots[tag] = a_snapshot(tag, status=status)
-        fork = replace(result, sandboxes=tuple(siblings))
-        return BranchResult(fork, pause_ms=1.25, branched_at=THEN, stall_ms=2.5, snapshot=snapshot)
-
-    async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
-        guest = self._guest(sandbox)
-        if deadline_s < 1:
-            raise EngineTimeout("the agent did not answer in time")
-        guest.names.clear()
-        return 2.5
-
-    async def promote(self, sandbox: SandboxId) -> Promotion:
-        guest = self._guest(sandbox)
-        parent = guest.sandbox.parent
-        if parent is None:
-            raise Conflict(f"sandbox {sandbox} was not branched from another", sandbox=sandbox)
-        below = [each.sandbox.id for each in self.guests.values() if each.sandbox.parent == parent]
-        for each in (parent, *below):
-            del self.guests[each]
-        guest.sandbox = replace(guest.sandbox, id=parent, ancestors=(), branched_at=None)
-        self.guests[parent] = guest
-        return Promotion(guest.sandbox, tuple(below))
-
-    async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
-        was, now = (
-            {} if name in self.snapshots else self._guest(SandboxId(name)).files
-            for name in (before, after)
-        )
-        found = []
-        for path in sorted(was.keys() | now.keys()):
-            one, other = was.get(path), now.get(path)
-            if other is None:
-                found.append(FileChange(path, Change.REMOVED, "f", len(one or b"")))
-            elif one != other:
-                change = Change.ADDED if one is None else Change.CHANGED
-                found.append(FileChange(path, change, "f", len(other)))
-        return Difference(tuple(found), pages_apart=5)
-
-    async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
-        everybody = [each.sandbox for each in self.guests.values()]
-        if member is not None:
-            root = self._guest(member).sandbox.root
-            everybody = [each for each in everybody if each.root == root]
-        return grow(everybody, {each.id: 3 * MIB for each in everybody})
-
-    async def tree_budgets(self) -> TreeBudgets:
-        return FAKE_BUDGETS
-
-    async def console_log(self, sandbox: SandboxId) -> bytes:
-        return self._guest(sandbox).console
-
-    async def follow_console_log(self, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
-        guest = self._guest(sandbox)
-        yield guest.console
-        await guest.ended.wait()
-        yield b"reboot: Power down\n"
-
-    def _guest(self, sandbox: SandboxId) -> FakeGuest:
-        if sandbox not in self.guests:
+    def guest(self, sandbox: SandboxId) -> FakeGuest:
+        if sandbox not in self.running:
             raise NotFound(f"there is no sandbox {sandbox}", sandbox=sandbox)
-        return self.guests[sandbox]
-
-    # Inside a sandbox
-
-    async def ping(self, sandbox: SandboxId) -> GuestStatus:
-        self._guest(sandbox)
-        return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
-
-    async def echo(self, sandbox: SandboxId, data: str) -> str:
-        self._guest(sandbox)
-        return data
-
-    async def exec(self, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
-        self._guest(sandbox)
-        self.execs.append(FakeExec(request, self.exec_fed))
-        return self.execs[-1]
-
-    async def eval(
-        self, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
-    ) -> EvalResult:
-        return evaluate(code, self._guest(sandbox).names, timeout_s)
-
-    async def read_file(
-        self, sandbox: SandboxId, path: str, *, offset: int = 0, length: int | None = None
-    ) -> FakeReader:
-        data = self._file(sandbox, path)
-        end = None if length is None else offset + length
-        return FakeReader(data[offset:end], len(data))
-
-    def _file(self, sandbox: SandboxId, path: str) -> bytes:
-        guest = self._guest(sandbox)
-        if path in guest.folders:
-            raise Conflict(f"{path} is a directory", guest_code="is_a_directory")
-        if path not in guest.files:
-            raise NotFound(f"{path}: no such file", guest_code="not_found")
-        return guest.files[path]
-
-    async def write_file(
-        self,
-        sandbox: SandboxId,
-        path: str,
-        chunks: AsyncIterable[bytes],
-        *,
-        mode: int | None = None,
-        make_parents: bool = False,
-    ) -> int:
-        del mode
-        guest = self._guest(sandbox)
-        parent = str(Path(path).parent)
-        if make_parents:
-            await self.make_dir(sandbox, parent, parents=True)
-        if parent not in guest.folders:
-            raise NotFound(f"{parent}: no such directory", guest_code="not_found")
-        guest.files[path] = b"".join([each async for each in chunks])
-        return len(guest.files[path])
-
-    async def stat(self, sandbox: SandboxId, path: str) -> FileEntry:
-        if path in self._guest(sandbox).folders:
-            return an_entry(path, EntryKind.DIRECTORY, 4096)
-        return an_entry(path, EntryKind.FILE, len(self._file(sandbox, path)))
-
-    async def list_dir(self, sandbox: SandboxId, path: str) -> tuple[FileEntry, ...]:
-        guest = self._guest(sandbox)
-        if path not in guest.folders:
-            raise NotFound(f"{path}: no such directory", guest_code="not_found")
-        inside = {
-            each
-            for each in guest.folders | set(guest.files)
-            if each != "/" and str(Path(each).parent) == path
-        }
-        return tuple([await self.stat(sandbox, each) for each in sorted(inside)])
-
-    async def make_dir(
-        self, sandbox: SandboxId, path: str, *, parents: bool = False, mode: int | None = None
-    ) -> None:
-        del mode
-        guest = self._guest(sandbox)
-        if path in guest.folders and not parents:
-            raise Conflict(f"{path} exists", guest_code="exists")
-        guest.folders.add(path)
-        if parents:
-            guest.folders |= {str(each) for each in Path(path).parents}
-
-    async def move(self, sandbox: SandboxId, source: str, target: str) -> None:
-        data = self._file(sandbox, source)
-        files = self._guest(sandbox).files
-        del files[source]
-        files[target] = data
-
-    async def remove(self, sandbox: SandboxId, path: str, *, recursive: bool = False) -> None:
-        guest = self._guest(sandbox)
-        if path in guest.folders and recursive:
-            guest.folders = {each for each in guest.folders if not each.startswith(path)}
-            guest.files = {k: v for k, v in guest.files.items() if not k.startswith(path + "/")}
-            return
-        self._file(sandbox, path)
-        del guest.files[path]
+        return self.running[sandbox]
 
 
 def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None = None) -> Snapshot:

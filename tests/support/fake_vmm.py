@@ -81,22 +81,6 @@ class Agent:
     def op_echo(self, peer: Peer, request: Members) -> None:
         peer.send(Kind.REPLY, {"data": request.get("data", "")})
 
-    def op_post_fork(self, peer: Peer, request: Members) -> None:
-        if "rename=hang" in self.knobs:
-            self.knobs = [knob for knob in self.knobs if knob != "rename=hang"]
-            (Path(self.identity["directory"]) / "console.log").write_bytes(b"hanging\n")
-            threading.Event().wait()
-        if "rename=fail" in self.knobs:
-            peer.send(Kind.ERROR, {"code": "hook_failed", "message": "as asked"})
-            return
-        self.identity = {**self.identity, **request}
-        self.namespace["identity"] = self.identity
-        self.namespace["renamed"] = self.namespace.get("renamed", 0) + 1
-        peer.send(Kind.REPLY, {"realtime_ns": time.time_ns(), "reseeded": [], "hook": "none"})
-
-    def op_adjust_time(self, peer: Peer, _: Members) -> None:
-        peer.send(Kind.REPLY, {"realtime_ns": time.time_ns()})
-
     def op_watch(self, peer: Peer, _: Members) -> None:
         if "watch=hang" not in self.knobs:
             peer.send(Kind.REPLY, {})
@@ -236,6 +220,8 @@ class Machine:
                     self.branch(peer, Path(str(request["directory"])))
             elif op == "reset":
                 self.reset(peer, request)
+            elif op == "identify":
+                self.identify(peer, request)
             elif op == "status":
                 peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})
             elif op == "stop":
@@ -267,6 +253,20 @@ class Machine:
         fresh = self.forked.agent(identity)
         self.agent.identity, self.agent.namespace = identity, fresh.namespace
         self.agent.files = fresh.files
+        peer.send(Kind.REPLY, {"ms": 0.25})
+
+    def identify(self, peer: Peer, request: Members) -> None:
+        agent = self.agent
+        if "rename=hang" in agent.knobs:
+            agent.knobs = [knob for knob in agent.knobs if knob != "rename=hang"]
+            (self.directory / "console.log").write_bytes(b"hanging\n")
+            threading.Event().wait()
+        if "rename=fail" in agent.knobs:
+            peer.send(Kind.ERROR, {"code": "guest", "message": "as asked (hook_failed)"})
+            return
+        agent.identity = {**agent.identity, **request}
+        agent.namespace["identity"] = agent.identity
+        agent.namespace["renamed"] = agent.namespace.get("renamed", 0) + 1
         peer.send(Kind.REPLY, {"ms": 0.25})
 
     def save(self, peer: Peer, directory: Path, above: int | None) -> None:

@@ -20,6 +20,7 @@ sys.path[:0] = [{root!r}]
 from forkd.model.ids import Tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.snapshot import SnapshotRequest
+from tests.support.callers import CALLER
 from tests.support.service_host import make_host, TAG
 
 async def main():

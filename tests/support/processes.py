@@ -19,4 +19,4 @@ def of(run_dir: Path) -> set[int]:
     none of these left.  It ends by itself then, so whoever counts may have to wait.
     """
     pids = {pid for pid in proc.processes() if proc.has_option_below(pid, CONFIG_OPTION, run_dir)}
-    return pids - seeds.held_for(pids)
+    return pids - seeds.retired_for(pids)

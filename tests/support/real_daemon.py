@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from forkd.service.names import derive
 from tests.support import processes
 from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, settings_in
 
@@ -52,6 +53,7 @@ class Daemon:
     def __init__(self, state_parent: Path = STATE_PARENT) -> None:
         self.state, self.run_dir = fresh_folders(state_parent)
         self.settings = settings_in(self.state, self.run_dir)
+        self.names = derive(self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
         self._process: subprocess.Popen[bytes] | None = None
 

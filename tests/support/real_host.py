@@ -1,4 +1,4 @@
-"""A `HostService` over the real VMM with a recipe baked, for the tests of one module.
+"""A `Host` over the real VMM with a recipe baked, for the tests of one module.
 
 `real_host` has `python-numpy` baked; `baked_host` bakes any other, `variant` writes one that shares
 its image.
@@ -14,7 +14,6 @@ import logging
 import shutil
 import tempfile
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +21,16 @@ import pytest
 import pytest_asyncio
 
 from forkd import programs
-from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.images.layout import default_cache_folder
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.model.snapshot import Snapshot, SnapshotRequest
-from forkd.network.plan import Plan
-from forkd.service.host_service import HostService
-from forkd.service.settings import HostSettings
+from forkd.service.host import Host, open_host
+from forkd.service.names import Names, derive
+from forkd.service.settings import HostSettings, PackPolicy
 from tests.support import processes
+from tests.support.callers import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,14 +65,16 @@ LAST_WORDS_BYTES = 4096
 
 async def value(host: RealHost, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
     """Evaluate code that must not raise; return its value."""
-    result = await host.service.eval(sandbox, code, timeout_s=EVAL_TIMEOUT_S)
+    result = await host.service.guests.eval(CALLER, sandbox, code, timeout_s=EVAL_TIMEOUT_S)
     assert result.error is None, result.error.traceback
     return result.value
 
 
 async def shell(host: RealHost, sandbox: SandboxId, command: str) -> str:
     """Run a command that must succeed; return what it printed."""
-    async with await host.service.exec(sandbox, ExecRequest(("sh", "-c", command))) as session:
+    async with await host.service.guests.exec(
+        CALLER, sandbox, ExecRequest(("sh", "-c", command))
+    ) as session:
         events = [event async for event in session]
     printed = b"".join(each.data for each in events if isinstance(each, (Stdout, Stderr)))
     assert [each.exit_code for each in events if isinstance(each, Exited)] == [0], printed
@@ -85,27 +86,32 @@ class RealHost:
     """Folders, settings and the service that runs now; `restart` makes another."""
 
     settings: HostSettings
-    service: HostService
+    service: Host
     snapshot: Snapshot
+    opened: contextlib.AsyncExitStack
+
+    @property
+    def names(self) -> Names:
+        """What its sandboxes' cgroups and taps are called."""
+        return derive(self.settings.run_dir)
 
     @contextlib.asynccontextmanager
     async def forked(self, count: int, options: ForkOptions) -> AsyncIterator[tuple[Sandbox, ...]]:
         """Fork sandboxes that are deleted after the block; their processes are gone then."""
-        result = await self.service.fork(TAG, count, options)
+        result = await self.service.sandboxes.fork(CALLER, TAG, count, options)
         try:
             assert result.failures == ()
             yield result.sandboxes
         finally:
             for sandbox in result.sandboxes:
-                await self.service.delete_sandbox(sandbox.id)
+                await self.service.sandboxes.delete(CALLER, sandbox.id)
             # Their environment is not ours, so the leak check does not know them.
             assert not {sandbox.pid for sandbox in result.sandboxes} & self.vmm_processes()
 
     async def restart(self, *, warm: bool = True) -> None:
         """Stop the service and start another on the same folders; `warm` starts its zygote."""
-        await self.service.stop()
-        self.service = HostService(self.settings)
-        await self.service.start()
+        await self.opened.aclose()
+        self.service = await self.opened.enter_async_context(open_host(self.settings))
         if warm:
             await self.warm()
 
@@ -114,14 +120,16 @@ class RealHost:
 
         Logs the last words of those that had ended, which a test that failed shows.
         """
-        for sandbox in await self.service.list_sandboxes():
+        for sandbox in await self.service.sandboxes.list(CALLER):
             if sandbox.state is SandboxState.EXITED:
-                words = (await self.service.console_log(sandbox.id))[-LAST_WORDS_BYTES:]
+                words = (await self.service.sandboxes.console_log(CALLER, sandbox.id))[
+                    -LAST_WORDS_BYTES:
+                ]
                 logger.warning("%s\n%s", sandbox, words.decode(errors="replace"))
-            await self.service.delete_sandbox(sandbox.id)
-        for snapshot in await self.service.list_snapshots():
+            await self.service.sandboxes.delete(CALLER, sandbox.id)
+        for snapshot in await self.service.snapshots.list(CALLER):
             if snapshot.depth == 1:
-                await self.service.delete_snapshot(snapshot.tag, cascade=True)
+                await self.service.snapshots.delete(CALLER, snapshot.tag, cascade=True)
 
     def vmm_processes(self) -> set[int]:
         """Return the processes of our machines and zygotes."""
@@ -171,16 +179,15 @@ def variant(
 async def baked_host(recipe: Path) -> AsyncIterator[RealHost]:
     """Bake `recipe`, under `TAG`; nothing is left of it after the block."""
     state, run_dir = fresh_folders()
-    service = HostService(settings_in(state, run_dir))
+    settings = settings_in(state, run_dir)
     try:
-        await service.start()
-        snapshot = await _bake(service, recipe)
-        host = RealHost(settings_in(state, run_dir), service, snapshot)
-        await host.warm()
-        yield host
-        service = host.service
+        async with contextlib.AsyncExitStack() as opened:
+            service = await opened.enter_async_context(open_host(settings))
+            snapshot = await _bake(service, recipe)
+            host = RealHost(settings, service, snapshot, opened)
+            await host.warm()
+            yield host
     finally:
-        await service.stop()
         for folder in (state, run_dir):
             shutil.rmtree(folder)
 
@@ -193,9 +200,9 @@ def fresh_folders(state_parent: Path = STATE_PARENT) -> tuple[Path, Path]:
     return Path(state), Path(run_dir)
 
 
-async def _bake(service: HostService, recipe: Path) -> Snapshot:
+async def _bake(service: Host, recipe: Path) -> Snapshot:
     request = SnapshotRequest(TAG, recipe)
-    *_, snapshot = [event async for event in service.create_snapshot(request)]
+    *_, snapshot = [event async for event in service.snapshots.bake(CALLER, request)]
     assert isinstance(snapshot, Snapshot)
     return snapshot
 
@@ -214,7 +221,5 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         cache_dir=cache,
         state_dir=state,
         run_dir=run_dir,
-        # A daemon reaps what it finds in these and does not know; others run on this host.
-        cgroup_root=CGROUP_ROOT / f"forkd-{run_dir.name}",
-        network=Plan(IPv4Network("10.214.0.0/16"), tap_prefix="fkt"),
+        packs=PackPolicy(allow_unsigned=True),
     )

@@ -1,4 +1,4 @@
-"""A `HostService` over the fake VMM, in folders of its own, with recipes to bake.
+"""A host over the fake VMM, in folders of its own, with recipes to bake.
 
 `fake_host` gives the folders and makes services.
 """
@@ -20,9 +20,10 @@ import pytest
 
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Snapshot, SnapshotRequest
-from forkd.service.host_service import HostService
+from forkd.service.host import Host, open_host
 from forkd.service.settings import HostSettings
 from tests.support import processes
+from tests.support.callers import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -83,20 +84,16 @@ class FakeHost:
         return [str(entry) for folder in folders for entry in folder.iterdir()]
 
     @contextlib.asynccontextmanager
-    async def service(self) -> AsyncIterator[HostService]:
+    async def service(self) -> AsyncIterator[Host]:
         """Run a service."""
-        service = HostService(self.settings)
-        await service.start()
-        try:
+        async with open_host(self.settings) as service:
             yield service
-        finally:
-            await service.stop()
 
-    async def bake(self, service: HostService, recipe: Path, tag: str = TAG) -> Snapshot:
+    async def bake(self, service: Host, recipe: Path, tag: str = TAG) -> Snapshot:
         """Bake a snapshot and return it."""
         snapshot: Progress | Snapshot | None = None
         request = SnapshotRequest(parse_tag(tag), recipe)
-        async with contextlib.aclosing(service.create_snapshot(request)) as events:
+        async with contextlib.aclosing(service.snapshots.bake(CALLER, request)) as events:
             async for event in events:
                 snapshot = event
         assert isinstance(snapshot, Snapshot)

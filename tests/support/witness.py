@@ -11,6 +11,7 @@ from forkd.engine.process import LOG_FILE, log_tail
 from forkd.errors import EngineExited, ForkdError
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from tests.support import processes
+from tests.support.callers import CALLER
 from tests.support.real_host import ROOT, shell, value
 
 if TYPE_CHECKING:
@@ -74,16 +75,18 @@ async def start(host: RealHost, sandbox: SandboxId, load: str) -> None:
         yield data
 
     service = host.service
-    await service.write_file(sandbox, GUEST_PATH, pieces(), mode=0o755, make_parents=True)
+    await service.guests.write_file(
+        CALLER, sandbox, GUEST_PATH, pieces(), mode=0o755, make_parents=True
+    )
     assert await value(host, sandbox, START.format(path=GUEST_PATH, load=load)) == "ready\n"
 
 
 async def story(host: RealHost, sandbox: SandboxId) -> str:
     """Say what is left of a machine that has ended, or that only ended a connection."""
     folder = host.settings.sandboxes_dir / sandbox
-    now = await host.service.get_sandbox(sandbox)
+    now = await host.service.sandboxes.get(CALLER, sandbox)
     vmm = "runs" if now.pid in processes.of(host.settings.run_dir) else "has ended"
-    console = (await host.service.console_log(sandbox)).decode(errors="replace")
+    console = (await host.service.sandboxes.console_log(CALLER, sandbox)).decode(errors="replace")
     return f"{now}; its VMM {vmm}: {log_tail(folder / LOG_FILE)}; its console: {console}"
 
 
@@ -101,7 +104,7 @@ async def ask(host: RealHost, sandbox: SandboxId, question: str) -> Report:
     """Ask the witness in a sandbox to `look` or to `check`."""
     request = ExecRequest((GUEST_PATH, "ask", question), timeout_s=ASK_TIMEOUT_S)
     try:
-        async with await host.service.exec(sandbox, request) as session:
+        async with await host.service.guests.exec(CALLER, sandbox, request) as session:
             events = [event async for event in session]
     except EngineExited as error:
         error.add_note(await story(host, sandbox))

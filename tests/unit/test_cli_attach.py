@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sandbox(daemon: RunningDaemon, forkd: Forkd) -> str:
-    daemon.service.snapshots = some_snapshots("warm")
+    daemon.service.stored = some_snapshots("warm")
     return forkd("fork", "warm").out.strip()
 
 

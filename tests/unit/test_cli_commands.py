@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def snapshots(daemon: RunningDaemon) -> None:
-    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
+    daemon.service.stored = some_snapshots("warm", "is-flaky", "is-broken")
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_a_folder_is_copied_whole_without_its_links(
 def test_a_guest_cannot_name_a_file_outside_the_target(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str, tmp_path: Path
 ) -> None:
-    guest = next(iter(daemon.service.guests.values()))
+    guest = next(iter(daemon.service.running.values()))
     guest.folders.add("/root/..")
     (tmp_path / "target").mkdir()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def snapshots(daemon: RunningDaemon) -> None:
-    daemon.service.snapshots = some_snapshots("warm", "is-flaky")
+    daemon.service.stored = some_snapshots("warm", "is-flaky")
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ WARM, LINK = Tag("warm"), Tag("link")
 
 @pytest.fixture(autouse=True)
 def snapshots(daemon: RunningDaemon) -> dict[Tag, Any]:
-    daemon.service.snapshots = some_snapshots("warm")
-    return daemon.service.snapshots
+    daemon.service.stored = some_snapshots("warm")
+    return daemon.service.stored
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ UNKNOWN = "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa"
 def sandbox(daemon: RunningDaemon) -> SandboxId:
     from forkd import Client  # noqa: PLC0415 - the rest of this file does without
 
-    daemon.service.snapshots = some_snapshots("warm")
+    daemon.service.stored = some_snapshots("warm")
     with Client(daemon.url) as client:
         client.fork("warm")
-    return next(iter(daemon.service.guests))
+    return next(iter(daemon.service.running))
 
 
 def path_of(sandbox: str) -> str:

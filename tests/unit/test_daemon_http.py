@@ -23,7 +23,7 @@ NDJSON = {"Accept": "application/x-ndjson"}
 
 @pytest.fixture
 def http(daemon: RunningDaemon) -> Iterator[httpx.Client]:
-    daemon.service.snapshots = some_snapshots("warm", "is-flaky")
+    daemon.service.stored = some_snapshots("warm", "is-flaky")
     transport = httpx.HTTPTransport(uds=daemon.url.removeprefix("unix://"), verify=False)
     with httpx.Client(transport=transport, base_url="http://forkd") as client:
         yield client
@@ -201,7 +201,7 @@ def test_a_client_that_leaves_a_stream_undoes_the_bake(
         next(answer.iter_lines())
 
     daemon.wait_for(lambda: daemon.service.bake_undone)
-    assert "new" not in daemon.service.snapshots
+    assert "new" not in daemon.service.stored
 
 
 def test_a_recipe_must_not_depend_on_where_the_daemon_runs(http: httpx.Client) -> None:
@@ -226,7 +226,7 @@ def test_health_is_told_to_anybody(tcp: httpx.Client) -> None:
 
 def test_a_crash_is_a_500_that_tells_nothing(http: httpx.Client, daemon: RunningDaemon) -> None:
     daemon.service.crashes_expected = 1
-    daemon.service.host_info = None  # type: ignore[method-assign,assignment]  # a bug of ours
+    daemon.service.system.info = None  # type: ignore[method-assign,assignment]  # a bug of ours
 
     heard = Heard()
     logging.getLogger().addHandler(heard)

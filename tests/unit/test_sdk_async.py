@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def client(daemon: RunningDaemon) -> AsyncIterator[AsyncClient]:
-    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
+    daemon.service.stored = some_snapshots("warm", "is-flaky", "is-broken")
     async with AsyncClient(daemon.url) as client:
         yield client
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    daemon.service.snapshots = some_snapshots("warm", "is-flaky", "is-broken")
+    daemon.service.stored = some_snapshots("warm", "is-flaky", "is-broken")
     with Client(daemon.url) as client:
         yield client
 

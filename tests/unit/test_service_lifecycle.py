@@ -8,7 +8,7 @@ import pytest
 
 from forkd.errors import Conflict
 from forkd.model.sandbox import SandboxState
-from forkd.service.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 
 ALLOWED = {
     (SandboxState.STARTING, LifeEvent.READY): SandboxState.RUNNING,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from forkd.errors import InvalidRequest
+from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.model.ids import new_sandbox_id
 from forkd.service.settings import (
     LONGEST_SOCKET_NAME,
-    SOCKET_PATH_BYTES_MAX,
     HostSettings,
 )
 
@@ -20,11 +20,11 @@ def settings(run_dir: Path) -> HostSettings:
 
 
 def test_the_longest_run_folder_fits_and_one_byte_more_does_not() -> None:
-    room = SOCKET_PATH_BYTES_MAX - len(LONGEST_SOCKET_NAME) - 1
+    room = PATH_BYTES_MAX - len(LONGEST_SOCKET_NAME) - 1
     longest = Path("/" + "r" * (room - 1))
 
     socket = settings(longest).sandboxes_dir / new_sandbox_id() / "vsock.sock_1025"
-    assert len(bytes(socket)) == SOCKET_PATH_BYTES_MAX
+    assert len(bytes(socket)) == PATH_BYTES_MAX
 
     with pytest.raises(InvalidRequest) as refusal:
         settings(Path(f"{longest}r"))

@@ -128,8 +128,8 @@ def resize(store: SnapshotStore) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (remove, "head stands on middle, which is missing"),
-        (break_file, "head stands on middle, which cannot be used: memory is damaged"),
+        (remove, "head depends on middle, which is missing"),
+        (break_file, "head depends on middle, which cannot be used: memory is damaged"),
         (write_anew, "middle, which is not the snapshot that head was made from"),
         (swap, "middle, which is not the snapshot that head was made from"),
         (resize, "middle, which is not the snapshot that head was made from"),

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import CapacityError, StoreError
+from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
-from forkd.store.database import _SCHEMA, RESERVED_BYTES, Database, SandboxRow
+from forkd.store.database import _SCHEMA, RESERVED_BYTES, SCHEMA_VERSION, Database, SandboxRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +38,11 @@ def row(second: int = 0) -> SandboxRow:
         expires_at=datetime(2026, 1, 3, tzinfo=UTC),
         cpu_limit=0.5,
         pids_limit=32,
+        owner=Owner(Tenant("acme"), "ci"),
+        attempts=2,
     )
     return SandboxRow(
-        sandbox, network_index=3, place=new_sandbox_id(), tap_index=4, renaming=second == 1
+        sandbox, network_index=3, lease=new_sandbox_id(), tap_index=4, renaming=second == 1
     )
 
 
@@ -112,9 +115,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "forkd.db"
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 3")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
-    with pytest.raises(StoreError, match="version 3"):
+    with pytest.raises(StoreError, match=f"forkd.db has version {SCHEMA_VERSION + 1}"):
         Database(path)
 
 
@@ -132,7 +135,7 @@ def test_a_database_of_the_first_version_is_read_and_written_on(tmp_path: Path) 
 
     with closing(Database(path)) as database:
         (found,) = database.rows()
-        assert (found.sandbox.id, found.place, found.tap_index) == (old, old, 3)
+        assert (found.sandbox.id, found.lease, found.tap_index) == (old, old, 3)
         assert (found.sandbox.ancestors, found.sandbox.root, found.renaming) == ((), old, False)
         database.put([found])
         assert database.rows() == (found,)

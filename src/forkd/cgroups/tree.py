@@ -66,7 +66,7 @@ class CgroupTree:
 
     def close(self) -> None:
         """Remove our own group if no sandbox has one in it."""
-        if not self.names() and self._root.exists():
+        if self._prepared and not self.names():
             cgroupfs.remove_empty(self._root)
             self._prepared = False
 

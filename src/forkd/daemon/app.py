@@ -1,4 +1,4 @@
-"""The application: every route, over one service."""
+"""The application: every route, over one host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from forkd.daemon.bodies import LimitBodies
 from forkd.daemon.routes import files, packs, processes, sandboxes, snapshots, system, trees
 
 if TYPE_CHECKING:
-    from forkd.service.api import Service
+    from collections.abc import Callable
+
+    from forkd.service.api import Host
 
 DESCRIPTION = """\
 fork(2) for virtual machines.
@@ -22,8 +24,17 @@ described in protocol/rest/README.md.
 """
 
 
-def create_app(service: Service) -> FastAPI:
-    """Return the application.  It neither starts nor stops `service`."""
+def _never() -> None:
+    return None
+
+
+def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAPI:
+    """Return the application.
+
+    Args:
+        host: What it asks; neither opened nor closed here.
+        failure: Returns why the host cannot go on; None as long as it can.
+    """
     app = FastAPI(
         title="forkd",
         version="1",
@@ -33,7 +44,8 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
-    app.state.service = service
+    app.state.host = host
+    app.state.failure = failure
     errors.install(app)
     app.add_middleware(LimitBodies)
     for module in (system, snapshots, packs, sandboxes, trees, processes, files):

@@ -1,10 +1,9 @@
-"""Who may talk to the daemon.
+"""Who talks to the daemon.
 
-A Unix socket is guarded by its mode, and whoever may open it is trusted.  TCP is guarded by one
-bearer token, at least `TOKEN_CHARS_MIN` characters long, which whoever holds it is root on this
-host.  Without a token only loopback may be bound, and `settings` refuses everything else.
+A Unix socket is guarded by its mode, and whoever may open it may do anything.  TCP is guarded by a
+bearer token, at least `TOKEN_CHARS_MIN` characters long; whoever has it may do anything, too.
 
-`/healthz` alone answers anybody: it says that the daemon lives and nothing more.
+`/healthz` and `/readyz` answer anybody: they say that the daemon lives and serves, nothing more.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from forkd.daemon.errors import render
 from forkd.errors import Denied, InvalidRequest
+from forkd.host import files
+from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Scope
 
 TOKEN_CHARS_MIN = 16
 """Shorter tokens are refused: they can be guessed."""
@@ -29,7 +29,7 @@ TOKEN_CHARS_MIN = 16
 TOKEN_BYTES_MAX = 4096
 """A token file longer than this is not a token file."""
 
-OPEN_PATHS = frozenset({"/healthz", "/healthz/"})
+OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
 
 
 def new_token() -> str:
@@ -43,10 +43,12 @@ def read_token(path: Path) -> str:
     Raises:
         InvalidRequest: The file cannot be read, or holds no usable token.
     """
+    data = files.read(path, TOKEN_BYTES_MAX)
+    if data is None:
+        raise InvalidRequest(f"token file {path} does not exist", field="token_file")
     try:
-        with path.open("rb") as file:
-            token = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = data.decode("ascii").strip()
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"token file {path}: {error}", field="token_file") from error
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
         raise InvalidRequest(
@@ -56,23 +58,26 @@ def read_token(path: Path) -> str:
     return token
 
 
-class RequireToken:
-    """The application behind a bearer token, for HTTP and WebSocket alike."""
+def by_socket(_: Scope, request_id: str) -> Caller:
+    """Return who asks over the Unix socket, whose mode says who may open it."""
+    return Caller("unix-socket", DEFAULT_TENANT, ALL_SCOPES, request_id)
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
+
+class ByToken:
+    """Tells who asks over TCP, by a bearer token."""
+
+    def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401 without reading it."""
-        if scope["type"] == "lifespan" or self._allows(scope):
-            await self._app(scope, receive, send)
-            return
-        answer = render(Denied("a bearer token is required, and this is not it"))
-        await answer(scope, receive, send)
+    def __call__(self, scope: Scope, request_id: str) -> Caller:
+        """Return who asks.
 
-    def _allows(self, scope: Scope) -> bool:
+        Raises:
+            Denied: The token is missing, or another.
+        """
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
-            return True
+            return Caller("anybody", DEFAULT_TENANT, frozenset(), request_id)
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        return hmac.compare_digest(given, self._expected)
+        if not hmac.compare_digest(given, self._expected):
+            raise Denied("missing or invalid bearer token")
+        return Caller("token", DEFAULT_TENANT, ALL_SCOPES, request_id)

@@ -20,19 +20,30 @@ from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.errors import ForkdError
 from forkd.model.tree import TreeBudgets
+from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
-from forkd.service.host_service import HostService
-from forkd.service.settings import HostSettings
+from forkd.service.host import open_host
+from forkd.service.settings import HostSettings, PackPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from forkd.daemon.settings import Settings
+    from forkd.service.supervision import Supervisor
 
 log = logging.getLogger(__name__)
 
 Say = "Callable[[dict[str, object]], None]"
+
+EXIT_STOPPED = 0
+"""It was told to stop, and has."""
+
+EXIT_FAILED = 1
+"""It could not start; starting it again changes nothing."""
+
+EXIT_RESTART = 75
+"""It cannot go on, and another one can: a service manager starts it (EX_TEMPFAIL of sysexits.h)."""
 
 LINE_BYTES_MAX = 64 * 1024
 """The longest first line of a detached daemon."""
@@ -96,21 +107,34 @@ def _print(event: dict[str, object]) -> None:
 
 async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -> int:
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            service = HostService(host_settings(settings))
-            await service.start()
-            stack.push_async_callback(service.stop)
-            urls = await stack.enter_async_context(listening(create_app(service), settings))
-            log.info("listening on %s", ", ".join(urls))
-            say({"event": "listening", "urls": urls, "pid": os.getpid()})
-            await until_told_to_stop()
-            log.info("told to stop")
+        async with open_host(host_settings(settings)) as host:
+            app = create_app(host, lambda: host.tasks.failure)
+            async with listening(app, settings) as urls:
+                log.info("listening", extra={"urls": " ".join(urls)})
+                say({"event": "listening", "urls": urls, "pid": os.getpid()})
+                return await _until_over(host.tasks)
     except ForkdError as error:
-        log.error("%s (%s)", error, error.code)  # noqa: TRY400 - the message is the news
+        log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news
         with contextlib.suppress(OSError):
             say({"event": "failed", "code": error.code, "message": str(error)})
-        return 1
-    return 0
+        return EXIT_FAILED
+
+
+async def _until_over(tasks: Supervisor) -> int:
+    """Wait until the daemon was told to stop, or cannot go on; return the exit status."""
+    told = asyncio.ensure_future(until_told_to_stop())
+    failed = asyncio.ensure_future(tasks.until_failed())
+    try:
+        await asyncio.wait([told, failed], return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            log.info("told to stop")
+            return EXIT_STOPPED
+        log.critical("ending, to be started again", extra={"reason": failed.result()})
+        return EXIT_RESTART
+    finally:
+        for waiting in (told, failed):
+            waiting.cancel()
+        await asyncio.wait([told, failed])
 
 
 def host_settings(settings: Settings) -> HostSettings:
@@ -130,7 +154,16 @@ def host_settings(settings: Settings) -> HostSettings:
             depth_max=settings.tree_depth,
             private_mib_max=settings.tree_private_mib,
         ),
+        packs=PackPolicy(
+            trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),
+            allow_unsigned=settings.pack_unsigned,
+        ),
     )
+
+
+def _trusted(folder: Path) -> frozenset[bytes]:
+    """Return the keys that an operator trusts."""
+    return frozenset(Keyring(folder).trusted())
 
 
 def build(settings: Settings, recipe: Path) -> int:

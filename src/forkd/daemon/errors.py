@@ -1,8 +1,8 @@
 """Which HTTP status each error has: the only place that knows both.
 
 A class that is not in the table has its parent's status, so a new leaf of the tree never
-becomes a 500 by accident.  Whatever is not a `ForkdError` is our bug: uvicorn, to
-which it is passed on, logs it with its traceback, and the client learns only that it happened.
+becomes a 500 by accident.  Whatever is not a `ForkdError` is our bug: `forkd.daemon.requests`
+logs it with its traceback, and the client learns only that it happened.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.RequestError: 400,
     errors.InvalidRequest: 400,
     errors.Denied: 401,
+    errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.PackError: 422,
@@ -82,6 +83,11 @@ def render(error: errors.ForkdError) -> JSONResponse:
     return _answer(body_of(error), status_of(type(error)))
 
 
+def internal_error() -> JSONResponse:
+    """Return the answer to a request whose handler crashed."""
+    return _answer(INTERNAL, STATUS[errors.ForkdError])
+
+
 def _answer(body: ErrorBody, status: int) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if status == STATUS[errors.Denied] else None
     return JSONResponse(body.model_dump(), status, headers=headers)
@@ -113,4 +119,4 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _bug(_: Request, __: Exception) -> JSONResponse:
-    return _answer(INTERNAL, STATUS[errors.ForkdError])
+    return internal_error()

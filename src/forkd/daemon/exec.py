@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from fastapi import WebSocket
 
+    from forkd.model.caller import Caller
     from forkd.model.exec import ExecEvent
-    from forkd.service.api import ExecSession, Service
+    from forkd.service.api import ExecSession, Guests
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ class Kept:
         return self._data.decode(errors="replace")
 
 
-async def run(service: Service, sandbox: SandboxId, request: v1.Exec) -> v1.ExecResult:
+async def run(
+    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Exec
+) -> v1.ExecResult:
     """Run a program to its end and return its output, the first `EXEC_OUTPUT_BYTES_MAX` of each.
 
     Raises:
@@ -62,7 +65,7 @@ async def run(service: Service, sandbox: SandboxId, request: v1.Exec) -> v1.Exec
         ForkdError: Whatever the service raises.
     """
     stdout, stderr = Kept(), Kept()
-    async with await service.exec(sandbox, convert.exec_request(request)) as session:
+    async with await guests.exec(caller, sandbox, convert.exec_request(request)) as session:
         with _first_error():
             async with asyncio.TaskGroup() as group:
                 feeder = group.create_task(_feed(session, request.stdin))
@@ -105,20 +108,22 @@ def _shell_code(ended: Exited) -> int:
     return SIGNAL_EXIT_BASE + (ended.signal or 0)
 
 
-async def attach(websocket: WebSocket, service: Service, sandbox: str) -> None:
+async def attach(websocket: WebSocket, guests: Guests, caller: Caller, sandbox: str) -> None:
     """Serve one exec WebSocket: a REQUEST, then streams both ways, then REPLY or ERROR."""
     await websocket.accept()
     try:
-        await _serve(websocket, service, sandbox)
+        await _serve(websocket, guests, caller, sandbox)
         await websocket.close()
     except WebSocketDisconnect:
         log.info("exec in %s: client left", sandbox)
 
 
-async def _serve(websocket: WebSocket, service: Service, sandbox: str) -> None:
+async def _serve(websocket: WebSocket, guests: Guests, caller: Caller, sandbox: str) -> None:
     try:
         request = await _first_message(websocket)
-        session = await service.exec(parse_sandbox_id(sandbox), convert.exec_request(request))
+        session = await guests.exec(
+            caller, parse_sandbox_id(sandbox), convert.exec_request(request)
+        )
         async with session:
             await _converse(websocket, session)
     except ForkdError as error:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from forkd.daemon.auth import RequireToken, read_token
-from forkd.errors import Conflict, HostError
+from forkd.daemon.auth import ByToken, by_socket, read_token
+from forkd.daemon.requests import Requests
+from forkd.errors import Conflict
+from forkd.host import files, sockets
 from forkd.limits import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from forkd.daemon.settings import Bind, Settings
+    from forkd.daemon.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -108,74 +108,44 @@ def _server(app: ASGIApp) -> _Server:
     return _Server(config)
 
 
-_Served = tuple["ASGIApp", socket.socket, str]
+_Served = tuple["ASGIApp", sockets.Socket, str]
 
 
 def _unix(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iterator[_Served]:
     if settings.socket is not None:
         bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
-        yield app, bound, f"unix://{settings.socket}"
+        yield Requests(app, by_socket), bound, f"unix://{settings.socket}"
 
 
 def _tcp(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iterator[_Served]:
     if settings.bind is None:
         return
-    if settings.token_file is not None:
-        app = RequireToken(app, read_token(settings.token_file))
-    bound = stack.enter_context(_tcp_socket(settings.bind))
+    who = by_socket if settings.token_file is None else ByToken(read_token(settings.token_file))
+    bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    yield app, bound, f"http://{shown}:{port}"
+    yield Requests(app, who), bound, f"http://{shown}:{port}"
 
 
 @contextlib.contextmanager
-def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
-    with _bound_unix_socket(path, mode) as bound:
+def _unix_socket(path: Path, mode: int) -> Iterator[sockets.Socket]:
+    _remove_stale(path)
+    with sockets.bind_unix(path, mode, BACKLOG) as bound:
         try:
             yield bound
         finally:
-            path.unlink(missing_ok=True)
-
-
-def _bound_unix_socket(path: Path, mode: int) -> socket.socket:
-    """Bind `path` under its final mode, so that it is never open to more than it should be."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o777 & ~mode)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
-        bound.bind(str(path))
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise HostError(f"cannot listen on {path}: {error}") from error
-    except Conflict:
-        bound.close()
-        raise
-    finally:
-        os.umask(mask)
-    return bound
+            files.remove_file(path)
 
 
 def _remove_stale(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            log.warning("replacing %s, left by a daemon that ended", path)
-            path.unlink(missing_ok=True)
-            return
-    raise Conflict(f"another daemon listens on {path}")
+    """Remove a socket file that a daemon left which has ended.
 
-
-@contextlib.contextmanager
-def _tcp_socket(bind: Bind) -> Iterator[socket.socket]:
-    try:
-        family = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.create_server((bind.host, bind.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise HostError(f"cannot listen on {bind.host}:{bind.port}: {error}") from error
-    with bound:
-        yield bound
+    Raises:
+        Conflict: One listens there.
+    """
+    match sockets.is_served(path):
+        case True:
+            raise Conflict(f"another daemon listens on {path}")
+        case False:
+            log.warning("replacing a socket left by a daemon that ended", extra={"path": str(path)})
+            files.remove_file(path)

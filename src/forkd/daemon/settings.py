@@ -13,7 +13,9 @@
 | `FORKD_AGENT` | the guest agent | found beside `forkd-vmm` |
 | `FORKD_TREE_LIVE` | live descendants that a sandbox may have | 1000 |
 | `FORKD_TREE_DEPTH` | branches between a sandbox and its oldest ancestor | 32 |
-| `FORKD_TREE_PRIVATE_MIB` | MiB that a sandbox and its descendants may hold, unshared | 16384 |
+| `FORKD_TREE_PRIVATE_MIB` | private memory of a sandbox and its descendants, in MiB | 16384 |
+| `FORKD_PACK_KEYS` | folder of the keys whose packs are taken | each request's own |
+| `FORKD_PACK_UNSIGNED` | `allow` or `refuse` packs that are unsigned or not trusted | `refuse` |
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ class Settings:
     tree_live: int = limits.TREE_LIVE_DEFAULT
     tree_depth: int = limits.TREE_DEPTH_DEFAULT
     tree_private_mib: int = limits.TREE_PRIVATE_MIB_DEFAULT
+    pack_keys: Path | None = None
+    pack_unsigned: bool = False
 
     def __post_init__(self) -> None:
         if self.socket is None and self.bind is None:
@@ -147,6 +151,12 @@ def _count(variable: str, text: str) -> int:
     return int(text)
 
 
+def _allowed(variable: str, text: str) -> bool:
+    if text not in {"allow", "refuse"}:
+        raise InvalidRequest(f"{variable} must be allow or refuse, not {text!r}", field=variable)
+    return text == "allow"
+
+
 _VARIABLES: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "socket": ("FORKD_SOCKET", _path),
     "socket_mode": ("FORKD_SOCKET_MODE", _mode),
@@ -160,4 +170,6 @@ _VARIABLES: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "tree_live": ("FORKD_TREE_LIVE", _count),
     "tree_depth": ("FORKD_TREE_DEPTH", _count),
     "tree_private_mib": ("FORKD_TREE_PRIVATE_MIB", _count),
+    "pack_keys": ("FORKD_PACK_KEYS", _path),
+    "pack_unsigned": ("FORKD_PACK_UNSIGNED", _allowed),
 }

@@ -10,7 +10,6 @@ off without its last chunk, which every HTTP client notices.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -60,17 +59,12 @@ class Stream(Response):
         self._owned = owned
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, until the pieces end or the client goes away."""
-        del scope
+        """Answer one request, until the pieces end; cancelled if the client goes away."""
+        del scope, receive
         try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(_raise_when_gone(receive))
-                await self._send_all(send)
-                watcher.cancel()
-        except* _ClientGone:
-            log.info("client left in the middle of an answer")
-        except* ForkdError as errors:
-            log.warning("answer broken off: %s", errors.exceptions[0])
+            await self._send_all(send)
+        except ForkdError as error:
+            log.warning("answer broken off", extra={"error": str(error)})
         finally:
             await self._owned.aclose()
 
@@ -84,16 +78,6 @@ class Stream(Response):
         async for piece in self._pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class _ClientGone(Exception):
-    pass
-
-
-async def _raise_when_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _ClientGone
 
 
 async def events(source: AsyncGenerator[T, None], render: Callable[[T], BaseModel]) -> Response:

@@ -219,6 +219,24 @@ class Control:
         timeout_s = deadline_s + REQUEST_TIMEOUT_S
         return (await self.request("reset", request, Timed, timeout_s=timeout_s)).ms
 
+    async def identify(self, sandbox: str, identity: Identity, *, deadline_s: float) -> float:
+        """Give a running machine's guest another identity; return how long, in milliseconds.
+
+        The handshake is that of a fork: random generators are reseeded, and the clock is checked
+        and set right.  Connections to the guest and what runs in it go on.
+
+        Args:
+            sandbox: Id that the guest is told.
+            identity: The machine's from now on.
+            deadline_s: For its agent's answer.
+
+        Raises:
+            ForkdError: As `request`; the machine goes on.
+        """
+        request = {**as_members(identity), "id": sandbox, "deadline_s": deadline_s}
+        timeout_s = deadline_s + REQUEST_TIMEOUT_S
+        return (await self.request("identify", request, Timed, timeout_s=timeout_s)).ms
+
     async def fork(
         self,
         children: Sequence[ChildConfig],

@@ -267,6 +267,17 @@ def try_lock(path: Path) -> Iterator[bool]:
         yield _locked_now(descriptor, path)
 
 
+@contextlib.contextmanager
+def try_lock_folder(path: Path) -> Iterator[bool]:
+    """Hold a lock on a folder itself if nobody else does; the block is told whether."""
+    with kernel_call(f"open {path}"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield _locked_now(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
 def _locked_now(descriptor: int, path: Path) -> bool:
     with kernel_call(f"lock {path}"):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -99,6 +100,24 @@ def is_served(path: Path) -> bool | None:
         except ConnectionRefusedError:
             return False
         return True
+
+
+def take_name(name: str) -> Socket | None:
+    """Take a name that one process of this network namespace can have; None if another has it.
+
+    It is given back when the socket is closed, or the process ends: an address in the abstract
+    namespace (unix(7)) leaves no file.
+    """
+    with kernel_call(f"take the name {name}"):
+        taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            taken.bind(f"\0{name}")
+        except BaseException as error:
+            taken.close()
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                return None
+            raise
+        return taken
 
 
 def bind_tcp(host: str, port: int, backlog: int) -> Socket:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forkd import limits
+from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Sandbox:
         expires_at: When it is ended; None for never.
         cpu_limit: Limit of CPU time, in cores; None if none was set.
         pids_limit: Limit of the VMM's threads; None if none was set.
+        owner: Whose it is.
+        attempts: How often it was forked until its agent answered.
     """
 
     id: SandboxId
@@ -85,6 +88,8 @@ class Sandbox:
     expires_at: datetime | None = None
     cpu_limit: float | None = None
     pids_limit: int | None = None
+    owner: Owner = DEFAULT_OWNER
+    attempts: int = 1
 
     @property
     def parent(self) -> SandboxId | None:
@@ -111,7 +116,7 @@ class ForkOptions:
         deadline_s: For each child, from its clone until its agent has answered.
         ttl_s: How long each child lives before it is ended; None for no end.
         wait: Wait for a snapshot that is being written, instead of refusing.
-        kept: Whether the children outlive the daemon; what it forks for itself does not.
+        die_with_daemon: Whether the next daemon ends them; for what it forks for itself.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -126,7 +131,7 @@ class ForkOptions:
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
     wait: bool = True
-    kept: bool = True
+    die_with_daemon: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_limit_mib is not None:
@@ -142,7 +147,9 @@ class ForkOptions:
             in_range("cpu_limit", self.cpu_limit, 0.01, limits.CPU_LIMIT_MAX)
         if self.pids_limit is not None:
             in_range("pids_limit", self.pids_limit, limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX)
-        in_range("deadline_s", self.deadline_s, 0.1, limits.FORK_DEADLINE_S_MAX)
+        in_range(
+            "deadline_s", self.deadline_s, limits.FORK_DEADLINE_S_MIN, limits.FORK_DEADLINE_S_MAX
+        )
         if self.ttl_s is not None:
             in_range("ttl_s", self.ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
 
@@ -187,7 +194,7 @@ class BranchOptions:
         all_or_nothing: If one sibling fails, end the others too, and raise.
         deadline_s: For each sibling, from its clone until its agent has answered.
         ttl_s: How long each sibling lives before it is ended; None for no end.
-        kept: As of `ForkOptions`.
+        die_with_daemon: As of `ForkOptions`.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -196,7 +203,7 @@ class BranchOptions:
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
-    kept: bool = True
+    die_with_daemon: bool = False
 
     def __post_init__(self) -> None:
         ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s)  # the same ranges
@@ -212,7 +219,7 @@ class BranchOptions:
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,
             ttl_s=self.ttl_s,
-            kept=self.kept,
+            die_with_daemon=self.die_with_daemon,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forkd import limits
 from forkd.errors import InvalidRequest
+from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
 from forkd.model.ids import is_sandbox_id
 
@@ -49,6 +50,7 @@ class Snapshot:
         sandboxes: How many sandboxes forked from it are alive.
         directory: Its folder in the store.
         error: Why it failed; None unless `failed`.
+        owner: Whose it is.
     """
 
     tag: Tag
@@ -69,6 +71,7 @@ class Snapshot:
     chain_bytes: int = 0
     source: SandboxId | None = None
     pause_ms: float | None = None
+    owner: Owner = DEFAULT_OWNER
 
     @property
     def shared_fraction(self) -> float:

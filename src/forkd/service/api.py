@@ -1,10 +1,12 @@
-"""What a front end may ask of a forkd host.
+"""What a front end may ask of a forkd host, one protocol for each component of `Host`.
 
-One `Protocol`, so that the daemon and its tests share the seam: the real
-one is `forkd.service.host_service.HostService`.  Every method may raise
-`InvalidRequest` for a malformed field, `NotFound` for an unknown sandbox or
-snapshot, and `EngineTimeout` or `EngineExited` if the machine stopped
-answering; the docstrings name what else.  Methods that return iterators do
+A route names the component that it asks, so that a fake of that one is enough to test it; the real
+ones are those of `forkd.service.host.Host`.
+
+The first argument of each operation is who asks.  Every method may raise `Forbidden` if the caller
+lacks the scope that its docstring names, `InvalidRequest` for a malformed field, `NotFound` for a
+sandbox or snapshot that does not exist for this caller, and `EngineTimeout` or `EngineExited` if
+the machine stopped answering; the docstrings name what else.  Methods that return iterators do
 nothing until they are iterated, and undo what is half-done when they are closed.
 """
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from forkd.model.caller import Caller
     from forkd.model.diff import Difference
     from forkd.model.exec import EvalResult, ExecEvent, ExecRequest, TtySize
     from forkd.model.files import FileEntry
@@ -112,23 +115,24 @@ class FileReader(Protocol):
     ) -> None: ...
 
 
-class ImageService(Protocol):
-    """Images."""
+class Images(Protocol):
+    """Images.  Scope `snapshots`."""
 
-    def build_image(self, recipe_path: Path) -> AsyncGenerator[Progress | Image, None]:
+    def build(self, caller: Caller, recipe_path: Path) -> AsyncGenerator[Progress | Image, None]:
         """Build the image of a recipe, unless it is built already; the last event is the image.
 
         Raises:
             BuildError: It could not be built.
+            CapacityError: Too many builds wait already.
         """
         ...
 
 
-class SnapshotService(Protocol):
-    """Snapshots."""
+class Snapshots(Protocol):
+    """Snapshots.  Scope `snapshots` to change them, `read` to look."""
 
-    def create_snapshot(
-        self, request: SnapshotRequest
+    def bake(
+        self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot; the last event is the ready `Snapshot`.
 
@@ -137,58 +141,28 @@ class SnapshotService(Protocol):
         Raises:
             Conflict: A snapshot of that tag exists, or is being baked.
             BuildError: The image or the warm-up failed.
+            CapacityError: Too many snapshots exist, or the disk is full.
         """
         ...
 
-    async def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
-        """Write a running sandbox down as a link over the snapshot that it goes back to.
-
-        The sandbox stands still for some milliseconds and goes on; the link is written to its
-        end even if the caller goes away.
-
-        Args:
-            sandbox: Which one.
-            tag: Name of the snapshot.
-            wait: Whether to return when it is ready, or as soon as the sandbox goes on; then
-                a failure later on is the snapshot's `error`.
-
-        Raises:
-            Conflict: The tag is taken, the chain is as long as it may be, or the sandbox does
-                not run.
-            CapacityError: The disk is full; nothing was left on it.
-        """
-        ...
-
-    def link_snapshot(self, request: LinkRequest) -> AsyncGenerator[Progress | Snapshot, None]:
-        """Take a snapshot of a sandbox, or of a fork in which a command has run; the last event.
-
-        The fork is ended either way; closing the iterator before the snapshot ends the command
-        and leaves nothing.
-
-        Raises:
-            BuildError: The command failed; the end of what it printed is in the message.
-            Conflict: As `snapshot_sandbox`.
-            CapacityError: As `snapshot_sandbox`.
-        """
-        ...
-
-    async def list_snapshots(self) -> tuple[Snapshot, ...]:
+    async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
         """Return every snapshot, by tag, those being written and those that failed included."""
         ...
 
-    async def get_snapshot(self, tag: Tag) -> Snapshot:
+    async def get(self, caller: Caller, tag: Tag) -> Snapshot:
         """Return one snapshot."""
         ...
 
-    async def delete_snapshot(
-        self, tag: Tag, *, cascade: bool = False, force: bool = False
+    async def delete(
+        self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
     ) -> None:
         """Remove a snapshot and its files.
 
         Args:
+            caller: Who asks.
             tag: Which one.
-            cascade: Remove all that stand on it as well; nothing if one of them is in use.
-            force: Remove it from under those that stand on it, which are lost; refused while
+            cascade: Remove all that depend on it as well; nothing if one of them is in use.
+            force: Remove it even if others depend on it, which become unusable; refused while
                 one of them is in use.
 
         Raises:
@@ -198,31 +172,52 @@ class SnapshotService(Protocol):
         """
         ...
 
-    async def compact_snapshot(self, tag: Tag, to: Tag | None = None) -> Snapshot:
-        """Write a snapshot so that it needs no other, in its place or under the name `to`.
+    async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        """Remove what nobody can use any more; with `dry_run` only say what that is.
 
-        What stands on it stays as it is.  A crash leaves the old one or the new one.
+        That is what crashes left, records of snapshots that failed, snapshots whose chain lacks
+        a link, and images that no snapshot needs.  Scope `admin`.
+        """
+        ...
+
+
+class Chains(Protocol):
+    """Snapshots that depend on others.  Scope `snapshots`."""
+
+    def extend(
+        self, caller: Caller, request: LinkRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        """Take a snapshot of a sandbox, or of a fork in which a command has run; the last event.
+
+        A sandbox is paused for some milliseconds and goes on; the link is written to its end even
+        if the caller goes away.  A fork is ended either way; closing the iterator before the
+        snapshot ends the command and leaves nothing.
 
         Raises:
-            Conflict: It is not ready, `to` is taken, or, in its place, it or what stands on it
+            BuildError: The command failed; the end of what it printed is in the message.
+            Conflict: The tag is taken, the chain is as long as it may be, or the sandbox does
+                not run.
+            CapacityError: The disk is full; nothing was left on it.
+        """
+        ...
+
+    async def compact(self, caller: Caller, tag: Tag, to: Tag | None = None) -> Snapshot:
+        """Write a snapshot so that it needs no other, in its place or under the name `to`.
+
+        What depends on it stays as it is.  A crash leaves the old one or the new one.
+
+        Raises:
+            Conflict: It is not ready, `to` is taken, or, in its place, it or what depends on it
                 is in use.
             CapacityError: The disk is full; nothing was changed.
         """
         ...
 
-    async def tidy_snapshots(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        """Remove what nobody can use any more; with `dry_run` only say what that is.
 
-        That is what crashes left, records of snapshots that failed, snapshots whose chain lacks
-        a link, and images under no snapshot.
-        """
-        ...
+class Packs(Protocol):
+    """Snapshots out of the store, and into it, with all their ancestors.  Scope `snapshots`."""
 
-
-class PackService(Protocol):
-    """Snapshots out of the store, and into it, as one stream of bytes with all they stand on."""
-
-    def pack_snapshot(self, tag: Tag) -> AsyncGenerator[bytes, None]:
+    def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
         """Yield an unsigned pack of a snapshot.
 
         Raises:
@@ -231,8 +226,8 @@ class PackService(Protocol):
         """
         ...
 
-    async def unpack_snapshot(
-        self, request: UnpackRequest, pieces: AsyncIterable[bytes]
+    async def unpack(
+        self, caller: Caller, request: UnpackRequest, pieces: AsyncIterable[bytes]
     ) -> Unpacked:
         """Take a pack into the store; nothing is left of one that is refused.
 
@@ -244,11 +239,13 @@ class PackService(Protocol):
         ...
 
 
-class SandboxService(Protocol):
-    """Sandboxes, from fork to delete."""
+class Sandboxes(Protocol):
+    """Sandboxes, from fork to delete.  Scope `run` to change them, `read` to look."""
 
-    async def fork(self, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+    async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         """Fork `count` sandboxes; each is reported as ready or as failed.
+
+        If the caller goes away, those that were made are deleted.
 
         Raises:
             Conflict: The snapshot is not ready.
@@ -257,32 +254,44 @@ class SandboxService(Protocol):
         """
         ...
 
-    async def list_sandboxes(self, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
         """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
         ...
 
-    async def get_sandbox(self, sandbox: SandboxId) -> Sandbox:
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
         """Return one sandbox."""
         ...
 
-    async def delete_sandbox(self, sandbox: SandboxId) -> None:
+    async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         """End a sandbox and remove everything that was its own."""
         ...
 
-    async def console_log(self, sandbox: SandboxId) -> bytes:
+    async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
+        """Take a sandbox back to its fork point in place; return how long, in milliseconds.
+
+        It keeps its id and its address; connections to it and what runs in it end.
+
+        Raises:
+            Conflict: The sandbox does not run, or the seed of its branch was ended; it goes on.
+            EngineError: The agent did not answer in time, or the machine ended; so has it.
+        """
+        ...
+
+    async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
         """Return the end of what the guest wrote to its console, at most 1 MiB."""
         ...
 
-    def follow_console_log(self, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
+    def follow_console_log(self, caller: Caller, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
         """Yield the console log so far, then what is added, until the sandbox ends."""
         ...
 
 
-class TreeService(Protocol):
-    """Running sandboxes and what is branched from them."""
+class Branches(Protocol):
+    """What is branched from running sandboxes.  Scope `run`, and `snapshots` for a tag."""
 
-    async def branch(
+    async def branch(  # noqa: PLR0913 - what a caller may ask
         self,
+        caller: Caller,
         sandbox: SandboxId,
         count: int,
         options: BranchOptions,
@@ -292,36 +301,33 @@ class TreeService(Protocol):
     ) -> BranchResult:
         """Branch a running sandbox into `count` siblings, all of one instant.
 
-        The sandbox stands still for some milliseconds and goes on; its siblings have what it
-        had at that instant, and an identity of their own.
+        The sandbox is paused for some milliseconds and goes on; its siblings have what it
+        had at that instant, and an identity of their own.  If the caller goes away, they are
+        deleted.
 
         Args:
+            caller: Who asks.
             sandbox: Which one.
             count: How many siblings; 0 only with `tag`.
             options: How they are made.
             tag: Write that instant down as a snapshot of this name, too.
-            wait: Whether to return when the snapshot is ready, or while it is being written.
+            wait: Whether to return when the snapshot is ready, or while it is being written;
+                then a failure later on is the snapshot's `error`.
 
         Raises:
-            Conflict: The sandbox does not run; also as `snapshot_sandbox`.
+            Conflict: The sandbox does not run, the tag is taken, or the chain is as long as it
+                may be.
             BudgetError: Its tree may not grow so much.
             CapacityError: The host has no room for so many, or the disk is full.
             EngineError: With `all_or_nothing`, a sibling failed; none remains.
         """
         ...
 
-    async def reset(self, sandbox: SandboxId, *, deadline_s: float) -> float:
-        """Take a sandbox back to its fork point in place; return how long, in milliseconds.
 
-        It keeps its id and its address; connections to it and what runs in it end.
+class Promotions(Protocol):
+    """Children that take their parents' places.  Scope `run`."""
 
-        Raises:
-            Conflict: The sandbox does not run, or the seed of its branch was killed.
-            EngineError: The agent did not answer in time, or the machine ended; so has it.
-        """
-        ...
-
-    async def promote(self, sandbox: SandboxId) -> Promotion:
+    async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
         """Let a sandbox take its parent's id, name, address and place.
 
         The parent ends, and all that was branched from it but the sandbox and its own.  A
@@ -329,10 +335,18 @@ class TreeService(Protocol):
 
         Raises:
             Conflict: It has no parent, that is gone, it does not run, or its tree is changing.
+            EngineError: It is promoted, but its guest did not take its new identity; that is
+                tried again in the background.
         """
         ...
 
-    async def diff(self, before: SandboxId | Tag, after: SandboxId | Tag) -> Difference:
+
+class Comparisons(Protocol):
+    """Differences of machines.  Scope `run`."""
+
+    async def compare(
+        self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
+    ) -> Difference:
         """Say how the files of one machine differ from another's, and how far memory does.
 
         Each is a running sandbox, or a snapshot.  A copy of each is made for as long as that takes,
@@ -347,32 +361,38 @@ class TreeService(Protocol):
         """
         ...
 
-    async def tree(self, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+
+class Trees(Protocol):
+    """Who was branched from whom.  Scope `read`."""
+
+    async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         """Return every tree, or the one that a sandbox is, or was, in."""
         ...
 
-    async def tree_budgets(self) -> TreeBudgets:
+    async def budgets(self, caller: Caller) -> TreeBudgets:
         """Return how far a tree may grow."""
         ...
 
 
-class GuestService(Protocol):
+class Guests(Protocol):
     """What happens inside a sandbox.
+
+    Scope `run`, but for `ping`: `read`.
 
     Raises, from each method: `GuestError` if the agent refused (`context["guest_code"]`),
     or the narrower `NotFound` and `Conflict` for files that are missing or in the
     way; `Conflict` if the sandbox does not run.
     """
 
-    async def ping(self, sandbox: SandboxId) -> GuestStatus:
-        """Ask the agent how it is."""
+    async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
+        """Return the state of the agent."""
         ...
 
-    async def echo(self, sandbox: SandboxId, data: str) -> str:
-        """Let the agent return `data`, and do nothing else: measures the way there and back."""
+    async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
+        """Have the agent return `data`, and do nothing else: measures the round trip."""
         ...
 
-    async def exec(self, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
+    async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
         """Start a command; returns once the agent has accepted it.
 
         A program that does not exist is an error here (`guest_code` `exec_failed`
@@ -381,19 +401,26 @@ class GuestService(Protocol):
         ...
 
     async def eval(
-        self, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
     ) -> EvalResult:
         """Run `code` in the warm runtime; its exceptions are data in the result."""
         ...
 
     async def read_file(
-        self, sandbox: SandboxId, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
     ) -> FileReader:
         """Open a file for reading; its bytes come as the caller iterates."""
         ...
 
-    async def write_file(
+    async def write_file(  # noqa: PLR0913 - what a caller may ask
         self,
+        caller: Caller,
         sandbox: SandboxId,
         path: str,
         chunks: AsyncIterable[bytes],
@@ -404,48 +431,101 @@ class GuestService(Protocol):
         """Write a file, whole or not at all; returns its length in bytes."""
         ...
 
-    async def stat(self, sandbox: SandboxId, path: str) -> FileEntry:
+    async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
         """Return one entry; symbolic links are not followed."""
         ...
 
-    async def list_dir(self, sandbox: SandboxId, path: str) -> tuple[FileEntry, ...]:
+    async def list_dir(
+        self, caller: Caller, sandbox: SandboxId, path: str
+    ) -> tuple[FileEntry, ...]:
         """Return a directory's entries, by name."""
         ...
 
     async def make_dir(
-        self, sandbox: SandboxId, path: str, *, parents: bool = False, mode: int | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        parents: bool = False,
+        mode: int | None = None,
     ) -> None:
         """Make a directory; with `parents` also those above it, and one that exists is fine."""
         ...
 
-    async def move(self, sandbox: SandboxId, source: str, target: str) -> None:
+    async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
         """Rename `source` to `target`."""
         ...
 
-    async def remove(self, sandbox: SandboxId, path: str, *, recursive: bool = False) -> None:
+    async def remove(
+        self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
+    ) -> None:
         """Remove a file, or an empty directory, or with `recursive` a whole one."""
         ...
 
 
-class Service(
-    ImageService,
-    SnapshotService,
-    PackService,
-    SandboxService,
-    TreeService,
-    GuestService,
-    Protocol,
-):
-    """Everything a front end may ask; the daemon owns one from its start to its end."""
+class System(Protocol):
+    """The host itself.  Scope `read`."""
 
-    async def start(self) -> None:
-        """Adopt what runs, reap what is dead or half-made, and begin to serve."""
+    async def info(self, caller: Caller) -> HostInfo:
+        """Return what this host is and how full it is."""
         ...
 
-    async def stop(self) -> None:
-        """Let go of everything; sandboxes live on, bakes in progress are undone."""
+
+class Host(Protocol):
+    """Every component of a host."""
+
+    @property
+    def images(self) -> Images:
+        """See `Images`."""
         ...
 
-    async def host_info(self) -> HostInfo:
-        """Say what this host is and how full it is."""
+    @property
+    def snapshots(self) -> Snapshots:
+        """See `Snapshots`."""
+        ...
+
+    @property
+    def chains(self) -> Chains:
+        """See `Chains`."""
+        ...
+
+    @property
+    def packs(self) -> Packs:
+        """See `Packs`."""
+        ...
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """See `Sandboxes`."""
+        ...
+
+    @property
+    def branches(self) -> Branches:
+        """See `Branches`."""
+        ...
+
+    @property
+    def promotions(self) -> Promotions:
+        """See `Promotions`."""
+        ...
+
+    @property
+    def comparisons(self) -> Comparisons:
+        """See `Comparisons`."""
+        ...
+
+    @property
+    def trees(self) -> Trees:
+        """See `Trees`."""
+        ...
+
+    @property
+    def guests(self) -> Guests:
+        """See `Guests`."""
+        ...
+
+    @property
+    def system(self) -> System:
+        """See `System`."""
         ...

@@ -1,11 +1,11 @@
 """What happens inside sandboxes: each method finds the agent and asks it.
 
-`forkd.service.api.GuestService` documents every method.
+`forkd.service.api.Guests` documents every method.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine import guest_files
@@ -13,16 +13,19 @@ from forkd.engine.guest_exec import GuestExec
 from forkd.engine.guest_files import GuestFile, write_file
 from forkd.errors import InvalidRequest
 from forkd.limits import EVAL_CODE_BYTES_MAX, EXEC_TIMEOUT_S_MAX, PATH_BYTES_MAX
+from forkd.model.caller import Scope
 from forkd.model.checks import guest_path, in_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
     from forkd.engine.guest import Guest
+    from forkd.model.caller import Caller
     from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
+    from forkd.service.sandboxes.roster import Roster
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
@@ -34,48 +37,57 @@ ECHO_BYTES_MAX = 64 * 1024
 """Longest text that is echoed; longer ones would measure something else."""
 
 
-class GuestOperations(ABC):
-    """The part of the service that asks agents; a base of `HostService`."""
+@dataclass(frozen=True, slots=True)
+class Guests:
+    """The agents of one host's sandboxes."""
 
-    @abstractmethod
-    def _guest(self, sandbox: SandboxId) -> Guest:
-        """Return the agent of a running sandbox, or raise NotFound or Conflict."""
+    roster: Roster
 
-    async def ping(self, sandbox: SandboxId) -> GuestStatus:
-        """Ask the agent how it is."""
-        return await self._guest(sandbox).ping()
+    async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
+        """Return the state of the agent."""
+        caller.require(Scope.READ)
+        return await self.roster.get(caller, sandbox).running_guest().ping()
 
-    async def echo(self, sandbox: SandboxId, data: str) -> str:
+    async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
         """Have `data` returned."""
         in_range("data, in bytes,", len(data.encode(errors="surrogatepass")), 0, ECHO_BYTES_MAX)
-        return await self._guest(sandbox).echo(data)
+        return await self._guest(caller, sandbox).echo(data)
 
-    async def exec(self, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
+    async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
         """Start a command."""
-        return await GuestExec.start(self._guest(sandbox), request)
+        return await GuestExec.start(self._guest(caller, sandbox), request)
 
     async def eval(
-        self, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
         if len(code.encode(errors="surrogatepass")) > EVAL_CODE_BYTES_MAX:
             raise InvalidRequest(f"code is longer than {EVAL_CODE_BYTES_MAX} bytes", field="code")
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
-        return await self._guest(sandbox).eval(code, timeout_s)
+        return await self._guest(caller, sandbox).eval(code, timeout_s)
 
     async def read_file(
-        self, sandbox: SandboxId, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
     ) -> GuestFile:
         """Open a file for reading."""
         guest_path("path", path, PATH_BYTES_MAX)
         in_range("offset", offset, 0, FILE_BYTES_MAX - 1)
         if length is not None:
             in_range("length", length, 0, FILE_BYTES_MAX - 1)
-        return await GuestFile.open(self._guest(sandbox), path, offset=offset, length=length)
+        return await GuestFile.open(
+            self._guest(caller, sandbox), path, offset=offset, length=length
+        )
 
-    async def write_file(
+    async def write_file(  # noqa: PLR0913 - what a caller may ask
         self,
+        caller: Caller,
         sandbox: SandboxId,
         path: str,
         chunks: AsyncIterable[bytes],
@@ -87,37 +99,52 @@ class GuestOperations(ABC):
         guest_path("path", path, PATH_BYTES_MAX)
         _check_mode(mode)
         return await write_file(
-            self._guest(sandbox), path, chunks, mode=mode, make_parents=make_parents
+            self._guest(caller, sandbox), path, chunks, mode=mode, make_parents=make_parents
         )
 
-    async def stat(self, sandbox: SandboxId, path: str) -> FileEntry:
+    async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
         """Return one entry."""
         guest_path("path", path, PATH_BYTES_MAX)
-        return await guest_files.stat(self._guest(sandbox), path)
+        return await guest_files.stat(self._guest(caller, sandbox), path)
 
-    async def list_dir(self, sandbox: SandboxId, path: str) -> tuple[FileEntry, ...]:
+    async def list_dir(
+        self, caller: Caller, sandbox: SandboxId, path: str
+    ) -> tuple[FileEntry, ...]:
         """Return a directory's entries."""
         guest_path("path", path, PATH_BYTES_MAX)
-        return await guest_files.list_dir(self._guest(sandbox), path)
+        return await guest_files.list_dir(self._guest(caller, sandbox), path)
 
     async def make_dir(
-        self, sandbox: SandboxId, path: str, *, parents: bool = False, mode: int | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        parents: bool = False,
+        mode: int | None = None,
     ) -> None:
         """Make a directory."""
         guest_path("path", path, PATH_BYTES_MAX)
         _check_mode(mode)
-        await guest_files.make_dir(self._guest(sandbox), path, parents=parents, mode=mode)
+        await guest_files.make_dir(self._guest(caller, sandbox), path, parents=parents, mode=mode)
 
-    async def move(self, sandbox: SandboxId, source: str, target: str) -> None:
+    async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
         """Rename a file."""
         guest_path("source", source, PATH_BYTES_MAX)
         guest_path("target", target, PATH_BYTES_MAX)
-        await guest_files.move(self._guest(sandbox), source, target)
+        await guest_files.move(self._guest(caller, sandbox), source, target)
 
-    async def remove(self, sandbox: SandboxId, path: str, *, recursive: bool = False) -> None:
+    async def remove(
+        self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
+    ) -> None:
         """Remove a file or directory."""
         guest_path("path", path, PATH_BYTES_MAX)
-        await guest_files.remove(self._guest(sandbox), path, recursive=recursive)
+        await guest_files.remove(self._guest(caller, sandbox), path, recursive=recursive)
+
+    def _guest(self, caller: Caller, sandbox: SandboxId) -> Guest:
+        """Return the agent of a running sandbox, for a caller that may use it."""
+        caller.require(Scope.RUN)
+        return self.roster.get(caller, sandbox).running_guest()
 
 
 def _check_mode(mode: int | None) -> None:

@@ -1,59 +1,112 @@
-"""Build images in a thread, with progress, and end the build when nobody wants it."""
+"""Build images, with progress; a build that nobody waits for is ended.
+
+Builds take minutes and block, so they have threads of their own: database, forks and deletions
+never wait behind them, or behind a lock that another builder holds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from forkd.errors import CapacityError
 from forkd.host.process import Cancel
 from forkd.images import builder
 from forkd.images.layout import Cache
+from forkd.model.caller import Scope
+from forkd.service.streams import progress_of
+from forkd.service.supervision import TaskKind, to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from forkd.images.builder import BuiltImage
+    from forkd.model.caller import Caller
+    from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.service.settings import HostSettings
+    from forkd.service.supervision import Supervisor
+
+BUILDS_MAX = 4
+"""Most images that are built, or found built, at the same time."""
+
+BUILDS_WAITING_MAX = 32
+"""Most builds that wait for one of these to end; one more is refused."""
 
 
-async def build(
-    settings: HostSettings, recipe_path: Path, tell: Callable[[Progress], None]
-) -> BuiltImage:
-    """Build the image of a recipe, unless it is built already.
+class Images:
+    """The images of one host; `forkd.service.api.Images` documents what a caller may ask."""
 
-    Args:
-        settings: Where the cache and the agent are.
-        recipe_path: A folder with a `recipe.toml`, or such a file.
-        tell: Called in the event loop's thread with each step.
+    def __init__(self, settings: HostSettings, tasks: Supervisor) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._threads = ThreadPoolExecutor(BUILDS_MAX, "forkd-build")
+        self._wanted = 0
 
-    Raises:
-        ForkdError: As `forkd.images.builder.build`.
-    """
-    loop = asyncio.get_running_loop()
+    def close(self) -> None:
+        """End the threads; builds have ended with the tasks that wanted them."""
+        self._threads.shutdown()
 
-    def work(cancel: Cancel) -> BuiltImage:
-        return builder.build(
-            recipe_path,
-            cache=Cache.open(settings.cache_dir),
-            agent=settings.agent,
-            progress=lambda step: _tell_from_thread(loop, tell, step),
-            cancel=cancel,
-        )
+    async def build(
+        self, caller: Caller, recipe_path: Path
+    ) -> AsyncGenerator[Progress | Image, None]:
+        """Build the image of a recipe."""
+        caller.require(Scope.SNAPSHOTS)
 
-    with Cancel() as cancel:
-        building = loop.run_in_executor(None, work, cancel)
+        async def work(tell: Callable[[Progress], None]) -> Image:
+            return (await self.built(recipe_path, tell)).image
+
+        async for event in progress_of(self._tasks, TaskKind.BUILD, str(recipe_path), work):
+            yield event
+
+    async def built(self, recipe_path: Path, tell: Callable[[Progress], None]) -> BuiltImage:
+        """Return the image of a recipe, built unless it is built already.
+
+        Args:
+            recipe_path: A folder with a `recipe.toml`, or such a file.
+            tell: Called in the event loop's thread with each step.
+
+        Raises:
+            CapacityError: As many builds wait as may.
+            ForkdError: As `forkd.images.builder.build`.
+        """
+        if self._wanted >= BUILDS_MAX + BUILDS_WAITING_MAX:
+            raise CapacityError(
+                f"{self._wanted} images are being built or wait; try again when some are done",
+                waiting=self._wanted,
+            )
+        self._wanted += 1
         try:
-            return await asyncio.shield(building)
-        except asyncio.CancelledError:
-            cancel.set()
-            await asyncio.wait([building])
-            building.exception()  # it says that it was cancelled, and we know
-            raise
+            return await self._build(recipe_path, tell)
+        finally:
+            self._wanted -= 1
 
+    async def _build(self, recipe_path: Path, tell: Callable[[Progress], None]) -> BuiltImage:
+        loop = asyncio.get_running_loop()
+        settings = self._settings
 
-def _tell_from_thread(
-    loop: asyncio.AbstractEventLoop, tell: Callable[[Progress], None], step: Progress
-) -> None:
-    loop.call_soon_threadsafe(tell, step)
+        def tell_from_thread(step: Progress) -> None:
+            loop.call_soon_threadsafe(tell, step)
+
+        def work() -> BuiltImage:
+            return builder.build(
+                recipe_path,
+                cache=Cache.open(settings.cache_dir),
+                agent=settings.agent,
+                progress=tell_from_thread,
+                cancel=cancel,
+            )
+
+        with Cancel() as cancel:
+            building = loop.run_in_executor(self._threads, work)
+            try:
+                return await asyncio.shield(building)
+            except asyncio.CancelledError:
+                building.cancel()  # it never begins, if it has not begun
+                cancel.set()
+                await to_end(asyncio.wait([building]))
+                if not building.cancelled():
+                    building.exception()  # it says that it was cancelled, and we know
+                raise

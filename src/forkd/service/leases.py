@@ -1,29 +1,37 @@
-"""What a sandbox has on the host beside its process: a folder, a cgroup, a tap.
+"""What a sandbox holds of the host beside its process: a folder, a cgroup, a network slot.
 
-`prepare` gives all of it or nothing; `release` takes all of it back and may be called
-again.  Both block, and may run in any thread.
+    reserve   decides which, from pools; nothing is made, so that it can be written down first
+    acquire   makes it
+    transfer  gives a promoted child the addresses of its parent; its folder, cgroup and tap stay
+    release   takes all of it back, and may be called again
+
+A lease bears the id of the sandbox that it was made for, which a promotion does not change: no
+folder can be renamed in one step with a database.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.cgroups.limits import Limits
-from forkd.cgroups.tree import CgroupTree
 from forkd.engine.process import CONSOLE_LOG
-from forkd.errors import ForkdError, HostError
+from forkd.errors import ForkdError
 from forkd.host import files
 from forkd.limits import PIDS_LIMIT_DEFAULT
 from forkd.network import taps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from forkd.cgroups.tree import CgroupTree
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import ForkOptions
-    from forkd.network.plan import Slot
-    from forkd.service.settings import HostSettings
+    from forkd.network.plan import Plan, Slot
+    from forkd.store.database import SandboxRow
 
 KEPT_FILES = frozenset({CONSOLE_LOG, f"{CONSOLE_LOG}.1"})
 """What is kept of a sandbox that ended by itself, so that somebody can see why."""
@@ -31,69 +39,159 @@ KEPT_FILES = frozenset({CONSOLE_LOG, f"{CONSOLE_LOG}.1"})
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a sandbox was given.
+@dataclass(slots=True)
+class Lease:
+    """What one sandbox holds of the host.
 
     Attributes:
+        id: The sandbox that it was reserved for.
         directory: Its folder.
-        cgroup: Its group; None without limits.
-        slot: Its link; None without a network.
+        cgroup: Its cgroup; None without limits, or before it was acquired.
+        slot: Its network slot; None without a network.
     """
 
+    id: SandboxId
     directory: Path
-    cgroup: Path | None
-    slot: Slot | None
+    cgroup: Path | None = None
+    slot: Slot | None = None
 
 
-class Resources:
-    """Gives and takes what sandboxes have on the host."""
+class Leases:
+    """The leases of one host.
 
-    def __init__(self, settings: HostSettings) -> None:
-        self._sandboxes = settings.sandboxes_dir
-        self._plan = settings.network
-        self.cgroups = CgroupTree(settings.cgroup_root)
+    Args:
+        folder: Where sandboxes have their folders.
+        cgroups: Where limited ones have their cgroups.
+        plan: Which network slots there are.
+    """
 
-    def directory(self, place: SandboxId) -> Path:
-        """Return the folder that was made under an id."""
-        return self._sandboxes / place
+    def __init__(self, folder: Path, cgroups: CgroupTree, plan: Plan) -> None:
+        self._folder = folder
+        self._cgroups = cgroups
+        self._plan = plan
+        self._slots_used: Counter[int] = Counter()
 
-    def prepare(self, sandbox: SandboxId, limits: Limits | None, slot: Slot | None) -> Place:
-        """Give a sandbox all it needs, or nothing.
+    def directory(self, lease: SandboxId) -> Path:
+        """Return the folder of a lease."""
+        return self._folder / lease
+
+    def reserve(self, sandboxes: Sequence[SandboxId], *, network: bool) -> tuple[Lease, ...]:
+        """Return leases that nobody else gets, of which nothing is made yet.
 
         Raises:
-            HostError: The kernel refused a part of it.
+            CapacityError: There are not so many network slots.
         """
-        directory = self.directory(sandbox)
-        try:
-            directory.mkdir(mode=0o700)
-            cgroup = None if limits is None else self.cgroups.create(sandbox, limits)
-            if slot is not None:
-                taps.create(slot)
-        except ForkdError:
-            self.release(sandbox, slot)
-            raise
-        except OSError as error:
-            raise HostError(f"cannot make {directory}: {error.strerror}") from error
-        return Place(directory, cgroup, slot)
+        slots: Iterable[Slot | None] = [None] * len(sandboxes)
+        if network:
+            free = self._plan.free(len(sandboxes), self._slots_used)
+            slots = [self._plan.slot(index) for index in free]
+        leases = []
+        for sandbox, slot in zip(sandboxes, slots, strict=True):
+            leases.append(Lease(sandbox, self.directory(sandbox), slot=slot))
+            self._use(slot)
+        return tuple(leases)
 
-    def release(self, place: SandboxId, slot: Slot | None, *, keep_console: bool = False) -> None:
-        """Take back what was made under an id, and end what is left in its cgroup.
+    def adopt(self, row: SandboxRow) -> Lease:
+        """Return the lease of a sandbox that an earlier daemon made."""
+        slot = None
+        if row.network_index is not None:
+            slot = self._plan.slot(row.network_index, row.tap_index)
+            self._use(slot)
+        return Lease(row.lease, self.directory(row.lease), slot=slot)
+
+    async def acquire(
+        self, leases: Sequence[Lease], limits: Limits | None
+    ) -> dict[SandboxId, ForkdError]:
+        """Make what was reserved; return what failed, by id, which is to be released as well."""
+
+        def make_all() -> dict[SandboxId, ForkdError]:
+            failed = {}
+            for lease in leases:
+                try:
+                    self._make(lease, limits)
+                except ForkdError as error:
+                    failed[lease.id] = error
+            return failed
+
+        return await asyncio.to_thread(make_all)
+
+    async def release(self, leases: Sequence[Lease]) -> dict[SandboxId, ForkdError]:
+        """Take everything back; return what failed, by id, which keeps its network slot."""
+
+        def remove_all() -> dict[SandboxId, ForkdError]:
+            failed = {}
+            for lease in leases:
+                try:
+                    self._remove(lease, keep_console=False)
+                except ForkdError as error:
+                    failed[lease.id] = error
+            return failed
+
+        failed = await asyncio.to_thread(remove_all)
+        for lease in leases:
+            if lease.id not in failed:
+                self._free_slot(lease)
+        return failed
+
+    async def release_one(self, lease: Lease, *, keep_console: bool = False) -> None:
+        """Take everything back, or all but the console's log.
+
+        Raises:
+            ForkdError: The kernel refused; the lease keeps its network slot, and this can be
+                called again.
+        """
+        await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
+        self._free_slot(lease)
+
+    def inherited(self, child: Lease, parent: Lease) -> Slot | None:
+        """Return the slot that `transfer` would give a child: its tap, its parent's addresses."""
+        if child.slot is None or parent.slot is None:
+            return child.slot
+        return self._plan.slot(parent.slot.index, child.slot.tap_index)
+
+    def transfer(self, parent: Lease, child: Lease) -> None:
+        """Give a child the addresses of its parent; `readdress` makes it so on the host."""
+        slot = self.inherited(child, parent)
+        self._use(slot)
+        self._free_slot(child)
+        child.slot = slot
+
+    async def readdress(self, lease: Lease) -> None:
+        """Give a lease's tap the address of its slot; idempotent.
 
         Raises:
             HostError: The kernel refused.
         """
-        self.cgroups.remove(place)
+        if lease.slot is not None:
+            await asyncio.to_thread(taps.readdress, lease.slot)
+
+    def _make(self, lease: Lease, limits: Limits | None) -> None:
+        files.make_folder(lease.directory)
+        lease.cgroup = None if limits is None else self._cgroups.create(lease.id, limits)
+        if lease.slot is not None:
+            taps.create(lease.slot)
+
+    def _remove(self, lease: Lease, *, keep_console: bool) -> None:
+        self._cgroups.remove(lease.id)
+        if lease.slot is not None:
+            taps.remove(lease.slot)
+        if keep_console:
+            files.remove_all_but(lease.directory, KEPT_FILES)
+        else:
+            files.remove_from_under(lease.directory)
+
+    def _use(self, slot: Slot | None) -> None:
         if slot is not None:
-            taps.remove(slot)
-        directory = self.directory(place)
-        try:
-            if keep_console:
-                _remove_all_but(directory, KEPT_FILES)
-            else:
-                files.remove_from_under(directory)
-        except OSError as error:
-            raise HostError(f"cannot remove {directory}: {error.strerror}") from error
+            self._slots_used.update({slot.index, slot.tap_index})
+
+    def _free_slot(self, lease: Lease) -> None:
+        slot, lease.slot = lease.slot, None
+        if slot is None:
+            return
+        for index in {slot.index, slot.tap_index}:
+            self._slots_used[index] -= 1
+            if self._slots_used[index] == 0:
+                del self._slots_used[index]
 
 
 def limits_of(options: ForkOptions) -> Limits | None:
@@ -111,11 +209,3 @@ def limits_of(options: ForkOptions) -> Limits | None:
         memory_bytes=None if memory_mib is None else memory_mib * _MIB,
         cpus=options.cpu_limit,
     )
-
-
-def _remove_all_but(directory: Path, kept: frozenset[str]) -> None:
-    if not directory.exists():
-        return
-    for entry in directory.iterdir():
-        if entry.name not in kept:
-            files.remove_tree(entry)

@@ -10,25 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import sys
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackError, StoreError
-from forkd.host import proc
+from forkd.host import files, proc
 from forkd.host.pipes import piped
+from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.model.pack import Unpacked, UnpackedLink
 from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import manifest as packs
 from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import measure
-from forkd.service.tasks import to_end
-from forkd.store import manifest as stored
+from forkd.service.pack_links import content_key, from_pack, shape, to_pack
+from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -43,19 +41,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.host.pipes import Piped
+    from forkd.model.caller import Caller, Owner
     from forkd.model.ids import Tag
     from forkd.model.pack import UnpackRequest
     from forkd.model.snapshot import Snapshot
-    from forkd.packs.manifest import Device, Link, PackedImage, PackManifest
-    from forkd.service.registry import Registry
-    from forkd.store.manifest import Manifest
+    from forkd.packs.manifest import Link, PackedImage, PackManifest
+    from forkd.service.settings import PackPolicy
+    from forkd.service.snapshots.catalog import Catalog
     from forkd.store.snapshots import SnapshotStore
 
 ROOM_BYTES_MIN = 256 * 1024 * 1024
 """Space that unpacking leaves free, so that the database and running machines go on."""
-
-DEVICES: tuple[Device, ...] = ("serial", "vmgenid", "net", "vsock", "rng")
-DISK_DEVICES: tuple[Device, ...] = (*DEVICES, "block")
 
 _PROGRAM = (sys.executable, "-m", "forkd.packs")
 _ERRORS = {each.code: each for each in (PackError, CapacityError, StoreError)}
@@ -72,50 +68,32 @@ class _Planned:
     reused: bool
 
 
-class PackOperations:
-    """The part of `forkd.service.api.Service` that is about packs."""
-
-    _packs: Packs
-
-    def pack_snapshot(self, tag: Tag) -> AsyncGenerator[bytes, None]:
-        """Yield an unsigned pack of a snapshot and all that it stands on."""
-        return self._packs.pack(tag)
-
-    async def unpack_snapshot(
-        self, request: UnpackRequest, pieces: AsyncIterable[bytes]
-    ) -> Unpacked:
-        """Take a pack into the store; nothing is left of one that is refused."""
-        return await self._packs.unpack(request, pieces)
-
-
 class Packs:
-    """Packs of one host's snapshots.
+    """Packs of one host's snapshots; `forkd.service.api.Packs` documents what a caller may ask.
 
     Args:
+        policy: What packs this host takes.
         store: Where snapshots are.
-        registry: Which there are.
-        drop_images: Removes the images that no snapshot stands on.
+        catalog: Which there are.
+        drop_images: Removes images that no snapshot needs.
     """
 
     def __init__(
         self,
+        policy: PackPolicy,
         store: SnapshotStore,
-        registry: Registry,
+        catalog: Catalog,
         drop_images: Callable[[], Coroutine[object, object, None]],
     ) -> None:
+        self._policy = policy
         self._store = store
-        self._registry = registry
+        self._catalog = catalog
         self._drop_images = drop_images
 
-    async def pack(self, tag: Tag) -> AsyncGenerator[bytes, None]:
-        """Yield an unsigned pack of a snapshot and all that it stands on.
-
-        Raises:
-            NotFound: There is none of that tag.
-            Conflict: It is being written.
-            StoreError: Something of it is missing or damaged.
-        """
-        self._registry.get_ready(tag)
+    async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
+        """Yield an unsigned pack of a snapshot and its ancestors."""
+        caller.require(Scope.SNAPSHOTS)
+        await self._catalog.usable(caller, tag)
         job = await asyncio.to_thread(self._job, tag)
         async with piped([*_PROGRAM, "write"], "PYTHONPATH") as process:
             await process.feed(_only(job.model_dump_json().encode()))
@@ -127,31 +105,26 @@ class Packs:
     def _job(self, tag: Tag) -> Job:
         chain = self._store.load_chain(tag)
         return Job(
-            links=tuple(map(_to_pack, chain)),
+            links=tuple(map(to_pack, chain)),
             folders=tuple(self._store.folder(parse_tag(manifest.tag)) for manifest in chain),
             rootfs=self._store.rootfs(chain[-1].image_key) if chain[-1].disk_bytes else None,
         )
 
-    async def unpack(self, request: UnpackRequest, pieces: AsyncIterable[bytes]) -> Unpacked:
-        """Take a pack into the store; nothing is left of one that is refused.
-
-        Raises:
-            PackError: It is damaged, hostile, unsigned or not trusted.
-            Conflict: Another snapshot has the name.
-            CapacityError: There is no room for it.
-            StoreError: It could not be written.
-        """
+    async def unpack(
+        self, caller: Caller, request: UnpackRequest, pieces: AsyncIterable[bytes]
+    ) -> Unpacked:
+        """Take a pack into the store; nothing is left of one that is refused."""
+        caller.require(Scope.SNAPSHOTS)
+        terms = self._policy.restrict(request)
         staged = await asyncio.to_thread(self._store.stage)
         try:
-            outcome = await self._read(request, pieces, staged)
+            outcome = await self._read(terms, pieces, staged)
             manifest = packs.parse(outcome.manifest.encode())
-            unpacked = await self._take(request.tag, manifest, staged)
-        except OSError as error:
-            raise StoreError(f"cannot write snapshot {request.tag}: {error}") from error
+            unpacked = await self._take(caller.owner, request.tag, manifest, staged)
         finally:
             await to_end(asyncio.to_thread(self._store.discard, staged))
         log.info("pack unpacked", extra={"tag": request.tag, "signed_by": outcome.key or ""})
-        head = self._registry.get(request.tag)
+        head = self._catalog.get(request.tag)
         key = None if outcome.key is None else bytes.fromhex(outcome.key)
         seen = manifest.head.cpu.features
         missing = tuple(sorted(set(seen) - set(proc.cpu().features)))
@@ -161,7 +134,7 @@ class Packs:
     async def _read(
         self, request: UnpackRequest, pieces: AsyncIterable[bytes], staged: Path
     ) -> Outcome:
-        room = shutil.disk_usage(staged).free - ROOM_BYTES_MIN
+        room = await asyncio.to_thread(files.free_bytes, staged) - ROOM_BYTES_MIN
         terms = [word for key in request.trusted for word in ("--trusted", key.hex())]
         terms += ["--allow-unsigned"] if request.allow_unsigned else []
         command = [*_PROGRAM, "read", str(staged), "--room-bytes", str(max(room, 0)), *terms]
@@ -171,28 +144,30 @@ class Packs:
             await _check_ended(process)
         return Outcome.model_validate_json(said)
 
-    async def _take(self, tag: Tag, manifest: PackManifest, staged: Path) -> list[_Planned]:
+    async def _take(
+        self, owner: Owner, tag: Tag, manifest: PackManifest, staged: Path
+    ) -> list[_Planned]:
         """Give the links in `staged` their names; returns what became of each."""
-        known = {each.tag: each.status for each in self._registry.list_all()}
+        known = {each.tag: each.status for each in self._catalog.all()}
         planned = await asyncio.to_thread(self._plan, tag, manifest, known)
         fresh = [each.tag for each in planned if not each.reused]
         under = planned[-len(fresh) - 1].tag if 0 < len(fresh) < len(planned) else None
         claimed: list[Tag] = []
         try:
             for each in fresh:
-                self._registry.claim(each, None if claimed else under)
+                await self._catalog.claim(each, owner, None if claimed else under)
                 claimed.append(each)
             await to_end(asyncio.to_thread(self._publish, planned, manifest, staged))
-            found = await to_end(asyncio.to_thread(lambda: [*map(self._registry.read, fresh)]))
+            found = [await to_end(self._catalog.read(each)) for each in fresh]
             _check_ready(found)
         except BaseException:
             for each in reversed(claimed):
                 await to_end(asyncio.to_thread(self._store.delete, each))
-                self._registry.settle(each)
+                self._catalog.settle(each)
             await to_end(self._drop_images())
             raise
         for snapshot in found:
-            self._registry.settle(snapshot.tag, snapshot)
+            self._catalog.settle(snapshot.tag, snapshot)
         return planned
 
     def _plan(
@@ -231,7 +206,7 @@ class Packs:
             {(file.name, file.bytes, file.digest) for file in here.files}
             != {(file.name, file.bytes, file.digest) for file in link.files}
             or here.parent != (planned[-1].tag if planned else None)
-            or _shape(here) != _shape(link)
+            or shape(here) != shape(link)
         ):
             return False
         sure = bool(planned) or manifest.image is None
@@ -240,9 +215,9 @@ class Packs:
     def _holds(self, key: str, image: PackedImage | None) -> bool:
         """Whether the store has an image under `key`, and it is `image`."""
         path = self._store.rootfs(key)
-        if image is None or not path.is_file() or path.stat().st_size != image.bytes:
+        if image is None or files.size_bytes(path) != image.bytes:
             return False
-        return key == _content_key(image) or measure(path).digest == image.digest
+        return key == content_key(image) or measure(path).digest == image.digest
 
     def _publish(self, planned: list[_Planned], manifest: PackManifest, staged: Path) -> None:
         """Put the image and every new link in their places, base first; blocks."""
@@ -252,7 +227,7 @@ class Packs:
             if each.reused:
                 under = self._store.load(each.tag)
                 continue
-            made = _from_pack(each, under, key)
+            made = from_pack(each.link, each.tag, under, key)
             self._store.publish(staged / str(number), made)
             under = made
 
@@ -265,7 +240,7 @@ class Packs:
             return self._store.load(planned[0].tag).image_key
         if wanted and self._holds(wanted, image):
             return wanted
-        key = _content_key(image)
+        key = content_key(image)
         self._store.keep_rootfs(key, staged / packs.IMAGE_FILE)
         return key
 
@@ -285,74 +260,6 @@ def _names(head: Tag, number: int, manifest: PackManifest) -> Iterator[Tag]:
     if own != head:
         yield own
     yield parse_tag(f"{head}.{number}")
-
-
-def _content_key(image: PackedImage) -> str:
-    """Return a key that no recipe has: a pack must not put an image under one of those."""
-    return f"pack-{image.digest[:32]}"
-
-
-def _shape(link: Manifest | Link) -> tuple[int, int, int]:
-    return link.vcpus, link.memory_bytes, link.disk_bytes
-
-
-def _to_pack(manifest: Manifest) -> packs.Link:
-    """Return a link as a pack has it.
-
-    Raises:
-        StoreError: Something in the manifest is more than a pack may say.
-    """
-    try:
-        return _link_of(manifest)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise StoreError(
-            f"{manifest.tag} cannot be packed: {where}: {first['msg']}", tag=manifest.tag
-        ) from None
-
-
-def _link_of(manifest: Manifest) -> packs.Link:
-    return packs.Link(
-        tag=manifest.tag,
-        parent=manifest.parent,
-        created_at=manifest.created_at,
-        recipe=manifest.recipe,
-        image_key=manifest.image_key,
-        kernel=manifest.kernel,
-        vcpus=manifest.vcpus,
-        memory_bytes=manifest.memory_bytes,
-        disk_bytes=manifest.disk_bytes,
-        runtime=manifest.runtime,
-        cpu=packs.Cpu(model=manifest.cpu.model, features=manifest.cpu.features),
-        devices=DISK_DEVICES if manifest.disk_bytes else DEVICES,
-        files=tuple(
-            packs.PackedFile(name=file.name, bytes=file.bytes, digest=file.digest)
-            for file in manifest.files
-        ),
-    )
-
-
-def _from_pack(planned: _Planned, parent: Manifest | None, image_key: str) -> Manifest:
-    link = planned.link
-    return stored.Manifest(
-        tag=planned.tag,
-        created_at=link.created_at,
-        recipe=link.recipe,
-        image_key=image_key,
-        kernel=link.kernel,
-        vcpus=link.vcpus,
-        memory_bytes=link.memory_bytes,
-        disk_bytes=link.disk_bytes,
-        runtime=link.runtime,
-        cpu=stored.Cpu(model=link.cpu.model, features=link.cpu.features),
-        parent=None if parent is None else parent.tag,
-        files=tuple(
-            stored.StoredFile(name=file.name, bytes=file.bytes, digest=file.digest)
-            for file in link.files
-        ),
-        link=None if parent is None else stored.Link(parent_digest=parent.digest),
-    )
 
 
 async def _only(data: bytes) -> AsyncIterator[bytes]:

@@ -1,16 +1,16 @@
 """Seeds: what a running machine leaves of itself at a branch.
 
 A seed is a zygote that a machine forked of itself, and holds its memory, state and disk at
-one instant.  Siblings are forked from it, and a durable snapshot is written by it.  Those who
-need one each hold it in an `async with` block; after the last of them it is retired.
+one instant.  Siblings are forked from it, and a durable snapshot is written by it.  It is counted
+who needs one; after the last of them has released it, it is retired.
 
-A retired seed listens no more.  It holds the memory that its siblings go back to, and ends
-with the last of them, or at once if it has none.  Nobody keeps a list of them: the kernel
-knows whose parent one is, daemon or none.
+A retired seed listens no more.  Its memory is what its siblings are reset to, and it ends with
+the last of them, or at once if it has none.  There is no list of them: the kernel knows which
+process is whose parent, also after a restart of the daemon.
 
     async with await seeds.take(settings, owner.control, cgroup) as seed:
         async with await seed.connect() as zygote:
-            await sandboxes.fork(zygote, ...)
+            await batch.fork(zygote)
         await seed.save(staged, memory=chain, disk_layers=2)
 """
 
@@ -27,7 +27,7 @@ from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener
 from forkd.errors import EngineExited, ForkdError
 from forkd.host import cgroupfs, files, proc
 from forkd.host.spawn import Process
-from forkd.service.tasks import to_end
+from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,13 +45,13 @@ RETIRED_NAME = "forkd-seed"
 
 @dataclass(slots=True)
 class Seed:
-    """One seed; is retired when the last block that holds it is left.
+    """One seed; retired when the last of its holders releases it.
 
     Attributes:
         process: It.
         directory: Its folder, which goes with it.
-        pause_ms: How long its source stood still.
-        holders: How many blocks hold it.
+        pause_ms: How long its source was paused.
+        holders: How many hold it.
     """
 
     process: Process
@@ -59,8 +59,18 @@ class Seed:
     pause_ms: float
     holders: int = 0
 
-    async def __aenter__(self) -> Self:
+    def hold(self) -> None:
+        """Keep the seed until `release`."""
         self.holders += 1
+
+    async def release(self) -> None:
+        """Undo one `hold`; retires the seed after the last."""
+        self.holders -= 1
+        if self.holders == 0:
+            await to_end(self.retire())
+
+    async def __aenter__(self) -> Self:
+        self.hold()
         return self
 
     async def __aexit__(
@@ -69,9 +79,7 @@ class Seed:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.holders -= 1
-        if self.holders == 0:
-            await to_end(self.retire())
+        await self.release()
 
     async def connect(self) -> Control:
         """Return a connection, for `fork` and whatever else one asks a zygote.
@@ -117,8 +125,8 @@ class Seed:
             return False
 
 
-def held_for(machines: Iterable[int]) -> frozenset[int]:
-    """Return the retired seeds that hold what machines go back to."""
+def retired_for(machines: Iterable[int]) -> frozenset[int]:
+    """Return the retired seeds to which machines are reset."""
     parents = {proc.parent(pid) for pid in machines}
     return frozenset(pid for pid in parents if pid and proc.name(pid) == RETIRED_NAME)
 
@@ -135,7 +143,7 @@ def cgroup_of(source: Sandbox) -> Path | None:
 async def take(settings: HostSettings, control: Path, cgroup: Path | None = None) -> Seed:
     """Branch the machine that listens at `control`; returns once its seed listens.
 
-    The machine stands still for `pause_ms` and goes on; one that was paused stays so.
+    The machine is paused for `pause_ms` and goes on; one that was paused stays so.
 
     Args:
         settings: Where seeds live.
@@ -148,7 +156,7 @@ async def take(settings: HostSettings, control: Path, cgroup: Path | None = None
         HostError: The kernel refused something.
     """
     directory = settings.zygotes_dir / secrets.token_hex(8)
-    directory.mkdir(mode=0o700)
+    await asyncio.to_thread(files.make_folder, directory)
     work = asyncio.ensure_future(_branch(control, BranchConfig(directory, cgroup)))
     try:
         # The machine leaves its seed whether we wait or not, so we wait.

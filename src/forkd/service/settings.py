@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
-from forkd.host.cgroupfs import CGROUP_ROOT
+from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.model.tree import TreeBudgets
-from forkd.network.plan import Plan
 
-SOCKET_PATH_BYTES_MAX = 107
-"""Longest path of a Unix socket: Linux's 108 bytes, with the NUL at its end."""
+if TYPE_CHECKING:
+    from forkd.model.pack import UnpackRequest
+    from forkd.network.plan import Plan
 
 LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
 """The longest socket's path below the run folder."""
@@ -28,6 +29,37 @@ of a thread) would otherwise be done again by every child, each time on pages of
 
 
 @dataclass(frozen=True, slots=True)
+class PackPolicy:
+    """What packs a host takes; a request may only be stricter.
+
+    Attributes:
+        trusted_keys: Public keys, of 32 bytes each, whose signature is believed; None to leave
+            that to each request.
+        allow_unsigned: Whether a request may take a pack that is unsigned, or signed by another.
+    """
+
+    trusted_keys: frozenset[bytes] | None = None
+    allow_unsigned: bool = False
+
+    def restrict(self, request: UnpackRequest) -> UnpackRequest:
+        """Return what a request may have of what it asks for.
+
+        Raises:
+            InvalidRequest: It asks to take unsigned packs, and this host does not.
+        """
+        if request.allow_unsigned and not self.allow_unsigned:
+            raise InvalidRequest(
+                "this host takes no unsigned packs: have the pack signed by a key that you trust, "
+                "or the operator set FORKD_PACK_UNSIGNED=allow",
+                field="allow_unsigned",
+            )
+        if self.trusted_keys is None:
+            return request
+        wanted = request.trusted or tuple(self.trusted_keys)
+        return replace(request, trusted=tuple(k for k in wanted if k in self.trusted_keys))
+
+
+@dataclass(frozen=True, slots=True)
 class HostSettings:
     """Where a host's things are.
 
@@ -37,11 +69,13 @@ class HostSettings:
         cache_dir: Where kernels and images are built and kept; may be removed at any time.
         state_dir: What must survive a restart: snapshots and the database.
         run_dir: Machines' sockets, logs and private disks; must have a short path.
-        cgroup_root: The group below which limited sandboxes get theirs.
-        network: Which taps and addresses sandboxes get.
+        cgroup_root: The group below which limited sandboxes get theirs; None to derive it, and
+            to stay with it.
+        network: Which taps and addresses sandboxes get; None likewise.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
         settle_s: How long a guest is left alone before its instant is taken.
         budgets: How far a tree of sandboxes may grow.
+        packs: What packs are taken.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named.
@@ -52,14 +86,15 @@ class HostSettings:
     cache_dir: Path
     state_dir: Path = Path("/var/lib/forkd")
     run_dir: Path = Path("/run/forkd")
-    cgroup_root: Path = CGROUP_ROOT / "forkd"
-    network: Plan = field(default_factory=Plan)
+    cgroup_root: Path | None = None
+    network: Plan | None = None
     zygote_idle_s: float = ZYGOTE_IDLE_S
     settle_s: float = SETTLE_S
     budgets: TreeBudgets = field(default_factory=TreeBudgets)
+    packs: PackPolicy = field(default_factory=PackPolicy)
 
     def __post_init__(self) -> None:
-        room = SOCKET_PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")
+        room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")
         if len(bytes(self.run_dir)) > room:
             raise InvalidRequest(
                 f"run_dir must have at most {room} bytes, because sockets in it have longer "

@@ -1,49 +1,67 @@
-"""Say what this host is and how full it is."""
+"""What this host is and how full it is."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
-import shutil
+import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from forkd.host import kvm, netlink, proc
+from forkd.host import files, kvm, netlink, proc
+from forkd.model.caller import Scope
 from forkd.model.host import HostInfo
 
 if TYPE_CHECKING:
-    from forkd.service.resources import Resources
+    from forkd.cgroups.tree import CgroupTree
+    from forkd.model.caller import Caller
+    from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.catalog import Catalog
 
 
-def read(
-    settings: HostSettings,
-    resources: Resources,
-    *,
-    snapshots: int,
-    sandboxes: int,
-    uptime_s: float,
-) -> HostInfo:
-    """Return what this host is; blocks for a moment.
+@dataclass(frozen=True, slots=True)
+class System:
+    """The host itself; `forkd.service.api.System` documents what a caller may ask.
 
-    Raises:
-        HostError: The kernel does not say.
+    Attributes:
+        settings: Where things are.
+        cgroups: Where limited sandboxes have their cgroups.
+        catalog: Which snapshots there are.
+        roster: Which sandboxes there are.
+        opened_at_s: When the service began, by the monotonic clock.
     """
-    memory_bytes, memory_available_bytes = proc.memory_bytes()
-    return HostInfo(
-        version=version("forkd"),
-        hostname=platform.node(),
-        kernel=platform.release(),
-        cpu_model=proc.cpu().model,
-        cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=memory_bytes,
-        memory_available_bytes=memory_available_bytes,
-        kvm=kvm.is_usable(),
-        pvm=kvm.is_pvm(),
-        cgroups=resources.cgroups.usable(),
-        network=netlink.can_make_taps(),
-        state_free_bytes=shutil.disk_usage(settings.state_dir).free,
-        snapshots=snapshots,
-        sandboxes=sandboxes,
-        uptime_s=uptime_s,
-    )
+
+    settings: HostSettings
+    cgroups: CgroupTree
+    catalog: Catalog
+    roster: Roster
+    opened_at_s: float
+
+    async def info(self, caller: Caller) -> HostInfo:
+        """Return what this host is and how full it is."""
+        caller.require(Scope.READ)
+        snapshots, sandboxes = len(self.catalog.all()), len(self.roster.alive())
+        return await asyncio.to_thread(self._read, snapshots, sandboxes)
+
+    def _read(self, snapshots: int, sandboxes: int) -> HostInfo:
+        memory_bytes, memory_available_bytes = proc.memory_bytes()
+        return HostInfo(
+            version=version("forkd"),
+            hostname=platform.node(),
+            kernel=platform.release(),
+            cpu_model=proc.cpu().model,
+            cpus=len(os.sched_getaffinity(0)),
+            memory_bytes=memory_bytes,
+            memory_available_bytes=memory_available_bytes,
+            kvm=kvm.is_usable(),
+            pvm=kvm.is_pvm(),
+            cgroups=self.cgroups.usable(),
+            network=netlink.can_make_taps(),
+            state_free_bytes=files.free_bytes(self.settings.state_dir),
+            snapshots=snapshots,
+            sandboxes=sandboxes,
+            uptime_s=time.monotonic() - self.opened_at_s,
+        )

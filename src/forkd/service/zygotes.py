@@ -6,7 +6,7 @@ for a while, or when its snapshot is deleted.  Its children do not need it.
 
 The zygote of a delta is derived from its parent's: a fork of it, with the delta written
 over its memory.  While it lives its parent's stays, so that the pages of every link are
-in memory once, however many snapshots stand on it.
+in memory once, however many snapshots depend on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import logging
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from forkd.engine.configs import DeriveConfig, ZygoteConfig
 from forkd.engine.control import Control
@@ -25,39 +25,24 @@ from forkd.engine.watch import Watch
 from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
 from forkd.host.spawn import Process
-from forkd.service.tasks import to_end
+from forkd.service.chain_files import load_chain
+from forkd.service.supervision import TaskKind, to_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from pathlib import Path
+    from types import TracebackType
 
-    from forkd.engine.configs import DiskConfig
     from forkd.model.ids import Tag
+    from forkd.service.chain_files import Chain, LinkFiles
     from forkd.service.settings import HostSettings
-    from forkd.service.tasks import TaskOwner
+    from forkd.service.supervision import Supervisor
+    from forkd.store.snapshots import SnapshotStore
+
+REQUESTS_AT_ONCE_MAX = 32
+"""Most requests that one zygote serves at once: half of the connections that it accepts."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ZygoteFiles:
-    """What the zygote of one link holds.
-
-    Attributes:
-        tag: The link.
-        state: Its state.
-        memory: Its memory: all of it for a base, what differs from its parent for a delta.
-        disk: Every layer of the disk, those of its ancestors included.
-    """
-
-    tag: Tag
-    state: Path
-    memory: Path
-    disk: DiskConfig | None
-
-
-Chain = tuple[ZygoteFiles, ...]
-"""The links of a snapshot, base first, itself last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +62,12 @@ class Zygote:
         """Stop it and remove its folder; it may have ended already."""
         self.watch.close()
         try:
-            await end(self.process, self._ask)
+            await end(self.process, self._stop)
         finally:
             self.process.close()
             await asyncio.to_thread(files.remove_from_under, self.directory)
 
-    async def _ask(self) -> None:
+    async def _stop(self) -> None:
         async with await Control.connect(self.socket) as control:
             await control.stop()
 
@@ -98,6 +83,7 @@ class _Entry:
         users: How many forks or derivations use it now.
         derived: How many zygotes derived from it live.
         idle: Stops it, unless somebody comes.
+        requests: Bounds how many connections it has at once; more of them wait.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,15 +92,33 @@ class _Entry:
     users: int = 0
     derived: int = 0
     idle: asyncio.TimerHandle | None = None
+    requests: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(REQUESTS_AT_ONCE_MAX)
+    )
 
 
 class ZygotePool:
-    """Starts zygotes when they are needed and stops them when they are not."""
+    """Starts zygotes when they are needed and stops them when they are not.
 
-    def __init__(self, settings: HostSettings, tasks: TaskOwner) -> None:
+    On leaving its `async with` block all of them have ended; their children live on.
+    """
+
+    def __init__(self, settings: HostSettings, store: SnapshotStore, tasks: Supervisor) -> None:
         self._settings = settings
+        self._store = store
         self._tasks = tasks
         self._entries: dict[Tag, _Entry] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await to_end(self._stop_all())
 
     def in_use(self, tag: Tag) -> bool:
         """Whether somebody forks from `tag` now."""
@@ -122,20 +126,26 @@ class ZygotePool:
         return entry is not None and entry.users > 0
 
     @contextlib.asynccontextmanager
-    async def lease(self, tag: Tag, load: Callable[[], Chain]) -> AsyncGenerator[Control, None]:
-        """Hold a connection to a snapshot's zygote, started if need be, for one fork.
+    async def lease(self, tag: Tag) -> AsyncGenerator[Control, None]:
+        """Give a connection to a snapshot's zygote, started if need be, for one fork.
 
-        Args:
-            tag: The snapshot.
-            load: Called in a thread if the zygote must be started; checks the snapshot
-                and its ancestors, and says where their files are.
+        Waits while the zygote serves `REQUESTS_AT_ONCE_MAX` others.
 
         Raises:
-            ForkdError: As `load`, and as `forkd.engine.process.start_zygote`.
             ChainError: A link does not load; `context["link"]` is its tag.
+            ForkdError: As `forkd.service.chain_files.load_chain`, and as
+                `forkd.engine.process.start_zygote`.
         """
         entry = self._entry(tag)
-        async with self._used(tag, entry), await self._connect(tag, entry, load) as control:
+
+        def load() -> Chain:
+            return load_chain(self._store, tag)
+
+        async with (
+            self._used(tag, entry),
+            entry.requests,
+            await self._connect(tag, entry, load) as control,
+        ):
             yield control
 
     async def stop(self, tag: Tag) -> None:
@@ -144,8 +154,7 @@ class ZygotePool:
         if entry is not None:
             await self._end(tag, entry)
 
-    async def stop_all(self) -> None:
-        """Stop every zygote."""
+    async def _stop_all(self) -> None:
         while self._entries:
             tag, entry = self._entries.popitem()
             try:
@@ -196,7 +205,7 @@ class ZygotePool:
         """Start the zygote of a chain's head, whose lock is held, and connect to it."""
         head = chain[-1]
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
-        directory.mkdir(mode=0o700)
+        await asyncio.to_thread(files.make_folder, directory)
         try:
             if len(chain) == 1:
                 process = await self._load(directory, head)
@@ -204,13 +213,13 @@ class ZygotePool:
                 process = await self._derive(directory, chain, entry)
             watch = await self._watch(head.tag, entry, directory, process)
         except BaseException:
-            files.remove_from_under(directory)
+            await to_end(asyncio.to_thread(files.remove_from_under, directory))
             raise
         entry.zygote = Zygote(process, directory, watch)
         log.info("zygote started", extra={"tag": head.tag, "pid": process.pid})
         return await Control.connect(entry.zygote.socket)
 
-    async def _load(self, directory: Path, base: ZygoteFiles) -> Process:
+    async def _load(self, directory: Path, base: LinkFiles) -> Process:
         config = ZygoteConfig(directory, base.state, (base.memory,), base.disk)
         with _naming(base.tag):
             return await start_zygote(self._settings.vmm, config)
@@ -254,20 +263,19 @@ class ZygotePool:
         entry.zygote = None
         self._forget_parent(entry)
         log.warning("zygote ended", extra={"tag": tag, "reason": reason})
-        with contextlib.suppress(Conflict):  # the next start removes what is left
-            self._tasks.spawn(self._clean(tag, zygote), name=f"clean zygote {tag}")
+        self._stop_in_background(tag, zygote)
 
     def _expire(self, tag: Tag, entry: _Entry) -> None:
         zygote, entry.zygote, entry.idle = entry.zygote, None, None
         if zygote is not None:
             self._forget_parent(entry)
-            self._tasks.spawn(self._clean(tag, zygote), name=f"stop idle zygote {tag}")
+            self._stop_in_background(tag, zygote)
 
-    async def _clean(self, tag: Tag, zygote: Zygote) -> None:
-        try:
-            await zygote.end()
-        except ForkdError as error:
-            log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
+    def _stop_in_background(self, tag: Tag, zygote: Zygote) -> None:
+        with contextlib.suppress(
+            Conflict
+        ):  # the service stops; the next start removes what is left
+            self._tasks.run(TaskKind.STOP_ZYGOTE, zygote.end(), f"of {tag}")
 
     async def _end(self, tag: Tag, entry: _Entry) -> None:
         async with entry.lock:
@@ -296,7 +304,7 @@ def _naming(link: Tag) -> Generator[None, None, None]:
         raise ChainError(message, **{**error.context, "link": link}) from error
 
 
-async def derived(control: Control, directory: Path, delta: ZygoteFiles) -> Process:
+async def derived(control: Control, directory: Path, delta: LinkFiles) -> Process:
     """Have a zygote derive another, which listens in `directory`; returns its process.
 
     Raises:

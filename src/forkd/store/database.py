@@ -1,8 +1,8 @@
-"""Which sandboxes there are, in SQLite.
+"""Which sandboxes there are, whose snapshots are, and what this host was set up with, in SQLite.
 
 A row is written before anything of its sandbox exists and removed after everything
 of it is gone, so that a daemon that was killed at any point leaves nothing that its
-successor does not know of.  Every method may block and may run in any thread.
+successor does not know of.  Every method blocks and may run in any thread.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, StoreError
+from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import SandboxId, Tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 RESERVED_BYTES = 8 << 20
 """Room that the log has from the start, twice what it grows to before it is written back: on a
@@ -59,7 +60,23 @@ ALTER TABLE sandboxes ADD COLUMN tap_index INTEGER;
 ALTER TABLE sandboxes ADD COLUMN renaming INTEGER NOT NULL DEFAULT 0;
 """
 
-_MIGRATIONS = (_SCHEMA, _LINEAGE)
+_OWNERS = """
+ALTER TABLE sandboxes RENAME COLUMN place TO lease;
+ALTER TABLE sandboxes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
+ALTER TABLE sandboxes ADD COLUMN principal TEXT NOT NULL DEFAULT 'forkd';
+ALTER TABLE sandboxes ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE snapshot_owners (
+    tag TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    principal TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE host (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+_MIGRATIONS = (_SCHEMA, _LINEAGE, _OWNERS)
 """What makes version n + 1 of version n."""
 
 _BUSY_TIMEOUT_S = 10.0
@@ -73,23 +90,27 @@ class SandboxRow:
 
     Attributes:
         sandbox: What its owner last published.
+        lease: Id of its lease, after which its folder and cgroup are named; differs from its own
+            once it was promoted.
         network_index: Whose addresses in the network plan it has; None without a network.
-        place: Under which id its folder and cgroup were made; differs from its own once it
-            was promoted.
         tap_index: Whose tap in the network plan it has; differs from `network_index` once it
             was promoted.
-        renaming: It was promoted, and its guest may not know yet who it is.
+        renaming: It was promoted, and its guest may not have its new identity yet.
     """
 
     sandbox: Sandbox
-    network_index: int | None
-    place: SandboxId
-    tap_index: int | None
+    lease: SandboxId
+    network_index: int | None = None
+    tap_index: int | None = None
     renaming: bool = False
 
 
 class Database:
-    """The sandboxes below one state folder; close it when done."""
+    """The rows below one state folder; close it when done.
+
+    Attributes:
+        was_version: Version that the database had before it was opened; 0 for a new one.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the database, or make it.
@@ -97,6 +118,7 @@ class Database:
         Raises:
             StoreError: It is damaged, or of a later version.
         """
+        self._path = path
         self._lock = threading.Lock()
         with _as_store_error():
             self._connection = sqlite3.connect(
@@ -147,6 +169,55 @@ class Database:
             cursor = connection.execute("SELECT * FROM sandboxes ORDER BY created_at, id")
             return tuple(_from_columns(columns) for columns in cursor)
 
+    def put_snapshot_owner(self, tag: Tag, owner: Owner) -> None:
+        """Note whose a snapshot is.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO snapshot_owners (tag, tenant, principal) VALUES (?, ?, ?)",
+                (tag, owner.tenant, owner.principal),
+            )
+
+    def remove_snapshot_owners(self, tags: Iterable[Tag]) -> None:
+        """Forget whose snapshots were; tags without a row are fine.
+
+        Raises:
+            StoreError: They could not be removed.
+        """
+        with self._transaction() as connection:
+            rows = [(tag,) for tag in tags]
+            connection.executemany("DELETE FROM snapshot_owners WHERE tag = ?", rows)
+
+    def snapshot_owners(self) -> dict[Tag, Owner]:
+        """Return whose snapshots are; one without a row is the default tenant's.
+
+        Raises:
+            StoreError: The database is damaged.
+        """
+        with self._transaction() as connection:
+            rows = connection.execute("SELECT tag, tenant, principal FROM snapshot_owners")
+            return {Tag(tag): Owner(Tenant(tenant), who) for tag, tenant, who in rows}
+
+    def host_setting(self, name: str, chosen: str) -> str:
+        """Return what the host was set up with; `chosen` from now on, if nothing was.
+
+        For names that what runs on the host bears, which another choice would not find.
+
+        Raises:
+            StoreError: It could not be read or written.
+        """
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO host (name, value) VALUES (?, ?)", (name, chosen)
+            )
+            (value,) = connection.execute(
+                "SELECT value FROM host WHERE name = ?", (name,)
+            ).fetchone()
+            return str(value)
+
     def _prepare(self) -> None:
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA journal_mode = WAL")
@@ -154,8 +225,12 @@ class Database:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise StoreError(
-                f"the database has version {version}, and we read up to {SCHEMA_VERSION}"
+                f"the database {self._path} has version {version}, and this forkd reads up to "
+                f"{SCHEMA_VERSION}: start the forkd that wrote it, or a later one",
+                reason="too_new",
+                version=version,
             )
+        self.was_version = version
         if version < SCHEMA_VERSION:
             steps = "".join(_MIGRATIONS[version:])
             self._connection.executescript(
@@ -215,7 +290,10 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "expires_at": _text(sandbox.expires_at),
         "cpu_limit": sandbox.cpu_limit,
         "pids_limit": sandbox.pids_limit,
-        "place": row.place,
+        "tenant": sandbox.owner.tenant,
+        "principal": sandbox.owner.principal,
+        "attempts": sandbox.attempts,
+        "lease": row.lease,
         "tap_index": row.tap_index,
         "renaming": int(row.renaming),
     }
@@ -249,14 +327,16 @@ def _from_columns(columns: sqlite3.Row) -> SandboxRow:
             expires_at=_when(columns["expires_at"]),
             cpu_limit=columns["cpu_limit"],
             pids_limit=columns["pids_limit"],
+            owner=Owner(Tenant(columns["tenant"]), columns["principal"]),
+            attempts=columns["attempts"],
         )
     except (ValueError, TypeError) as error:
         raise StoreError(f"a row of the database is damaged: {error}") from error
     network, tap = columns["network_index"], columns["tap_index"]
     return SandboxRow(
         sandbox,
+        lease=columns["lease"] or sandbox.id,
         network_index=network,
-        place=columns["place"] or sandbox.id,
         tap_index=network if tap is None else tap,
         renaming=bool(columns["renaming"]),
     )

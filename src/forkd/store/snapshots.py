@@ -171,12 +171,12 @@ class SnapshotStore:
 
     def _load_ancestor(self, tag: Tag, child: Manifest, parent: Tag) -> Manifest:
         if not self.exists(parent):
-            raise ChainError(f"{tag} stands on {parent}, which is missing", link=parent)
+            raise ChainError(f"{tag} depends on {parent}, which is missing", link=parent)
         try:
             manifest = self.load(parent)
         except StoreError as error:
             raise ChainError(
-                f"{tag} stands on {parent}, which cannot be used: {error}", link=parent
+                f"{tag} depends on {parent}, which cannot be used: {error}", link=parent
             ) from error
         check_link(tag, child, manifest)
         return manifest
@@ -219,7 +219,7 @@ class SnapshotStore:
         return kept
 
     def unused_images(self, used_keys: Collection[str]) -> tuple[Path, ...]:
-        """Return the root file systems that the store keeps and no snapshot stands on."""
+        """Return the root file systems that the store keeps and no snapshot depends on."""
         return tuple(path for path in files.entries(self._images) if path.name not in used_keys)
 
 
@@ -238,7 +238,7 @@ def check_link(head: str, child: Manifest, parent: Manifest) -> None:
     """
     if not child.stands_on(parent) or _shape(child) != _shape(parent):
         raise ChainError(
-            f"{head} stands on {parent.tag}, which is not the snapshot that {child.tag} was made "
+            f"{head} depends on {parent.tag}, which is not the snapshot that {child.tag} was made "
             "from: it was changed or swapped",
             link=parent.tag,
         )

@@ -66,6 +66,12 @@ class Health(Answer):
     ok: bool
 
 
+class Readiness(Answer):
+    """Whether the daemon serves."""
+
+    ready: bool
+
+
 class Version(Answer):
     """What runs here."""
 
@@ -310,7 +316,7 @@ class SandboxCreate(Request):
     )
     deadline_secs: Number = Field(
         default=limits.FORK_DEADLINE_S_DEFAULT,
-        ge=0.1,
+        ge=limits.FORK_DEADLINE_S_MIN,
         le=limits.FORK_DEADLINE_S_MAX,
         description="Time each child has until its agent has answered.",
     )

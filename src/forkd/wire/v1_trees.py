@@ -38,7 +38,7 @@ class BranchCreate(Request):
     )
     deadline_secs: Number = Field(
         default=limits.FORK_DEADLINE_S_DEFAULT,
-        ge=0.1,
+        ge=limits.FORK_DEADLINE_S_MIN,
         le=limits.FORK_DEADLINE_S_MAX,
         description="Time each sibling has until its agent has answered.",
     )
@@ -73,7 +73,7 @@ class Reset(Request):
 
     deadline_secs: Number = Field(
         default=limits.FORK_DEADLINE_S_DEFAULT,
-        ge=0.1,
+        ge=limits.FORK_DEADLINE_S_MIN,
         le=limits.FORK_DEADLINE_S_MAX,
         description="Time it has until its agent has answered.",
     )

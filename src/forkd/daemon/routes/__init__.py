@@ -1,4 +1,4 @@
-"""One module per noun; each holds a router.  A route parses, calls the service, renders."""
+"""One module per noun; each holds a router.  A route parses, asks a component, renders."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from fastapi.requests import HTTPConnection
 
+from forkd.daemon.requests import CALLER
+from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
-from forkd.service.api import Service
+from forkd.service import api
 from forkd.wire.v1 import ErrorBody
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
 ERRORS: Mapping[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request, or the guest, is at fault"},
@@ -20,9 +22,18 @@ ERRORS: Mapping[int | str, dict[str, Any]] = {
 }
 
 
-async def _service(connection: HTTPConnection) -> Service:
-    service: Service = connection.app.state.service
-    return service
+async def _caller(connection: HTTPConnection) -> Caller:
+    caller: Caller = connection.scope[CALLER]
+    return caller
+
+
+def _component(name: str) -> Callable[[HTTPConnection], Coroutine[object, object, Any]]:
+    """Return what finds one component of the application's host."""
+
+    async def find(connection: HTTPConnection) -> Any:  # noqa: ANN401 - the annotation beside it says
+        return getattr(connection.app.state.host, name)
+
+    return find
 
 
 async def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word
@@ -33,7 +44,18 @@ async def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> 
     return parse_tag(tag)
 
 
-ServiceOf = Annotated[Service, Depends(_service)]
+CallerOf = Annotated[Caller, Depends(_caller)]
+ImagesOf = Annotated[api.Images, Depends(_component("images"))]
+SnapshotsOf = Annotated[api.Snapshots, Depends(_component("snapshots"))]
+ChainsOf = Annotated[api.Chains, Depends(_component("chains"))]
+PacksOf = Annotated[api.Packs, Depends(_component("packs"))]
+SandboxesOf = Annotated[api.Sandboxes, Depends(_component("sandboxes"))]
+BranchesOf = Annotated[api.Branches, Depends(_component("branches"))]
+PromotionsOf = Annotated[api.Promotions, Depends(_component("promotions"))]
+ComparisonsOf = Annotated[api.Comparisons, Depends(_component("comparisons"))]
+TreesOf = Annotated[api.Trees, Depends(_component("trees"))]
+GuestsOf = Annotated[api.Guests, Depends(_component("guests"))]
+SystemOf = Annotated[api.System, Depends(_component("system"))]
 IdOf = Annotated[SandboxId, Depends(_sandbox_id)]
 TagOf = Annotated[Tag, Depends(_tag)]
 

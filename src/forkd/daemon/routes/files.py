@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, router
 from forkd.daemon.streaming import Stream
 from forkd.wire import v1
 
@@ -24,10 +24,12 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
     responses={200: _BODY},
 )
 async def read_file(
-    sandbox: IdOf, query: Annotated[v1.FileRead, Query()], service: ServiceOf
+    sandbox: IdOf, query: Annotated[v1.FileRead, Query()], caller: CallerOf, guests: GuestsOf
 ) -> Response:
     """Return a file's bytes; `X-File-Size` and `X-File-Mode` describe the file as opened."""
-    reader = await service.read_file(sandbox, query.path, offset=query.offset, length=query.length)
+    reader = await guests.read_file(
+        caller, sandbox, query.path, offset=query.offset, length=query.length
+    )
     headers = {"X-File-Size": str(reader.size_bytes), "X-File-Mode": f"{reader.mode:04o}"}
     return Stream(reader, owned=reader, media_type=BYTES, headers=headers)
 
@@ -41,47 +43,53 @@ async def write_file(
     sandbox: IdOf,
     query: Annotated[v1.FileWrite, Query()],
     request: Request,
-    service: ServiceOf,
+    caller: CallerOf,
+    guests: GuestsOf,
 ) -> v1.FileWritten:
     """Write the request's body to a file: whole, or not at all."""
-    written = await service.write_file(
-        sandbox, query.path, request.stream(), mode=query.mode, make_parents=query.make_parents
+    written = await guests.write_file(
+        caller,
+        sandbox,
+        query.path,
+        request.stream(),
+        mode=query.mode,
+        make_parents=query.make_parents,
     )
     return v1.FileWritten(bytes=written)
 
 
 @routes.delete("/v1/sandboxes/{id}/files", operation_id="remove_file", status_code=204)
 async def remove_file(
-    sandbox: IdOf, query: Annotated[v1.FileRemove, Query()], service: ServiceOf
+    sandbox: IdOf, query: Annotated[v1.FileRemove, Query()], caller: CallerOf, guests: GuestsOf
 ) -> None:
     """Remove a file, an empty folder, or with `recursive` a whole one."""
-    await service.remove(sandbox, query.path, recursive=query.recursive)
+    await guests.remove(caller, sandbox, query.path, recursive=query.recursive)
 
 
 @routes.get("/v1/sandboxes/{id}/files/stat", operation_id="stat_file")
 async def stat_file(
-    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], service: ServiceOf
+    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], caller: CallerOf, guests: GuestsOf
 ) -> v1.FileEntry:
     """Describe one file; symbolic links are not followed."""
-    return convert.file_entry(await service.stat(sandbox, query.path))
+    return convert.file_entry(await guests.stat(caller, sandbox, query.path))
 
 
 @routes.get("/v1/sandboxes/{id}/files/list", operation_id="list_files")
 async def list_files(
-    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], service: ServiceOf
+    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], caller: CallerOf, guests: GuestsOf
 ) -> v1.FileList:
     """List a folder, by name."""
-    entries = await service.list_dir(sandbox, query.path)
+    entries = await guests.list_dir(caller, sandbox, query.path)
     return v1.FileList(entries=[convert.file_entry(each) for each in entries])
 
 
 @routes.post("/v1/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
-async def make_dir(sandbox: IdOf, body: v1.MakeDir, service: ServiceOf) -> None:
+async def make_dir(sandbox: IdOf, body: v1.MakeDir, caller: CallerOf, guests: GuestsOf) -> None:
     """Make a folder."""
-    await service.make_dir(sandbox, body.path, parents=body.parents, mode=body.mode)
+    await guests.make_dir(caller, sandbox, body.path, parents=body.parents, mode=body.mode)
 
 
 @routes.post("/v1/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
-async def move_file(sandbox: IdOf, body: v1.Move, service: ServiceOf) -> None:
+async def move_file(sandbox: IdOf, body: v1.Move, caller: CallerOf, guests: GuestsOf) -> None:
     """Rename a file or a folder within the sandbox."""
-    await service.move(sandbox, body.source, body.target)
+    await guests.move(caller, sandbox, body.source, body.target)

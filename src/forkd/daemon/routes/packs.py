@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import ServiceOf, TagOf, router
+from forkd.daemon.routes import CallerOf, PacksOf, TagOf, router
 from forkd.daemon.routes.files import BYTES
 from forkd.daemon.streaming import Stream
 from forkd.wire import v1
@@ -26,9 +26,9 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
     response_class=Response,
     responses={200: _BODY},
 )
-async def pack_snapshot(tag: TagOf, service: ServiceOf) -> Response:
+async def pack_snapshot(tag: TagOf, caller: CallerOf, packs: PacksOf) -> Response:
     """Return a snapshot and all that it stands on as an unsigned pack."""
-    source = service.pack_snapshot(tag)
+    source = packs.pack(caller, tag)
     first = await anext(source)
     return Stream(_joined(first, source), owned=source, media_type=BYTES)
 
@@ -40,11 +40,15 @@ async def pack_snapshot(tag: TagOf, service: ServiceOf) -> Response:
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
 async def unpack_snapshot(
-    tag: TagOf, terms: Annotated[v1.Unpack, Query()], request: Request, service: ServiceOf
+    tag: TagOf,
+    terms: Annotated[v1.Unpack, Query()],
+    request: Request,
+    caller: CallerOf,
+    packs: PacksOf,
 ) -> v1.Unpacked:
     """Take the pack in the request's body; nothing of it is kept unless all of it is good."""
     wanted = convert.unpack_request(tag, terms)
-    return convert.unpacked(await service.unpack_snapshot(wanted, request.stream()))
+    return convert.unpacked(await packs.unpack(caller, wanted, request.stream()))
 
 
 async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Query, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.routes import CallerOf, IdOf, SandboxesOf, router
 from forkd.daemon.streaming import Stream
 from forkd.errors import EngineError
 from forkd.model.ids import parse_tag
@@ -26,11 +26,11 @@ routes = router("sandboxes")
     responses={207: {"model": list[v1.ForkOutcome], "description": "Some failed, some are ready"}},
 )
 async def fork(
-    body: v1.SandboxCreate, service: ServiceOf, response: Response
+    body: v1.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
 ) -> list[v1.ForkOutcome]:
     """Fork sandboxes; one element for each, 207 if any of them failed, an error if all did."""
     tag = parse_tag(body.snapshot_tag, field="snapshot_tag")
-    result = await service.fork(tag, body.n, convert.fork_options(body))
+    result = await sandboxes.fork(caller, tag, body.n, convert.fork_options(body))
     if not result.sandboxes:
         raise none_ready(result)
     response.headers["Server-Timing"] = f"fork;dur={result.wall_ms:.3f}"
@@ -51,23 +51,23 @@ def none_ready(result: ForkResult) -> EngineError:
 
 @routes.get("/v1/sandboxes", operation_id="list_sandboxes")
 async def list_sandboxes(
-    query: Annotated[v1.SandboxFilter, Query()], service: ServiceOf
+    query: Annotated[v1.SandboxFilter, Query()], caller: CallerOf, sandboxes: SandboxesOf
 ) -> list[v1.SandboxInfo]:
     """List sandboxes, oldest first."""
     tag = query.snapshot_tag and parse_tag(query.snapshot_tag, field="snapshot_tag")
-    return [convert.sandbox(each) for each in await service.list_sandboxes(tag or None)]
+    return [convert.sandbox(each) for each in await sandboxes.list(caller, tag or None)]
 
 
 @routes.get("/v1/sandboxes/{id}", operation_id="get_sandbox")
-async def get_sandbox(sandbox: IdOf, service: ServiceOf) -> v1.SandboxInfo:
+async def get_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> v1.SandboxInfo:
     """Describe one sandbox."""
-    return convert.sandbox(await service.get_sandbox(sandbox))
+    return convert.sandbox(await sandboxes.get(caller, sandbox))
 
 
 @routes.delete("/v1/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
-async def delete_sandbox(sandbox: IdOf, service: ServiceOf) -> None:
+async def delete_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> None:
     """End a sandbox and remove everything that was its own."""
-    await service.delete_sandbox(sandbox)
+    await sandboxes.delete(caller, sandbox)
 
 
 @routes.get(
@@ -77,11 +77,11 @@ async def delete_sandbox(sandbox: IdOf, service: ServiceOf) -> None:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def read_logs(
-    sandbox: IdOf, query: Annotated[v1.LogsRead, Query()], service: ServiceOf
+    sandbox: IdOf, query: Annotated[v1.LogsRead, Query()], caller: CallerOf, sandboxes: SandboxesOf
 ) -> Response:
     """Return the end of what the guest wrote to its console; with `follow` also what comes."""
     if not query.follow:
-        return Response(await service.console_log(sandbox), media_type="text/plain")
-    await service.get_sandbox(sandbox)
-    pieces = service.follow_console_log(sandbox)
+        return Response(await sandboxes.console_log(caller, sandbox), media_type="text/plain")
+    await sandboxes.get(caller, sandbox)
+    pieces = sandboxes.follow_console_log(caller, sandbox)
     return Stream(pieces, owned=pieces, media_type="text/plain")

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert, streaming
-from forkd.daemon.routes import ServiceOf, TagOf, router
+from forkd.daemon.routes import (
+    CallerOf,
+    ChainsOf,
+    ImagesOf,
+    SandboxesOf,
+    SnapshotsOf,
+    TagOf,
+    router,
+)
 from forkd.model.ids import parse_tag
 from forkd.model.image import Image
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
@@ -41,14 +49,19 @@ def _wants_stream(request: Request) -> bool:
     },
 )
 async def create_snapshot(
-    body: v1.SnapshotCreate, request: Request, service: ServiceOf, response: Response
+    body: v1.SnapshotCreate,
+    request: Request,
+    caller: CallerOf,
+    snapshots: SnapshotsOf,
+    chains: ChainsOf,
+    response: Response,
 ) -> Response | v1.SnapshotInfo:
     """Make a snapshot; answers when it is ready, or tells how far it is if asked to."""
     wanted = convert.snapshot_request(body)
     if isinstance(wanted, LinkRequest):
-        source = service.link_snapshot(wanted)
+        source = chains.extend(caller, wanted)
     else:
-        source = service.create_snapshot(wanted)
+        source = snapshots.bake(caller, wanted)
     if _wants_stream(request):
         return await streaming.events(source, convert.snapshot_event)
     made = await streaming.last(source, Snapshot)
@@ -57,41 +70,48 @@ async def create_snapshot(
 
 
 @routes.get("/v1/snapshots", operation_id="list_snapshots")
-async def list_snapshots(service: ServiceOf) -> list[v1.SnapshotInfo]:
+async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v1.SnapshotInfo]:
     """List every snapshot, by tag, those being written included."""
-    return [convert.snapshot(each) for each in await service.list_snapshots()]
+    return [convert.snapshot(each) for each in await snapshots.list(caller)]
 
 
 @routes.get("/v1/snapshots/{tag}/info", operation_id="get_snapshot")
-async def get_snapshot(tag: TagOf, service: ServiceOf) -> v1.SnapshotInfoDetail:
+async def get_snapshot(
+    tag: TagOf, caller: CallerOf, snapshots: SnapshotsOf, sandboxes: SandboxesOf
+) -> v1.SnapshotInfoDetail:
     """Describe one snapshot, with what it stands on and what stands on it."""
-    stored = await service.get_snapshot(tag)
-    every, forks = await service.list_snapshots(), await service.list_sandboxes(tag)
+    stored = await snapshots.get(caller, tag)
+    every, forks = await snapshots.list(caller), await sandboxes.list(caller, tag)
     return convert.snapshot_detail(stored, every, forks)
 
 
 @routes.delete("/v1/snapshots/{tag}", operation_id="delete_snapshot", status_code=204)
 async def delete_snapshot(
-    tag: TagOf, query: Annotated[v1.SnapshotDelete, Query()], service: ServiceOf
+    tag: TagOf,
+    query: Annotated[v1.SnapshotDelete, Query()],
+    caller: CallerOf,
+    snapshots: SnapshotsOf,
 ) -> None:
     """Remove a snapshot and its files; refused while something needs it."""
-    await service.delete_snapshot(tag, cascade=query.cascade, force=query.force)
+    await snapshots.delete(caller, tag, cascade=query.cascade, force=query.force)
 
 
 @routes.post("/v1/snapshots/{tag}/compact", operation_id="compact_snapshot")
 async def compact_snapshot(
-    tag: TagOf, service: ServiceOf, body: v1.SnapshotCompact | None = None
+    tag: TagOf, caller: CallerOf, chains: ChainsOf, body: v1.SnapshotCompact | None = None
 ) -> v1.SnapshotInfo:
     """Write a snapshot so that it needs no other, in its place or under another name."""
     to = None if body is None or body.to is None else parse_tag(body.to, field="to")
-    return convert.snapshot(await service.compact_snapshot(tag, to))
+    return convert.snapshot(await chains.compact(caller, tag, to))
 
 
 @routes.post("/v1/snapshots:gc", operation_id="gc_snapshots")
-async def gc_snapshots(service: ServiceOf, body: v1.SnapshotGc | None = None) -> v1.SnapshotGcInfo:
+async def gc_snapshots(
+    caller: CallerOf, snapshots: SnapshotsOf, body: v1.SnapshotGc | None = None
+) -> v1.SnapshotGcInfo:
     """Remove what nobody can use any more: leftovers, failures, orphans, idle images."""
     dry_run = body is not None and body.dry_run
-    return convert.removed(await service.tidy_snapshots(dry_run=dry_run))
+    return convert.removed(await snapshots.tidy(caller, dry_run=dry_run))
 
 
 @routes.post(
@@ -102,10 +122,10 @@ async def gc_snapshots(service: ServiceOf, body: v1.SnapshotGc | None = None) ->
     responses=_streamed("ImageStreamEvent"),
 )
 async def build_image(
-    body: v1.ImageBuild, request: Request, service: ServiceOf
+    body: v1.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
 ) -> Response | v1.ImageInfo:
     """Build the image of a recipe, unless it is built already."""
-    source = service.build_image(convert.recipe_path(body.recipe))
+    source = images.build(caller, convert.recipe_path(body.recipe))
     if _wants_stream(request):
         return await streaming.events(source, convert.image_event)
     return convert.image(await streaming.last(source, Image))

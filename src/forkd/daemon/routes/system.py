@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from fastapi import Response
+from fastapi.requests import HTTPConnection
+
 import forkd
 from forkd.daemon import convert
-from forkd.daemon.routes import ServiceOf, router
+from forkd.daemon.routes import CallerOf, SystemOf, router
 from forkd.wire import v1
 
 routes = router("system")
@@ -16,6 +19,20 @@ async def health() -> v1.Health:
     return v1.Health(ok=True)
 
 
+@routes.get(
+    "/readyz",
+    operation_id="ready",
+    responses={
+        503: {"model": v1.Readiness, "description": "It does not serve, and is about to end"}
+    },
+)
+async def ready(connection: HTTPConnection, response: Response) -> v1.Readiness:
+    """Say whether the daemon serves.  Needs no token."""
+    failure: str | None = connection.app.state.failure()
+    response.status_code = 200 if failure is None else 503
+    return v1.Readiness(ready=failure is None)
+
+
 @routes.get("/version", operation_id="version")
 async def version() -> v1.Version:
     """Say which forkd this is."""
@@ -23,6 +40,6 @@ async def version() -> v1.Version:
 
 
 @routes.get("/v1/host", operation_id="get_host")
-async def get_host(service: ServiceOf) -> v1.HostInfo:
+async def get_host(caller: CallerOf, system: SystemOf) -> v1.HostInfo:
     """Say what the host is and how full it is."""
-    return convert.host_info(await service.host_info())
+    return convert.host_info(await system.info(caller))

@@ -7,7 +7,16 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import IdOf, ServiceOf, router
+from forkd.daemon.routes import (
+    BranchesOf,
+    CallerOf,
+    ComparisonsOf,
+    IdOf,
+    PromotionsOf,
+    SandboxesOf,
+    TreesOf,
+    router,
+)
 from forkd.daemon.routes.sandboxes import none_ready
 from forkd.errors import InvalidRequest
 from forkd.model.ids import parse_sandbox_id, parse_tag
@@ -23,16 +32,21 @@ routes = router("trees")
     responses={207: {"model": v1_trees.BranchInfo, "description": "Some siblings failed"}},
 )
 async def branch(
-    sandbox: IdOf, body: v1_trees.BranchCreate, service: ServiceOf, response: Response
+    sandbox: IdOf,
+    body: v1_trees.BranchCreate,
+    caller: CallerOf,
+    branches: BranchesOf,
+    sandboxes: SandboxesOf,
+    response: Response,
 ) -> v1_trees.BranchInfo:
     """Branch a running sandbox: `n` siblings, a snapshot `tag`, or both, of one instant."""
     tag = None if body.tag is None else parse_tag(body.tag)
     count = body.n if body.n is not None else int(tag is None)
     if count == 0 and tag is None:
         raise InvalidRequest("n is 0 and there is no tag: nothing to do", field="n")
-    found = await service.get_sandbox(sandbox)
+    found = await sandboxes.get(caller, sandbox)
     options = convert.branch_options(body)
-    result = await service.branch(sandbox, count, options, tag=tag, wait=body.wait)
+    result = await branches.branch(caller, sandbox, count, options, tag=tag, wait=body.wait)
     if result.fork.failures and not result.fork.sandboxes and tag is None:
         raise none_ready(result.fork)
     response.headers["Server-Timing"] = (
@@ -44,32 +58,36 @@ async def branch(
 
 @routes.post("/v1/sandboxes/{id}/reset", operation_id="reset")
 async def reset(
-    sandbox: IdOf, service: ServiceOf, body: v1_trees.Reset | None = None
+    sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf, body: v1_trees.Reset | None = None
 ) -> v1_trees.ResetInfo:
     """Take a sandbox back to its fork point; it keeps its id and its address."""
     terms = body or v1_trees.Reset()
-    reset_ms = await service.reset(sandbox, deadline_s=terms.deadline_secs)
+    reset_ms = await sandboxes.reset(caller, sandbox, deadline_s=terms.deadline_secs)
     return v1_trees.ResetInfo(reset_ms=reset_ms)
 
 
 @routes.post("/v1/sandboxes/{id}/promote", operation_id="promote")
-async def promote(sandbox: IdOf, service: ServiceOf) -> v1_trees.PromotionInfo:
+async def promote(
+    sandbox: IdOf, caller: CallerOf, promotions: PromotionsOf
+) -> v1_trees.PromotionInfo:
     """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
-    return convert.promotion(await service.promote(sandbox))
+    return convert.promotion(await promotions.promote(caller, sandbox))
 
 
 @routes.get("/v1/tree", operation_id="tree")
 async def tree(
-    query: Annotated[v1_trees.TreeFilter, Query()], service: ServiceOf
+    query: Annotated[v1_trees.TreeFilter, Query()], caller: CallerOf, trees: TreesOf
 ) -> v1_trees.TreeInfo:
     """Say who was branched from whom, and what each holds."""
     member = query.sandbox_id and parse_sandbox_id(query.sandbox_id, field="sandbox_id")
-    roots = await service.tree(member or None)
-    return convert.tree(await service.tree_budgets(), roots)
+    roots = await trees.draw(caller, member or None)
+    return convert.tree(await trees.budgets(caller), roots)
 
 
 @routes.post("/v1/diff", operation_id="diff")
-async def diff(body: v1_trees.DiffCreate, service: ServiceOf) -> v1_trees.DiffInfo:
+async def diff(
+    body: v1_trees.DiffCreate, caller: CallerOf, comparisons: ComparisonsOf
+) -> v1_trees.DiffInfo:
     """Say which files of two sandboxes or snapshots differ, and how far their memory does."""
     before, after = convert.machine_name(body.a, "a"), convert.machine_name(body.b, "b")
-    return convert.difference(await service.diff(before, after))
+    return convert.difference(await comparisons.compare(caller, before, after))

@@ -6,10 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from forkd.engine.process import CONSOLE_LOG
+from forkd.host import files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
+
+CONSOLE_BYTES_MAX = 1 << 20
+"""Most bytes that are read of one of the two files; the VMM keeps half as many."""
 
 FOLLOW_INTERVAL_S = 0.25
 """How often a followed console is looked at; a person reads no faster."""
@@ -45,7 +49,4 @@ async def follow(directory: Path, alive: Callable[[], bool]) -> AsyncGenerator[b
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
+    return files.read(path, CONSOLE_BYTES_MAX) or b""

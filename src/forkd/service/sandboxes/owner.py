@@ -1,11 +1,11 @@
 """One task per sandbox, which alone changes the sandbox's state.
 
-Everyone else sends it a message and reads what it last published.  It hears of the
-machine's end from the kernel, by a pidfd: a connection to each of a thousand new machines
-would cost more than forking them.
+Everyone else asks it for a turn (`forkd.service.turns`) and reads what it last published.  It
+hears of the machine's end from the kernel, by a pidfd: a connection to each of a thousand new
+machines would cost more than forking them.
 
-What takes several steps, or several sandboxes, borrows the sandbox with `held`: until that
-block ends the task does nothing by itself, and whoever holds it owns the state.
+What takes several steps, or several sandboxes, has the sandbox to itself with `exclusive`: until
+that block ends nothing else changes the state.
 """
 
 from __future__ import annotations
@@ -13,63 +13,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET, end, last_words
-from forkd.errors import Conflict, EngineError, ForkdError, NotFound
+from forkd.engine.watch import NO_REASON
+from forkd.errors import Conflict, EngineError, EngineExited, ForkdError, NotFound
 from forkd.host.spawn import Process
 from forkd.model.sandbox import SandboxState
-from forkd.service.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.turns import Turns
 from forkd.store.database import SandboxRow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
-    from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
-    from forkd.network.plan import Slot
-    from forkd.service.resources import Resources
-    from forkd.store.database import Database
-
-NO_REASON = "its process ended without a word"
+    from forkd.service.leases import Lease, Leases
+    from forkd.service.records import Records
 
 REASON_TTL = "ttl"
 """Why a sandbox ended that has lived as long as it was given."""
 
+WATCH_RETRY_S = 5.0
+"""How long after the kernel had no room to watch a machine's end it is tried again."""
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The machine's process is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Delete:
-    """Somebody wants the sandbox gone, and waits for it."""
-
-    done: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Expire:
-    """The sandbox has lived as long as it was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """Somebody wants to own the sandbox for a while."""
-
-    held: asyncio.Future[None]
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-_Message = _Ended | _Delete | _Expire | _Hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +50,14 @@ class OwnerTools:
     """What owners share.
 
     Attributes:
-        database: Where they write what they publish.
-        resources: Where they give back what the sandbox had.
-        freed: Called with a link that a sandbox has given back.
+        records: Where they write down what they publish.
+        leases: Where they give back what the sandbox holds.
         gone: Called when a sandbox is deleted and nothing of it is left.
         exited: Called when a sandbox has ended by itself.
     """
 
-    database: Database
-    resources: Resources
-    freed: Callable[[Slot], None]
+    records: Records
+    leases: Leases
     gone: Callable[[SandboxOwner], None]
     exited: Callable[[SandboxOwner], None]
 
@@ -96,146 +67,117 @@ class SandboxOwner:
 
     Attributes:
         sandbox: What was last published.
-        slot: Its link; None without a network.
-        place: Under which id its folder and cgroup were made.
-        renaming: Its guest may not know yet who it is.
+        lease: What it holds of the host.
+        renaming: It was promoted, and its guest may not have its new identity yet.
         guest: Its agent.
     """
 
-    def __init__(self, row: SandboxRow, slot: Slot | None, tools: OwnerTools) -> None:
-        self.sandbox = row.sandbox
-        self.slot = slot
-        self.place: SandboxId = row.place
-        self.renaming = row.renaming
-        self.directory = tools.resources.directory(row.place)
-        self.guest = Guest(self.directory / VSOCK_SOCKET)
+    def __init__(
+        self, sandbox: Sandbox, lease: Lease, tools: OwnerTools, *, renaming: bool = False
+    ) -> None:
+        self.sandbox = sandbox
+        self.lease = lease
+        self.renaming = renaming
+        self.guest = Guest(lease.directory / VSOCK_SOCKET)
         self._tools = tools
-        self._inbox: asyncio.Queue[_Message] = asyncio.Queue()
+        self._turns = Turns()
         self._process: Process | None = None
-        self._expiry: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def control(self) -> Path:
         """The machine's control socket."""
-        return self.directory / CONTROL_SOCKET
+        return self.lease.directory / CONTROL_SOCKET
 
     @property
     def row(self) -> SandboxRow:
         """How the sandbox is remembered."""
-        slot = self.slot
-        return SandboxRow(
-            self.sandbox,
-            network_index=None if slot is None else slot.index,
-            place=self.place,
-            tap_index=None if slot is None else slot.tap_index,
-            renaming=self.renaming,
-        )
+        return row_of(self.sandbox, self.lease, renaming=self.renaming)
+
+    async def run(self) -> None:
+        """Own the sandbox until it is deleted; the task's whole life."""
+        try:
+            self._watch()
+            self.watch_expiry()
+            await self._turns.run()
+        finally:
+            self._close()
 
     async def delete(self) -> None:
-        """Have the sandbox ended; returns when nothing of it is left.
+        """End the sandbox; returns when nothing of it is left, also if somebody else ended it.
 
         Raises:
             ForkdError: Something could not be taken back; it is tried again at the next
                 start, or when this is called again.
         """
-        done = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(_Delete(done))
-        await done
+        with contextlib.suppress(NotFound):
+            await self._turns.ask(f"delete {self.sandbox.id}", self._delete)
 
     @contextlib.asynccontextmanager
-    async def held(self) -> AsyncGenerator[Sandbox, None]:
-        """Own the sandbox for as long as the block takes; gives what was last published.
+    async def exclusive(self, purpose: str) -> AsyncGenerator[Sandbox, None]:
+        """Have the sandbox to oneself within the block; gives what was last published.
 
-        Messages wait meanwhile, those of the machine's end and of the sandbox's included, so
+        Nothing else happens to it meanwhile, the end of its machine and of its time included, so
         a block must end in a bounded time.
 
+        Args:
+            purpose: What for, for the log.
+
         Raises:
-            NotFound: The sandbox was deleted before its turn came.
+            NotFound: The sandbox was deleted before.
         """
-        hold = _Hold(asyncio.get_running_loop().create_future())
-        self._inbox.put_nowait(hold)
-        try:
-            await hold.held
+        async with self._turns.exclusive(f"{purpose} {self.sandbox.id}"):
             yield self.sandbox
-        finally:
-            hold.released.set()
+
+    def running_guest(self) -> Guest:
+        """Return the agent of the sandbox, which must run.
+
+        Raises:
+            Conflict: It does not; the message says why.
+        """
+        state, reason = self.sandbox.state, self.sandbox.exit_reason
+        if state is not SandboxState.RUNNING:
+            why = f": {reason}" if reason else ""
+            id_ = self.sandbox.id
+            raise Conflict(f"sandbox {id_} is {state}{why}", sandbox=id_)
+        return self.guest
 
     def watch_expiry(self) -> None:
         """Have the sandbox ended when its time has come, which may have changed."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         expires_at = self.sandbox.expires_at
         if expires_at is not None and self.sandbox.state is SandboxState.RUNNING:
             left_s = (expires_at - datetime.now(UTC)).total_seconds()
             loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(max(0.0, left_s), self._inbox.put_nowait, _Expire())
-
-    async def run(self) -> None:
-        """Own the sandbox until it is deleted; the task's whole life."""
-        gone = False
-        try:
-            self._watch()
-            self.watch_expiry()
-            while not gone:
-                gone = await self._handle(await self._inbox.get())
-        finally:
-            self._close()
-            while not self._inbox.empty():
-                self._answer_late(self._inbox.get_nowait(), gone=gone)
-
-    def _answer_late(self, message: _Message, *, gone: bool) -> None:
-        """Answer who asked while the last message was being handled."""
-        let_go = Conflict(f"{self.sandbox.id} is being let go of")
-        match message:
-            case _Delete(done) if not done.done() and gone:
-                done.set_result(None)
-            case _Delete(done) if not done.done():
-                done.set_exception(let_go)
-            case _Hold(held) if not held.done():
-                held.set_exception(
-                    NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id)
-                    if gone
-                    else let_go
-                )
+            self._timer = loop.call_later(max(0.0, left_s), self._post, "expire", self._expire)
 
     def _watch(self) -> None:
+        """Have the end of the machine's process noticed."""
         if self.sandbox.state is not SandboxState.RUNNING or self.sandbox.pid is None:
             return
-        self._process = Process.open(self.sandbox.pid)
-        if self._process is None:
-            self._note_end()
-        else:
-            self._process.watch(self._note_end)
+        try:
+            self._process = Process.open(self.sandbox.pid)
+            if self._process is None:
+                self._note_end()
+            else:
+                self._process.watch(self._note_end)
+        except ForkdError as error:
+            log.warning("sandbox not watched", extra=self._about(error))
+            asyncio.get_running_loop().call_later(WATCH_RETRY_S, self._watch_again)
+
+    def _watch_again(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        self._watch()
 
     def _note_end(self) -> None:
-        self._inbox.put_nowait(_Ended())
+        self._post("exit", self._exit)
 
-    async def _handle(self, message: _Message) -> bool:
-        """Carry out one message; returns whether the sandbox is gone."""
-        match message:
-            case _Ended():
-                await self._exit()
-            case _Expire():
-                await self._expire()
-            case _Hold():
-                if not message.held.done():
-                    message.held.set_result(None)
-                await message.released.wait()
-            case _Delete():
-                return await self._answer_delete(message)
-        return False
-
-    async def _answer_delete(self, message: _Delete) -> bool:
-        try:
-            await self._delete()
-        except ForkdError as error:
-            if not message.done.done():
-                message.done.set_exception(error)
-            return False
-        if not message.done.done():
-            message.done.set_result(None)
-        return True
+    def _post(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
+        self._turns.post(f"{what} {self.sandbox.id}", work)
 
     async def _expire(self) -> None:
         expires_at, now = self.sandbox.expires_at, datetime.now(UTC)
@@ -248,23 +190,23 @@ class SandboxOwner:
         try:
             await stop_machine(self.control, self.sandbox.pid)
         except EngineError as error:
-            log.warning("sandbox not ended", extra={"sandbox": self.sandbox.id, "error": error})
+            log.warning("sandbox not ended", extra=self._about(error))
         await self._exit(REASON_TTL)
 
     async def _exit(self, reason: str | None = None) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:
             return
         if reason is None:
-            reason = await asyncio.to_thread(last_words, self.directory) or NO_REASON
+            reason = await asyncio.to_thread(last_words, self.lease.directory) or NO_REASON
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
         self._close()
         try:
-            await self._release(keep_console=True)
-            await asyncio.to_thread(self._tools.database.put, [self.row])
+            await self._tools.leases.release_one(self.lease, keep_console=True)
+            await self._tools.records.put([self.row])
         except ForkdError as error:
-            log.warning("sandbox not cleaned", extra={"sandbox": self.sandbox.id, "error": error})
+            log.warning("sandbox not cleaned", extra=self._about(error))
         self._tools.exited(self)
 
     async def _delete(self) -> None:
@@ -275,29 +217,19 @@ class SandboxOwner:
         self._close()
         if pid is not None:
             await stop_machine(self.control, pid)
-        await self._release(keep_console=False)
-        await asyncio.to_thread(self._tools.database.remove, [self.sandbox.id])
+        await self._tools.leases.release_one(self.lease)
+        await self._tools.records.remove([self.sandbox.id])
         log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
         self._tools.gone(self)
+        self._turns.close(NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id))
 
     async def _remember_deletion(self) -> None:
         """Have the next start finish what a daemon that is killed from now on leaves undone."""
         try:
-            await asyncio.to_thread(self._tools.database.put, [self.row])
+            await self._tools.records.put([self.row])
         except ForkdError as error:
             # A sandbox can be ended on a full disk, too; one that is not finished has exited then.
-            log.warning("deletion not noted", extra={"sandbox": self.sandbox.id, "error": error})
-
-    async def _release(self, *, keep_console: bool) -> None:
-        await asyncio.to_thread(
-            self._tools.resources.release,
-            self.place,
-            self.slot,
-            keep_console=keep_console,
-        )
-        slot, self.slot = self.slot, None
-        if slot is not None:
-            self._tools.freed(slot)
+            log.warning("deletion not noted", extra=self._about(error))
 
     def _publish(self, event: LifeEvent) -> None:
         self.sandbox = replace(self.sandbox, state=next_state(self.sandbox.state, event))
@@ -306,10 +238,25 @@ class SandboxOwner:
         if self._process is not None:
             self._process.close()
             self._process = None
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.guest.close()
+
+    def _about(self, error: ForkdError) -> dict[str, str]:
+        return {"sandbox": self.sandbox.id, "error": str(error)}
+
+
+def row_of(sandbox: Sandbox, lease: Lease, *, renaming: bool = False) -> SandboxRow:
+    """Return how a sandbox is remembered."""
+    slot = lease.slot
+    return SandboxRow(
+        sandbox,
+        lease=lease.id,
+        network_index=None if slot is None else slot.index,
+        tap_index=None if slot is None else slot.tap_index,
+        renaming=renaming,
+    )
 
 
 async def stop_machine(control: Path, pid: int | None) -> None:
@@ -320,10 +267,11 @@ async def stop_machine(control: Path, pid: int | None) -> None:
 
     Raises:
         EngineError: It survives SIGKILL.
+        ForkdError: The kernel does not let us look.
     """
     try:
         connection = await Control.connect(control)
-    except EngineError:
+    except EngineExited:
         return
     async with connection:
         peer = connection.peer_pid()

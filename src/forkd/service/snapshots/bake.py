@@ -31,7 +31,7 @@ from forkd.engine.process import (
 from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidRequest
 from forkd.host import files
 from forkd.model.progress import Progress
-from forkd.service.tasks import to_end
+from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -74,7 +74,7 @@ async def bake(
         HostError: The kernel refused something.
     """
     directory = settings.bakes_dir / secrets.token_hex(8)
-    directory.mkdir(mode=0o700)
+    await asyncio.to_thread(files.make_folder, directory)
     try:
         return await _bake_in(directory, settings, plan, tell)
     except (GuestError, Conflict, InvalidRequest) as error:

@@ -1,4 +1,4 @@
-"""Which snapshots there are, and which are on their way.
+"""Which snapshots there are, which are on their way, and whose.
 
 What is on disk is what there is; this is its index, made at the start and kept since.
 Whoever wants to write a snapshot claims its tag first, which is where everything that can
@@ -8,29 +8,28 @@ be refused is refused, and settles the claim when it has ended, whichever way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, ChainError, Conflict, NotFound, StoreError
+from forkd.errors import CapacityError, Conflict, NotFound, StoreError
 from forkd.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
-from forkd.model.ids import SandboxId, Tag, parse_tag
+from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.snapshot import Snapshot, SnapshotStatus
-from forkd.store.snapshots import check_link
+from forkd.service.snapshots import stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
-    from forkd.store.manifest import Manifest
-    from forkd.store.pending import PendingStore, Record
+    from forkd.model.caller import Caller
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.service.records import Records
+    from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
 
 NAMED_MAX = 5
 """How many names a message has before it only counts the others."""
-
-KILLED = "the daemon ended while it was being written"
-"""Why a snapshot failed whose writer left no other reason."""
 
 log = logging.getLogger(__name__)
 
@@ -43,59 +42,87 @@ class _Write:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Registry:
+class Catalog:
     """The snapshots of one host: those in the store, those that failed, those being written.
 
     Args:
         store: Where they are.
         pending: Where it is remembered that they are being written.
-        alive: Returns the sandboxes alive that go back to a snapshot.
+        records: Where it is remembered whose they are.
+        users_of: Returns the sandboxes alive that go back to a snapshot.
     """
 
     def __init__(
         self,
         store: SnapshotStore,
         pending: PendingStore,
-        alive: Callable[[Tag], tuple[SandboxId, ...]],
+        records: Records,
+        users_of: Callable[[Tag], tuple[SandboxId, ...]],
     ) -> None:
         self._store = store
         self._pending = pending
-        self._alive = alive
+        self._records = records
+        self._users_of = users_of
         self._known: dict[Tag, Snapshot] = {}
         self._failed: dict[Tag, Snapshot] = {}
         self._writing: dict[Tag, _Write] = {}
-        self._held: dict[Tag, str] = {}
+        self._locked: dict[Tag, str] = {}
+        self._owners: dict[Tag, Owner] = {}
+
+    async def load(self) -> None:
+        """Read what is stored, what an earlier daemon was writing, and whose it is."""
+        self._owners = await self._records.snapshot_owners()
+        self._known = await asyncio.to_thread(stored.read_all, self._store)
+        self._failed = await asyncio.to_thread(
+            stored.read_failed, self._known, self._store, self._pending
+        )
 
     # Looking
 
-    def list_all(self) -> tuple[Snapshot, ...]:
+    def all(self) -> tuple[Snapshot, ...]:
         """Return every snapshot, by tag, those being written included."""
         tags = self._known.keys() | self._failed.keys() | self._writing.keys()
         return tuple(self.get(tag) for tag in sorted(tags))
 
+    def visible(self, caller: Caller) -> tuple[Snapshot, ...]:
+        """Return every snapshot that a caller may use, by tag."""
+        return tuple(each for each in self.all() if caller.may_touch(each.owner))
+
     def get(self, tag: Tag) -> Snapshot:
-        """Return one snapshot.
+        """Return one snapshot, whosever it is.
 
         Raises:
             NotFound: There is none of that tag.
         """
         found = self._find(tag)
         if found is None:
-            raise NotFound(f"no snapshot {tag!r}", tag=tag)
+            raise _not_found(tag)
         under = self._ancestors(found)
         return replace(
             found,
             depth=len(under),
             chain_bytes=found.stored_bytes + sum(each.stored_bytes for each in under),
-            sandboxes=len(self._alive(tag)),
+            sandboxes=len(self._users_of(tag)),
+            owner=self._owners.get(tag, DEFAULT_OWNER),
         )
+
+    def look_up(self, caller: Caller, tag: Tag) -> Snapshot:
+        """Return one snapshot that a caller may use.
+
+        Raises:
+            NotFound: There is none of that tag, for this caller.
+        """
+        found = self.get(tag)
+        if not caller.may_touch(found.owner):
+            raise _not_found(tag)
+        return found
 
     def get_ready(self, tag: Tag) -> Snapshot:
         """Return one snapshot that can be forked.
 
         Raises:
             NotFound: There is none of that tag.
-            Conflict: It is being written.
+            Conflict: It is being written, or locked.
             StoreError: It is damaged, or could not be written.
         """
         snapshot = self.get(tag)
@@ -103,38 +130,45 @@ class Registry:
             raise Conflict(f"snapshot {tag} is still being written", tag=tag)
         if snapshot.status is SnapshotStatus.FAILED:
             raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
-        self.check_free(tag)
+        self.check_unlocked(tag)
         return snapshot
 
-    def check_free(self, tag: Tag) -> None:
-        """Return if nobody holds a snapshot.
+    async def usable(self, caller: Caller, tag: Tag, *, wait: bool = False) -> Snapshot:
+        """Return one snapshot that a caller may use and that can be forked.
+
+        Args:
+            caller: Who asks.
+            tag: The snapshot.
+            wait: Whether to wait, for `WRITING_WAIT_S`, for one that is being written.
 
         Raises:
-            Conflict: Somebody does, to compact or to remove it.
-        """
-        if tag in self._held:
-            raise Conflict(f"snapshot {tag} is {self._held[tag]}", tag=tag)
-
-    async def wait_ready(self, tag: Tag) -> Snapshot:
-        """Return one snapshot that can be forked, once it is written.
-
-        Raises:
-            NotFound: There is none of that tag, or its bake failed.
-            Conflict: It is still being written after `WRITING_WAIT_S`.
+            NotFound: There is none of that tag, for this caller, or its bake failed.
+            Conflict: It is being written, or locked.
             StoreError: It is damaged, or could not be written.
         """
-        write = self._writing.get(tag)
+        self.look_up(caller, tag)
+        write = self._writing.get(tag) if wait else None
         if write is not None:
             try:
                 async with asyncio.timeout(WRITING_WAIT_S):
                     await write.ended.wait()
             except TimeoutError:
                 log.warning("snapshot still being written", extra={"tag": tag})
+        self.look_up(caller, tag)
         return self.get_ready(tag)
+
+    def check_unlocked(self, tag: Tag) -> None:
+        """Return if a snapshot is not locked.
+
+        Raises:
+            Conflict: It is: being compacted, or removed.
+        """
+        if tag in self._locked:
+            raise Conflict(f"snapshot {tag} is {self._locked[tag]}", tag=tag)
 
     def stored(self) -> tuple[Snapshot, ...]:
         """Return what is in the store, whole or damaged."""
-        return tuple(self._known.values())
+        return tuple(map(self.get, self._known))
 
     def failed(self) -> tuple[Snapshot, ...]:
         """Return what could not be written, and of which there is only a record."""
@@ -145,7 +179,7 @@ class Registry:
         return bool(self._writing)
 
     def image_keys(self) -> set[str]:
-        """Return the images that snapshots in the store stand on; empty where one is damaged."""
+        """Return the images that snapshots in the store need; empty where one is damaged."""
         return {snapshot.image_key for snapshot in self._known.values()}
 
     def dependents(self, tag: Tag) -> tuple[Tag, ...]:
@@ -154,7 +188,7 @@ class Registry:
         return tuple(sorted(each.tag for each in every if each.parent == tag))
 
     def descendants(self, tag: Tag) -> tuple[Tag, ...]:
-        """Return the snapshots that stand on `tag`, each after all that stand on it."""
+        """Return the snapshots that depend on `tag`, each after all that depend on it."""
         found: list[Tag] = []
         for child in self.dependents(tag):
             found += [*self.descendants(child), child]
@@ -162,7 +196,7 @@ class Registry:
 
     def users(self, tags: Iterable[Tag]) -> tuple[str, ...]:
         """Return the sandboxes alive that go back to any of `tags`."""
-        return tuple(sandbox for tag in tags for sandbox in self._alive(tag))
+        return tuple(sandbox for tag in tags for sandbox in self._users_of(tag))
 
     def chain(self, tag: Tag) -> tuple[Tag, ...]:
         """Return a snapshot's ancestors and itself, base first.
@@ -193,18 +227,32 @@ class Registry:
 
     # Changing
 
-    def claim(self, tag: Tag, parent: Tag | None = None, source: SandboxId | None = None) -> None:
+    async def claim(
+        self,
+        tag: Tag,
+        owner: Owner,
+        parent: Tag | None = None,
+        source: SandboxId | None = None,
+    ) -> None:
         """Take a tag for a snapshot that is written from now on; end it with `settle`.
 
         Raises:
             Conflict: The tag is taken, the parent is not ready, or has `CHAIN_DEPTH_MAX` under it.
             CapacityError: There are too many snapshots.
             NotFound: There is no such parent.
-            StoreError: The parent is damaged.
+            StoreError: The parent is damaged, or the claim could not be written down.
         """
         made = self.check_claim(tag, parent)
-        self._failed.pop(tag, None)
+        before = self._failed.pop(tag, None)
         self._writing[tag] = _Write(replace(made, source=source))
+        self._owners[tag] = owner
+        try:
+            await self._records.put_snapshot_owner(tag, owner)
+        except BaseException:
+            self.settle(tag)
+            if before is not None:
+                self._failed[tag] = before
+            raise
 
     def check_claim(self, tag: Tag, parent: Tag | None = None) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""
@@ -214,11 +262,11 @@ class Registry:
             raise Conflict(f"snapshot {tag} exists", tag=tag)
         if len(self._known) + len(self._writing) >= SNAPSHOTS_MAX:
             raise CapacityError(f"there are {SNAPSHOTS_MAX} snapshots already")
-        made = placeholder(tag, self._store)
+        made = stored.placeholder(tag, self._store)
         return made if parent is None else _over(self.get_ready(parent), made)
 
     def note_pause(self, tag: Tag, pause_ms: float) -> None:
-        """Tell how long the source of a claimed snapshot stood still."""
+        """Note how long the source of a claimed snapshot was paused."""
         write = self._writing[tag]
         write.snapshot = replace(write.snapshot, pause_ms=pause_ms)
 
@@ -233,117 +281,44 @@ class Registry:
             self._failed[tag] = replace(write.snapshot, status=SnapshotStatus.FAILED, error=error)
         write.ended.set()
 
+    async def read(self, tag: Tag) -> Snapshot:
+        """Return what the store has under `tag` now; a damaged snapshot is `failed`."""
+        return await asyncio.to_thread(stored.read, tag, self._store)
+
     def add(self, snapshot: Snapshot) -> None:
         """Note what the store has from now on."""
         self._known[snapshot.tag] = snapshot
         self._failed.pop(snapshot.tag, None)
 
     def forget(self, tag: Tag) -> None:
-        """Note that a snapshot is not there any more; those that stand on it have failed."""
+        """Note that a snapshot is not there any more; those that depend on it have failed."""
         self._known.pop(tag, None)
         self._failed.pop(tag, None)
+        self._owners.pop(tag, None)
         for each in self.descendants(tag):
             broken = self._known[each]
-            error = f"{each} stands on {tag}, which is missing"
+            error = f"{each} depends on {tag}, which is missing"
             self._known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
 
-    def hold(self, tags: Iterable[Tag], doing: str) -> None:
-        """Let nobody use `tags` until `release`; `doing` says why."""
-        self._held.update(dict.fromkeys(tags, doing))
+    @contextlib.contextmanager
+    def locked(self, tags: Iterable[Tag], doing: str) -> Iterator[None]:
+        """Let nobody use `tags` within the block.
 
-    def release(self, tags: Iterable[Tag]) -> None:
-        """End a `hold`."""
-        for tag in tags:
-            self._held.pop(tag, None)
-
-    # Reading the store
-
-    async def load(self) -> None:
-        """Read what is stored, and what an earlier daemon was writing."""
-        self._known, self._failed = await asyncio.to_thread(self._load)
-
-    def read(self, tag: Tag) -> Snapshot:
-        """Return what is stored under `tag`; blocks.  A damaged snapshot is `failed`."""
+        Args:
+            tags: Snapshots.
+            doing: What is done to them, for whoever is refused: "being removed".
+        """
+        locked = tuple(tags)
+        self._locked.update(dict.fromkeys(locked, doing))
         try:
-            self._store.load_chain(tag)
-            return from_manifest(self._store.load(tag), self._store)
-        except StoreError as error:
-            return self._damaged(tag, error)
-
-    def _load(self) -> tuple[dict[Tag, Snapshot], dict[Tag, Snapshot]]:
-        known: dict[Tag, Snapshot] = {}
-        manifests: dict[Tag, Manifest] = {}
-        for tag in self._store.tags():
-            try:
-                manifests[tag] = self._store.load(tag)
-            except StoreError as error:
-                known[tag] = self._damaged(tag, error)
-        faults = {tag: str(snapshot.error) for tag, snapshot in known.items()}
-        for tag, manifest in manifests.items():
-            snapshot = from_manifest(manifest, self._store)
-            fault = fault_of(tag, manifests, faults)
-            if fault is not None:
-                log.warning("snapshot damaged", extra={"tag": tag, "error": fault})
-                snapshot = replace(snapshot, status=SnapshotStatus.FAILED, error=fault)
-            known[tag] = snapshot
-        return known, self._load_failed(known)
-
-    def _load_failed(self, known: Mapping[Tag, Snapshot]) -> dict[Tag, Snapshot]:
-        failed = {}
-        for record in self._pending.records():
-            tag = parse_tag(record.tag)
-            if tag in known:
-                self._pending.remove(tag)  # it was written, and its writer came no further
-                continue
-            ended = record.model_copy(update={"error": record.error or KILLED})
-            self._pending.put(ended)
-            failed[tag] = _from_record(ended, self._store)
-        return failed
-
-    def _damaged(self, tag: Tag, error: StoreError) -> Snapshot:
-        log.warning("snapshot damaged", extra={"tag": tag, "error": str(error)})
-        broken = placeholder(tag, self._store)
-        return replace(broken, status=SnapshotStatus.FAILED, error=str(error))
+            yield
+        finally:
+            for tag in locked:
+                self._locked.pop(tag, None)
 
 
-def fault_of(tag: Tag, manifests: Mapping[Tag, Manifest], faults: dict[Tag, str]) -> str | None:
-    """Say what is wrong with the chain under a snapshot; None if nothing is.  Pure.
-
-    Args:
-        tag: The snapshot; one of `manifests`.
-        manifests: Those that are whole by themselves.
-        faults: What is wrong with others; what is found is added.
-    """
-    path: list[Tag] = []
-    while tag not in faults and tag in manifests and len(path) <= len(manifests):
-        path.append(tag)
-        parent = manifests[tag].parent
-        if parent is None:
-            break
-        tag = parse_tag(parent)
-    for child in reversed(path):
-        fault = _fault(manifests[child], manifests, faults)
-        if fault is not None:
-            faults[child] = fault
-    return faults.get(path[0]) if path else faults.get(tag)
-
-
-def _fault(
-    child: Manifest, manifests: Mapping[Tag, Manifest], faults: Mapping[Tag, str]
-) -> str | None:
-    """Say what is wrong between a link and its parent."""
-    if child.parent is None:
-        return None
-    parent = parse_tag(child.parent)
-    if parent in faults:
-        return f"{child.tag} stands on {parent}, which cannot be used: {faults[parent]}"
-    if parent not in manifests:
-        return f"{child.tag} stands on {parent}, which is missing"
-    try:
-        check_link(child.tag, child, manifests[parent])
-    except ChainError as error:
-        return str(error)
-    return None
+def _not_found(tag: Tag) -> NotFound:
+    return NotFound(f"no snapshot {tag!r}", tag=tag)
 
 
 def some(names: Iterable[str]) -> str:
@@ -351,25 +326,6 @@ def some(names: Iterable[str]) -> str:
     every = tuple(names)
     more = len(every) - NAMED_MAX
     return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def placeholder(tag: Tag, store: SnapshotStore) -> Snapshot:
-    """Return a snapshot of which nothing is known but its name."""
-    return Snapshot(
-        tag=tag,
-        status=SnapshotStatus.WRITING,
-        created_at=datetime.now(UTC),
-        recipe="",
-        image_key="",
-        vcpus=0,
-        memory_bytes=0,
-        disk_bytes=0,
-        stored_bytes=0,
-        runtime="none",
-        parent=None,
-        sandboxes=0,
-        directory=store.folder(tag),
-    )
 
 
 def _over(parent: Snapshot, made: Snapshot) -> Snapshot:
@@ -393,37 +349,4 @@ def _over(parent: Snapshot, made: Snapshot) -> Snapshot:
         memory_bytes=parent.memory_bytes,
         disk_bytes=parent.disk_bytes,
         runtime=parent.runtime,
-    )
-
-
-def _from_record(record: Record, store: SnapshotStore) -> Snapshot:
-    return replace(
-        placeholder(parse_tag(record.tag), store),
-        status=SnapshotStatus.FAILED,
-        created_at=record.created_at,
-        parent=None if record.parent is None else parse_tag(record.parent, field="parent"),
-        source=None if record.source is None else SandboxId(record.source),
-        error=record.error,
-    )
-
-
-def from_manifest(manifest: Manifest, store: SnapshotStore) -> Snapshot:
-    """Return a stored snapshot that is whole."""
-    tag, link = parse_tag(manifest.tag), manifest.link
-    return Snapshot(
-        tag=tag,
-        status=SnapshotStatus.READY,
-        created_at=manifest.created_at,
-        recipe=manifest.recipe,
-        image_key=manifest.image_key,
-        vcpus=manifest.vcpus,
-        memory_bytes=manifest.memory_bytes,
-        disk_bytes=manifest.disk_bytes,
-        stored_bytes=manifest.stored_bytes,
-        runtime=manifest.runtime,
-        parent=None if manifest.parent is None else parse_tag(manifest.parent, field="parent"),
-        sandboxes=0,
-        directory=store.folder(tag),
-        source=None if link is None or link.source is None else SandboxId(link.source),
-        pause_ms=None if link is None else link.pause_ms,
     )

@@ -1,334 +1,124 @@
-"""Bake, list, delete and tidy snapshots.
-
-What is on disk is what there is; `forkd.service.registry` is the index.
-"""
+"""Bake, list, describe and remove snapshots."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd.engine.configs import DiskConfig
-from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest, StoreError
-from forkd.host import files, proc
-from forkd.images import initramfs
-from forkd.images.layout import Cache
-from forkd.model.ids import parse_tag
+from forkd.errors import ForkdError
+from forkd.host import proc
+from forkd.model.caller import Scope
 from forkd.model.progress import Progress
-from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
-from forkd.service import images
-from forkd.service.bake import BakePlan, bake
-from forkd.service.registry import some
-from forkd.service.tasks import TaskOwner, to_end
-from forkd.service.zygotes import ZygoteFiles
-from forkd.store.manifest import Cpu, Manifest, StoredFile
-from forkd.store.snapshots import LAYER_FILE, MEMORY_FILE, STATE_FILE
+from forkd.service.snapshots.bake import BakePlan, bake
+from forkd.service.snapshots.writing import store_error, stored_files
+from forkd.service.streams import progress_of
+from forkd.service.supervision import TaskKind, to_end
+from forkd.store.manifest import Cpu, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable
     from datetime import datetime
-    from pathlib import Path
 
     from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
+    from forkd.model.caller import Caller
     from forkd.model.ids import Tag
-    from forkd.model.snapshot import SnapshotRequest
-    from forkd.service.registry import Registry
+    from forkd.model.snapshot import Removed, Snapshot, SnapshotRequest
+    from forkd.service.images import Images
     from forkd.service.settings import HostSettings
-    from forkd.service.zygotes import Chain, ZygotePool
-    from forkd.store.pending import PendingStore
+    from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.snapshots.upkeep import Upkeep
+    from forkd.service.supervision import Supervisor
     from forkd.store.snapshots import SnapshotStore
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTools:
-    """What snapshots need of the rest of the service.
-
-    Attributes:
-        settings: Where things are.
-        tasks: Who owns bakes.
-        store: Where snapshots are.
-        pending: Where it is remembered which are being written.
-        registry: Which there are.
-        zygotes: Those of snapshots in use.
-    """
+class Snapshots:
+    """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask."""
 
     settings: HostSettings
-    tasks: TaskOwner
+    tasks: Supervisor
     store: SnapshotStore
-    pending: PendingStore
-    registry: Registry
-    zygotes: ZygotePool
+    catalog: Catalog
+    images: Images
+    upkeep: Upkeep
 
-
-class Snapshots:
-    """The snapshots of one host."""
-
-    def __init__(self, tools: SnapshotTools) -> None:
-        self._tools = tools
-        self._store = tools.store
-        self._registry = tools.registry
-
-    async def start(self) -> None:
-        """Read what is stored and remove images that no snapshot needs."""
-        await self._registry.load()
-        await self.drop_unused_images()
-
-    async def adopt(self, tag: Tag) -> Snapshot:
-        """Note a snapshot that somebody else has put into the store.
-
-        Raises:
-            StoreError: It, or something that it stands on, is missing or damaged.
-        """
-        snapshot = await asyncio.to_thread(self._registry.read, tag)
-        self._registry.add(snapshot)
-        return self._registry.get_ready(tag)
-
-    def chain(self, tag: Tag) -> Chain:
-        """Check the files of a snapshot and of all under it, and say where they are; blocks.
-
-        Raises:
-            StoreError: One is missing, too new or damaged.
-            ChainError: One of an ancestor is, or that is not what the chain was made with.
-        """
-        links: list[ZygoteFiles] = []
-        layers: list[Path] = []
-        for manifest in self._store.load_chain(tag):
-            link = parse_tag(manifest.tag)
-            folder = self._store.folder(link)
-            disk = None
-            if manifest.disk_bytes:
-                layers = layers or [self._store.rootfs(manifest.image_key)]
-                layers.append(folder / LAYER_FILE)
-                disk = DiskConfig(tuple(layers), manifest.disk_bytes)
-            links.append(ZygoteFiles(link, folder / STATE_FILE, folder / MEMORY_FILE, disk))
-        return tuple(links)
-
-    async def create(self, request: SnapshotRequest) -> AsyncGenerator[Progress | Snapshot, None]:
-        """Bake a snapshot; see `forkd.service.api`."""
-        self._registry.claim(request.tag)
+    async def bake(
+        self, caller: Caller, request: SnapshotRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        """Bake a snapshot."""
+        caller.require(Scope.SNAPSHOTS)
+        await self.catalog.claim(request.tag, caller.owner)
         made: Snapshot | None = None
-        events: asyncio.Queue[Progress | None] = asyncio.Queue()
-        task = None
+
+        async def work(tell: Callable[[Progress], None]) -> None:
+            nonlocal made
+            made = await self._bake(request, tell)
+
         try:
-            work = self._bake(request, events.put_nowait)
-            task = self._tools.tasks.spawn(work, name=f"bake {request.tag}")
-            task.add_done_callback(lambda _: events.put_nowait(None))
-            while (event := await events.get()) is not None:
-                yield event
-            outcome = await task
-            if isinstance(outcome, ForkdError):
-                raise outcome
-            made = outcome
+            steps = progress_of(self.tasks, TaskKind.BAKE, request.tag, work)
+            async with contextlib.aclosing(steps):
+                async for step in steps:
+                    if step is not None:
+                        yield step
         finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
-                made = _baked(task)
-            self._registry.settle(request.tag, made)
-        yield self._registry.get(request.tag)
+            self.catalog.settle(request.tag, made)
+        yield self.catalog.get(request.tag)
 
-    # Removing
+    async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
+        """Return every snapshot."""
+        caller.require(Scope.READ)
+        return self.catalog.visible(caller)
 
-    async def delete(self, tag: Tag, *, cascade: bool = False, force: bool = False) -> None:
-        """Remove a snapshot; see `forkd.service.api`.
+    async def get(self, caller: Caller, tag: Tag) -> Snapshot:
+        """Return one snapshot."""
+        caller.require(Scope.READ)
+        return self.catalog.look_up(caller, tag)
 
-        Args:
-            tag: The snapshot.
-            cascade: Remove all that stand on it as well; none if one of them is in use.
-            force: Remove it from under those that stand on it, which cannot be used any more.
+    async def delete(
+        self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
+    ) -> None:
+        """Remove a snapshot."""
+        await self.upkeep.delete(caller, tag, cascade=cascade, force=force)
 
-        Raises:
-            NotFound: There is none of that tag.
-            InvalidRequest: Both were asked for.
-            Conflict: It, or what stands on it, is in use or being written; or something stands on
-                it and neither was asked for.
-        """
-        if cascade and force:
-            raise InvalidRequest("cascade and force exclude each other", field="force")
-        standing = self._registry.descendants(tag)
-        if self._registry.get(tag).status is SnapshotStatus.WRITING:
-            raise Conflict(f"snapshot {tag} is being written", tag=tag)
-        dependents = self._registry.dependents(tag)
-        if dependents and not cascade and not force:
-            raise Conflict(f"snapshot {tag} is the parent of {some(dependents)}", tag=tag)
-        self._check_unused((*standing, tag))
-        removed = (*standing, tag) if cascade else (tag,)
-        self._registry.hold((*standing, tag), "being removed")
+    async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        """Remove what nobody can use."""
+        return await self.upkeep.tidy(caller, dry_run=dry_run)
+
+    async def _bake(self, request: SnapshotRequest, tell: Callable[[Progress], None]) -> Snapshot:
+        """Bake and publish; of a bake that is cancelled nothing stays."""
         try:
-            for each in removed:
-                await to_end(self._remove(each))
-            for each in standing:
-                await self._tools.zygotes.stop(each)
-        finally:
-            self._registry.release((*standing, tag))
-        await self.drop_unused_images()
-
-    def _check_unused(self, tags: Iterable[Tag]) -> None:
-        """Return if nothing uses any of `tags`.
-
-        Raises:
-            Conflict: Something does.
-        """
-        for tag in tags:
-            snapshot = self._registry.get(tag)
-            self._registry.check_free(tag)
-            users = self._registry.users([tag])
-            if users:
-                raise Conflict(f"snapshot {tag} is in use by {some(users)}", tag=tag)
-            if snapshot.status is SnapshotStatus.WRITING:
-                raise Conflict(f"snapshot {tag} is being written", tag=tag)
-            if self._tools.zygotes.in_use(tag):
-                raise Conflict(f"snapshot {tag} is being forked", tag=tag)
-
-    async def _remove(self, tag: Tag) -> None:
-        """Remove one snapshot, or the record of one that failed."""
-        try:
-            await asyncio.to_thread(self._store.delete, tag)
-            await asyncio.to_thread(self._tools.pending.remove, tag)
-        except OSError as error:
-            raise StoreError(f"cannot remove snapshot {tag}: {error}", tag=tag) from error
-        self._registry.forget(tag)
-        await self._tools.zygotes.stop(tag)
-        log.info("snapshot deleted", extra={"tag": tag})
-
-    async def tidy(self, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        """Remove what nobody can use: leftovers, records of failures, orphans, idle images.
-
-        Archives that machines with an earlier agent were booted from go as well.
-
-        An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
-        the damage may be repaired.  What is in use stays as well.
-
-        Args:
-            dry_run: Only say what would be removed.
-
-        Raises:
-            StoreError: Something could not be removed.
-        """
-        orphans = self._orphans()
-        removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
-        removed += [Removed("failed", each.tag, 0) for each in self._registry.failed()]
-        if not dry_run:
-            for snapshot in (*orphans, *self._registry.failed()):
-                await to_end(self._remove(snapshot.tag))
-        try:
-            removed += await to_end(self._tidy_files(dry_run=dry_run))
-            removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
-        except OSError as error:
-            raise StoreError(f"cannot remove {error.filename}: {error.strerror}") from error
-        return tuple(removed)
-
-    def _orphans(self) -> list[Snapshot]:
-        """Return the snapshots whose chain lacks a link, each after all that stand on it."""
-        stored = {each.tag: self._registry.get(each.tag) for each in self._registry.stored()}
-        lost = [
-            each
-            for each in stored.values()
-            if _lacks_link(each, stored)
-            and not self._registry.users([each.tag])
-            and not self._tools.zygotes.in_use(each.tag)
-        ]
-        return sorted(lost, key=lambda each: each.depth, reverse=True)
-
-    async def _tidy_files(self, *, dry_run: bool) -> list[Removed]:
-        """Remove what lies about in the store."""
-        store = self._store
-        found = [("staging", path) for path in store.leftovers()]
-        found += [("folder", path) for path in store.strangers()]
-        found += [("image", path) for path in self._unused_images()]
-        # Nothing comes between looking and putting aside, so nobody begins to use any of them.
-        aside = [path if dry_run else store.put_aside(path) for _, path in found]
-        removed = []
-        for (kind, path), now in zip(found, aside, strict=True):
-            size = await asyncio.to_thread(files.tree_bytes, now)
-            removed.append(Removed(kind, path.name, size))
-            if not dry_run:
-                await asyncio.to_thread(store.discard, now)
-        return removed
-
-    def _tidy_cache(self, *, dry_run: bool) -> list[Removed]:
-        """Remove what machines were booted with before there was the agent of today; blocks."""
-        settings = self._tools.settings
-        removed = []
-        try:
-            unused = initramfs.unused(Cache.open(settings.cache_dir), settings.agent)
-        except BuildError:
-            return []  # without an agent, or a cache, there is none of today
-        for path in unused:
-            removed.append(Removed("initramfs", path.name, files.tree_bytes(path)))
-            if not dry_run:
-                path.unlink(missing_ok=True)
-        return removed
-
-    def _unused_images(self) -> tuple[Path, ...]:
-        used = self._registry.image_keys()
-        if self._registry.writing() or "" in used:
-            return ()  # some may stand on an image that no manifest names, or none that is whole
-        return self._store.unused_images(used)
-
-    # Baking
-
-    async def _bake(
-        self, request: SnapshotRequest, tell: Callable[[Progress], None]
-    ) -> Snapshot | ForkdError:
-        """Bake and publish; returns the error that ended it, so that its reader raises it."""
-        try:
-            snapshot = await self._bake_staged(request, tell)
-        except ForkdError as error:
-            return error
-        except OSError as error:
-            return StoreError(f"cannot write snapshot {request.tag}: {error}", tag=request.tag)
+            made = await self._bake_staged(request, tell)
         except asyncio.CancelledError:
-            await to_end(asyncio.to_thread(self._store.delete, request.tag))
+            await to_end(asyncio.to_thread(self.store.delete, request.tag))
             raise
+        except ForkdError as error:
+            raise store_error(request.tag, error) from error
         log.info("snapshot ready", extra={"tag": request.tag})
-        return snapshot
+        return made
 
     async def _bake_staged(
         self, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
-        staged = await asyncio.to_thread(self._store.stage)
+        staged = await asyncio.to_thread(self.store.stage)
         try:
-            built = await images.build(self._tools.settings, request.recipe_path, tell)
+            built = await self.images.built(request.recipe_path, tell)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
-                asyncio.to_thread(self._store.keep_rootfs, built.image.key, built.image.rootfs)
+                asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
             )
-            saved = await bake(self._tools.settings, BakePlan(built, rootfs, staged), tell)
-            created_at = self._registry.get(request.tag).created_at
+            saved = await bake(self.settings, BakePlan(built, rootfs, staged), tell)
+            created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)
-            await to_end(asyncio.to_thread(self._store.publish, staged, manifest))
-            return await to_end(asyncio.to_thread(self._registry.read, request.tag))
+            await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
+            return await to_end(self.catalog.read(request.tag))
         finally:
-            await to_end(asyncio.to_thread(self._store.discard, staged))
-
-    async def drop_unused_images(self) -> None:
-        """Remove the images that no snapshot stands on, unless one may be on its way."""
-        for aside in [self._store.put_aside(path) for path in self._unused_images()]:
-            await asyncio.to_thread(self._store.discard, aside)
-
-
-def _baked(task: asyncio.Task[Snapshot | ForkdError]) -> Snapshot | None:
-    """Return what a bake that has ended made, if it made something."""
-    outcome = None if task.cancelled() or task.exception() else task.result()
-    return None if isinstance(outcome, ForkdError) else outcome
-
-
-def _lacks_link(snapshot: Snapshot, stored: dict[Tag, Snapshot]) -> bool:
-    """Whether a snapshot stands, by however many others, on one that is not there."""
-    seen: set[Tag] = set()
-    while snapshot.parent is not None and snapshot.tag not in seen:
-        seen.add(snapshot.tag)
-        above = stored.get(snapshot.parent)
-        if above is None:
-            return True
-        snapshot = above
-    return False
+            await to_end(asyncio.to_thread(self.store.discard, staged))
 
 
 def _manifest(
@@ -346,8 +136,5 @@ def _manifest(
         disk_bytes=image.disk_bytes,
         runtime=recipe.warmup.runtime,
         cpu=Cpu(model=cpu.model, features=cpu.features),
-        files=tuple(
-            StoredFile.model_validate({"name": f.name, "bytes": f.bytes, "digest": f.digest})
-            for f in saved
-        ),
+        files=stored_files(saved),
     )

@@ -3,7 +3,7 @@
 What a guest has written is in its caches until its kernel writes it out, so a disk is not read
 behind a running guest's back.  A copy is made of each machine, a sibling of a sandbox or a fork of
 a snapshot; the copy's guest writes everything out and freezes its file system, and what its disk
-has above the layers that both have is written down.  Then the copies are gone, and a process
+has above the layers that both have is written down.  Then the copies are deleted, and a process
 that may do nothing else compares the two (`forkd-vmm compare`): a file whose blocks are in
 the common layers is the same, and is not read.
 """
@@ -11,6 +11,7 @@ the common layers is the same, and is not read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,26 @@ from forkd.engine import process
 from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict
-from forkd.host import pages
+from forkd.host import files, pages
 from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
+from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
-from forkd.service.tasks import to_end
+from forkd.model.ids import SandboxId, Tag, is_sandbox_id
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from forkd.service.chain_files import load_chain
+from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from forkd.engine.configs import DiskConfig
     from forkd.engine.guest import Guest
     from forkd.engine.replies import Compared
-    from forkd.model.ids import Tag
+    from forkd.model.caller import Caller
+    from forkd.service.sandboxes.component import Sandboxes
+    from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.trees.branches import Branches
     from forkd.store.snapshots import SnapshotStore
 
 MEMORY_NAME = "forkd-memory"
@@ -38,8 +46,8 @@ MEMORY_NAME = "forkd-memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a machine, which nobody else uses.
+class _Copy:
+    """A copy of a machine that is deleted after the comparison.
 
     Attributes:
         control: Its control socket.
@@ -53,51 +61,90 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a comparison stands on.
+class Comparisons:
+    """Compares machines; `forkd.service.api.Comparisons` documents what a caller may ask.
 
     Attributes:
         vmm: The VMM's program.
-        store: Where the copies' layers are written meanwhile.
-        disk: The layers that both have.
+        store: Where snapshots are, and the copies' layers meanwhile.
+        catalog: Which snapshots there are.
+        sandboxes: What is compared, and forks copies of snapshots.
+        branches: Branches copies of sandboxes.
     """
 
     vmm: Path
     store: SnapshotStore
-    disk: DiskConfig
+    catalog: Catalog
+    sandboxes: Sandboxes
+    branches: Branches
 
+    async def compare(
+        self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
+    ) -> Difference:
+        """Return how one machine differs from another."""
+        caller.require(Scope.RUN)
+        shared = common(self._chain_of(caller, before), self._chain_of(caller, after))
+        chain = await asyncio.to_thread(load_chain, self.store, shared)
+        disk = chain[-1].disk
+        if disk is None:
+            raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
+        staged = await asyncio.to_thread(self.store.stage)
+        try:
+            return await self._compare(
+                disk, staged, self._copy(caller, before), self._copy(caller, after)
+            )
+        finally:
+            await to_end(asyncio.to_thread(self.store.discard, staged))
 
-async def between(
-    ground: Ground,
-    before: AbstractAsyncContextManager[Copy],
-    after: AbstractAsyncContextManager[Copy],
-) -> Difference:
-    """Return how one machine differs from another.
-
-    Raises:
-        GuestError: A guest's file system cannot be frozen, or is none that can be compared.
-        HostError: The disk is full, or the kernel refused something else.
-        EngineError: A copy ended, or something took too long.
-    """
-    staged = await asyncio.to_thread(ground.store.stage)
-    try:
+    async def _compare(
+        self,
+        disk: DiskConfig,
+        staged: Path,
+        before: contextlib.AbstractAsyncContextManager[_Copy],
+        after: contextlib.AbstractAsyncContextManager[_Copy],
+    ) -> Difference:
         async with before as one, after as other:
             apart = None
             if one.pid is not None and other.pid is not None:
                 apart = await asyncio.to_thread(pages.apart, one.pid, other.pid, MEMORY_NAME)
-            was = await _write(one, staged / "before", len(ground.disk.layers))
-            now = await _write(other, staged / "after", len(ground.disk.layers))
+            was = await _write(one, staged / "before", len(disk.layers))
+            now = await _write(other, staged / "after", len(disk.layers))
         config = CompareConfig(
-            layers=ground.disk.layers,
-            size_bytes=ground.disk.size_bytes,
+            layers=disk.layers,
+            size_bytes=disk.size_bytes,
             before=was,
             after=now,
             entries_max=DIFF_ENTRIES_MAX,
             changes_max=DIFF_CHANGES_MAX,
         )
-        return _difference(await process.compare(ground.vmm, config, staged), apart)
-    finally:
-        await to_end(asyncio.to_thread(ground.store.discard, staged))
+        return _difference(await process.compare(self.vmm, config, staged), apart)
+
+    def _chain_of(self, caller: Caller, name: SandboxId | Tag) -> tuple[Tag, ...]:
+        """Return the snapshots that a sandbox or a snapshot goes back to, base first."""
+        if is_sandbox_id(name):
+            return self.catalog.chain(
+                self.sandboxes.roster.get(caller, SandboxId(name)).sandbox.tag
+            )
+        return self.catalog.chain(self.catalog.look_up(caller, Tag(name)).tag)
+
+    @contextlib.asynccontextmanager
+    async def _copy(self, caller: Caller, name: SandboxId | Tag) -> AsyncGenerator[_Copy, None]:
+        """Give a sibling of a sandbox, or a fork of a snapshot, that is gone after the block."""
+        roster = self.sandboxes.roster
+        if is_sandbox_id(name):
+            pid = roster.get(caller, SandboxId(name)).sandbox.pid
+            options = BranchOptions(all_or_nothing=True, die_with_daemon=True)
+            fork = (await self.branches.branch(caller, SandboxId(name), 1, options)).fork
+        else:
+            terms = ForkOptions(all_or_nothing=True, die_with_daemon=True)
+            fork = await self.sandboxes.fork(caller, Tag(name), 1, terms)
+            pid = fork.sandboxes[0].pid
+        id_ = fork.sandboxes[0].id
+        try:
+            owner = roster.get(caller, id_)
+            yield _Copy(owner.control, owner.guest, pid)
+        finally:
+            await to_end(self.sandboxes.delete_all([id_]))
 
 
 def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
@@ -114,9 +161,13 @@ def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
     return shared[-1]
 
 
-async def _write(copy: Copy, directory: Path, above: int) -> Path:
-    """Write down what a copy's disk has above its lowest layers, all that its guest has written."""
-    await asyncio.to_thread(directory.mkdir)
+async def _write(copy: _Copy, directory: Path, above: int) -> Path:
+    """Write down what a copy's disk has above its lowest layers, all that its guest has written.
+
+    Returns:
+        The layer's file.
+    """
+    await asyncio.to_thread(files.make_folder, directory)
     await copy.guest.freeze()
     async with await Control.connect(copy.control) as control:
         await control.pause()

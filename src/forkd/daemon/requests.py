@@ -1,0 +1,159 @@
+"""What surrounds every request: an id, who asks, and an end to it.
+
+A request has an id, which its log lines and its answer's `X-Request-Id` bear.  Whoever listens
+knows who asks: the Unix socket and TCP in different ways.  A handler whose client has gone is
+cancelled: nobody waits for it, and what it was about to make would belong to nobody.  A handler
+that crashes is logged once, with its traceback, and answered with a 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+
+from forkd.daemon.errors import internal_error, render
+from forkd.errors import ForkdError
+from forkd.model.caller import current_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from forkd.model.caller import Caller
+
+CALLER = "forkd.caller"
+"""Where a request's scope has its `Caller`."""
+
+REQUEST_ID = b"x-request-id"
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """The application, with an id, a caller and an end for each request.
+
+    Args:
+        app: What answers.
+        who: Returns who asks, from a connection's scope and the id of its request; may raise
+            a `ForkdError`, which is the answer then.
+    """
+
+    def __init__(self, app: ASGIApp, who: Callable[[Scope, str], Caller]) -> None:
+        self._app = app
+        self._who = who
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or serve one WebSocket."""
+        request_id = secrets.token_hex(8)
+        answer = _Answer(send, request_id)
+        token = current_request.set(request_id)
+        try:
+            scope[CALLER] = self._who(scope, request_id)
+            await _until_gone(self._app, scope, receive, answer.send)
+        except ForkdError as error:
+            await render(error)(scope, receive, answer.send)
+        except Exception:  # the one place where a crash becomes an answer
+            log.exception("request crashed", extra={"path": scope.get("path")})
+            if scope["type"] == "http" and not answer.begun:
+                await internal_error()(scope, receive, answer.send)
+        finally:
+            current_request.reset(token)
+
+
+class _Answer:
+    """Sends an answer with the id of its request."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            header = (REQUEST_ID, self._request_id.encode())
+            message["headers"] = [*message.get("headers", ()), header]
+        await self._send(message)
+
+
+async def _until_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run a handler until it ends or its client has gone, which cancels it."""
+    if scope["type"] != "http":
+        await app(scope, receive, send)
+        return
+    client = _Client(receive, has_body=_has_body(scope))
+    async with _cancelled_after(client.gone()) as leaving:
+        handling = asyncio.ensure_future(app(scope, client.receive, send))
+        try:
+            await asyncio.wait([handling, leaving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not handling.done():
+                log.info("client left", extra={"path": scope["path"]})
+                handling.cancel()
+                await asyncio.wait([handling])
+    if not handling.cancelled():
+        with contextlib.suppress(ClientDisconnect):  # in the middle of its body
+            handling.result()
+
+
+@contextlib.asynccontextmanager
+async def _cancelled_after(
+    work: Coroutine[object, object, None],
+) -> AsyncGenerator[asyncio.Future[None], None]:
+    """Run `work` beside the block, and cancel it at the block's end."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+class _Client:
+    """The messages of a request's client; looks for its end once its body has been read.
+
+    A server wants one reader of messages.  Until the end of the body that is the handler, through
+    `receive`; from then on it is `gone`.
+    """
+
+    def __init__(self, receive: Receive, *, has_body: bool) -> None:
+        self._receive = receive
+        self._empty = not has_body
+        self._body_read = asyncio.Event()
+        self._gone = asyncio.Event()
+        if not has_body:
+            self._body_read.set()
+
+    async def receive(self) -> Message:
+        """Return the next message, as ASGI has it."""
+        if self._empty:
+            self._empty = False
+            return {"type": "http.request", "body": b"", "more_body": False}
+        if self._body_read.is_set():
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._gone.set()
+        if not message.get("more_body", False):
+            self._body_read.set()
+        return message
+
+    async def gone(self) -> None:
+        """Return when the client has gone; never while its body is being read."""
+        await self._body_read.wait()
+        while not self._gone.is_set():
+            if (await self._receive())["type"] == "http.disconnect":
+                self._gone.set()

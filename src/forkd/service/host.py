@@ -1,0 +1,190 @@
+"""A host: every component of the service, open for as long as everything in it works.
+
+    async with open_host(settings) as host:
+        await host.sandboxes.fork(caller, tag, 3, ForkOptions())
+
+Opening adopts what an earlier daemon left, and reaps what is dead or half-made.  Leaving the block
+lets go of everything: sandboxes live on, bakes in progress are undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.cgroups.tree import CgroupTree
+from forkd.errors import Conflict
+from forkd.host import files, proc
+from forkd.service import names
+from forkd.service.chains import Chains
+from forkd.service.guests import Guests
+from forkd.service.images import Images
+from forkd.service.leases import Leases
+from forkd.service.packs import Packs
+from forkd.service.records import Records
+from forkd.service.recovery import Recovery
+from forkd.service.sandboxes.component import Sandboxes
+from forkd.service.sandboxes.roster import Roster
+from forkd.service.snapshots.catalog import Catalog
+from forkd.service.snapshots.compaction import Compaction
+from forkd.service.snapshots.component import Snapshots
+from forkd.service.snapshots.upkeep import Upkeep
+from forkd.service.snapshots.writing import LinkWriter
+from forkd.service.supervision import Supervisor
+from forkd.service.system import System
+from forkd.service.trees.branches import Branches
+from forkd.service.trees.comparisons import Comparisons
+from forkd.service.trees.growth import Growth
+from forkd.service.trees.promotion import Promotions
+from forkd.service.trees.trees import Trees
+from forkd.service.zygotes import ZygotePool
+from forkd.store.database import Database
+from forkd.store.pending import PendingStore
+from forkd.store.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from forkd.service.names import Names
+    from forkd.service.settings import HostSettings
+    from forkd.store.database import SandboxRow
+
+LOCK_FILE = "daemon.lock"
+DATABASE_FILE = "forkd.db"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a front end may ask, by noun; `forkd.service.api` documents each.
+
+    Attributes:
+        tasks: Runs what outlives a request; says whether the host can go on.
+    """
+
+    images: Images
+    snapshots: Snapshots
+    chains: Chains
+    packs: Packs
+    sandboxes: Sandboxes
+    branches: Branches
+    promotions: Promotions
+    comparisons: Comparisons
+    trees: Trees
+    guests: Guests
+    system: System
+    tasks: Supervisor
+
+
+@contextlib.asynccontextmanager
+async def open_host(settings: HostSettings) -> AsyncGenerator[Host, None]:
+    """Open the host that these settings describe, for the block.
+
+    Raises:
+        Conflict: Another daemon has the same state or run folder, or the same names.
+        StoreError: The database is damaged, or of a later version.
+        HostError: The kernel refused something.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        ground = await _open_ground(settings, stack)
+        host, rows = await _compose(settings, ground, stack)
+        for row in rows:
+            owner = host.sandboxes.adopt(row)
+            if row.renaming:
+                host.promotions.finish_in_background(owner)
+        log.info("host opened", extra={"sandboxes": len(rows)})
+        yield host
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What everything else is built on: locked folders and names, and the database."""
+
+    names: Names
+    cgroups: CgroupTree
+    records: Records
+    store: SnapshotStore
+    pending: PendingStore
+
+
+async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack) -> _Ground:
+    proc.raise_open_files_limit()
+    await asyncio.to_thread(_make_folders, settings)
+    for folder in (settings.state_dir, settings.run_dir):
+        if not stack.enter_context(files.try_lock(folder / LOCK_FILE)):
+            raise Conflict(f"another daemon uses {folder}")
+    database = await asyncio.to_thread(Database, settings.state_dir / DATABASE_FILE)
+    records = Records(database)
+    stack.callback(records.close)
+    chosen = await asyncio.to_thread(names.choose, settings, database)
+    cgroups = CgroupTree(chosen.cgroup_root)
+    if cgroups.usable():
+        cgroups.prepare()
+    stack.enter_context(chosen.locked())
+    stack.callback(cgroups.close)
+    store = SnapshotStore(settings.state_dir)
+    pending = PendingStore(settings.state_dir)
+    return _Ground(chosen, cgroups, records, store, pending)
+
+
+def _make_folders(settings: HostSettings) -> None:
+    for folder in (
+        settings.state_dir,
+        settings.run_dir,
+        settings.sandboxes_dir,
+        settings.zygotes_dir,
+        settings.bakes_dir,
+    ):
+        files.make_folder(folder, parents=True, exist_ok=True)
+
+
+async def _compose(
+    settings: HostSettings, ground: _Ground, stack: contextlib.AsyncExitStack
+) -> tuple[Host, tuple[SandboxRow, ...]]:
+    """Reap and tidy, and give each component what it works with."""
+    opened_at_s = time.monotonic()
+    store, pending, records = ground.store, ground.pending, ground.records
+    network = ground.names.network
+    rows = await Recovery(settings, records, ground.cgroups, network).recover()
+    # Nobody writes any more what is left there of an earlier daemon.
+    await asyncio.to_thread(store.prepare)
+    await asyncio.to_thread(pending.prepare)
+
+    tasks = Supervisor()
+    images = Images(settings, tasks)
+    stack.callback(images.close)
+    zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks))
+    await stack.enter_async_context(tasks)
+    roster = Roster()
+    catalog = Catalog(store, pending, records, roster.users_of)
+    await catalog.load()
+    upkeep = Upkeep(settings, store, pending, records, catalog, zygotes)
+    await upkeep.drop_unused_images()
+
+    leases = Leases(settings.sandboxes_dir, ground.cgroups, network)
+    sandboxes = Sandboxes(tasks, records, leases, roster, catalog, zygotes)
+    guests = Guests(roster)
+    growth = Growth(settings.budgets, roster)
+    writer = LinkWriter(tasks, store, pending, catalog)
+    branches = Branches(settings, tasks, sandboxes, growth, writer)
+    compaction = Compaction(tasks, store, catalog, zygotes)
+    host = Host(
+        images=images,
+        snapshots=Snapshots(settings, tasks, store, catalog, images, upkeep),
+        chains=Chains(catalog, sandboxes, branches, guests, compaction),
+        packs=Packs(settings.packs, store, catalog, upkeep.drop_unused_images),
+        sandboxes=sandboxes,
+        branches=branches,
+        promotions=Promotions(tasks, records, leases, sandboxes, growth),
+        comparisons=Comparisons(settings.vmm, store, catalog, sandboxes, branches),
+        trees=Trees(roster, growth),
+        guests=guests,
+        system=System(settings, ground.cgroups, catalog, roster, opened_at_s),
+        tasks=tasks,
+    )
+    return host, rows

@@ -1,0 +1,63 @@
+"""The database, asked from the event loop.
+
+It has a thread of its own: what must be written down before a sandbox exists, and while it ends,
+never waits for images that are being built or files that are being hashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forkd.model.caller import Owner
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.store.database import Database, SandboxRow
+
+T = TypeVar("T")
+
+
+class Records:
+    """What is remembered of sandboxes and snapshots; every method raises `StoreError`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._thread = ThreadPoolExecutor(1, "forkd-database")
+
+    def close(self) -> None:
+        """Close the database once what was asked for is written."""
+        self._thread.shutdown()
+        self._database.close()
+
+    async def put(self, rows: Iterable[SandboxRow]) -> None:
+        """Write rows of sandboxes, all or none."""
+        written = tuple(rows)
+        await self._ask(lambda: self._database.put(written))
+
+    async def remove(self, ids: Iterable[SandboxId]) -> None:
+        """Remove rows of sandboxes, all or none; ids without one are fine."""
+        removed = tuple(ids)
+        await self._ask(lambda: self._database.remove(removed))
+
+    async def rows(self) -> tuple[SandboxRow, ...]:
+        """Return every row of a sandbox, oldest first."""
+        return await self._ask(self._database.rows)
+
+    async def put_snapshot_owner(self, tag: Tag, owner: Owner) -> None:
+        """Write down whose a snapshot is."""
+        await self._ask(lambda: self._database.put_snapshot_owner(tag, owner))
+
+    async def remove_snapshot_owners(self, tags: Iterable[Tag]) -> None:
+        """Forget whose snapshots were."""
+        removed = tuple(tags)
+        await self._ask(lambda: self._database.remove_snapshot_owners(removed))
+
+    async def snapshot_owners(self) -> dict[Tag, Owner]:
+        """Return whose snapshots are."""
+        return await self._ask(self._database.snapshot_owners)
+
+    async def _ask(self, what: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, what)

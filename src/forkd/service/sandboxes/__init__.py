@@ -1,0 +1,1 @@
+"""Sandboxes: who they are (`roster`), who owns one (`owner`), how they are forked (`forking`)."""

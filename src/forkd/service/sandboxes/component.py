@@ -1,0 +1,164 @@
+"""Fork, list and end sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forkd.engine.control import Control
+from forkd.errors import ForkdError
+from forkd.limits import FORK_DEADLINE_S_MAX, FORK_DEADLINE_S_MIN
+from forkd.model.caller import Scope
+from forkd.model.checks import in_range
+from forkd.model.sandbox import SandboxState, check_fork_count
+from forkd.service.sandboxes import console
+from forkd.service.sandboxes.forking import Forks, Origin, identity_of
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.owner import OwnerTools, SandboxOwner
+from forkd.service.supervision import TaskKind, to_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from forkd.model.caller import Caller, Owner
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
+    from forkd.service.leases import Lease, Leases
+    from forkd.service.records import Records
+    from forkd.service.sandboxes.roster import Roster
+    from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.supervision import Supervisor
+    from forkd.service.zygotes import ZygotePool
+    from forkd.store.database import SandboxRow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Sandboxes:
+    """The sandboxes of one host; `forkd.service.api.Sandboxes` documents what a caller may ask.
+
+    Attributes:
+        forks: Forks more of them.
+    """
+
+    tasks: Supervisor
+    records: Records
+    leases: Leases
+    roster: Roster
+    catalog: Catalog
+    zygotes: ZygotePool
+    forks: Forks = field(init=False)
+    _owner_tools: OwnerTools = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forks = Forks(self.records, self.leases, self.roster, self._own)
+        self._owner_tools = OwnerTools(
+            self.records, self.leases, gone=self.roster.remove, exited=self._note_exit
+        )
+
+    async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        """Fork sandboxes."""
+        caller.require(Scope.RUN)
+        check_fork_count(count)
+        await self.catalog.usable(caller, tag, wait=options.wait)
+        return await self.tasks.finish(
+            TaskKind.FORK,
+            self._fork(caller.owner, tag, count, options),
+            f"{count} of {tag}",
+            undo=lambda result: self.delete_all(each.id for each in result.sandboxes),
+        )
+
+    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        """Return every sandbox."""
+        caller.require(Scope.READ)
+        visible = self.roster.visible(caller)
+        return tuple(each for each in visible if tag is None or each.tag == tag)
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        """Return one sandbox."""
+        caller.require(Scope.READ)
+        return self.roster.get(caller, sandbox).sandbox
+
+    async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
+        """End a sandbox."""
+        caller.require(Scope.RUN)
+        await self.roster.get(caller, sandbox).delete()
+
+    async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
+        """Take a sandbox back to its fork point, in place; return how long, in milliseconds."""
+        caller.require(Scope.RUN)
+        in_range("deadline_s", deadline_s, FORK_DEADLINE_S_MIN, FORK_DEADLINE_S_MAX)
+        return await to_end(self._reset(self.roster.get(caller, sandbox), deadline_s))
+
+    async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
+        """Return the end of what the guest wrote to its console."""
+        caller.require(Scope.READ)
+        directory = self.roster.get(caller, sandbox).lease.directory
+        return await asyncio.to_thread(console.read, directory)
+
+    async def follow_console_log(
+        self, caller: Caller, sandbox: SandboxId
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the console log as it grows."""
+        caller.require(Scope.READ)
+        owner = self.roster.get(caller, sandbox)
+
+        def alive() -> bool:
+            return owner.sandbox.state is SandboxState.RUNNING
+
+        async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def adopt(self, row: SandboxRow) -> SandboxOwner:
+        """Own a sandbox that an earlier daemon forked."""
+        lease = self.leases.adopt(row)
+        owner = SandboxOwner(row.sandbox, lease, self._owner_tools, renaming=row.renaming)
+        return self._run(owner)
+
+    async def delete_all(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Delete many sandboxes at once; those that are gone are fine, failures are logged."""
+        owners = filter(None, map(self.roster.find, sandboxes))
+        await asyncio.gather(*map(self._delete_quietly, owners))
+
+    async def _fork(self, owner: Owner, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        # Checked again, with nothing between this and the lease, which is noticed.
+        self.catalog.get_ready(tag)
+        async with (
+            self.zygotes.lease(tag) as zygote,
+            self.forks.prepare(owner, Origin(tag), count, options) as batch,
+        ):
+            await batch.fork(zygote)
+            return await batch.keep()
+
+    async def _reset(self, owner: SandboxOwner, deadline_s: float) -> float:
+        async with owner.exclusive("reset") as found:
+            next_state(found.state, LifeEvent.RESET)
+            owner.guest.close()
+            identity = identity_of(found, owner.lease.slot)
+            async with await Control.connect(owner.control) as control:
+                return await control.reset(identity, deadline_s=deadline_s)
+
+    def _own(self, sandbox: Sandbox, lease: Lease) -> None:
+        self._run(SandboxOwner(sandbox, lease, self._owner_tools))
+
+    def _run(self, owner: SandboxOwner) -> SandboxOwner:
+        self.roster.add(owner)
+        self.tasks.run(TaskKind.OWNER, owner.run(), owner.sandbox.id, vital=True)
+        return owner
+
+    def _note_exit(self, owner: SandboxOwner) -> None:
+        oldest = self.roster.note_exit(owner)
+        if oldest is not None:
+            self.tasks.run(TaskKind.DELETE, self.delete_all([oldest]), f"{oldest}, long exited")
+
+    async def _delete_quietly(self, owner: SandboxOwner) -> None:
+        try:
+            await owner.delete()
+        except ForkdError as error:
+            about = {"sandbox": owner.sandbox.id, "error": str(error)}
+            log.warning("sandbox not deleted", extra=about)

@@ -1,0 +1,335 @@
+"""Fork sandboxes: from their rows to their owners, or nothing.
+
+    async with forks.prepare(owner, origin, count, options) as batch:
+        await batch.fork(zygote)        # or a seed: whatever children are forked from
+        result = await batch.keep()
+
+Rows are written before anything is made, and leases acquired before the zygote is asked.  A batch
+that is not kept is undone at the end of the block, whatever it had come to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from forkd.engine.configs import ChildConfig, Identity, NetworkConfig
+from forkd.engine.process import CONTROL_SOCKET
+from forkd.engine.replies import ChildFailed, ChildReady
+from forkd.errors import CapacityError, EngineError, ForkdError
+from forkd.limits import SANDBOXES_MAX
+from forkd.model.ids import new_sandbox_id
+from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
+from forkd.network.plan import PREFIX_LENGTH
+from forkd.service.leases import limits_of
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.owner import row_of, stop_machine
+from forkd.service.supervision import to_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from forkd.engine.control import Control
+    from forkd.engine.replies import SpawnStages
+    from forkd.model.caller import Owner
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.sandbox import ForkOptions
+    from forkd.network.plan import Slot
+    from forkd.service.leases import Lease, Leases
+    from forkd.service.records import Records
+    from forkd.service.sandboxes.roster import Roster
+
+REQUEST_CHILDREN_MAX = 1_000
+"""Most children in one request to a zygote, so that the request fits into a frame."""
+
+UNDO_AT_ONCE = 32
+"""How many machines of a failed fork are ended at the same time."""
+
+_MIB = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What sandboxes are forked from.
+
+    Attributes:
+        tag: The snapshot that all of it goes back to.
+        ancestors: Those of the children, their parent last; none for forks of the snapshot.
+    """
+
+    tag: Tag
+    ancestors: tuple[SandboxId, ...] = ()
+
+
+@dataclass(slots=True)
+class _Child:
+    """One child on its way: its lease, and what became of it."""
+
+    sandbox: Sandbox
+    lease: Lease
+    failure: ForkFailure | None = None
+
+    def fail(self, stage: str, code: str, message: str) -> None:
+        self.failure = ForkFailure(self.sandbox.id, stage, code, message)
+
+
+class Forks:
+    """Forks sandboxes.
+
+    Args:
+        records: Where they are written down.
+        leases: What they get of the host.
+        roster: Which there are.
+        adopt: Called with each that is ready, and its lease: gives it an owner.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        leases: Leases,
+        roster: Roster,
+        adopt: Callable[[Sandbox, Lease], None],
+    ) -> None:
+        self._records = records
+        self._leases = leases
+        self._roster = roster
+        self._adopt = adopt
+        self._forking = 0
+
+    @contextlib.asynccontextmanager
+    async def prepare(
+        self, owner: Owner, origin: Origin, count: int, options: ForkOptions
+    ) -> AsyncGenerator[Batch, None]:
+        """Give `count` children all that they need on the host; undone unless it is kept.
+
+        Raises:
+            CapacityError: The host has no room for so many.
+            StoreError: They could not be written down.
+        """
+        if len(self._roster) + self._forking + count > SANDBOXES_MAX:
+            raise CapacityError(f"a host has at most {SANDBOXES_MAX} sandboxes", asked=count)
+        ids = [new_sandbox_id() for _ in range(count)]
+        leases = self._leases.reserve(ids, network=options.network)
+        now = datetime.now(UTC)
+        children = [
+            _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
+        ]
+        batch = Batch(children, options, self._records, self._leases, self._adopt)
+        self._forking += count
+        try:
+            await batch.acquire()
+            yield batch
+        finally:
+            self._forking -= count
+            if not batch.kept:
+                await to_end(batch.undo())
+
+
+class Batch:
+    """Children that are forked together.
+
+    Attributes:
+        kept: Whether `keep` has returned.
+    """
+
+    def __init__(
+        self,
+        children: list[_Child],
+        options: ForkOptions,
+        records: Records,
+        leases: Leases,
+        adopt: Callable[[Sandbox, Lease], None],
+    ) -> None:
+        self.kept = False
+        self._children = children
+        self._options = options
+        self._records = records
+        self._leases = leases
+        self._adopt = adopt
+        self._wall_ms = 0.0
+
+    async def acquire(self) -> None:
+        """Write the children down, then make what they need; those that get it not have failed.
+
+        Raises:
+            StoreError: They could not be written down.
+        """
+        await self._records.put(row_of(child.sandbox, child.lease) for child in self._children)
+        leases = [child.lease for child in self._children]
+        failed = await self._leases.acquire(leases, limits_of(self._options))
+        for child in self._children:
+            if (error := failed.get(child.lease.id)) is not None:
+                child.fail("prepare", error.code, str(error))
+
+    async def fork(self, zygote: Control) -> None:
+        """Have the children forked, and note what became of each.
+
+        Raises:
+            EngineError: The zygote ended, or did not finish.
+        """
+        waiting = {str(child.sandbox.id): child for child in self._children if not child.failure}
+        configs = [_config(child, self._options) for child in waiting.values()]
+
+        def note(outcome: ChildReady | ChildFailed) -> None:
+            child = waiting.pop(outcome.id, None)
+            if child is not None:
+                _note(child, outcome)
+
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
+            batch = configs[start : start + REQUEST_CHILDREN_MAX]
+            await zygote.fork(batch, deadline_s=self._options.deadline_s, on_outcome=note)
+        for child in waiting.values():
+            child.fail("zygote", "engine", "the zygote never reported this child")
+        self._wall_ms = (loop.time() - began_s) * 1_000
+
+    async def keep(self, *, branched_at: datetime | None = None) -> ForkResult:
+        """Give each child that is ready an owner, and release what the others had.
+
+        Args:
+            branched_at: At which instant of their parent's life they were branched.
+
+        Raises:
+            EngineError: One failed, and `all_or_nothing` was asked for.
+            StoreError: They could not be written down.
+        """
+        failures = tuple(child.failure for child in self._children if child.failure is not None)
+        if failures and self._options.all_or_nothing:
+            raise _all_or_nothing_error(failures, len(self._children))
+        ready = [child for child in self._children if child.failure is None]
+        for child in ready:
+            child.sandbox = replace(child.sandbox, branched_at=branched_at)
+        if not self._options.die_with_daemon:  # the next daemon ends what is still starting
+            await self._records.put(row_of(child.sandbox, child.lease) for child in ready)
+        self.kept = True
+        for child in ready:
+            self._adopt(child.sandbox, child.lease)
+        await self._release([child for child in self._children if child.failure is not None])
+        return ForkResult(tuple(child.sandbox for child in ready), failures, self._wall_ms)
+
+    async def undo(self) -> None:
+        """End all children and take back what they had."""
+        at_once = asyncio.Semaphore(UNDO_AT_ONCE)
+        await asyncio.gather(*(self._stop(child, at_once) for child in self._children))
+        await self._release(self._children)
+
+    async def _stop(self, child: _Child, at_once: asyncio.Semaphore) -> None:
+        control = child.lease.directory / CONTROL_SOCKET
+        try:
+            async with at_once:
+                await stop_machine(control, child.sandbox.pid)
+        except ForkdError as error:
+            log.warning("child not ended", extra=_about(child, error))
+
+    async def _release(self, children: Sequence[_Child]) -> None:
+        """Take back what children that do not live had, and forget them.
+
+        The row of one that cannot be cleaned stays, and with it the next start's duty to try.
+        """
+        if not children:
+            return
+        failed = await self._leases.release([child.lease for child in children])
+        for child in children:
+            if (error := failed.get(child.lease.id)) is not None:
+                log.warning("child not cleaned", extra=_about(child, error))
+        released = [child.sandbox.id for child in children if child.lease.id not in failed]
+        try:
+            await self._records.remove(released)
+        except ForkdError as error:
+            log.warning("children not forgotten", extra={"error": str(error)})
+
+
+def machine_id(sandbox: SandboxId) -> str:
+    """Return the machine id of a sandbox's guest: unique, and the same after a reset."""
+    return blake2b(sandbox.encode(), digest_size=16, person=b"machine-id").hexdigest()
+
+
+def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
+    """Return what a sandbox's guest is told of itself; the boot id is another each time."""
+    network = None
+    if slot is not None:
+        network = NetworkConfig(slot.tap, slot.mac, f"{slot.guest}/{PREFIX_LENGTH}")
+    return Identity(
+        hostname=sandbox.hostname,
+        machine_id=machine_id(sandbox.id),
+        boot_id=str(uuid.uuid4()),
+        network=network,
+    )
+
+
+def _new_sandbox(
+    lease: Lease, owner: Owner, origin: Origin, options: ForkOptions, now: datetime
+) -> Sandbox:
+    ttl_s = options.ttl_s
+    return Sandbox(
+        id=lease.id,
+        tag=origin.tag,
+        state=SandboxState.STARTING,
+        created_at=now,
+        hostname=lease.id,
+        address=None if lease.slot is None else lease.slot.guest,
+        memory_limit_mib=options.memory_limit_mib,
+        disk_limit_mib=options.disk_limit_mib,
+        ancestors=origin.ancestors,
+        expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
+        cpu_limit=options.cpu_limit,
+        pids_limit=options.pids_limit,
+        owner=owner,
+    )
+
+
+def _config(child: _Child, options: ForkOptions) -> ChildConfig:
+    limit_mib = options.disk_limit_mib
+    return ChildConfig(
+        id=child.sandbox.id,
+        directory=child.lease.directory,
+        identity=identity_of(child.sandbox, child.lease.slot),
+        cgroup=child.lease.cgroup,
+        top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
+    )
+
+
+def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
+    if isinstance(outcome, ChildFailed):
+        child.fail(outcome.stage, outcome.code, outcome.message)
+        return
+    child.sandbox = replace(
+        child.sandbox,
+        state=next_state(child.sandbox.state, LifeEvent.READY),
+        pid=outcome.pid,
+        spawn=_times(outcome.ms),
+        attempts=outcome.attempts,
+    )
+
+
+def _times(stages: SpawnStages) -> SpawnTimes:
+    return SpawnTimes(
+        clone_ms=stages.clone,
+        build_ms=stages.build,
+        resume_ms=stages.resume,
+        agent_ms=stages.agent,
+        total_ms=stages.total,
+    )
+
+
+def _all_or_nothing_error(failures: tuple[ForkFailure, ...], asked: int) -> EngineError:
+    first = failures[0]
+    return EngineError(
+        f"{len(failures)} of {asked} children failed, the first at {first.stage}: {first.message}",
+        stage=first.stage,
+        control_code=first.code,
+        failed=len(failures),
+    )
+
+
+def _about(child: _Child, error: ForkdError) -> dict[str, str]:
+    return {"sandbox": child.sandbox.id, "error": str(error)}

@@ -1,0 +1,1 @@
+"""Snapshots: which there are (`catalog`), baking, writing and compacting them, and upkeep."""

@@ -1,0 +1,196 @@
+"""Remove snapshots, and what nobody can use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest, StoreError
+from forkd.host import files
+from forkd.images import initramfs
+from forkd.images.layout import Cache
+from forkd.model.caller import Scope
+from forkd.model.snapshot import Removed, SnapshotStatus
+from forkd.service.snapshots.catalog import some
+from forkd.service.supervision import to_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from forkd.model.caller import Caller
+    from forkd.model.ids import Tag
+    from forkd.model.snapshot import Snapshot
+    from forkd.service.records import Records
+    from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.zygotes import ZygotePool
+    from forkd.store.pending import PendingStore
+    from forkd.store.snapshots import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """Removes snapshots; `forkd.service.api.Snapshots` documents what a caller may ask.
+
+    Attributes:
+        settings: Where the cache is.
+        store: Where snapshots are.
+        pending: Where it is remembered which are being written.
+        records: Where it is remembered whose they are.
+        catalog: Which there are.
+        zygotes: Those of snapshots in use.
+    """
+
+    settings: HostSettings
+    store: SnapshotStore
+    pending: PendingStore
+    records: Records
+    catalog: Catalog
+    zygotes: ZygotePool
+
+    async def delete(
+        self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
+    ) -> None:
+        """Remove a snapshot."""
+        caller.require(Scope.SNAPSHOTS)
+        if cascade and force:
+            raise InvalidRequest("cascade and force exclude each other", field="force")
+        self.catalog.look_up(caller, tag)
+        descendants = self.catalog.descendants(tag)
+        for each in descendants:
+            self.catalog.look_up(caller, each)
+        if self.catalog.get(tag).status is SnapshotStatus.WRITING:
+            raise Conflict(f"snapshot {tag} is being written", tag=tag)
+        dependents = self.catalog.dependents(tag)
+        if dependents and not cascade and not force:
+            raise Conflict(
+                f"snapshot {tag} is the parent of {some(dependents)}; delete those first, or with "
+                "cascade",
+                tag=tag,
+            )
+        self._check_unused((*descendants, tag))
+        removed = (*descendants, tag) if cascade else (tag,)
+        with self.catalog.locked((*descendants, tag), "being removed"):
+            for each in removed:
+                await to_end(self._remove(each))
+            for each in descendants:
+                await self.zygotes.stop(each)
+        await self.drop_unused_images()
+
+    async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        """Remove what nobody can use: leftovers, records of failures, orphans, unused images.
+
+        Archives that machines with an earlier agent were booted from go as well.
+
+        An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
+        the damage may be repaired.  What is in use stays as well.
+        """
+        caller.require(Scope.ADMIN)
+        orphans = self._orphans()
+        failed = self.catalog.failed()
+        removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
+        removed += [Removed("failed", each.tag, 0) for each in failed]
+        if not dry_run:
+            for snapshot in (*orphans, *failed):
+                await to_end(self._remove(snapshot.tag))
+        removed += await to_end(self._tidy_files(dry_run=dry_run))
+        removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
+        return tuple(removed)
+
+    async def drop_unused_images(self) -> None:
+        """Remove the images that no snapshot needs, unless one may be on its way."""
+        for aside in [self.store.put_aside(path) for path in self._unused_images()]:
+            await asyncio.to_thread(self.store.discard, aside)
+
+    def _check_unused(self, tags: Iterable[Tag]) -> None:
+        """Return if nothing uses any of `tags`.
+
+        Raises:
+            Conflict: Something does.
+        """
+        for tag in tags:
+            snapshot = self.catalog.get(tag)
+            self.catalog.check_unlocked(tag)
+            users = self.catalog.users([tag])
+            if users:
+                raise Conflict(f"snapshot {tag} is in use by {some(users)}", tag=tag)
+            if snapshot.status is SnapshotStatus.WRITING:
+                raise Conflict(f"snapshot {tag} is being written", tag=tag)
+            if self.zygotes.in_use(tag):
+                raise Conflict(f"snapshot {tag} is being forked", tag=tag)
+
+    async def _remove(self, tag: Tag) -> None:
+        """Remove one snapshot, or the record of one that failed."""
+        try:
+            await asyncio.to_thread(self.store.delete, tag)
+            await asyncio.to_thread(self.pending.remove, tag)
+        except ForkdError as error:
+            raise StoreError(f"cannot remove snapshot {tag}: {error}", tag=tag) from error
+        self.catalog.forget(tag)
+        await self.records.remove_snapshot_owners([tag])
+        await self.zygotes.stop(tag)
+        log.info("snapshot deleted", extra={"tag": tag})
+
+    def _orphans(self) -> list[Snapshot]:
+        """Return the snapshots whose chain lacks a link, each after all that depend on it."""
+        stored = {each.tag: each for each in self.catalog.stored()}
+        lost = [
+            each
+            for each in stored.values()
+            if _lacks_link(each, stored)
+            and not self.catalog.users([each.tag])
+            and not self.zygotes.in_use(each.tag)
+        ]
+        return sorted(lost, key=lambda each: each.depth, reverse=True)
+
+    async def _tidy_files(self, *, dry_run: bool) -> list[Removed]:
+        """Remove leftovers in the store."""
+        store = self.store
+        found = [("staging", path) for path in store.leftovers()]
+        found += [("folder", path) for path in store.strangers()]
+        found += [("image", path) for path in self._unused_images()]
+        # Nothing comes between looking and putting aside, so nobody begins to use any of them.
+        aside = [path if dry_run else store.put_aside(path) for _, path in found]
+        removed = []
+        for (kind, path), now in zip(found, aside, strict=True):
+            size = await asyncio.to_thread(files.tree_bytes, now)
+            removed.append(Removed(kind, path.name, size))
+            if not dry_run:
+                await asyncio.to_thread(store.discard, now)
+        return removed
+
+    def _tidy_cache(self, *, dry_run: bool) -> list[Removed]:
+        """Remove what machines were booted with before there was the agent of today; blocks."""
+        removed = []
+        try:
+            unused = initramfs.unused(Cache.open(self.settings.cache_dir), self.settings.agent)
+        except BuildError:
+            return []  # without an agent, or a cache, there is none of today
+        for path in unused:
+            removed.append(Removed("initramfs", path.name, files.tree_bytes(path)))
+            if not dry_run:
+                files.remove_file(path)
+        return removed
+
+    def _unused_images(self) -> tuple[Path, ...]:
+        used = self.catalog.image_keys()
+        if self.catalog.writing() or "" in used:
+            return ()  # some may need an image that no manifest names, or none that is whole
+        return self.store.unused_images(used)
+
+
+def _lacks_link(snapshot: Snapshot, stored: dict[Tag, Snapshot]) -> bool:
+    """Whether an ancestor of a snapshot is missing."""
+    seen: set[Tag] = set()
+    while snapshot.parent is not None and snapshot.tag not in seen:
+        seen.add(snapshot.tag)
+        above = stored.get(snapshot.parent)
+        if above is None:
+            return True
+        snapshot = above
+    return False

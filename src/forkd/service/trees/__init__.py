@@ -1,0 +1,1 @@
+"""Running sandboxes as a whole: branched, reset, promoted, compared."""

@@ -1,0 +1,152 @@
+"""Branch a running sandbox: into siblings, into a durable snapshot, or into both of one instant."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from forkd.errors import InvalidRequest
+from forkd.model.caller import Scope
+from forkd.model.sandbox import BranchOptions, BranchResult, check_fork_count
+from forkd.service import seeds
+from forkd.service.sandboxes.forking import Origin
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.supervision import TaskKind
+from forkd.service.trees.stalls import noticed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from forkd.model.caller import Caller, Owner
+    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.snapshot import Snapshot
+    from forkd.service.sandboxes.component import Sandboxes
+    from forkd.service.sandboxes.owner import SandboxOwner
+    from forkd.service.seeds import Seed
+    from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.writing import LinkWriter
+    from forkd.service.supervision import Supervisor
+    from forkd.service.trees.growth import Growth
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A branch that was checked.
+
+    Attributes:
+        owner: Whose the siblings and the snapshot will be.
+        count: How many siblings.
+        options: How they are made.
+        tag: Name of the snapshot; None for none.
+        wait: Whether to wait until that is written.
+    """
+
+    owner: Owner
+    count: int
+    options: BranchOptions
+    tag: Tag | None
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Branches sandboxes; `forkd.service.api.Branches` documents what a caller may ask.
+
+    Attributes:
+        settings: Where seeds live.
+        tasks: Runs branches.
+        sandboxes: What is branched.
+        growth: How far trees may grow.
+        writer: Writes snapshots.
+    """
+
+    settings: HostSettings
+    tasks: Supervisor
+    sandboxes: Sandboxes
+    growth: Growth
+    writer: LinkWriter
+
+    async def branch(  # noqa: PLR0913 - what a caller may ask
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        count: int,
+        options: BranchOptions,
+        *,
+        tag: Tag | None = None,
+        wait: bool = True,
+    ) -> BranchResult:
+        """Branch a running sandbox."""
+        caller.require(Scope.RUN)
+        if tag is not None:
+            caller.require(Scope.SNAPSHOTS)
+        if tag is None or count != 0:
+            check_fork_count(count)
+        source = self.sandboxes.roster.get(caller, sandbox)
+        next_state(source.sandbox.state, LifeEvent.BRANCH)
+        return await self.tasks.finish(
+            TaskKind.BRANCH,
+            self._branch(source, _Plan(caller.owner, count, options, tag, wait)),
+            f"{count} of {sandbox}",
+            undo=lambda result: self.sandboxes.delete_all(s.id for s in result.fork.sandboxes),
+        )
+
+    async def snapshot(
+        self, caller: Caller, sandbox: SandboxId, tag: Tag, *, wait: bool
+    ) -> Snapshot:
+        """Take a durable snapshot of a running sandbox, as a link over what it goes back to.
+
+        It is written to its end even if the caller goes away.
+
+        Raises:
+            ForkdError: As `branch`.
+        """
+        result = await self.branch(caller, sandbox, 0, BranchOptions(), tag=tag, wait=wait)
+        if result.snapshot is None:
+            raise InvalidRequest("a branch without siblings needs a tag", field="tag")
+        return result.snapshot
+
+    async def _branch(self, source: SandboxOwner, plan: _Plan) -> BranchResult:
+        sandbox, options = source.sandbox, plan.options.of(source.sandbox)
+        origin = Origin(sandbox.tag, (*sandbox.ancestors, sandbox.id))
+        async with contextlib.AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            claim = None
+            if plan.tag is not None:
+                claiming = self.writer.claim(plan.tag, sandbox, plan.owner, wait=plan.wait)
+                claim = await enter(claiming)
+            await enter(self.growth.reserve(sandbox, plan.count))
+            batch = await enter(
+                self.sandboxes.forks.prepare(plan.owner, origin, plan.count, options)
+            )
+            async with noticed(source.guest) as stall, self._seed_of(source) as seed:
+                branched_at = datetime.now(UTC)
+                if claim is not None:
+                    claim.write(seed)
+                if plan.count > 0:
+                    async with await seed.connect() as zygote:
+                        await batch.fork(zygote)
+            if claim is not None and plan.wait:
+                await claim.written()
+            fork = await batch.keep(branched_at=branched_at)
+        snapshot = None if claim is None else claim.snapshot
+        result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=snapshot)
+        return replace(result, stall_ms=stall.longest_ms, stall_unknown=stall.unknown)
+
+    @contextlib.asynccontextmanager
+    async def _seed_of(self, source: SandboxOwner) -> AsyncGenerator[Seed, None]:
+        """Have a running sandbox leave a seed of itself, which is retired after the block.
+
+        Raises:
+            NotFound: The sandbox was deleted.
+            Conflict: It does not run.
+            EngineError: The machine ended.
+        """
+        async with source.exclusive("branch") as sandbox:
+            next_state(sandbox.state, LifeEvent.BRANCH)
+            cgroup = seeds.cgroup_of(sandbox)
+            seed = await seeds.take(self.settings, source.control, cgroup)
+        async with seed:
+            yield seed
