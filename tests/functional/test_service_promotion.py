@@ -234,6 +234,18 @@ async def test_a_guest_that_refuses_its_new_name_is_promoted_and_told_again_at_t
         await clear(service, fake_host)
 
 
+async def test_a_machine_of_an_earlier_forkd_is_promoted_and_keeps_its_hostname(
+    fake_host: FakeHost,
+) -> None:
+    async with family(fake_host, "rename=unknown") as (service, parent, (winner, *_)):
+        promotion = await service.promotions.promote(CALLER, winner.id)
+
+        assert promotion.sandbox.id == parent.id
+        assert not service.sandboxes.roster.get(CALLER, parent.id).renaming
+        assert await value(service, parent.id, "identity['hostname']") == winner.hostname
+        await clear(service, fake_host)
+
+
 class Doomed:
     """A service in a process of its own that promotes, and is killed."""
 

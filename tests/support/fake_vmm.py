@@ -19,6 +19,7 @@ Memory is the agent's namespace, pages are its names, and a disk's blocks are th
     reset=die                    the machine ends when it is to be reset
     rename=fail | rename=hang    the agent refuses to be somebody else later; the first time it
                                  never answers, and says so on the console
+    rename=unknown               the machine is of a forkd that knew no `identify`
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ class Machine:
                     self.branch(peer, Path(str(request["directory"])))
             elif op == "reset":
                 self.reset(peer, request)
-            elif op == "identify":
+            elif op == "identify" and "rename=unknown" not in self.agent.knobs:
                 self.identify(peer, request)
             elif op == "status":
                 peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})

@@ -32,7 +32,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKED_FOLDERS = ("functional", "security")
+CHECKED_FOLDERS = ("functional", "security", "upgrade")
 """Folders of tests/ whose tests are checked."""
 
 ENDING_DEADLINE_S = 10.0

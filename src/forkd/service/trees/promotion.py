@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
-from forkd.errors import Conflict, ForkdError, NotFound
+from forkd.errors import Conflict, EngineError, ForkdError, NotFound
 from forkd.model.caller import Scope
 from forkd.model.sandbox import Promotion, Sandbox, SandboxState
 from forkd.model.tree import descendants
@@ -166,9 +166,7 @@ class Promotions:
                 return
             if sandbox.state is SandboxState.RUNNING:
                 await self.leases.readdress(owner.lease)
-                identity = identity_of(sandbox, owner.lease.slot)
-                async with await Control.connect(owner.control) as control:
-                    await control.identify(sandbox.id, identity, deadline_s=IDENTIFY_DEADLINE_S)
+                await _identify(owner, sandbox)
             row = replace(owner.row, renaming=False)
             await self.records.put([row])
             owner.renaming = False
@@ -185,6 +183,21 @@ class Promotions:
                 log.warning("promotion not finished", extra=about)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, RETRY_S_MAX)
+
+
+async def _identify(owner: SandboxOwner, sandbox: Sandbox) -> None:
+    """Give a promoted sandbox's guest its new identity.
+
+    A machine that an earlier forkd started cannot: its guest keeps its hostname until it is reset.
+    """
+    identity = identity_of(sandbox, owner.lease.slot)
+    try:
+        async with await Control.connect(owner.control) as control:
+            await control.identify(sandbox.id, identity, deadline_s=IDENTIFY_DEADLINE_S)
+    except EngineError as error:
+        if error.context.get("control_code") != "invalid_request":
+            raise
+        log.warning("guest not renamed", extra={"sandbox": sandbox.id, "error": str(error)})
 
 
 def losers(child: Sandbox, all_: Iterable[Sandbox]) -> tuple[SandboxId, ...]:
