@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -337,12 +336,12 @@ async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
 
     def fails_at_the_head(store: SnapshotStore, staged: Path, manifest: Manifest) -> None:
         if manifest.tag == "head":
-            raise OSError(28, os.strerror(28))
+            raise CapacityError("No space left on device")
         publish(store, staged, manifest)
 
     monkeypatch.setattr(SnapshotStore, "publish", fails_at_the_head)
 
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(CapacityError, match="No space left"):
         await there.unpack(pack, "head")
 
     assert there.store.tags() == ()

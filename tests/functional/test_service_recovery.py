@@ -192,9 +192,10 @@ async def test_two_services_cannot_have_the_same_folders(fake_host: FakeHost) ->
                 pass
 
 
-async def test_a_service_that_does_not_run_refuses_everything(fake_host: FakeHost) -> None:
+async def test_a_host_that_is_closed_begins_nothing(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
-        pass
+        await fake_host.bake(service, fake_host.recipe())
 
-    with pytest.raises(Conflict, match="does not run"):
-        await service.sandboxes.list(CALLER)
+    with pytest.raises(Conflict, match="stopping"):
+        await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())
+    assert fake_host.vmm_processes() == []

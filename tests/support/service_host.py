@@ -21,7 +21,7 @@ import pytest
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.service.host import Host, open_host
-from forkd.service.settings import HostSettings
+from forkd.service.settings import HostSettings, PackPolicy
 from tests.support import processes
 from tests.support.callers import CALLER
 
@@ -118,6 +118,7 @@ def make_host(folder: Path, run_dir: Path) -> FakeHost:
         run_dir=run_dir,
         cgroup_root=folder / "cgroup" / "forkd",
         settle_s=0.0,  # a fake guest puts nothing off
+        packs=PackPolicy(allow_unsigned=True),
     )
     return FakeHost(folder, settings)
 
