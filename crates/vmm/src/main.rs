@@ -16,13 +16,14 @@ use std::process::ExitCode;
 
 use forkd_proto::compare::CompareConfig;
 use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
-use forkd_vmm::bus::End;
+use forkd_vmm::boot::probe;
+use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
+use forkd_vmm::io::bus::End;
 use forkd_vmm::machine::Machine;
-use forkd_vmm::serve::{self, Server};
 use forkd_vmm::snapshot::state::MachineState;
+use forkd_vmm::sys::process;
 use forkd_vmm::zygote::Zygote;
-use forkd_vmm::{probe, process};
 
 const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
                      compare --config FILE | inspect STATE | probe";
@@ -65,7 +66,7 @@ fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
 
 fn machine(path: &Path) -> Result<(), Error> {
     let config = MachineConfig::parse(&read_config(path)?)?;
-    let place = serve::place(PathBuf::from(&config.directory))?;
+    let place = server::place(PathBuf::from(&config.directory))?;
     let machine = Machine::boot(&config, &place)?;
     let mut server = Server::new(machine, place)?;
     server.open()?;
@@ -88,7 +89,7 @@ fn zygote(path: &Path) -> Result<(), Error> {
 }
 
 fn compare(path: &Path) -> Result<(), Error> {
-    let compared = forkd_vmm::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
+    let compared = forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
     println!("{}", serde_json::json!(compared));
     Ok(())
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use forkd_proto::control::ErrorCode;
-use forkd_vmm::disk::Lower;
-use forkd_vmm::memory::Ram;
+use forkd_vmm::disk::layers::Lower;
+use forkd_vmm::memory::ram::Ram;
 use forkd_vmm::snapshot::state::MachineState;
 use vm_memory::{Bytes, GuestAddress};
 

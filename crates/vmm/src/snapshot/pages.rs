@@ -13,10 +13,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
-use crate::memory::{Ram, address_of};
-use crate::pagemap::Pagemap;
+use crate::memory::ram::{Ram, address_of};
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 use crate::snapshot::runs::{Collector, Index, Run, Table, Units};
+use crate::sys::pagemap::Pagemap;
 
 /// Pages that are copied at a time.
 const COPY_PAGES: u64 = 256;

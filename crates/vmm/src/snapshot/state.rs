@@ -11,10 +11,10 @@ use forkd_devices::virtio::vsock::VsockState;
 use kvm_bindings::{kvm_clock_data, kvm_irqchip};
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::VcpuState;
 use crate::error::Error;
+use crate::kvm::cpu::VcpuState;
 use crate::layout;
-use crate::memory;
+use crate::memory::ram;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 
 /// Largest body of a state file; eight vCPUs need about 200 KiB.
@@ -119,7 +119,7 @@ impl MachineState {
         if vcpus == 0 || vcpus > usize::from(layout::VCPUS_MAX) || self.irqchips.len() != 3 {
             return Err(Error::Damaged(format!("{name}: {vcpus} vCPUs")));
         }
-        memory::check_size(self.memory_bytes)
+        ram::check_size(self.memory_bytes)
             .map_err(|error| Error::Damaged(format!("{name}: {error}")))
     }
 }

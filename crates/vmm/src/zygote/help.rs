@@ -11,10 +11,10 @@ use forkd_proto::frame::Kind;
 use serde_json::json;
 
 use super::{MESSAGE_BYTES_MAX, Report, Zygote};
-use crate::control::Token;
+use crate::control::socket::Token;
 use crate::error::Error;
-use crate::process::{self, Forked};
-use crate::save::{self, Still};
+use crate::machine::save::{self, Still};
+use crate::sys::process::{self, Forked};
 
 /// What is to be done.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forkd_vmm::mapping;
+use forkd_vmm::sys::mapping;
 use kvm_bindings::{CpuId, kvm_regs, kvm_sregs};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use serde_json::{Value, json};

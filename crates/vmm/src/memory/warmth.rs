@@ -13,8 +13,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
-use crate::mapping;
-use crate::pagemap::Pagemap;
+use crate::sys::mapping;
+use crate::sys::pagemap::Pagemap;
 
 /// Most pages that are learned.  A snapshot whose forks write more before they are ready gains
 /// little from more, and its forks' memory shall not grow by what only the first one needed.
@@ -144,7 +144,7 @@ impl Warmth {
 mod tests {
     use super::*;
     use crate::layout;
-    use crate::memory::Ram;
+    use crate::memory::ram::Ram;
     use vm_memory::{Bytes, GuestAddress};
 
     /// Memory with one byte in each of `pages`; where it starts, and this process.

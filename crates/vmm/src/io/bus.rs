@@ -21,13 +21,13 @@ use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::console::ConsoleLog;
-use crate::disk::HostDisk;
-use crate::entropy::KernelEntropy;
+use crate::disk::layers::HostDisk;
 use crate::error::Error;
+use crate::io::console::ConsoleLog;
+use crate::io::entropy::KernelEntropy;
+use crate::io::tap::Tap;
+use crate::io::vsock::VsockHost;
 use crate::layout;
-use crate::tap::Tap;
-use crate::vsock_host::VsockHost;
 
 /// Why a machine is over.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,19 +3,20 @@
 //! Everything that a guest can change is put back to what the fork began with:
 //! private pages and the disk's top are dropped, registers and devices reloaded.
 //! The process stays with its VM, sockets, tap and cgroup, and nothing is left that
-//! could grow.  What a sibling of a live branch began with is in its seed ([`crate::held`]).
-//! The guest then is what it was at the fork, and is made somebody of
-//! its own in the same way ([`crate::handshake`]).
+//! could grow.  What a sibling of a live branch began with is in its seed
+//! ([`crate::memory::held`]).  The guest then is what it was at the fork, and is made somebody of
+//! its own in the same way ([`crate::control::handshake`]).
 
 use std::sync::Arc;
 
-use crate::bus::Bus;
+use crate::boot::generation;
 use crate::error::Error;
-use crate::held::Held;
+use crate::fork::plan::ForkPlan;
+use crate::io::bus::Bus;
+use crate::kvm::vm;
 use crate::machine::{Machine, saved_serial, saved_vsock};
-use crate::plan::ForkPlan;
+use crate::memory::held::Held;
 use crate::snapshot::state::MachineState;
-use crate::{generation, vm};
 
 impl Machine {
     /// Where it can go back to.

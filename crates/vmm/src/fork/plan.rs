@@ -11,19 +11,21 @@ use forkd_proto::control::{Child, Derive, DiskConfig, ZygoteConfig};
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use crate::bus::{Bus, Lines};
-use crate::cpu::{self, VcpuState};
-use crate::disk::{HostDisk, Lower};
+use crate::boot::generation;
+use crate::disk::layers::{HostDisk, Lower};
 use crate::error::Error;
-use crate::held::Held;
+use crate::io::bus::{Bus, Lines};
+use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::vm;
+use crate::layout;
+use crate::machine::vcpu::Vcpus;
 use crate::machine::{Machine, Place, saved_devices};
-use crate::memory::Ram;
-use crate::question::{Notebook, Question};
+use crate::memory::held::Held;
+use crate::memory::question::{Notebook, Question};
+use crate::memory::ram::Ram;
+use crate::memory::warmth::Warmth;
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
-use crate::vcpu::Vcpus;
-use crate::warmth::Warmth;
-use crate::{generation, layout, vm};
 
 /// Largest difference of TSC frequencies that needs no scaling: 1 in this many.
 const TSC_TOLERANCE: u32 = 100;

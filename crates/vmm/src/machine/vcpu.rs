@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::bus::{Bus, End};
-use crate::cpu::VcpuState;
 use crate::error::Error;
-use crate::mapping;
-use crate::urgency::{self, Urgent};
+use crate::io::bus::{Bus, End};
+use crate::kvm::cpu::VcpuState;
+use crate::sys::mapping;
+use crate::sys::urgency::{self, Urgent};
 
 /// Longest wait for vCPUs to stop.  They stop in microseconds; this ends a wait on a broken host.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -435,7 +435,7 @@ mod tests {
 
     use super::{Mode, Shared, Work};
     use crate::error::Error;
-    use crate::urgency::{is_urgent, this_thread};
+    use crate::sys::urgency::{is_urgent, this_thread};
 
     const THREADS: usize = 4;
     const TURNS: usize = 20_000;

@@ -19,15 +19,16 @@ use forkd_proto::limits::AGENT_PORT;
 use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::branch::Branched;
-use crate::bus::End;
-use crate::console;
-use crate::control::{Control, Token};
+use crate::control::handshake::Handshake;
+use crate::control::socket::{Control, Token};
 use crate::error::Error;
-use crate::handshake::Handshake;
+use crate::fork::branch::Branched;
+use crate::fork::plan::ForkPlan;
+use crate::io::bus::End;
+use crate::io::console;
+use crate::machine::save;
 use crate::machine::{Machine, Place};
-use crate::plan::ForkPlan;
-use crate::{process, save};
+use crate::sys::process;
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 32;
@@ -128,7 +129,7 @@ impl Server {
     pub fn open(&mut self) -> Result<(), Error> {
         let path = self.place.directory.join("control.sock");
         self.control = Some(Control::listen(&path, &self.place.epoll, TAG_CONTROL)?);
-        self.machine.bus().vsock(crate::vsock_host::VsockHost::listen)
+        self.machine.bus().vsock(crate::io::vsock::VsockHost::listen)
     }
 
     /// Prepares `post_fork`, resumes the guest, and returns when its agent has answered.

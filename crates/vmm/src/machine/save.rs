@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use forkd_proto::control::{SaveLink, SaveReply, SavedFile};
 
-use crate::disk::Lower;
+use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::memory::Ram;
+use crate::memory::ram::Ram;
 use crate::snapshot::header::Written;
 use crate::snapshot::pages::{self, Lineage};
 use crate::snapshot::state::MachineState;

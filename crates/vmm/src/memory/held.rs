@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::error::Error;
-use crate::pagemap::Pagemap;
+use crate::sys::pagemap::Pagemap;
 
 const MEMORY: &str = "/proc/self/mem";
 
@@ -64,7 +64,7 @@ impl Held {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::process::{self, Forked};
+    use crate::sys::process::{self, Forked};
     use std::io::{Read, Write};
 
     /// A process that has what this one had when it was made, until it is dropped.

@@ -7,7 +7,7 @@
 //!
 //! - a fork copies no page table: the kernel finds a file's pages again;
 //! - the pages that the kernel has copied are what a machine has written
-//!   ([`crate::pagemap`]), and dropping them takes it back;
+//!   ([`crate::sys::pagemap`]), and dropping them takes it back;
 //! - nothing on disk is needed after that, so nobody can pull it from under a
 //!   running child.
 //!
@@ -26,12 +26,12 @@ use vm_memory::{
 };
 
 use crate::error::Error;
-use crate::held::Held;
 use crate::layout::{self, PAGE_SIZE};
-use crate::mapping::{self, Shared};
-use crate::pagemap::{Changed, Pagemap, Private};
+use crate::memory::held::Held;
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
+use crate::sys::mapping::{self, Shared};
+use crate::sys::pagemap::{Changed, Pagemap, Private};
 
 /// Bytes of a granule: what the image holds or lacks as a whole.  A huge page.
 const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
@@ -412,7 +412,7 @@ pub fn address_of(page: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held::tests::Holder;
+    use crate::memory::held::tests::Holder;
     use crate::snapshot::pages::{Lineage, save};
 
     fn path(name: &str) -> PathBuf {

@@ -1,6 +1,6 @@
 //! What forks of a snapshot write for their first client, learned from the first few of them.
 //!
-//! [`crate::warmth`] is about pages that a fork writes before it is ready.  A good many
+//! [`crate::memory::warmth`] is about pages that a fork writes before it is ready.  A good many
 //! more are written when somebody first asks the guest for something, and are nearly the
 //! same in every fork, too.  A fork that is never asked shall not have them, so they are
 //! made a fork's own when its first client connects.
@@ -19,9 +19,9 @@ use std::sync::Arc;
 use vm_memory::GuestMemoryMmap;
 
 use crate::error::Error;
-use crate::mapping;
-use crate::pagemap::Pagemap;
-use crate::warmth::{Range, Warmth};
+use crate::memory::warmth::{Range, Warmth};
+use crate::sys::mapping;
+use crate::sys::pagemap::Pagemap;
 
 /// Most pages that are learned, of all forks together.  A first evaluation writes some 330; a first
 /// question after which more was written is like no other.
@@ -163,7 +163,7 @@ impl Question {
 mod tests {
     use super::*;
     use crate::layout::{MEMORY_BYTES_MIN, PAGE_SIZE};
-    use crate::memory::Ram;
+    use crate::memory::ram::Ram;
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
     struct Guest {

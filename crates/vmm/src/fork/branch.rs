@@ -11,7 +11,7 @@
 //! zygote like any other from then on ([`crate::zygote`]).
 //!
 //! A process with several threads forks here.  The vCPU threads are parked, hold
-//! nothing of the allocator ([`crate::vcpu::Vcpus::each`]), and do not exist in the seed.
+//! nothing of the allocator ([`crate::machine::vcpu::Vcpus::each`]), and do not exist in the seed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::disk::Lower;
+use crate::disk::layers::Lower;
 use crate::error::Error;
+use crate::fork::plan::ForkPlan;
 use crate::machine::{Frozen, Machine};
-use crate::memory::Ram;
-use crate::plan::ForkPlan;
-use crate::process::{self, Forked};
+use crate::memory::ram::Ram;
+use crate::sys::process::{self, Forked};
 use crate::zygote::Zygote;
 
 /// Which process a branch came back in.

@@ -11,9 +11,13 @@ use kvm_ioctls::{Cap, Kvm, VcpuExit};
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::boot::kernel;
 use crate::error::Error;
-use crate::memory::Ram;
-use crate::{boot, cpu, layout, process, vm};
+use crate::kvm::cpu;
+use crate::kvm::vm;
+use crate::layout;
+use crate::memory::ram::Ram;
+use crate::sys::process;
 
 /// Rounds of the loop.  At one cycle a round this is 20 ms on a slow processor.
 const ROUNDS: u32 = 50_000_000;
@@ -69,9 +73,9 @@ fn try_guest() -> Result<Duration, Error> {
     let mut vcpu = vm.create_vcpu(0).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
     vcpu.set_cpuid2(&cpu::cpuid_for(&kvm, 0, 1)?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
     let mut sregs = vcpu.get_sregs().map_err(Error::kvm("KVM_GET_SREGS"))?;
-    boot::long_mode(memory, &mut sregs)?;
+    kernel::long_mode(memory, &mut sregs)?;
     vcpu.set_sregs(&sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
-    let mut registers = boot::registers(boot::Entry { rip: layout::HIGH_RAM_START });
+    let mut registers = kernel::registers(kernel::Entry { rip: layout::HIGH_RAM_START });
     registers.rcx = u64::from(ROUNDS);
     vcpu.set_regs(&registers).map_err(Error::kvm("KVM_SET_REGS"))?;
     // dec ecx; jnz -4; out 0x80, al; hlt

@@ -2,15 +2,15 @@
 //!
 //! What is on the disks was written by guests, so it is read by a process that has nothing to
 //! lose: it opens what it was told of, gives up whatever it could do besides reading that and
-//! saying one line ([`crate::process::confine`]), and only then looks.
+//! saying one line ([`crate::sys::process::confine`]), and only then looks.
 
 use forkd_ext4::Volume;
 use forkd_ext4::compare::{Change, Differences, Limits, Side, compare};
 use forkd_proto::compare::{CompareConfig, CompareEvent, FileChange};
 
-use crate::disk::Lower;
+use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::process;
+use crate::sys::process;
 
 /// Compares the files of two disks.  This process is of no use for anything else afterwards.
 ///

@@ -4,6 +4,9 @@
 //! them is in [`Machine::boot`] and [`ForkPlan::fork`]; everything later (pause,
 //! save, metrics) does not know which it was.
 
+pub mod save;
+pub mod vcpu;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,20 +26,24 @@ use vm_memory::GuestMemoryMmap;
 use vm_superio::Serial;
 use vmm_sys_util::epoll::Epoll;
 
-use crate::bus::{Bus, Console, Devices, Line, Lines};
-use crate::console::ConsoleLog;
-use crate::cpu::{self, VcpuState};
-use crate::disk::{HostDisk, Lower};
-use crate::entropy::KernelEntropy;
+use crate::boot::{acpi, generation, kernel};
+use crate::disk::layers::{HostDisk, Lower};
 use crate::error::Error;
-use crate::memory::Ram;
-use crate::plan::ForkPlan;
-use crate::save::{self, Still};
+use crate::fork::plan::ForkPlan;
+use crate::io::bus::{Bus, Console, Devices, Line, Lines};
+use crate::io::console::ConsoleLog;
+use crate::io::entropy::KernelEntropy;
+use crate::io::tap::Tap;
+use crate::io::vsock::VsockHost;
+use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::vm;
+use crate::layout;
+use crate::machine::save::Still;
+use crate::machine::vcpu::Vcpus;
+use crate::memory::ram;
+use crate::memory::ram::Ram;
 use crate::snapshot::state::{MachineState, SerialState};
-use crate::tap::Tap;
-use crate::vcpu::Vcpus;
-use crate::vsock_host::VsockHost;
-use crate::{acpi, boot, generation, layout, memory, process, vm};
+use crate::sys::process;
 
 /// What every kernel is told, before the configuration's own words.
 ///
@@ -99,13 +106,13 @@ impl Machine {
     ///
     /// [`Error::Invalid`] naming the member of `config` at fault; [`Error::Kvm`] or [`Error::Io`].
     pub fn boot(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
-        memory::check_size(config.memory_bytes)?;
+        ram::check_size(config.memory_bytes)?;
         let kvm = Kvm::new().map_err(Error::kvm("open /dev/kvm"))?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();
         let vm = Arc::new(vm::create(&kvm, memory)?);
         let rsdp = acpi::write_tables(memory, config.vcpus)?;
-        let entry = boot::load(
+        let entry = kernel::load(
             memory,
             config.memory_bytes,
             &config.kernel,
@@ -314,16 +321,16 @@ fn boot_vcpu(
     memory: &GuestMemoryMmap,
     id: u8,
     vcpus: u8,
-    entry: boot::Entry,
+    entry: kernel::Entry,
 ) -> Result<VcpuFd, Error> {
     let fd = vm.create_vcpu(u64::from(id)).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
     fd.set_cpuid2(&cpu::cpuid_for(kvm, id, vcpus)?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
     cpu::set_boot_msrs(&fd)?;
     if id == 0 {
         let mut sregs = fd.get_sregs().map_err(Error::kvm("KVM_GET_SREGS"))?;
-        boot::long_mode(memory, &mut sregs)?;
+        kernel::long_mode(memory, &mut sregs)?;
         fd.set_sregs(&sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
-        fd.set_regs(&boot::registers(entry)).map_err(Error::kvm("KVM_SET_REGS"))?;
+        fd.set_regs(&kernel::registers(entry)).map_err(Error::kvm("KVM_SET_REGS"))?;
     }
     Ok(fd)
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
-use crate::process;
+use crate::sys::process;
 
 /// Connections to one process at a time; more are refused by closing them.
 pub const CONNECTIONS_MAX: usize = 64;

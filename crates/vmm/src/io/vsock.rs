@@ -22,10 +22,10 @@ use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, Vsock, VsockEvent};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::bus::write_and_serve;
+use crate::control::handshake::realtime_ns;
 use crate::error::Error;
-use crate::handshake::realtime_ns;
-use crate::question::Question;
+use crate::io::bus::write_and_serve;
+use crate::memory::question::Question;
 
 /// Bytes moved between a socket and the device at a time, at first: short questions and answers
 /// shall not make a fork own pages that it does not need.

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::error::Error;
 use crate::layout;
-use crate::process;
+use crate::sys::process;
 
 /// Gives this machine an id of its own.
 ///

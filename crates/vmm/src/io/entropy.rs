@@ -10,6 +10,6 @@ pub struct KernelEntropy;
 
 impl Entropy for KernelEntropy {
     fn fill(&mut self, buffer: &mut [u8]) -> io::Result<()> {
-        crate::process::random(buffer)
+        crate::sys::process::random(buffer)
     }
 }

@@ -78,7 +78,7 @@ fn set_policy(thread: libc::pid_t, policy: libc::c_int, priority: libc::c_int) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{Forked, exit_now, fork_into};
+    use crate::sys::process::{Forked, exit_now, fork_into};
 
     #[test]
     fn a_process_forked_meanwhile_is_not_urgent() {

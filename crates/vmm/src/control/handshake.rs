@@ -16,7 +16,7 @@ use forkd_proto::limits::SEED_BYTES;
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::process;
+use crate::sys::process;
 
 /// A guest's clock may be this far off the host's, in nanoseconds, before it is corrected.
 const CLOCK_TOLERANCE_NS: i64 = 20_000_000;

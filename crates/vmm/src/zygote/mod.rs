@@ -31,12 +31,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::bus::End;
-use crate::control::{Control, Token};
+use crate::control::server::{self, Server};
+use crate::control::socket::{Control, Token};
 use crate::error::Error;
-use crate::plan::ForkPlan;
-use crate::process::{self, Forked};
-use crate::serve::{self, Server};
+use crate::fork::plan::ForkPlan;
+use crate::io::bus::End;
+use crate::sys::process::{self, Forked};
 
 /// Children of one zygote that may be on their way to ready at the same time; the rest wait.
 ///
@@ -329,7 +329,7 @@ impl Zygote {
         process::new_session()?;
         process::unblock_child_signals();
         *stage = "build";
-        let place = serve::place(child.directory.clone())?;
+        let place = server::place(child.directory.clone())?;
         let machine = self.plan.fork(child, &place)?;
         let mut server = Server::new(machine, place)?;
         ms.build = since(cloned) - ms.clone;

@@ -1,0 +1,5 @@
+//! Who speaks with a machine from outside: clients at its control socket, and its guest's agent.
+
+pub mod handshake;
+pub mod server;
+pub mod socket;

@@ -1,0 +1,5 @@
+//! Machines of machines: fork points, and what is made of them.
+
+pub mod branch;
+pub mod plan;
+pub mod reset;

@@ -1,0 +1,7 @@
+//! The devices of a machine: the bus that routes accesses, and the host's end of each device.
+
+pub mod bus;
+pub mod console;
+pub mod entropy;
+pub mod tap;
+pub mod vsock;

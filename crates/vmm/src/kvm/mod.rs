@@ -1,0 +1,4 @@
+//! What KVM holds of a machine: its chips and its vCPUs, to be read and put back.
+
+pub mod cpu;
+pub mod vm;

@@ -1,0 +1,6 @@
+//! Guest memory: the image that forks share, what each has written, and what it will write.
+
+pub mod held;
+pub mod question;
+pub mod ram;
+pub mod warmth;
