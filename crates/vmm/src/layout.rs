@@ -12,6 +12,8 @@
 //! A page of guest memory has an *index* that skips the gap: it is what the
 //! memory file counts in.
 
+use crate::error::Error;
+
 /// Size of a page of guest memory, in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
@@ -96,6 +98,32 @@ pub fn ram_regions(memory_bytes: u64) -> Vec<(u64, u64)> {
     vec![(0, MMIO_GAP_START), (MMIO_GAP_END, memory_bytes - MMIO_GAP_START)]
 }
 
+/// Checks a size of guest memory.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] naming the limits.
+pub fn check_memory_size(memory_bytes: u64) -> Result<(), Error> {
+    let allowed = MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX;
+    if allowed.contains(&memory_bytes) && memory_bytes.is_multiple_of(MEMORY_GRANULE) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        field: "memory_bytes",
+        problem: format!(
+            "{memory_bytes} is not a multiple of {MEMORY_GRANULE} from {MEMORY_BYTES_MIN} to \
+             {MEMORY_BYTES_MAX}"
+        ),
+    })
+}
+
+/// Guest address of the page with this index.
+#[must_use]
+pub fn address_of(page: u64) -> u64 {
+    let offset = page * PAGE_SIZE;
+    if offset < MMIO_GAP_START { offset } else { offset - MMIO_GAP_START + MMIO_GAP_END }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,5 +138,23 @@ mod tests {
     #[test]
     fn memory_up_to_the_gap_is_one_region() {
         assert_eq!(ram_regions(3 << 30), [(0, 3 << 30)]);
+    }
+
+    #[test]
+    fn a_page_above_the_gap_has_an_address_above_the_gap() {
+        let last_below = MMIO_GAP_START / PAGE_SIZE - 1;
+
+        assert_eq!(address_of(last_below) + PAGE_SIZE, MMIO_GAP_START);
+        assert_eq!(address_of(last_below + 1), MMIO_GAP_END);
+    }
+
+    #[test]
+    fn sizes_one_granule_outside_the_limits_are_refused() {
+        let granule = MEMORY_GRANULE;
+
+        assert!(check_memory_size(MEMORY_BYTES_MIN).is_ok());
+        assert!(check_memory_size(MEMORY_BYTES_MIN - granule).is_err());
+        assert!(check_memory_size(MEMORY_BYTES_MAX + granule).is_err());
+        assert!(check_memory_size(MEMORY_BYTES_MIN + 4096).is_err());
     }
 }

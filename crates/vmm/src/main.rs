@@ -23,7 +23,7 @@ use forkd_vmm::io::bus::End;
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
 use forkd_vmm::sys::process;
-use forkd_vmm::zygote::Zygote;
+use forkd_vmm::zygote::{Zygote, seed};
 
 const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
                      compare --config FILE | inspect STATE | probe";
@@ -68,7 +68,7 @@ fn machine(path: &Path) -> Result<(), Error> {
     let config = MachineConfig::parse(&read_config(path)?)?;
     let place = server::place(PathBuf::from(&config.directory))?;
     let machine = Machine::boot(&config, &place)?;
-    let mut server = Server::new(machine, place)?;
+    let mut server = Server::new(machine, place, None, seed::live)?;
     server.open()?;
     say(&Event::Listening { pid: std::process::id() });
     server.machine().resume()?;

@@ -7,7 +7,6 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkd_proto::control::Child;
 use forkd_proto::frame::{self, Decoder, Kind};
@@ -16,6 +15,7 @@ use forkd_proto::limits::SEED_BYTES;
 use serde::Deserialize;
 
 use crate::error::Error;
+use crate::sys::clock::realtime_ns;
 use crate::sys::process;
 
 /// A guest's clock may be this far off the host's, in nanoseconds, before it is corrected.
@@ -140,13 +140,6 @@ impl Handshake {
         // A few hundred bytes always fit into an empty socket buffer.
         self.stream.write_all(&bytes).map_err(Error::io("send to the agent"))
     }
-}
-
-/// The host's wall clock, in nanoseconds since the epoch.
-#[must_use]
-pub fn realtime_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

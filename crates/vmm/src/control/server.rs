@@ -22,13 +22,15 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use crate::control::handshake::Handshake;
 use crate::control::socket::{Control, Token};
 use crate::error::Error;
-use crate::fork::branch::Branched;
+use crate::fork::branch::{Branched, SeedLife};
 use crate::fork::plan::ForkPlan;
+use crate::fork::reset;
 use crate::io::bus::End;
 use crate::io::console;
+use crate::machine::Machine;
+use crate::machine::place::Place;
 use crate::machine::save;
-use crate::machine::{Machine, Place};
-use crate::sys::process;
+use crate::sys::{descriptors, process};
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 32;
@@ -60,6 +62,9 @@ pub fn place(directory: PathBuf) -> Result<Place, Error> {
 pub struct Server {
     machine: Machine,
     place: Place,
+    /// Where it was forked; `None` if it booted.
+    origin: Option<Arc<ForkPlan>>,
+    seed_life: SeedLife,
     control: Option<Control>,
     pending: VecDeque<(Token, Vec<u8>)>,
     branches: BTreeMap<u32, Branching>,
@@ -89,15 +94,25 @@ enum Woke {
 }
 
 impl Server {
-    /// Watches what `machine` needs watched.  Opens no socket yet.
+    /// Watches what `machine`, which was forked at `origin` unless it booted, needs watched.  Opens
+    /// no socket yet.
+    ///
+    /// Whoever calls says what a seed of it does, which is to be a zygote: those know servers.
     ///
     /// # Errors
     ///
     /// [`Error::Io`].
-    pub fn new(machine: Machine, place: Place) -> Result<Self, Error> {
+    pub fn new(
+        machine: Machine,
+        place: Place,
+        origin: Option<Arc<ForkPlan>>,
+        seed_life: SeedLife,
+    ) -> Result<Self, Error> {
         let server = Self {
             machine,
             place,
+            origin,
+            seed_life,
             control: None,
             pending: VecDeque::new(),
             branches: BTreeMap::new(),
@@ -276,7 +291,7 @@ impl Server {
     /// Goes back to the fork point; the machine ends if that fails half-way.
     fn reset(&mut self, request: Reset) -> Result<ResetReply, Error> {
         let started = Instant::now();
-        let plan = self.machine.fork_point()?;
+        let plan = reset::fork_point(self.origin.as_ref())?;
         let deadline = started + Duration::from_secs_f64(request.deadline_s);
         self.changing = true;
         let made = self.make_anew(&plan, request, deadline);
@@ -318,9 +333,9 @@ impl Server {
         save::check_empty(&request.directory)?;
         // Nobody waits for seeds, which outlive the request.
         process::mind_children(false);
-        let (report, theirs) = process::pipe()?;
-        match self.machine.branch(request.cgroup.as_deref())? {
-            Branched::Seed(seed) => seed.live(&request.directory, &theirs),
+        let (report, theirs) = descriptors::pipe()?;
+        match self.machine.branch(request.cgroup.as_deref(), self.origin.as_ref())? {
+            Branched::Seed(seed) => (self.seed_life)(*seed, &request.directory, &theirs),
             Branched::Source { pid, pause_ms } => {
                 let reply = BranchReply { pid: pid.unsigned_abs(), pause_ms };
                 let number = self.next_branch;

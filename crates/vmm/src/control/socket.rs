@@ -14,7 +14,7 @@ use serde::Serialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
-use crate::sys::process;
+use crate::sys::{descriptors, process};
 
 /// Connections to one process at a time; more are refused by closing them.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -126,7 +126,7 @@ impl Control {
     }
 
     fn admit(&mut self, stream: UnixStream) -> Result<(), Error> {
-        let uid = process::peer_uid(&stream)?;
+        let uid = descriptors::peer_uid(&stream)?;
         if uid != 0 && uid != process::own_uid() {
             return Err(Error::State("a client of another user"));
         }
@@ -148,10 +148,10 @@ impl Control {
     ///
     /// [`Error::Io`] if a descriptor was not open.
     pub fn close_in_child(&self) -> Result<(), Error> {
-        process::close_in_child(self.listener.as_raw_fd())?;
+        descriptors::close_in_child(self.listener.as_raw_fd())?;
         self.connections
             .values()
-            .try_for_each(|connection| process::close_in_child(connection.stream.as_raw_fd()))
+            .try_for_each(|connection| descriptors::close_in_child(connection.stream.as_raw_fd()))
     }
 
     /// Removes the socket's name.  The process that listens calls this when it ends; a fork of it

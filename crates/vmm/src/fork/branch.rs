@@ -8,27 +8,23 @@
 //!
 //! The kernel's copy-on-write is the snapshot: memory, vCPUs, devices and disk are
 //! those of one instant, at which no vCPU ran and no device acted.  The seed is a
-//! zygote like any other from then on ([`crate::zygote`]).
+//! zygote like any other from then on; [`SeedLife`] makes it one.
 //!
 //! A process with several threads forks here.  The vCPU threads are parked, hold
 //! nothing of the allocator ([`crate::machine::vcpu::Vcpus::each`]), and do not exist in the seed.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
-
-use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::machine::{Frozen, Machine};
 use crate::memory::ram::Ram;
+use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
-use crate::zygote::Zygote;
 
 /// Which process a branch came back in.
 #[derive(Debug)]
@@ -47,21 +43,32 @@ pub enum Branched {
 /// What a seed keeps of the machine that it was.
 #[derive(Debug)]
 pub struct Seed {
-    frozen: Box<Frozen>,
-    ram: Ram,
-    origin: Option<Arc<ForkPlan>>,
+    /// Registers, devices and disk at the instant.
+    pub frozen: Box<Frozen>,
+    /// Memory, which is this process's now.
+    pub ram: Ram,
+    /// Where the machine was forked; `None` if it booted.
+    pub origin: Option<Arc<ForkPlan>>,
 }
 
+/// The rest of a seed's process: it serves in a folder, and says through a file when it does.
+pub type SeedLife = fn(Seed, &Path, &File) -> !;
+
 impl Machine {
-    /// Forks a seed, into `cgroup` or where this process is.
+    /// Forks a seed, into `cgroup` or where this process is; `origin` is where the machine itself
+    /// was forked.
     ///
     /// # Errors
     ///
     /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::State`] if a vCPU
     /// does not stop.  The guest goes on in any case, unless it was paused before.
-    pub fn branch(&mut self, cgroup: Option<&Path>) -> Result<Branched, Error> {
+    pub fn branch(
+        &mut self,
+        cgroup: Option<&Path>,
+        origin: Option<&Arc<ForkPlan>>,
+    ) -> Result<Branched, Error> {
         let cgroup = cgroup.map(process::open_cgroup).transpose()?;
-        let (gate, opener) = process::pipe()?;
+        let (gate, opener) = descriptors::pipe()?;
         let running = self.paused_since.is_none();
         let urgent = running.then(|| self.vcpus.hurry()).flatten();
         let instant = self.pause_and_save().and_then(|vcpus| self.instant(vcpus));
@@ -72,7 +79,7 @@ impl Machine {
                 // On a processor that they share it would come first, and the guest wait for it.
                 drop(opener);
                 drop((&gate).read(&mut [0]));
-                return Ok(self.seed(frozen));
+                return Ok(self.seed(frozen, origin.cloned()));
             }
             Ok((Forked::Parent(pid), instant)) => Ok((pid, instant)),
             Err(error) => Err(error),
@@ -89,9 +96,8 @@ impl Machine {
     }
 
     /// In the new process.
-    fn seed(&self, frozen: Box<Frozen>) -> Branched {
-        let (ram, origin) = (self.ram.clone(), self.origin.clone());
-        Branched::Seed(Box::new(Seed { frozen, ram, origin }))
+    fn seed(&self, frozen: Box<Frozen>, origin: Option<Arc<ForkPlan>>) -> Branched {
+        Branched::Seed(Box::new(Seed { frozen, ram: self.ram.clone(), origin }))
     }
 
     /// Keeps the number of the disk's layers down, while the guest runs.
@@ -108,38 +114,5 @@ impl Machine {
             // There is one layer more; the next branch tries again.
             Err(error) => eprintln!("machine: {error}"),
         }
-    }
-}
-
-impl Seed {
-    /// The seed's whole life.  Says through `report` when it listens in `directory`: an empty
-    /// object, or the payload of an ERROR frame.
-    pub fn live(self, directory: &Path, report: &File) -> ! {
-        let (said, zygote) = match self.start(directory, report) {
-            Ok(zygote) => (json!({}), Some(zygote)),
-            Err(error) => (json!(error.body()), None),
-        };
-        // In one piece: a pipe takes this much at once or not at all.
-        let told = (&*report).write_all(said.to_string().as_bytes()).is_ok();
-        let closed = process::close_in_child(report.as_raw_fd()).is_ok();
-        // A seed that nobody waits for is nobody's.
-        let ended = match zygote {
-            Some(zygote) if told && closed => zygote.run(),
-            _ => process::exit_now(1),
-        };
-        process::exit_now(i32::from(ended.is_err()))
-    }
-
-    fn start(self, directory: &Path, report: &File) -> Result<Zygote, Error> {
-        let mut keep = vec![0, 1, 2, report.as_raw_fd()];
-        let Frozen { state, disk } = *self.frozen;
-        let lower = disk.map(|(lower, _)| lower);
-        keep.extend(lower.iter().flat_map(Lower::descriptors));
-        keep.extend(self.origin.iter().map(|plan| plan.notebook().descriptor()));
-        process::close_all_but(&keep)?;
-        process::new_session()?;
-        process::mind_children(true);
-        let plan = ForkPlan::of_live(state, self.ram, lower, self.origin.as_deref())?;
-        Zygote::serve(plan, directory)
     }
 }

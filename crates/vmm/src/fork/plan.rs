@@ -5,23 +5,17 @@
 //! moment ago.  From then on they are the same.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use forkd_proto::control::{Child, Derive, DiskConfig, ZygoteConfig};
+use forkd_proto::control::{Derive, DiskConfig, ZygoteConfig};
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use crate::boot::generation;
-use crate::disk::layers::{HostDisk, Lower};
+use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::io::bus::{Bus, Lines};
 use crate::kvm::cpu::{self, VcpuState};
-use crate::kvm::vm;
 use crate::layout;
-use crate::machine::vcpu::Vcpus;
-use crate::machine::{Machine, Place, saved_devices};
 use crate::memory::held::Held;
-use crate::memory::question::{Notebook, Question};
+use crate::memory::question::Notebook;
 use crate::memory::ram::Ram;
 use crate::memory::warmth::Warmth;
 use crate::snapshot::pages::Lineage;
@@ -38,22 +32,22 @@ pub struct Host {
     /// The values that a fresh vCPU has in them.
     defaults: Arc<[kvm_msr_entry]>,
     /// The frequency to ask for, if the guest has seen another than this host's.
-    tsc_khz: Option<u32>,
+    pub(super) tsc_khz: Option<u32>,
 }
 
 /// The fork point.
 #[derive(Debug)]
 pub struct ForkPlan {
-    kvm: Kvm,
-    state: MachineState,
-    ram: Ram,
-    lineage: Lineage,
-    lower: Option<Lower>,
-    cpuids: Vec<CpuId>,
-    msrs: Vec<Vec<Msrs>>,
-    host: Host,
-    warmth: OnceLock<Warmth>,
-    notebook: Arc<Notebook>,
+    pub(super) kvm: Kvm,
+    pub(super) state: MachineState,
+    pub(super) ram: Ram,
+    pub(super) lineage: Lineage,
+    pub(super) lower: Option<Lower>,
+    pub(super) cpuids: Vec<CpuId>,
+    pub(super) msrs: Vec<Vec<Msrs>>,
+    pub(super) host: Host,
+    pub(super) warmth: OnceLock<Warmth>,
+    pub(super) notebook: Arc<Notebook>,
     held: Option<Held>,
 }
 
@@ -230,64 +224,6 @@ impl ForkPlan {
                 drop(self.warmth.set(warmth));
             }
         }
-    }
-
-    /// Makes a machine of its own out of this process's view of the fork point.
-    ///
-    /// To be called once, in a process forked for the purpose: the memory of the plan becomes the
-    /// machine's.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::Invalid`] naming the
-    /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
-    pub fn fork(self: &Arc<Self>, child: &Child, place: &Place) -> Result<Machine, Error> {
-        if let Some(warmth) = self.warmth.get() {
-            warmth.apply();
-        }
-        let vm = Arc::new(vm::create(&self.kvm, self.ram.view())?);
-        let fds = (0..self.cpuids.len() as u64)
-            .map(|id| vm.create_vcpu(id).map_err(Error::kvm("KVM_CREATE_VCPU")))
-            .collect::<Result<Vec<_>, _>>()?;
-        vm::restore_irqchips(&vm, &self.state.irqchips)?;
-        vm::restore_clock(&vm, &self.state.clock)?;
-        for (index, fd) in fds.iter().enumerate() {
-            if let Some(khz) = self.host.tsc_khz {
-                fd.set_tsc_khz(khz).map_err(Error::kvm("KVM_SET_TSC_KHZ"))?;
-            }
-            self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
-        }
-        let limit = child.top_limit_bytes;
-        let disk = self
-            .lower
-            .as_ref()
-            .map(|lower| HostDisk::new(lower, &place.directory, limit))
-            .transpose()?;
-        let tap = child.network.as_ref().map(|network| network.tap.as_str());
-        let lines = Arc::new(Lines::new(&vm));
-        let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
-        generation::renew(self.ram.view())?;
-        let bus = Arc::new(Bus::new(lines, self.ram.view().clone(), devices)?);
-        let run_bytes =
-            self.kvm.get_vcpu_mmap_size().map_err(Error::kvm("KVM_GET_VCPU_MMAP_SIZE"))?;
-        let vcpus = Vcpus::start(fds, &bus, run_bytes)?;
-        let (notebook, memory) = (Arc::clone(&self.notebook), self.ram.view().clone());
-        let question = Question::new(notebook, memory, self.warmth.get().cloned());
-        bus.vsock_still(|host| host.expect(question));
-        bus.raise_pending();
-        bus.announce_generation();
-        Ok(Machine {
-            vcpus,
-            bus,
-            vm,
-            ram: self.ram.clone(),
-            vcpu_count: self.size().1,
-            started: Instant::now(),
-            paused_since: Some(Instant::now()),
-            generation: self.state.generation + 1,
-            msr_indices: Arc::clone(&self.host.msr_indices),
-            origin: Some(Arc::clone(self)),
-        })
     }
 }
 

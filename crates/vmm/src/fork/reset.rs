@@ -14,24 +14,25 @@ use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::Bus;
 use crate::kvm::vm;
-use crate::machine::{Machine, saved_serial, saved_vsock};
+use crate::machine::Machine;
+use crate::machine::devices::{saved_serial, saved_vsock};
 use crate::memory::held::Held;
 use crate::snapshot::state::MachineState;
 
-impl Machine {
-    /// Where it can go back to.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::State`] if it was booted, or if it is the branch of a machine whose seed has ended.
-    pub fn fork_point(&self) -> Result<Arc<ForkPlan>, Error> {
-        let Some(plan) = &self.origin else {
-            return Err(Error::State("the machine was booted: it has no fork point"));
-        };
-        plan.held().map_or(Ok(()), Held::check)?;
-        Ok(Arc::clone(plan))
-    }
+/// Where a machine that was forked at `origin` can go back to.
+///
+/// # Errors
+///
+/// [`Error::State`] if it was booted, or if it is the branch of a machine whose seed has ended.
+pub fn fork_point(origin: Option<&Arc<ForkPlan>>) -> Result<Arc<ForkPlan>, Error> {
+    let Some(plan) = origin else {
+        return Err(Error::State("the machine was booted: it has no fork point"));
+    };
+    plan.held().map_or(Ok(()), Held::check)?;
+    Ok(Arc::clone(plan))
+}
 
+impl Machine {
     /// Goes back to `plan`, where it was forked; it is paused afterwards.
     ///
     /// # Errors

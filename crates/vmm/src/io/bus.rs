@@ -10,9 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forkd_devices::virtio::VirtioDevice;
 use forkd_devices::virtio::block::Block;
-use forkd_devices::virtio::mmio::{Effect, Mmio};
+use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::net::Net;
 use forkd_devices::virtio::rng::Rng;
 use kvm_ioctls::VmFd;
@@ -21,10 +20,11 @@ use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::disk::layers::HostDisk;
+use crate::disk::host_disk::HostDisk;
 use crate::error::Error;
 use crate::io::console::ConsoleLog;
 use crate::io::entropy::KernelEntropy;
+use crate::io::queues::{serve_all, write_and_serve};
 use crate::io::tap::Tap;
 use crate::io::vsock::VsockHost;
 use crate::layout;
@@ -406,45 +406,6 @@ impl Bus {
             _ => Ok(()),
         }
     }
-}
-
-/// Writes a register, and serves what that asks for.  Returns whether an interrupt is due.
-pub fn write_and_serve<D: VirtioDevice>(
-    device: &mut Mmio<D>,
-    memory: &GuestMemoryMmap,
-    offset: u64,
-    data: &[u8],
-) -> bool {
-    match device.write(offset, data) {
-        Effect::Notify(queue) => serve(device, memory, queue),
-        _ => false,
-    }
-}
-
-/// Serves a queue until it is empty, or until this thread has done its share.  Returns whether an
-/// interrupt is due.
-fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &GuestMemoryMmap, queue: usize) -> bool {
-    let mut interrupt = false;
-    for _ in 0..PASSES_MAX {
-        interrupt |= device.process(memory, queue);
-        if !device.unfinished() {
-            break;
-        }
-    }
-    interrupt
-}
-
-/// Passes over one queue for one ring: a guest that refills its queue faster than it is emptied
-/// must not keep the thread for ever.  What is left is served by the I/O thread, in
-/// [`Bus::serve_rest`]; the guest would not ring for it again.
-const PASSES_MAX: usize = 64;
-
-fn serve_all<D: VirtioDevice>(
-    device: &mut Mmio<D>,
-    memory: &GuestMemoryMmap,
-    queues: usize,
-) -> bool {
-    (0..queues).fold(false, |interrupt, queue| interrupt | serve(device, memory, queue))
 }
 
 const BLOCK_QUEUES: usize = 1;

@@ -3,5 +3,6 @@
 pub mod bus;
 pub mod console;
 pub mod entropy;
+pub mod queues;
 pub mod tap;
 pub mod vsock;

@@ -22,10 +22,10 @@ use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, Vsock, VsockEvent};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::control::handshake::realtime_ns;
 use crate::error::Error;
-use crate::io::bus::write_and_serve;
+use crate::io::queues::write_and_serve;
 use crate::memory::question::Question;
+use crate::sys::clock::realtime_ns;
 
 /// Bytes moved between a socket and the device at a time, at first: short questions and answers
 /// shall not make a fork own pages that it does not need.

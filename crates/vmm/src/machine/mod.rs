@@ -1,49 +1,40 @@
 //! A machine: memory, vCPUs and devices, made by booting a kernel or by forking a snapshot.
 //!
 //! Both ways end in the same value, with all vCPUs parked.  What differs between
-//! them is in [`Machine::boot`] and [`ForkPlan::fork`]; everything later (pause,
+//! them is in [`Machine::boot`] and in [`crate::fork::child`]; everything later (pause,
 //! save, metrics) does not know which it was.
 
+pub mod devices;
+pub mod place;
 pub mod save;
 pub mod vcpu;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forkd_devices::virtio::VirtioDevice;
-use forkd_devices::virtio::block::Block;
-use forkd_devices::virtio::mmio::Mmio;
-use forkd_devices::virtio::net::Net;
-use forkd_devices::virtio::rng::Rng;
-use forkd_devices::virtio::vsock::Vsock;
 use forkd_proto::control::{
-    MachineConfig, MachineState as RunState, MachineStatus, Metrics, SaveLink, SaveReply, TapConfig,
+    MachineConfig, MachineState as RunState, MachineStatus, Metrics, SaveLink, SaveReply,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
-use vm_superio::Serial;
-use vmm_sys_util::epoll::Epoll;
 
 use crate::boot::{acpi, generation, kernel};
-use crate::disk::layers::{HostDisk, Lower};
+use crate::disk::host_disk::HostDisk;
+use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::fork::plan::ForkPlan;
-use crate::io::bus::{Bus, Console, Devices, Line, Lines};
-use crate::io::console::ConsoleLog;
-use crate::io::entropy::KernelEntropy;
-use crate::io::tap::Tap;
-use crate::io::vsock::VsockHost;
+use crate::io::bus::{Bus, Lines};
 use crate::kvm::cpu::{self, VcpuState};
 use crate::kvm::vm;
 use crate::layout;
+use crate::machine::devices::{fresh_devices, mac_of, save_serial};
+use crate::machine::place::Place;
 use crate::machine::save::Still;
 use crate::machine::vcpu::Vcpus;
-use crate::memory::ram;
 use crate::memory::ram::Ram;
-use crate::snapshot::state::{MachineState, SerialState};
-use crate::sys::process;
+use crate::snapshot::pages::Lineage;
+use crate::snapshot::state::MachineState;
 
 /// What every kernel is told, before the configuration's own words.
 ///
@@ -55,12 +46,6 @@ use crate::sys::process;
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=a pci=off i8042.noaux i8042.nokbd \
                        8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
                        nowatchdog psi=0";
-/// MAC address of a machine that was given none; locally administered.
-const MAC_DEFAULT: [u8; 6] = [0x02, 0xf0, 0x4b, 0xd0, 0x00, 0x01];
-/// Largest payload of a frame, in bytes; the guest is told.
-const MTU: u16 = 1500;
-/// Twenty bytes that the guest sees as the serial number of its disk.
-const DISK_ID: [u8; 20] = *b"forkd\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// What a machine is at one instant, apart from its memory.
 #[derive(Debug)]
@@ -84,19 +69,8 @@ pub struct Machine {
     pub(crate) paused_since: Option<Instant>,
     pub(crate) generation: u64,
     pub(crate) msr_indices: Arc<[u32]>,
-    /// Where it was forked; `None` if it booted.
-    pub(crate) origin: Option<Arc<ForkPlan>>,
-}
-
-/// Where a machine's files are, and who watches its sockets.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The machine's folder.
-    pub directory: PathBuf,
-    /// The poll loop's descriptor.
-    pub epoll: Arc<Epoll>,
-    /// What sets vsock tokens apart from others in that loop.
-    pub vsock_tag: u64,
+    /// What its memory was loaded from; nothing if it booted.
+    pub(crate) lineage: Lineage,
 }
 
 impl Machine {
@@ -106,7 +80,7 @@ impl Machine {
     ///
     /// [`Error::Invalid`] naming the member of `config` at fault; [`Error::Kvm`] or [`Error::Io`].
     pub fn boot(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
-        ram::check_size(config.memory_bytes)?;
+        layout::check_memory_size(config.memory_bytes)?;
         let kvm = Kvm::new().map_err(Error::kvm("open /dev/kvm"))?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();
@@ -149,7 +123,7 @@ impl Machine {
             paused_since: Some(Instant::now()),
             generation: 0,
             msr_indices: cpu::msr_indices(&kvm)?.into(),
-            origin: None,
+            lineage: Lineage::default(),
         })
     }
 
@@ -237,10 +211,9 @@ impl Machine {
         self.check_paused()?;
         save::check_empty(directory)?;
         let Frozen { state, disk } = *self.instant(self.vcpus.save(&self.msr_indices)?)?;
-        let lineage = self.origin.as_ref().map(|plan| plan.lineage().clone()).unwrap_or_default();
         let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
         let still =
-            Still { state: &state, ram: &self.ram, lineage: &lineage, lower: lower.as_ref() };
+            Still { state: &state, ram: &self.ram, lineage: &self.lineage, lower: lower.as_ref() };
         let to = SaveLink { directory: directory.to_path_buf(), memory: Vec::new(), disk_layers };
         save::save(still, &to)
     }
@@ -333,134 +306,4 @@ fn boot_vcpu(
         fd.set_regs(&kernel::registers(entry)).map_err(Error::kvm("KVM_SET_REGS"))?;
     }
     Ok(fd)
-}
-
-fn console_log(place: &Place) -> ConsoleLog {
-    ConsoleLog::new(place.directory.join("console.log"))
-}
-
-fn vsock_host(device: Mmio<Vsock>, place: &Place) -> VsockHost {
-    let path = place.directory.join("vsock.sock");
-    VsockHost::new(device, path, Arc::clone(&place.epoll), place.vsock_tag)
-}
-
-fn fresh_devices(
-    lines: &Arc<Lines>,
-    place: &Place,
-    disk: Option<HostDisk>,
-    network: Option<&TapConfig>,
-) -> Result<Devices, Error> {
-    let tap = network.map(|network| process::open_tap(&network.tap)).transpose()?;
-    let mac = network.map_or(Ok(MAC_DEFAULT), |network| parse_mac(&network.mac))?;
-    Ok(Devices {
-        serial: Serial::new(Line::new(lines, layout::SERIAL_GSI), console_log(place)),
-        block: disk.map(|disk| Mmio::new(Block::new(disk, DISK_ID))),
-        net: Mmio::new(Net::new(Tap::new(tap), mac, MTU)),
-        vsock: vsock_host(Mmio::new(Vsock::new()), place),
-        rng: Mmio::new(Rng::new(KernelEntropy)),
-    })
-}
-
-pub(crate) fn saved_devices(
-    state: &MachineState,
-    lines: &Arc<Lines>,
-    place: &Place,
-    disk: Option<HostDisk>,
-    tap: Option<&str>,
-) -> Result<Devices, Error> {
-    let damaged = |what: &'static str| {
-        move |error: &dyn std::fmt::Display| Error::Damaged(format!("state of {what}: {error}"))
-    };
-    let tap = Tap::new(tap.map(process::open_tap).transpose()?);
-    let block = match (&state.block, disk) {
-        (Some((transport, _)), Some(disk)) => Some(
-            Mmio::restore(transport, Block::new(disk, DISK_ID))
-                .map_err(|error| damaged("the disk")(&error))?,
-        ),
-        _ => None,
-    };
-    Ok(Devices {
-        serial: saved_serial(
-            &state.serial,
-            Line::new(lines, layout::SERIAL_GSI),
-            console_log(place),
-        )?,
-        block,
-        net: Mmio::restore(&state.net.0, Net::new(tap, state.net.1, MTU))
-            .map_err(|error| damaged("the network")(&error))?,
-        vsock: vsock_host(saved_vsock(state)?, place),
-        rng: Mmio::restore(&state.rng, Rng::new(KernelEntropy))
-            .map_err(|error| damaged("the entropy device")(&error))?,
-    })
-}
-
-fn save_serial(serial: &Console) -> SerialState {
-    let state = serial.state();
-    SerialState {
-        baud_divisor_low: state.baud_divisor_low,
-        baud_divisor_high: state.baud_divisor_high,
-        interrupt_enable: state.interrupt_enable,
-        interrupt_identification: state.interrupt_identification,
-        line_control: state.line_control,
-        line_status: state.line_status,
-        modem_control: state.modem_control,
-        modem_status: state.modem_status,
-        scratch: state.scratch,
-        in_buffer: state.in_buffer,
-    }
-}
-
-pub(crate) fn saved_vsock(state: &MachineState) -> Result<Mmio<Vsock>, Error> {
-    let damaged = |error| Error::Damaged(format!("state of vsock: {error}"));
-    let vsock = Vsock::restore(&state.vsock.1).map_err(damaged)?;
-    Mmio::restore(&state.vsock.0, vsock).map_err(damaged)
-}
-
-pub(crate) fn saved_serial(
-    saved: &SerialState,
-    line: Line,
-    log: ConsoleLog,
-) -> Result<Console, Error> {
-    let state = vm_superio::serial::SerialState {
-        baud_divisor_low: saved.baud_divisor_low,
-        baud_divisor_high: saved.baud_divisor_high,
-        interrupt_enable: saved.interrupt_enable,
-        interrupt_identification: saved.interrupt_identification,
-        line_control: saved.line_control,
-        line_status: saved.line_status,
-        modem_control: saved.modem_control,
-        modem_status: saved.modem_status,
-        scratch: saved.scratch,
-        in_buffer: saved.in_buffer.clone(),
-    };
-    Serial::from_state(&state, line, vm_superio::serial::NoEvents, log)
-        .map_err(|error| Error::Damaged(format!("state of the serial console: {error:?}")))
-}
-
-/// The MAC address is the first field of the device's configuration space (virtio 1.2 §5.1.4).
-fn mac_of(net: &Net<Tap>) -> [u8; 6] {
-    let mut mac = [0; 6];
-    net.read_config(0, &mut mac);
-    mac
-}
-
-fn parse_mac(text: &str) -> Result<[u8; 6], Error> {
-    let bytes: Vec<u8> =
-        text.split(':').filter_map(|part| u8::from_str_radix(part, 16).ok()).collect();
-    <[u8; 6]>::try_from(bytes.as_slice()).map_err(|_| Error::Invalid {
-        field: "mac",
-        problem: format!("{text:?} is not six hex bytes with colons"),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mac_address_has_six_bytes() {
-        assert_eq!(parse_mac("02:00:00:00:00:ff").unwrap(), [2, 0, 0, 0, 0, 255]);
-        assert!(parse_mac("02:00:00:00:00").is_err());
-        assert!(parse_mac("02:00:00:00:00:00:00").is_err());
-    }
 }

@@ -8,9 +8,10 @@ use forkd_proto::control::{SaveLink, SaveReply, SavedFile};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
+use crate::memory::delta;
 use crate::memory::ram::Ram;
 use crate::snapshot::header::Written;
-use crate::snapshot::pages::{self, Lineage};
+use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
 
 const FILES: [&str; 3] = ["disk.layer", "memory", "state"];
@@ -81,7 +82,7 @@ fn write(still: Still<'_>, to: &SaveLink) -> Result<Vec<SavedFile>, Error> {
     if let Some(lower) = still.lower {
         record("disk.layer", lower.save(to.disk_layers, &disk)?);
     }
-    record("memory", pages::save(still.ram, still.lineage, &to.memory, &memory)?);
+    record("memory", delta::save(still.ram, still.lineage, &to.memory, &memory)?);
     record("state", still.state.write(&state)?);
     // The names are durable only once their folder is.
     File::open(&to.directory)

@@ -64,6 +64,7 @@ impl Held {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::sys::descriptors;
     use crate::sys::process::{self, Forked};
     use std::io::{Read, Write};
 
@@ -76,11 +77,11 @@ pub(crate) mod tests {
 
     impl Holder {
         pub(crate) fn fork() -> Self {
-            let (mut wait, alive) = process::pipe().unwrap();
+            let (mut wait, alive) = descriptors::pipe().unwrap();
             match process::fork_into(None).unwrap() {
                 Forked::Parent(pid) => Self { pid, _alive: alive },
                 Forked::Child => {
-                    process::close_in_child(std::os::fd::AsRawFd::as_raw_fd(&alive)).unwrap();
+                    descriptors::close_in_child(std::os::fd::AsRawFd::as_raw_fd(&alive)).unwrap();
                     drop(wait.read(&mut [0]));
                     process::exit_now(0);
                 }
@@ -108,7 +109,7 @@ pub(crate) mod tests {
     #[test]
     fn a_fork_reads_what_its_parent_has_and_not_what_itself_has_written() {
         let held = Held::own().unwrap();
-        let (mut said, mut say) = process::pipe().unwrap();
+        let (mut said, mut say) = descriptors::pipe().unwrap();
         let mut word = Box::new([7_u8]);
         let address = std::ptr::from_ref(&*word) as u64;
 

@@ -26,17 +26,14 @@ use vm_memory::{
 };
 
 use crate::error::Error;
-use crate::layout::{self, PAGE_SIZE};
+use crate::layout::{self, PAGE_SIZE, address_of};
 use crate::memory::held::Held;
+use crate::memory::sheet::{GRANULE_BYTES, GRANULE_PAGES, Sheet, pages_by_granule};
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
-use crate::sys::mapping::{self, Shared};
+use crate::sys::mapping;
 use crate::sys::pagemap::{Changed, Pagemap, Private};
 
-/// Bytes of a granule: what the image holds or lacks as a whole.  A huge page.
-const GRANULE_BYTES: u64 = layout::MEMORY_GRANULE;
-/// Pages of a granule.
-const GRANULE_PAGES: u64 = GRANULE_BYTES / PAGE_SIZE;
 /// A granule of which a delta holds at least so many pages is made anew in a file; below that the
 /// pages are copied one by one.  A fork pays for each copied page, and memory for each granule.
 const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
@@ -44,40 +41,19 @@ const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
 /// Most bytes that are read at a time of what another process holds.
 const STRETCH_BYTES_MAX: u64 = 1 << 20;
 
-/// Checks a size of guest memory.
-///
-/// # Errors
-///
-/// [`Error::Invalid`] naming the limits.
-pub fn check_size(memory_bytes: u64) -> Result<(), Error> {
-    let allowed = layout::MEMORY_BYTES_MIN..=layout::MEMORY_BYTES_MAX;
-    if allowed.contains(&memory_bytes) && memory_bytes.is_multiple_of(layout::MEMORY_GRANULE) {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        field: "memory_bytes",
-        problem: format!(
-            "{memory_bytes} is not a multiple of {} from {} to {}",
-            layout::MEMORY_GRANULE,
-            layout::MEMORY_BYTES_MIN,
-            layout::MEMORY_BYTES_MAX
-        ),
-    })
-}
-
 /// A machine's memory, as this process maps it.
 #[derive(Clone, Debug)]
 pub struct Ram {
     view: GuestMemoryMmap,
     bytes: u64,
     // Granules behind which there is a file, and where in it they are.
-    granules: BTreeMap<u64, Place>,
+    granules: BTreeMap<u64, Source>,
     // Pages of deltas that were copied one by one, and where they can be had again.
-    sparse: BTreeMap<u64, Place>,
+    sparse: BTreeMap<u64, Source>,
 }
 
 /// A file in memory, and an offset.
-type Place = (Arc<File>, u64);
+type Source = (Arc<File>, u64);
 
 impl Ram {
     /// Memory of a machine that boots: zero, not reserved, in huge pages where there are any.
@@ -238,10 +214,10 @@ impl Ram {
     /// Fills `bytes` with a page as it was loaded.
     fn original(&self, page: u64, bytes: &mut [u8; 4096]) -> Result<(), Error> {
         let granule = self.granules.get(&(page / GRANULE_PAGES));
-        let place = self.sparse.get(&page).map(|(file, offset)| (file, *offset)).or_else(|| {
+        let source = self.sparse.get(&page).map(|(file, offset)| (file, *offset)).or_else(|| {
             granule.map(|(file, offset)| (file, offset + page % GRANULE_PAGES * PAGE_SIZE))
         });
-        match place {
+        match source {
             None => bytes.fill(0),
             Some((file, offset)) => {
                 file.read_exact_at(bytes, offset).map_err(Error::io("read a page of the image"))?;
@@ -259,8 +235,8 @@ impl Ram {
             mapping::cover(start, run.count * GRANULE_BYTES, &sheet.file, slot * GRANULE_BYTES)?;
         }
         for (granule, slot) in &sheet.slots {
-            let place = (Arc::clone(&sheet.file), slot * GRANULE_BYTES);
-            self.granules.insert(*granule, place);
+            let source = (Arc::clone(&sheet.file), slot * GRANULE_BYTES);
+            self.granules.insert(*granule, source);
         }
         Ok(())
     }
@@ -323,97 +299,12 @@ fn put(view: &GuestMemoryMmap, page: u64, bytes: &[u8]) -> Result<(), Error> {
     view.write_slice(bytes, GuestAddress(address_of(page))).map_err(Error::guest_memory)
 }
 
-/// How many pages of each granule are in `runs`.
-fn pages_by_granule(runs: &[Run]) -> BTreeMap<u64, u64> {
-    let mut pages = BTreeMap::new();
-    for run in runs {
-        let (mut page, end) = (run.first, run.first + run.count);
-        while page < end {
-            let granule = page / GRANULE_PAGES;
-            let next = end.min((granule + 1) * GRANULE_PAGES);
-            *pages.entry(granule).or_default() += next - page;
-            page = next;
-        }
-    }
-    pages
-}
-
-/// Granules in a file in memory, one after the other, while they are filled.
-#[derive(Debug)]
-struct Sheet {
-    file: Arc<File>,
-    shared: Shared,
-    slots: BTreeMap<u64, u64>,
-}
-
-impl Sheet {
-    /// A sheet of zeros; `None` if it would hold nothing.
-    fn new(granules: &BTreeSet<u64>) -> Result<Option<Self>, Error> {
-        if granules.is_empty() {
-            return Ok(None);
-        }
-        let bytes = granules.len() as u64 * GRANULE_BYTES;
-        let file = mapping::memory_file(bytes)?;
-        let shared = Shared::map(&file, bytes, GRANULE_BYTES)?;
-        let slots = granules.iter().copied().zip(0..).collect();
-        Ok(Some(Self { file: Arc::new(file), shared, slots }))
-    }
-
-    fn holds(&self, page: u64) -> bool {
-        self.slots.contains_key(&(page / GRANULE_PAGES))
-    }
-
-    /// Stores consecutive pages of one granule.
-    fn write(&mut self, page: u64, bytes: &[u8]) -> Result<(), Error> {
-        let slot = self
-            .slots
-            .get(&(page / GRANULE_PAGES))
-            .ok_or_else(|| Error::Damaged("a memory file changed while it was read".to_owned()))?;
-        self.shared.write(slot * GRANULE_BYTES + page % GRANULE_PAGES * PAGE_SIZE, bytes)
-    }
-
-    fn copy_from(&mut self, view: &GuestMemoryMmap) -> Result<(), Error> {
-        let mut buffer = vec![0; usize::try_from(GRANULE_BYTES).unwrap_or(0)];
-        for (granule, slot) in &self.slots {
-            let address = GuestAddress(address_of(granule * GRANULE_PAGES));
-            view.read_slice(&mut buffer, address).map_err(Error::guest_memory)?;
-            self.shared.write(slot * GRANULE_BYTES, &buffer)?;
-        }
-        Ok(())
-    }
-
-    /// Consecutive granules that no gap divides, each with the slot of its first.
-    fn runs(&self) -> Vec<(Run, u64)> {
-        const GAP: u64 = layout::MMIO_GAP_START / GRANULE_BYTES;
-        let mut runs: Vec<(Run, u64)> = Vec::new();
-        for (&granule, &slot) in &self.slots {
-            match runs.last_mut() {
-                Some((last, _)) if last.first + last.count == granule && granule != GAP => {
-                    last.count += 1;
-                }
-                _ => runs.push((Run { first: granule, count: 1 }, slot)),
-            }
-        }
-        runs
-    }
-}
-
-/// Guest address of the page with this index.
-#[must_use]
-pub fn address_of(page: u64) -> u64 {
-    let offset = page * PAGE_SIZE;
-    if offset < layout::MMIO_GAP_START {
-        offset
-    } else {
-        offset - layout::MMIO_GAP_START + layout::MMIO_GAP_END
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::delta::save;
     use crate::memory::held::tests::Holder;
-    use crate::snapshot::pages::{Lineage, save};
+    use crate::snapshot::pages::Lineage;
 
     fn path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("forkd-memory-{}-{name}", std::process::id()))
@@ -593,33 +484,5 @@ mod tests {
 
         assert_eq!(error.code(), forkd_proto::control::ErrorCode::Damaged);
         std::fs::remove_file(target).unwrap();
-    }
-
-    #[test]
-    fn granules_on_either_side_of_the_gap_are_two_runs() {
-        let gap = layout::MMIO_GAP_START / GRANULE_BYTES;
-        let sheet = Sheet::new(&BTreeSet::from([1, gap - 1, gap, gap + 1])).unwrap().unwrap();
-
-        let runs: Vec<_> = sheet.runs().iter().map(|(run, slot)| (run.first, *slot)).collect();
-
-        assert_eq!(runs, [(1, 0), (gap - 1, 1), (gap, 2)]);
-    }
-
-    #[test]
-    fn a_page_above_the_gap_has_an_address_above_the_gap() {
-        let last_below = layout::MMIO_GAP_START / PAGE_SIZE - 1;
-
-        assert_eq!(address_of(last_below) + PAGE_SIZE, layout::MMIO_GAP_START);
-        assert_eq!(address_of(last_below + 1), layout::MMIO_GAP_END);
-    }
-
-    #[test]
-    fn sizes_one_granule_outside_the_limits_are_refused() {
-        let granule = layout::MEMORY_GRANULE;
-
-        assert!(check_size(layout::MEMORY_BYTES_MIN).is_ok());
-        assert!(check_size(layout::MEMORY_BYTES_MIN - granule).is_err());
-        assert!(check_size(layout::MEMORY_BYTES_MAX + granule).is_err());
-        assert!(check_size(layout::MEMORY_BYTES_MIN + 4096).is_err());
     }
 }

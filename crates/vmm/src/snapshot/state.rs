@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::kvm::cpu::VcpuState;
 use crate::layout;
-use crate::memory::ram;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 
 /// Largest body of a state file; eight vCPUs need about 200 KiB.
@@ -119,7 +118,7 @@ impl MachineState {
         if vcpus == 0 || vcpus > usize::from(layout::VCPUS_MAX) || self.irqchips.len() != 3 {
             return Err(Error::Damaged(format!("{name}: {vcpus} vCPUs")));
         }
-        ram::check_size(self.memory_bytes)
+        layout::check_memory_size(self.memory_bytes)
             .map_err(|error| Error::Damaged(format!("{name}: {error}")))
     }
 }

@@ -1,5 +1,7 @@
 //! System calls that neither `std` nor the rust-vmm crates wrap.
 
+pub mod clock;
+pub mod descriptors;
 pub mod mapping;
 pub mod pagemap;
 pub mod process;

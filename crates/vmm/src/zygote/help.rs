@@ -14,6 +14,7 @@ use super::{MESSAGE_BYTES_MAX, Report, Zygote};
 use crate::control::socket::Token;
 use crate::error::Error;
 use crate::machine::save::{self, Still};
+use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
 
 /// What is to be done.
@@ -90,7 +91,7 @@ impl Zygote {
             Err(error) => (Err(error), None),
         };
         let told = self.report_help(report).is_ok();
-        let closed = process::close_in_child(self.reports.1.as_raw_fd()).is_ok();
+        let closed = descriptors::close_in_child(self.reports.1.as_raw_fd()).is_ok();
         let ended = match zygote {
             Some(zygote) if told && closed => zygote.run(),
             _ => process::exit_now(1),

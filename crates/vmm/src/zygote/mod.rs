@@ -36,6 +36,7 @@ use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
+use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
 
 /// Children of one zygote that may be on their way to ready at the same time; the rest wait.
@@ -73,6 +74,7 @@ enum Report {
 }
 
 mod help;
+pub mod seed;
 
 use help::{Helper, Task};
 
@@ -129,9 +131,9 @@ impl Zygote {
     ///
     /// [`Error::Io`].
     pub fn serve(plan: ForkPlan, directory: &Path) -> Result<Self, Error> {
-        process::raise_file_limit();
+        descriptors::raise_file_limit();
         let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
-        let reports = process::pipe()?;
+        let reports = descriptors::pipe()?;
         let signals = process::child_signals()?;
         for (fd, tag) in [(reports.0.as_raw_fd(), TAG_REPORTS), (signals.as_raw_fd(), TAG_CHILDREN)]
         {
@@ -331,7 +333,7 @@ impl Zygote {
         *stage = "build";
         let place = server::place(child.directory.clone())?;
         let machine = self.plan.fork(child, &place)?;
-        let mut server = Server::new(machine, place)?;
+        let mut server = Server::new(machine, place, Some(Arc::clone(&self.plan)), seed::live)?;
         ms.build = since(cloned) - ms.clone;
         *stage = "agent";
         server.make_own(child, deadline)?;
@@ -345,9 +347,9 @@ impl Zygote {
     /// Closes what belongs to the zygote alone, so that its clients see its end and not ours.
     fn close_inherited(&self) -> Result<(), Error> {
         self.control.close_in_child()?;
-        process::close_in_child(self.reports.0.as_raw_fd())?;
-        process::close_in_child(self.signals.as_raw_fd())?;
-        process::close_in_child(self.epoll.as_raw_fd())
+        descriptors::close_in_child(self.reports.0.as_raw_fd())?;
+        descriptors::close_in_child(self.signals.as_raw_fd())?;
+        descriptors::close_in_child(self.epoll.as_raw_fd())
     }
 
     /// Tells the zygote.  If it is gone, nobody has heard of us or will: whoever asked for us was
@@ -452,7 +454,7 @@ impl Zygote {
         // The descriptor says only that there is something; `reap` says what.
         drop(self.signals.read(&mut signal));
         // A child writes its report before it exits, so read first what is there.
-        while process::readable(&self.reports.0)? {
+        while descriptors::readable(&self.reports.0)? {
             self.read_reports()?;
         }
         while let Some((pid, status)) = process::reap() {
@@ -479,7 +481,7 @@ impl Zygote {
 ///
 /// Those that were not reported yet cannot be now, and end by themselves.
 fn hold_on() -> Result<(), Error> {
-    process::close_all_but(&[0, 1, 2])?;
+    descriptors::close_all_but(&[0, 1, 2])?;
     process::outlast_children();
     process::exit_now(0)
 }

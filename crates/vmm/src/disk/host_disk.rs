@@ -1,0 +1,304 @@
+//! A machine's disk: immutable layers, and the private top above them.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forkd_devices::disk::{LAYERS_MAX, LayeredDisk};
+use forkd_devices::virtio::block::Disk;
+use forkd_proto::control::DiskMetrics;
+
+use crate::disk::layers::{Lower, Stratum};
+use crate::disk::merge::{Merge, Merged};
+use crate::disk::top::TopFile;
+use crate::error::Error;
+
+/// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
+/// that a machine can be branched any number of times.
+const FROZEN_MAX: usize = 64;
+
+/// A machine's disk.
+#[derive(Debug)]
+pub struct HostDisk {
+    disk: LayeredDisk<TopFile>,
+    lower: Lower,
+    path: PathBuf,
+    /// How many of the layers it was made over.
+    given: usize,
+    limit: u64,
+    /// Bytes in layers that were tops of this machine.
+    frozen_bytes: u64,
+}
+
+impl HostDisk {
+    /// A disk over `lower` whose private top lives in `directory`, with at most `limit` bytes of
+    /// its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`] if the layers do not make a disk of that size.
+    pub fn new(lower: &Lower, directory: &Path, limit: Option<u64>) -> Result<Self, Error> {
+        Self::over(lower, directory.join("disk.top"), limit.unwrap_or(lower.size_bytes))
+    }
+
+    /// The layers below the top.
+    #[must_use]
+    pub fn lower(&self) -> &Lower {
+        &self.lower
+    }
+
+    /// Forgets every write since the disk was made over `lower`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the top's name cannot be taken away, [`Error::Damaged`] if the layers do
+    /// not make a disk.
+    pub fn rewind(&mut self, lower: &Lower) -> Result<(), Error> {
+        if self.disk.top().made().is_some() {
+            std::fs::remove_file(&self.path)
+                .map_err(Error::io(format!("remove {}", self.path.display())))?;
+        }
+        *self = Self::over(lower, self.path.clone(), self.limit)?;
+        Ok(())
+    }
+
+    fn over(lower: &Lower, path: PathBuf, limit: u64) -> Result<Self, Error> {
+        let given = lower.layers.len();
+        let disk = lower.disk(TopFile::new(&path, lower.size_bytes), given, limit)?;
+        Ok(Self { disk, lower: lower.clone(), path, given, limit, frozen_bytes: 0 })
+    }
+
+    /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones:
+    /// those that hold least.
+    #[must_use]
+    pub fn crowded(&self) -> Option<Merge> {
+        let frozen = |stratum: &&Stratum| stratum.path.is_none();
+        if self.lower.layers.iter().filter(frozen).count() <= FROZEN_MAX {
+            return None;
+        }
+        let pairs = self.lower.layers.windows(2).enumerate().filter(|(index, pair)| {
+            // What it was made over and what was its own stay apart.
+            pair.iter().all(|stratum| stratum.path.is_none()) && index + 1 != self.given
+        });
+        let (index, pair) =
+            pairs.min_by_key(|(_, pair)| pair.iter().map(Stratum::blocks).sum::<u64>())?;
+        let pair = Lower { layers: pair.to_vec(), size_bytes: self.lower.size_bytes };
+        Some(Merge { index, pair, path: self.path.with_extension("merged") })
+    }
+
+    /// Goes on with the layer that a merge made of two; they have not changed since it was begun.
+    pub fn adopt(&mut self, merged: Merged) {
+        let Merged { index, stratum } = merged;
+        self.lower.layers.splice(index..index + 2, [stratum]);
+        self.given -= usize::from(index < self.given);
+        let layers = self.lower.layers.iter().map(|stratum| Arc::clone(&stratum.layer));
+        self.disk.restack(layers.collect(), self.lower.layers.len() - self.given);
+    }
+
+    /// How many of those layers it was made over; those above were its top.
+    #[must_use]
+    pub fn given(&self) -> usize {
+        self.given
+    }
+
+    /// Makes what the top holds a layer, and goes on with an empty one.  Costs the same whatever it
+    /// holds.  The layer's file loses its name and lives as long as somebody has it open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the name cannot be taken away, [`Error::State`] if there are as many layers
+    /// as there may be; nothing has changed then.
+    pub fn freeze(&mut self) -> Result<(), Error> {
+        let Some(fd) = self.disk.top().made().map(AsRawFd::as_raw_fd) else { return Ok(()) };
+        if self.disk.top_bytes() == 0 {
+            return Ok(());
+        }
+        if self.lower.layers.len() >= LAYERS_MAX {
+            return Err(Error::State("the disk has as many layers as it may have"));
+        }
+        std::fs::remove_file(&self.path)
+            .map_err(Error::io(format!("freeze {}", self.path.display())))?;
+        self.frozen_bytes += self.disk.top_bytes();
+        let layer = self.disk.freeze(TopFile::new(&self.path, self.lower.size_bytes));
+        self.lower.layers.push(Stratum { layer, fd, path: None });
+        Ok(())
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn metrics(&self) -> DiskMetrics {
+        let stats = self.disk.stats();
+        DiskMetrics {
+            top_bytes: self.frozen_bytes + self.disk.top_bytes(),
+            reads: stats.reads,
+            writes: stats.writes,
+            flushes: stats.flushes,
+        }
+    }
+}
+
+impl Disk for HostDisk {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.disk.read_at(offset, buffer)
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.disk.write_at(offset, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.disk.flush()
+    }
+
+    fn discard(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.disk.discard(offset, length)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        self.disk.write_zeroes(offset, length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("forkd-disk-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_saved_top_is_a_layer_for_the_next_machine() {
+        let folder = folder("layer");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        disk.write_at(4096, &[2; 4096]).unwrap();
+        let layer = folder.join("disk.layer");
+
+        disk.freeze().unwrap();
+        disk.lower().save(disk.given(), &layer).unwrap();
+
+        let lower = Lower::open(&[image, layer], 8 * 4096, None).unwrap();
+        let mut next = HostDisk::new(&lower, &folder.join("next"), None).unwrap();
+        let mut bytes = [0; 3];
+        next.read_at(4095, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 2]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_frozen_top_is_below_the_next_one_and_saved_with_it() {
+        let folder = folder("frozen");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        disk.write_at(0, &[2; 8192]).unwrap();
+        disk.freeze().unwrap();
+        let then = disk.lower().clone();
+
+        disk.write_at(4096, &[3; 4096]).unwrap();
+        disk.write_at(8192, &[1; 4096]).unwrap();
+
+        let mut sibling = HostDisk::new(&then, &folder.join("sibling"), None).unwrap();
+        let (mut ours, mut theirs) = ([0; 3], [0; 3]);
+        disk.read_at(4095, &mut ours).unwrap();
+        sibling.read_at(4095, &mut theirs).unwrap();
+        assert_eq!((ours, theirs), ([2, 3, 3], [2, 2, 2]));
+        assert_eq!(disk.metrics().top_bytes, 4 * 4096);
+        let layer = folder.join("disk.layer");
+        disk.freeze().unwrap();
+        disk.lower().save(disk.given(), &layer).unwrap();
+        let blocks = (std::fs::metadata(&layer).unwrap().len() - 96 - 16) / 4096;
+        assert_eq!(blocks, 2, "a block that is as in the image is not stored");
+        assert!(then.save(3, &layer).is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_frozen_once_too_often_merges_two_layers_and_reads_the_same() {
+        let folder = folder("merged");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut expected = [1_u8; 8];
+        for round in 0..=FROZEN_MAX {
+            assert!(disk.crowded().is_none(), "{round}");
+            let (block, value) = (round * 3 % 8, u8::try_from(round + 2).unwrap());
+            disk.write_at(block as u64 * 4096, &[value; 4096]).unwrap();
+            expected[block] = value;
+            disk.freeze().unwrap();
+        }
+
+        let merged = disk.crowded().unwrap().make().unwrap();
+        disk.adopt(merged);
+
+        assert!(disk.crowded().is_none());
+        let mut found = [0; 8];
+        for (block, slot) in (0..).step_by(4096).zip(found.chunks_mut(1)) {
+            disk.read_at(block, slot).unwrap();
+        }
+        assert_eq!((found, disk.given()), (expected, 1));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn layers_that_the_parent_has_open_are_shared() {
+        let folder = folder("shared");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 4096]).unwrap();
+        let parent = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
+
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, Some(&parent)).unwrap();
+
+        assert!(lower.descriptors().eq(parent.descriptors()));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_only_read_makes_no_file() {
+        let folder = folder("silent");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+
+        disk.read_at(0, &mut [0; 10]).unwrap();
+        disk.flush().unwrap();
+
+        assert!(!folder.join("disk.top").exists());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_flipped_bit_in_a_layer_is_found_when_opening() {
+        let folder = folder("flipped");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        disk.write_at(0, &[3; 4096]).unwrap();
+        let path = folder.join("disk.layer");
+        disk.freeze().unwrap();
+        disk.lower().save(1, &path).unwrap();
+        let mut stored = std::fs::read(&path).unwrap();
+        let last = stored.len() - 1;
+        stored[last] ^= 1;
+        std::fs::write(&path, stored).unwrap();
+
+        let error = Lower::open(&[image, path], 4096, None).unwrap_err();
+
+        assert_eq!(error.code(), forkd_proto::control::ErrorCode::Damaged);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

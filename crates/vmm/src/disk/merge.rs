@@ -1,0 +1,64 @@
+//! Making one layer of two.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forkd_devices::disk::{Layer, Run as DiskRun};
+use forkd_devices::virtio::block::Disk;
+
+use crate::disk::layers::{Lower, NoTop, Stored, Stratum};
+use crate::error::Error;
+use crate::snapshot::runs::{Collector, UNIT_BYTES, Units};
+
+/// Two layers that are to be one.
+#[derive(Debug)]
+pub struct Merge {
+    pub(super) index: usize,
+    pub(super) pair: Lower,
+    pub(super) path: PathBuf,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Merged {
+    pub(super) index: usize,
+    pub(super) stratum: Stratum,
+}
+
+impl Merge {
+    /// Copies what both hold into a file without a name.  Needs no lock: neither changes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the file cannot be written.
+    pub fn make(self) -> Result<Merged, Error> {
+        let Self { index, pair, path } = self;
+        let failed = || Error::io(format!("merge layers into {}", path.display()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let mut file = file.map_err(failed())?;
+        std::fs::remove_file(&path).map_err(failed())?;
+        let mut units = Units::none_of(pair.size_bytes);
+        units.add_runs(pair.layers.iter().flat_map(Stratum::runs));
+        let mut both = pair.disk(NoTop, pair.layers.len(), 0)?;
+        let mut collector = Collector::default();
+        let mut block = [0; 4096];
+        for unit in units.iter() {
+            both.read_at(unit * UNIT_BYTES, &mut block)
+                .and_then(|()| file.write_all(&block))
+                .map_err(failed())?;
+            collector.add(unit);
+        }
+        let runs: Vec<DiskRun> = collector
+            .into_runs()
+            .iter()
+            .map(|run| DiskRun { first: run.first, blocks: run.count })
+            .collect();
+        let fd = file.as_raw_fd();
+        let layer = Layer::from_runs(Stored(file), pair.size_bytes, 0, &runs)
+            .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?;
+        Ok(Merged { index, stratum: Stratum { layer: Arc::new(layer), fd, path: None } })
+    }
+}

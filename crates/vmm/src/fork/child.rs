@@ -1,0 +1,78 @@
+//! A machine out of a fork point, in a process that was forked for it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forkd_proto::control::Child;
+
+use crate::boot::generation;
+use crate::disk::host_disk::HostDisk;
+use crate::error::Error;
+use crate::fork::plan::ForkPlan;
+use crate::io::bus::{Bus, Lines};
+use crate::kvm::vm;
+use crate::machine::Machine;
+use crate::machine::devices::saved_devices;
+use crate::machine::place::Place;
+use crate::machine::vcpu::Vcpus;
+use crate::memory::question::Question;
+
+impl ForkPlan {
+    /// Makes a machine of its own out of this process's view of the fork point.
+    ///
+    /// To be called once, in a process forked for the purpose: the memory of the plan becomes the
+    /// machine's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::Invalid`] naming the
+    /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
+    pub fn fork(&self, child: &Child, place: &Place) -> Result<Machine, Error> {
+        if let Some(warmth) = self.warmth.get() {
+            warmth.apply();
+        }
+        let vm = Arc::new(vm::create(&self.kvm, self.ram.view())?);
+        let fds = (0..self.cpuids.len() as u64)
+            .map(|id| vm.create_vcpu(id).map_err(Error::kvm("KVM_CREATE_VCPU")))
+            .collect::<Result<Vec<_>, _>>()?;
+        vm::restore_irqchips(&vm, &self.state.irqchips)?;
+        vm::restore_clock(&vm, &self.state.clock)?;
+        for (index, fd) in fds.iter().enumerate() {
+            if let Some(khz) = self.host.tsc_khz {
+                fd.set_tsc_khz(khz).map_err(Error::kvm("KVM_SET_TSC_KHZ"))?;
+            }
+            self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
+        }
+        let limit = child.top_limit_bytes;
+        let disk = self
+            .lower
+            .as_ref()
+            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .transpose()?;
+        let tap = child.network.as_ref().map(|network| network.tap.as_str());
+        let lines = Arc::new(Lines::new(&vm));
+        let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
+        generation::renew(self.ram.view())?;
+        let bus = Arc::new(Bus::new(lines, self.ram.view().clone(), devices)?);
+        let run_bytes =
+            self.kvm.get_vcpu_mmap_size().map_err(Error::kvm("KVM_GET_VCPU_MMAP_SIZE"))?;
+        let vcpus = Vcpus::start(fds, &bus, run_bytes)?;
+        let (notebook, memory) = (Arc::clone(&self.notebook), self.ram.view().clone());
+        let question = Question::new(notebook, memory, self.warmth.get().cloned());
+        bus.vsock_still(|host| host.expect(question));
+        bus.raise_pending();
+        bus.announce_generation();
+        Ok(Machine {
+            vcpus,
+            bus,
+            vm,
+            ram: self.ram.clone(),
+            vcpu_count: self.size().1,
+            started: Instant::now(),
+            paused_since: Some(Instant::now()),
+            generation: self.state.generation + 1,
+            msr_indices: Arc::clone(&self.host.msr_indices),
+            lineage: self.lineage.clone(),
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! Descriptors: pipes, taps, who is at the other end, and which ones a fork keeps.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::UnixStream;
+
+use crate::error::Error;
+
+/// A pipe, read end first, that no exec'ed process inherits.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn pipe() -> Result<(File, File), Error> {
+    let mut fds = [0; 2];
+    // SAFETY: `fds` has room for the two descriptors.
+    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
+        return Err(Error::last_os("pipe2"));
+    }
+    // SAFETY: the kernel opened it for us just now, and nothing else knows its number.
+    let read = unsafe { File::from_raw_fd(fds[0]) };
+    // SAFETY: as above.
+    let write = unsafe { File::from_raw_fd(fds[1]) };
+    Ok((read, write))
+}
+
+/// User id of the process at the other end of a Unix socket (`SO_PEERCRED`).
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn peer_uid(stream: &UnixStream) -> Result<u32, Error> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(std::mem::size_of::<libc::ucred>()).unwrap_or(0);
+    // SAFETY: the buffer is a `ucred` and `length` its size, as SO_PEERCRED wants.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 { Err(Error::last_os("SO_PEERCRED")) } else { Ok(credentials.uid) }
+}
+
+/// Raises the limit of open files as far as it goes: a zygote's service has a socket per child.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is initialised.  Where the kernel refuses, the old limit holds.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
+/// Opens the tap device `name`, which must exist, without packet information.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if the name is longer than the kernel's 15 bytes, [`Error::Io`] otherwise.
+pub fn open_tap(name: &str) -> Result<File, Error> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.contains(&0) {
+        return Err(Error::Invalid {
+            field: "tap",
+            problem: format!("{name:?} is no interface name (1 to {} bytes)", libc::IFNAMSIZ - 1),
+        });
+    }
+    // SAFETY: all-zero is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (slot, byte) in request.ifr_name.iter_mut().zip(bytes) {
+        *slot = byte.cast_signed();
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or(0);
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .map_err(Error::io("open /dev/net/tun"))?;
+    // SAFETY: TUNSETIFF takes a pointer to an `ifreq`, which outlives the call.
+    if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
+        return Err(Error::last_os(format!("attach to tap {name}")));
+    }
+    set_nonblocking(file.as_raw_fd())?;
+    Ok(file)
+}
+
+fn set_nonblocking(fd: i32) -> Result<(), Error> {
+    // SAFETY: F_SETFL on an open descriptor of ours.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+        return Err(Error::last_os("fcntl"));
+    }
+    Ok(())
+}
+
+/// Closes a descriptor that a forked child inherited and that its parent's objects still name.
+///
+/// The objects are the parent's; the child never drops them (`process::exit_now`).
+///
+/// # Errors
+///
+/// [`Error::Io`] if it was not open.
+pub fn close_in_child(fd: i32) -> Result<(), Error> {
+    // SAFETY: nothing in the child uses the descriptor any more.
+    if unsafe { libc::close(fd) } < 0 { Err(Error::last_os("close")) } else { Ok(()) }
+}
+
+/// Closes every descriptor of this process but those in `keep`.
+///
+/// For a forked child, whose memory holds objects of its parent that it never drops.
+///
+/// # Errors
+///
+/// [`Error::Io`] if `/proc` does not list them.
+pub fn close_all_but(keep: &[i32]) -> Result<(), Error> {
+    let listed = std::fs::read_dir("/proc/self/fd").map_err(Error::io("list descriptors"))?;
+    let open: Vec<i32> = listed
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|fd| !keep.contains(fd))
+        .collect();
+    for fd in open {
+        // SAFETY: nothing in the child uses the descriptor any more.  The one that the list was
+        // read from is closed already.
+        unsafe { libc::close(fd) };
+    }
+    Ok(())
+}
+
+/// Whether `file` has something to read now.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn readable(file: &File) -> Result<bool, Error> {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one `pollfd`, which outlives the call.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    if ready < 0 { Err(Error::last_os("poll")) } else { Ok(ready > 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_name_one_byte_too_long_is_refused() {
+        let error = open_tap(&"x".repeat(libc::IFNAMSIZ)).unwrap_err();
+
+        assert_eq!(error.code(), forkd_proto::control::ErrorCode::InvalidRequest);
+    }
+}
