@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use crate::load::Duty;
+use crate::duty::Duty;
 use crate::page::{self, BYTES};
 use crate::region::Region;
 

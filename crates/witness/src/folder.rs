@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::blocks;
-use crate::load::Duty;
+use crate::duty::Duty;
 use crate::page::{self, BYTES, Place, WORDS};
 
 /// Files of a folder.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::blocks;
-use crate::load::Duty;
+use crate::duty::Duty;
 use crate::page::{self, BYTES, Place, WORDS};
 
 /// A worker's file.

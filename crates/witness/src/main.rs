@@ -21,6 +21,7 @@
 //! | [`children`] | processes, each of which checks the pages that it is given     |
 //! | [`bank`]     | accounts between all of them, and who has done how many steps  |
 //! | [`gate`]     | where workers stop between steps                               |
+//! | [`duty`]     | what a worker does, whatever it keeps                          |
 //! | [`load`]     | how many of what, in what hurry                                |
 //! | [`run`]      | all of it together, and answers on a Unix socket               |
 //! | [`kernel`]   | what the guest's kernel complains of                           |
@@ -33,6 +34,7 @@ use std::process::ExitCode;
 mod bank;
 mod blocks;
 mod children;
+mod duty;
 mod folder;
 mod gate;
 mod kernel;

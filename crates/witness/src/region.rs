@@ -1,6 +1,6 @@
 //! Pages of memory, which one worker writes in turn.
 
-use crate::load::Duty;
+use crate::duty::Duty;
 use crate::page::{self, Page, Place, WORDS};
 
 /// A worker's pages.  `seq` is the last write that was finished, and says what each page holds.

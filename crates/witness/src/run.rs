@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use crate::bank::Bank;
 use crate::blocks;
+use crate::duty::Duty;
 use crate::gate::Gate;
 use crate::kernel::Log;
-use crate::load::{Duty, Load};
+use crate::load::Load;
 use crate::report::Report;
 
 /// Where its files are: on the machine's disk.
