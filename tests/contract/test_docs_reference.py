@@ -47,7 +47,7 @@ def test_exit_statuses_are_those_of_the_command() -> None:
     ("source", "heading"),
     [
         ("crates/proto/src/guest/reply.rs", "## What the agent says"),
-        ("crates/proto/src/control.rs", "## What a VMM says"),
+        ("crates/proto/src/control/reply.rs", "## What a VMM says"),
     ],
 )
 def test_every_code_of_a_protocol_is_explained(source: str, heading: str) -> None:

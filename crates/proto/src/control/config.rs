@@ -1,0 +1,148 @@
+//! What VMM processes are started with.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::InvalidRequest;
+use crate::limits::{
+    CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES,
+    VCPUS_MAX,
+};
+use crate::parse::{self, check_path};
+
+/// What `forkd-vmm machine` boots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineConfig {
+    /// Existing, empty; for this machine's files.
+    pub directory: PathBuf,
+    /// bzImage or vmlinux.
+    pub kernel: PathBuf,
+    /// Unpacked by the kernel before anything else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initramfs: Option<PathBuf>,
+    /// After the VMM's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// 1 to [`VCPUS_MAX`].
+    pub vcpus: u8,
+    /// Multiple of [`MEMORY_ALIGN_BYTES`].
+    pub memory_bytes: u64,
+    /// The one disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskConfig>,
+    /// The one network interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<TapConfig>,
+    /// Whether to wait for the agent.
+    #[serde(default = "yes")]
+    pub agent: bool,
+}
+
+impl MachineConfig {
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRequest`] naming the member that is missing, unknown, of the wrong type or out of
+    /// range.
+    pub fn parse(json: &[u8]) -> Result<Self, InvalidRequest> {
+        let config: Self = parse::members(parse::object(json)?)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), InvalidRequest> {
+        check_path("directory", &self.directory)?;
+        check_path("kernel", &self.kernel)?;
+        self.initramfs.as_ref().map_or(Ok(()), |path| check_path("initramfs", path))?;
+        if self.cmdline.as_ref().is_some_and(|text| text.len() > CMDLINE_MAX) {
+            return Err(InvalidRequest::field("cmdline", format!("over {CMDLINE_MAX} bytes")));
+        }
+        if !(1..=VCPUS_MAX).contains(&self.vcpus) {
+            return Err(InvalidRequest::field("vcpus", format!("not in 1 to {VCPUS_MAX}")));
+        }
+        let fits = (MEMORY_MIN_BYTES..=MEMORY_MAX_BYTES).contains(&self.memory_bytes);
+        if !fits || !self.memory_bytes.is_multiple_of(MEMORY_ALIGN_BYTES) {
+            return Err(InvalidRequest::field(
+                "memory_bytes",
+                "not a multiple of 2 MiB from 128 MiB to 1 TiB",
+            ));
+        }
+        self.disk.as_ref().map_or(Ok(()), DiskConfig::check)
+    }
+}
+
+/// A disk: immutable layers, and how large the private one above them may grow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// Lowest first: a raw image, then layer files.
+    pub layers: Vec<PathBuf>,
+    /// As the guest sees it.
+    pub size_bytes: u64,
+    /// Most bytes that the private layer may hold; default: no limit but the disk's size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_limit_bytes: Option<u64>,
+}
+
+impl DiskConfig {
+    pub(super) fn check(&self) -> Result<(), InvalidRequest> {
+        if self.layers.is_empty() {
+            return Err(InvalidRequest::field("disk", "has no layers"));
+        }
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(4096) {
+            return Err(InvalidRequest::field("disk", "size_bytes is no multiple of 4096"));
+        }
+        self.layers.iter().try_for_each(|path| check_path("disk", path))
+    }
+}
+
+/// The host's end of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TapConfig {
+    /// Name of an existing tap.
+    pub tap: String,
+    /// `02:…`
+    pub mac: String,
+}
+
+/// What `forkd-vmm zygote` holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZygoteConfig {
+    /// Where `zygote.sock` goes.
+    pub directory: PathBuf,
+    /// The state file.
+    pub state: PathBuf,
+    /// Memory files, base first.
+    pub memory: Vec<PathBuf>,
+    /// The disk as it was when the snapshot was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskConfig>,
+}
+
+impl ZygoteConfig {
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// As [`MachineConfig::parse`].
+    pub fn parse(json: &[u8]) -> Result<Self, InvalidRequest> {
+        let config: Self = parse::members(parse::object(json)?)?;
+        check_path("directory", &config.directory)?;
+        check_path("state", &config.state)?;
+        if config.memory.is_empty() || config.memory.len() > MEMORY_FILES_MAX {
+            return Err(InvalidRequest::field("memory", format!("not 1 to {MEMORY_FILES_MAX}")));
+        }
+        config.memory.iter().try_for_each(|path| check_path("memory", path))?;
+        config.disk.as_ref().map_or(Ok(()), DiskConfig::check)?;
+        Ok(config)
+    }
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,109 @@
+use super::*;
+use crate::limits::{
+    CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
+};
+
+fn machine() -> MachineConfig {
+    MachineConfig {
+        directory: "/run/m".into(),
+        kernel: "/k".into(),
+        initramfs: None,
+        cmdline: None,
+        vcpus: 1,
+        memory_bytes: MEMORY_MIN_BYTES,
+        disk: None,
+        network: None,
+        agent: true,
+    }
+}
+
+fn refused(change: impl FnOnce(&mut MachineConfig)) -> Option<String> {
+    let mut config = machine();
+    change(&mut config);
+    let json = serde_json::to_vec(&config).unwrap();
+    MachineConfig::parse(&json).err().and_then(|error| error.field)
+}
+
+#[test]
+fn a_machine_within_its_limits_is_accepted() {
+    assert_eq!(refused(|_| ()), None);
+    assert_eq!(refused(|m| m.vcpus = VCPUS_MAX), None);
+    assert_eq!(refused(|m| m.memory_bytes = MEMORY_MAX_BYTES), None);
+}
+
+#[test]
+fn a_machine_one_past_a_limit_is_refused_by_name() {
+    assert_eq!(refused(|m| m.vcpus = 0).as_deref(), Some("vcpus"));
+    assert_eq!(refused(|m| m.vcpus = VCPUS_MAX + 1).as_deref(), Some("vcpus"));
+    for bytes in [
+        MEMORY_MIN_BYTES - MEMORY_ALIGN_BYTES,
+        MEMORY_MIN_BYTES + 4096,
+        MEMORY_MAX_BYTES + MEMORY_ALIGN_BYTES,
+    ] {
+        assert_eq!(refused(|m| m.memory_bytes = bytes).as_deref(), Some("memory_bytes"));
+    }
+    let long = "x".repeat(CMDLINE_MAX + 1);
+    assert_eq!(refused(|m| m.cmdline = Some(long)).as_deref(), Some("cmdline"));
+    assert_eq!(refused(|m| m.kernel = "k".into()).as_deref(), Some("kernel"));
+}
+
+#[test]
+fn waiting_for_the_agent_is_the_default() {
+    let json = br#"{"directory":"/d","kernel":"/k","vcpus":1,"memory_bytes":134217728}"#;
+    assert!(MachineConfig::parse(json).unwrap().agent);
+}
+
+#[test]
+fn a_fork_of_none_or_too_many_is_refused() {
+    let child = Child {
+        id: "a".to_owned(),
+        directory: "/d".into(),
+        hostname: "h".to_owned(),
+        machine_id: "0".repeat(32),
+        boot_id: "b".to_owned(),
+        cgroup: None,
+        network: None,
+        top_limit_bytes: None,
+    };
+    let fork = |count| Fork { children: vec![child.clone(); count], deadline_s: 1.0 };
+    assert!(fork(0).check().is_err());
+    assert!(fork(CHILDREN_MAX).check().is_ok());
+    assert!(fork(CHILDREN_MAX + 1).check().is_err());
+}
+
+#[test]
+fn a_link_above_one_file_too_many_is_refused() {
+    let save = |files| SaveLink {
+        directory: "/d".into(),
+        memory: vec!["/m".into(); files],
+        disk_layers: 1,
+    };
+
+    assert!(save(0).check().is_ok());
+    assert!(save(MEMORY_FILES_MAX).check().is_ok());
+    assert!(save(MEMORY_FILES_MAX + 1).check().is_err());
+}
+
+#[test]
+fn branch_save_derive_and_reset_take_absolute_paths_and_known_members_only() {
+    let machine = |text: &str| MachineRequest::parse(text.as_bytes()).err().and_then(|e| e.field);
+    let zygote = |text: &str| ZygoteRequest::parse(text.as_bytes()).err().and_then(|e| e.field);
+
+    assert_eq!(machine(r#"{"op":"branch","directory":"/d"}"#), None);
+    assert_eq!(machine(r#"{"op":"branch","directory":"d"}"#).as_deref(), Some("directory"));
+    let reset = r#"{"op":"reset","hostname":"h","machine_id":"m","boot_id":"b""#;
+    assert_eq!(machine(&format!("{reset}}}")), None);
+    let field = machine(&format!("{reset},\"deadline_s\":0}}"));
+    assert_eq!(field.as_deref(), Some("deadline_s"));
+    assert_eq!(zygote(r#"{"op":"save","directory":"/d"}"#), None);
+    let field = zygote(r#"{"op":"derive","directory":"/d","state":"/s","memory":"m"}"#);
+    assert_eq!(field.as_deref(), Some("memory"));
+}
+
+#[test]
+fn requests_without_members_refuse_members() {
+    let error = MachineRequest::parse(br#"{"op": "stop", "gently": true}"#).unwrap_err();
+    assert_eq!(error.field.as_deref(), Some("gently"));
+    let error = ZygoteRequest::parse(br#"{"op": "stop", "gently": true}"#).unwrap_err();
+    assert_eq!(error.field.as_deref(), Some("gently"));
+}
