@@ -5,52 +5,29 @@ The engine alone, beside a service that only baked: tests own the processes that
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import shutil
-import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from forkd import programs
-from forkd.engine.channel import Channel
-from forkd.engine.configs import (
-    BranchConfig,
-    ChildConfig,
-    DeriveConfig,
-    DiskConfig,
-    Identity,
-    LinkConfig,
-    ZygoteConfig,
-)
+from forkd.engine.configs import LinkConfig
 from forkd.engine.control import Control
-from forkd.engine.frames import Kind
-from forkd.engine.guest import AGENT_PORT, Guest
-from forkd.engine.process import (
-    CONTROL_SOCKET,
-    VSOCK_SOCKET,
-    ZYGOTE_SOCKET,
-    end,
-    end_listener,
-    start_zygote,
-)
-from forkd.engine.replies import ChildReady
+from forkd.engine.process import ZYGOTE_SOCKET, end_listener, start_zygote
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from tests.support.mounts import mounted
-from tests.support.real_host import EVAL_TIMEOUT_S, REAL, baked_host, variant
+from tests.support.real_host import REAL, baked_host, variant
 from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switches_to
+from tests.support.vmm_bench import FORK_DEADLINE_S, bench_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from forkd.engine.replies import Branched, ChildFailed
-    from tests.support.real_host import RealHost
+    from tests.support.vmm_bench import Bench
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -58,10 +35,6 @@ VCPUS = 4
 
 MEMORY_MIB = 4_096
 """More than fits below the hole under 4 GiB, which begins at 3 GiB."""
-
-FORK_DEADLINE_S = 120.0
-
-GREETING_BYTES_MAX = 64
 
 RESETS = 50
 SIBLING_RESETS = 3
@@ -85,137 +58,13 @@ for thread in threads:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A forked machine and how it is reached."""
-
-    directory: Path
-    pid: int
-
-    async def value(self, code: str) -> Any:  # noqa: ANN401 - JSON
-        """Evaluate code that must not raise; return its value."""
-        guest = Guest(self.directory / VSOCK_SOCKET)
-        try:
-            result = await guest.eval(code, EVAL_TIMEOUT_S)
-        finally:
-            guest.close()
-        assert result.error is None, result.error.traceback
-        return result.value
-
-    async def called_from(self) -> int:
-        """Ask the agent something; return the port of the host's that it was asked from."""
-        channel = await Channel.connect(self.directory / VSOCK_SOCKET)
-        try:
-            greeting = await channel.line(f"CONNECT {AGENT_PORT}", GREETING_BYTES_MAX)
-            await channel.send_json(Kind.REQUEST, {"op": "ping"})
-            assert (await channel.receive()).kind is Kind.REPLY
-        finally:
-            channel.close()
-        return int(greeting.removeprefix("OK "))
-
-    async def control(self) -> Control:
-        return await Control.connect(self.directory / CONTROL_SOCKET)
-
-    async def reset(self) -> float:
-        async with await self.control() as control:
-            return await control.reset(identity("again"), deadline_s=FORK_DEADLINE_S)
-
-    def held(self) -> tuple[int, int, int]:
-        """Return its threads, its descriptors, and its own memory in KiB."""
-        proc = Path(f"/proc/{self.pid}")
-        rollup = (proc / "smaps_rollup").read_text().splitlines()
-        (anonymous,) = [line.split()[1] for line in rollup if line.startswith("Anonymous:")]
-        entries = [len(list((proc / name).iterdir())) for name in ("task", "fd")]
-        return entries[0], entries[1], int(anonymous)
-
-
-def identity(hostname: str) -> Identity:
-    return Identity(hostname, secrets.token_hex(16), str(uuid.uuid4()))
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A snapshot held by a zygote, and a folder for what tests make of it."""
-
-    root: Path
-    config: ZygoteConfig
-
-    def folder(self) -> Path:
-        made = self.root / secrets.token_hex(4)
-        made.mkdir()
-        return made
-
-    @contextlib.asynccontextmanager
-    async def forked(self, zygote: Path, count: int = 1) -> AsyncIterator[list[Machine]]:
-        """Fork machines that end with the block."""
-        folders = {f"sb-{number}": self.folder() for number in range(count)}
-        children = [ChildConfig(id_, folder, identity(id_)) for id_, folder in folders.items()]
-        outcomes: list[ChildReady | ChildFailed] = []
-        try:
-            async with await Control.connect(zygote / ZYGOTE_SOCKET) as control:
-                await control.fork(children, deadline_s=FORK_DEADLINE_S, on_outcome=outcomes.append)
-            ready = [outcome for outcome in outcomes if isinstance(outcome, ChildReady)]
-            assert len(ready) == count, outcomes
-            yield [Machine(folders[child.id], child.pid) for child in ready]
-        finally:
-            for folder in folders.values():
-                await end_listener(folder / CONTROL_SOCKET)
-
-    @contextlib.asynccontextmanager
-    async def branched(self, machine: Machine) -> AsyncIterator[tuple[Path, Branched]]:
-        """Branch a machine; the seed ends with the block."""
-        folder = self.folder()
-        try:
-            async with await machine.control() as control:
-                branched = await control.branch(BranchConfig(folder))
-            yield folder, branched
-        finally:
-            await end_listener(folder / ZYGOTE_SOCKET)
-
-    @contextlib.asynccontextmanager
-    async def derived(self, parent: Path, config: DeriveConfig) -> AsyncIterator[Path]:
-        """Put a delta over a zygote; the new one ends with the block."""
-        try:
-            async with await Control.connect(parent / ZYGOTE_SOCKET) as control:
-                await control.derive(config)
-            yield config.directory
-        finally:
-            await end_listener(config.directory / ZYGOTE_SOCKET)
-
-    async def saved(self, seed: Path) -> DeriveConfig:
-        """Have a seed of a child of the snapshot saved as a delta."""
-        assert self.config.disk is not None
-        layers = self.config.disk.layers
-        target = self.folder()
-        async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
-            await control.save_link(LinkConfig(target, self.config.memory, len(layers)))
-        disk = DiskConfig((*layers, target / "disk.layer"), self.config.disk.size_bytes)
-        return DeriveConfig(self.folder(), target / "state", target / "memory", disk)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     """A zygote of a machine with four CPUs and memory on both sides of the hole."""
     recipe = tmp_path_factory.mktemp("recipes") / "large"
     variant(recipe, vcpus=VCPUS, memory_mib=MEMORY_MIB)
-    async with baked_host(recipe) as host:
-        root = host.settings.run_dir / "t"
-        root.mkdir()
-        config = zygote_config(host, root)
-        process = await start_zygote(programs.find(programs.VMM), config)
-        try:
-            yield Bench(root, config)
-        finally:
-            await end(process)
-            process.close()
-            shutil.rmtree(root)
-
-
-def zygote_config(host: RealHost, folder: Path) -> ZygoteConfig:
-    stored = host.snapshot.directory
-    (rootfs,) = host.settings.state_dir.glob("images/*/rootfs.ext4")
-    disk = DiskConfig((rootfs, stored / "disk.layer"), host.snapshot.disk_bytes)
-    return ZygoteConfig(folder, stored / "state", (stored / "memory",), disk)
+    async with baked_host(recipe) as host, bench_of(host) as made:
+        yield made
 
 
 @pytest.fixture
