@@ -38,6 +38,8 @@ pub enum MachineRequest {
     Branch(Branch),
     /// Go back to the fork point.
     Reset(Reset),
+    /// Take another identity, without a stop.
+    Identify(Identify),
     /// Count what happened so far.
     Metrics,
     /// End now, without asking the guest.
@@ -69,6 +71,11 @@ impl MachineRequest {
                 let reset: Reset = parse::members(members)?;
                 check_deadline(reset.deadline_s)?;
                 return Ok(Self::Reset(reset));
+            }
+            "identify" => {
+                let identify: Identify = parse::members(members)?;
+                check_deadline(identify.deadline_s)?;
+                return Ok(Self::Identify(identify));
             }
             _ => {}
         }
@@ -110,6 +117,26 @@ pub struct Branch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reset {
+    /// See [`PostFork`](crate::guest::PostFork), and so for the next two.
+    pub hostname: String,
+    /// 32 lower-case hex digits.
+    pub machine_id: String,
+    /// UUID.
+    pub boot_id: String,
+    /// The guest's end of its network interface; the tap stays the one it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<ChildNetwork>,
+    /// From the request to the agent's answer.
+    #[serde(default = "fork_deadline_default_s")]
+    pub deadline_s: f64,
+}
+
+/// `identify`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identify {
+    /// The sandbox's id, which the guest is told.
+    pub id: String,
     /// See [`PostFork`](crate::guest::PostFork), and so for the next two.
     pub hostname: String,
     /// 32 lower-case hex digits.

@@ -231,7 +231,10 @@ class Control:
             deadline_s: For its agent's answer.
 
         Raises:
-            ForkdError: As `request`; the machine goes on.
+            Conflict: The machine is paused, another identity is under way, or it was reset meanwhile.
+            GuestError: The agent refused or did not answer.  The machine goes on; its guest may
+                have taken a part of the identity.
+            ForkdError: As `request`.
         """
         request = {**as_members(identity), "id": sandbox, "deadline_s": deadline_s}
         timeout_s = deadline_s + REQUEST_TIMEOUT_S

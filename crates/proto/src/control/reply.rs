@@ -85,6 +85,13 @@ pub struct ResetReply {
     pub ms: f64,
 }
 
+/// Answer to `identify`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IdentifyReply {
+    /// From the request to the agent's answer.
+    pub ms: f64,
+}
+
 /// Answer to `metrics`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {

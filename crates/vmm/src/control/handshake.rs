@@ -1,14 +1,15 @@
-//! The first conversation of a forked machine: make its guest somebody of its own.
+//! The conversation that gives a guest its identity.
 //!
-//! The VMM sends `post_fork` to the agent before it opens `vsock.sock` to anybody,
-//! and compares the wall clock that the agent reports with the host's: a request
-//! that took long on a busy host set a time that was already old (ADR 0005).
+//! The VMM sends `post_fork` to the agent and compares the wall clock that the
+//! agent reports with the host's: a request that took long on a busy host set a
+//! time that was already old (ADR 0005).  A forked machine does so before it opens
+//! `vsock.sock`; one that runs when it is asked to `identify`.
 //! `protocol/guest/PROTOCOL.md` says what the agent does.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
-use forkd_proto::control::Child;
+use forkd_proto::control::{Child, ChildNetwork, Identify, Reset};
 use forkd_proto::frame::{self, Decoder, Kind};
 use forkd_proto::guest::{AdjustTime, PostFork, Request, Seed};
 use forkd_proto::limits::SEED_BYTES;
@@ -26,6 +27,45 @@ const CLOCK_TOLERANCE_NS: i64 = 20_000_000;
 /// a correction by that makes it early.  With a thousand machines starting on one processor two of
 /// five readings are such; eight corrections in a row were seen to be, 64 never will.
 const CLOCK_TRIES_MAX: u32 = 64;
+
+/// What a guest is told of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    id: &'a str,
+    hostname: &'a str,
+    machine_id: &'a str,
+    boot_id: &'a str,
+    network: Option<&'a ChildNetwork>,
+}
+
+impl<'a> Identity<'a> {
+    /// The sandbox's id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.id
+    }
+
+    /// That of sandbox `id` after a reset.
+    #[must_use]
+    pub fn after_reset(id: &'a str, reset: &'a Reset) -> Self {
+        let Reset { hostname, machine_id, boot_id, network, deadline_s: _ } = reset;
+        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+    }
+}
+
+impl<'a> From<&'a Child> for Identity<'a> {
+    fn from(child: &'a Child) -> Self {
+        let Child { id, hostname, machine_id, boot_id, network, .. } = child;
+        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+    }
+}
+
+impl<'a> From<&'a Identify> for Identity<'a> {
+    fn from(identify: &'a Identify) -> Self {
+        let Identify { id, hostname, machine_id, boot_id, network, deadline_s: _ } = identify;
+        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+    }
+}
 
 /// A conversation under way.
 #[derive(Debug)]
@@ -52,17 +92,17 @@ impl Handshake {
     /// # Errors
     ///
     /// [`Error::Io`] if the host has no entropy or the stream is closed.
-    pub fn start(stream: UnixStream, child: &Child) -> Result<Self, Error> {
+    pub fn start(stream: UnixStream, identity: Identity<'_>) -> Result<Self, Error> {
         let mut seed = [0; SEED_BYTES];
         process::random(&mut seed).map_err(Error::io("draw a seed"))?;
         let request = Request::PostFork(PostFork {
-            sandbox_id: child.id.clone(),
-            hostname: child.hostname.clone(),
-            machine_id: child.machine_id.clone(),
-            boot_id: child.boot_id.clone(),
+            sandbox_id: identity.id.to_owned(),
+            hostname: identity.hostname.to_owned(),
+            machine_id: identity.machine_id.to_owned(),
+            boot_id: identity.boot_id.to_owned(),
             seed: Seed(seed),
             realtime_ns: realtime_ns(),
-            network: child.network.as_ref().map(forkd_proto::control::ChildNetwork::guest),
+            network: identity.network.map(ChildNetwork::guest),
         });
         let mut handshake = Self { stream, decoder: Decoder::new(), tries: 0 };
         handshake.send(&request)?;
@@ -146,22 +186,17 @@ impl Handshake {
 mod tests {
     use super::*;
 
-    fn child() -> Child {
-        Child {
-            id: "sb-test".into(),
-            directory: "/nonexistent".into(),
-            hostname: "sb-test".into(),
-            machine_id: "0".repeat(32),
-            boot_id: "00000000-0000-4000-8000-000000000000".into(),
-            cgroup: None,
-            network: None,
-            top_limit_bytes: None,
-        }
-    }
+    const IDENTITY: Identity<'_> = Identity {
+        id: "sb-test",
+        hostname: "sb-test",
+        machine_id: "00000000000000000000000000000000",
+        boot_id: "00000000-0000-4000-8000-000000000000",
+        network: None,
+    };
 
     fn start() -> (Handshake, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let handshake = Handshake::start(ours, &child()).unwrap();
+        let handshake = Handshake::start(ours, IDENTITY).unwrap();
         let request = frame::read_frame(&mut theirs).unwrap().unwrap();
         assert!(matches!(Request::parse(&request.payload).unwrap(), Request::PostFork(_)));
         (handshake, theirs)

@@ -12,14 +12,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_proto::control::{
-    Branch, BranchReply, Child, Event, ExitReason, MachineRequest, PauseReply, Reset, ResetReply,
+    Branch, BranchReply, Event, ExitReason, Identify, IdentifyReply, MachineRequest, PauseReply,
+    Reset, ResetReply,
 };
 use forkd_proto::frame::Kind;
-use forkd_proto::limits::AGENT_PORT;
+use serde::Serialize;
 use serde_json::{Value, json};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::control::handshake::Handshake;
+use crate::control::handshake::Identity;
+use crate::control::introduction::Introduction;
 use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::branch::{Branched, SeedLife};
@@ -69,7 +71,8 @@ pub struct Server {
     pending: VecDeque<(Token, Vec<u8>)>,
     branches: BTreeMap<u32, Branching>,
     next_branch: u32,
-    /// The sandbox's id, once the machine is somebody of its own.
+    identifying: Option<Identifying>,
+    /// The sandbox's id, as the guest was told last.
     id: String,
     /// Requests wait: the guest is not yet who it will be.
     changing: bool,
@@ -81,6 +84,15 @@ struct Branching {
     token: Token,
     report: File,
     reply: BranchReply,
+}
+
+/// An `identify` that the agent has not answered yet.
+#[derive(Debug)]
+struct Identifying {
+    token: Token,
+    id: String,
+    started: Instant,
+    introduction: Introduction,
 }
 
 /// Why a poll loop came back.
@@ -117,6 +129,7 @@ impl Server {
             pending: VecDeque::new(),
             branches: BTreeMap::new(),
             next_branch: 0,
+            identifying: None,
             id: String::new(),
             changing: false,
         };
@@ -152,36 +165,23 @@ impl Server {
     /// # Errors
     ///
     /// [`Error::Guest`] if the agent refuses, the guest ends, or `deadline` passes.
-    pub fn make_own(
-        &mut self,
-        child: &forkd_proto::control::Child,
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        self.id.clone_from(&child.id);
+    pub fn make_own(&mut self, identity: Identity<'_>, deadline: Instant) -> Result<(), Error> {
+        identity.id().clone_into(&mut self.id);
         // The connection is queued before the guest runs: it finds it with its first instruction.
-        let (stream, id) = self.machine.bus().vsock(|vsock| vsock.connect(AGENT_PORT))?;
-        let mut handshake = Handshake::start(stream, child)?;
-        self.watch(handshake.stream().as_raw_fd(), TAG_HANDSHAKE)?;
+        let mut introduction = Introduction::start(self.machine.bus(), identity, deadline)?;
+        self.watch(introduction.descriptor(), TAG_HANDSHAKE)?;
         self.machine.resume()?;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Error::Guest(
-                    "the agent has not answered within the fork's deadline; the host may be busy, \
-                     or the image's post-fork hook hang"
-                        .into(),
-                ));
-            }
-            match self.poll(Some(left))? {
+            match self.poll(Some(introduction.time_left()?))? {
                 Woke::Served => {}
                 Woke::Ended(end) => {
                     let said = console::tail(&self.place.directory);
                     return Err(Error::GuestEnded(format!("the machine ended: {end}{said}")));
                 }
                 Woke::Handshake => {
-                    let received_ns = self.machine.bus().vsock(|vsock| vsock.received_ns());
-                    if handshake.advance(received_ns)? {
-                        self.machine.bus().vsock(|vsock| vsock.pass_on(id));
+                    let bus = self.machine.bus();
+                    if introduction.advance(bus)? {
+                        bus.vsock(|vsock| vsock.pass_on(introduction.connection()));
                         return Ok(());
                     }
                 }
@@ -193,9 +193,14 @@ impl Server {
     #[must_use]
     pub fn run(mut self) -> End {
         let end = loop {
-            match self.poll(None) {
+            let timeout = self.identifying.as_ref().map(|under_way| {
+                // One that is late is answered below.
+                under_way.introduction.time_left().unwrap_or_default()
+            });
+            match self.poll(timeout) {
                 Ok(Woke::Ended(end)) => break end,
-                Ok(_) => {}
+                Ok(Woke::Handshake) => self.advance_identify(true),
+                Ok(Woke::Served) => self.advance_identify(false),
                 Err(error) => break End::Error(error.to_string()),
             }
         };
@@ -254,9 +259,7 @@ impl Server {
         while !self.changing {
             let Some((token, request)) = self.pending.pop_front() else { return };
             let Some(answer) = self.handle(token, &request).transpose() else { continue };
-            if let Some(control) = &mut self.control {
-                control.answer(token, answer);
-            }
+            self.answer(token, answer);
         }
     }
 
@@ -279,7 +282,11 @@ impl Server {
                 self.branch(token, &branch)?;
                 return Ok(None);
             }
-            MachineRequest::Reset(reset) => json!(self.reset(reset)?),
+            MachineRequest::Reset(reset) => json!(self.reset(&reset)?),
+            MachineRequest::Identify(identify) => {
+                self.identify(token, identify)?;
+                return Ok(None);
+            }
             MachineRequest::Stop => {
                 machine.bus().end(End::Stopped);
                 json!({})
@@ -289,9 +296,12 @@ impl Server {
     }
 
     /// Goes back to the fork point; the machine ends if that fails half-way.
-    fn reset(&mut self, request: Reset) -> Result<ResetReply, Error> {
+    fn reset(&mut self, request: &Reset) -> Result<ResetReply, Error> {
         let started = Instant::now();
         let plan = reset::fork_point(self.origin.as_ref())?;
+        if let Some(lost) = self.identifying.take() {
+            self.answer::<()>(lost.token, Err(Error::State("the machine was reset meanwhile")));
+        }
         let deadline = started + Duration::from_secs_f64(request.deadline_s);
         self.changing = true;
         let made = self.make_anew(&plan, request, deadline);
@@ -305,27 +315,62 @@ impl Server {
     fn make_anew(
         &mut self,
         plan: &Arc<ForkPlan>,
-        request: Reset,
+        request: &Reset,
         deadline: Instant,
     ) -> Result<(), Error> {
         self.machine.rewind(plan)?;
-        let child = Child {
-            id: self.id.clone(),
-            directory: self.place.directory.clone(),
-            hostname: request.hostname,
-            machine_id: request.machine_id,
-            boot_id: request.boot_id,
-            cgroup: None,
-            network: request.network,
-            top_limit_bytes: None,
-        };
-        self.make_own(&child, deadline)?;
+        let id = self.id.clone();
+        self.make_own(Identity::after_reset(&id, request), deadline)?;
         // The first fork of a snapshot was forked before its zygote had learned anything.  What a
         // sibling has of its own says less: it keeps the pages that its seed has.
         if !plan.is_live() {
             plan.learn(std::process::id().cast_signed());
         }
         self.machine.bus().vsock(|vsock| vsock.admit())
+    }
+
+    /// Has the guest take another identity while it runs; answers when it has.
+    fn identify(&mut self, token: Token, request: Identify) -> Result<(), Error> {
+        let started = Instant::now();
+        if self.identifying.is_some() {
+            return Err(Error::State("the machine is being identified already"));
+        }
+        if !self.machine.is_running() {
+            return Err(Error::State("the machine is paused; resume it first"));
+        }
+        let deadline = started + Duration::from_secs_f64(request.deadline_s);
+        let introduction = Introduction::start(self.machine.bus(), (&request).into(), deadline)?;
+        self.watch(introduction.descriptor(), TAG_HANDSHAKE)?;
+        self.identifying = Some(Identifying { token, id: request.id, started, introduction });
+        Ok(())
+    }
+
+    /// Goes on with an `identify`, of which there is something to read if it is `ready`.
+    fn advance_identify(&mut self, ready: bool) {
+        let Some(mut under_way) = self.identifying.take() else { return };
+        let advanced = if ready {
+            under_way.introduction.advance(self.machine.bus())
+        } else {
+            under_way.introduction.time_left().map(|_| false)
+        };
+        let answer = match advanced {
+            Ok(false) => {
+                self.identifying = Some(under_way);
+                return;
+            }
+            Ok(true) => {
+                self.id = under_way.id;
+                Ok(IdentifyReply { ms: under_way.started.elapsed().as_secs_f64() * 1e3 })
+            }
+            Err(error) => Err(error),
+        };
+        self.answer(under_way.token, answer);
+    }
+
+    fn answer<T: Serialize>(&mut self, token: Token, result: Result<T, Error>) {
+        if let Some(control) = &mut self.control {
+            control.answer(token, result);
+        }
     }
 
     /// Forks a seed; answers when that listens.

@@ -60,6 +60,8 @@ struct Link {
     /// The device has forgotten the stream; the link lives until the socket has everything.
     closed: bool,
     interest: EventSet,
+    /// The host's wall clock when the guest last sent anything, in nanoseconds since the epoch.
+    received_ns: i64,
 }
 
 #[derive(Debug)]
@@ -82,7 +84,6 @@ pub struct VsockHost {
     ids: BTreeMap<Token, Id>,
     next_token: Token,
     chunk: Vec<u8>,
-    received_ns: i64,
     question: Option<Question>,
     /// A connection to a port of the guest that nobody uses.
     spare: Option<(Id, u32)>,
@@ -107,7 +108,6 @@ impl VsockHost {
             ids: BTreeMap::new(),
             next_token: LISTENER + 1,
             chunk: vec![0; CHUNK_BYTES_MIN],
-            received_ns: 0,
             question: None,
             spare: None,
         }
@@ -118,10 +118,12 @@ impl VsockHost {
         self.question = Some(question);
     }
 
-    /// Wall clock at which the guest last sent anything, in nanoseconds since the epoch.
+    /// The host's wall clock when the guest last sent anything on connection `id`, in nanoseconds
+    /// since the epoch; 0 if it has not.
     #[must_use]
-    pub fn received_ns(&self) -> i64 {
-        self.received_ns
+    pub fn received_ns(&self, id: Id) -> i64 {
+        let link = self.by_id.get(&id).and_then(|token| self.links.get(token));
+        link.map_or(0, |link| link.received_ns)
     }
 
     /// Opens `vsock.sock` to clients.
@@ -377,6 +379,7 @@ impl VsockHost {
             client_done: false,
             closed: false,
             interest: EventSet::IN,
+            received_ns: 0,
         };
         self.links.insert(token, link);
         self.by_id.insert(id, token);
@@ -394,7 +397,7 @@ impl VsockHost {
                 return;
             }
             link.leftover.extend_from_slice(&self.chunk[..count]);
-            self.received_ns = realtime_ns();
+            link.received_ns = realtime_ns();
             if let Some(question) = self.question.as_mut().filter(|_| link.greets) {
                 question.answered();
             }

@@ -133,6 +133,12 @@ impl Machine {
         &self.bus
     }
 
+    /// Whether the guest runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.paused_since.is_none()
+    }
+
     /// Lets the guest run.  Returns for how long it stood still, in milliseconds, if it did.
     ///
     /// # Errors

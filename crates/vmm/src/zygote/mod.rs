@@ -336,7 +336,7 @@ impl Zygote {
         let mut server = Server::new(machine, place, Some(Arc::clone(&self.plan)), seed::live)?;
         ms.build = since(cloned) - ms.clone;
         *stage = "agent";
-        server.make_own(child, deadline)?;
+        server.make_own(child.into(), deadline)?;
         ms.agent = since(cloned) - ms.clone - ms.build;
         *stage = "open";
         server.open()?;

@@ -1,0 +1,74 @@
+//! A handshake with the agent of a machine's own guest, with a deadline.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use forkd_devices::virtio::vsock::Id;
+use forkd_proto::limits::AGENT_PORT;
+
+use crate::control::handshake::{Handshake, Identity};
+use crate::error::Error;
+use crate::io::bus::Bus;
+
+/// A handshake under way.  Dropping it closes the connection, which has the agent give it up.
+#[derive(Debug)]
+pub struct Introduction {
+    handshake: Handshake,
+    connection: Id,
+    deadline: Instant,
+}
+
+impl Introduction {
+    /// Calls the agent and sends what it is to be.  The guest need not run yet: it finds the
+    /// connection when it does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the host has no socket or no entropy to give, [`Error::Guest`] if the guest
+    /// has as many connections as it may have.
+    pub fn start(bus: &Bus, identity: Identity<'_>, deadline: Instant) -> Result<Self, Error> {
+        let (stream, connection) = bus.vsock(|vsock| vsock.connect(AGENT_PORT))?;
+        let handshake = Handshake::start(stream, identity)?;
+        Ok(Self { handshake, connection, deadline })
+    }
+
+    /// What to watch for input.
+    #[must_use]
+    pub fn descriptor(&self) -> i32 {
+        self.handshake.stream().as_raw_fd()
+    }
+
+    /// The connection in the vsock device.
+    #[must_use]
+    pub fn connection(&self) -> Id {
+        self.connection
+    }
+
+    /// The descriptor is ready.  Returns whether the guest has taken its identity.
+    ///
+    /// # Errors
+    ///
+    /// As [`Handshake::advance`] and [`Self::time_left`].
+    pub fn advance(&mut self, bus: &Bus) -> Result<bool, Error> {
+        let received_ns = bus.vsock(|vsock| vsock.received_ns(self.connection));
+        // A guest that answers one byte at a time is late as well.
+        Ok(self.handshake.advance(received_ns)? || self.time_left().map(|_| false)?)
+    }
+
+    /// Time until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] if that has passed.
+    pub fn time_left(&self) -> Result<Duration, Error> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Guest(
+                "the agent has not answered within the deadline; the host may be busy, or the \
+                 image's post-fork hook hang"
+                    .into(),
+            ));
+        }
+        Ok(left)
+    }
+}
