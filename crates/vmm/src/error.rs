@@ -24,6 +24,8 @@ pub enum Error {
     },
     /// The machine is not in a state that allows this.
     State(&'static str),
+    /// A vCPU did not stop; the machine runs.
+    Stuck,
     /// The kernel refused a system call or file operation.
     Io {
         /// What was attempted.
@@ -60,7 +62,7 @@ impl Error {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Invalid { .. } | Self::Request { .. } => ErrorCode::InvalidRequest,
-            Self::State(_) => ErrorCode::State,
+            Self::State(_) | Self::Stuck => ErrorCode::State,
             Self::Io { .. } => ErrorCode::Io,
             Self::Kvm { .. } | Self::GuestMemory(_) => ErrorCode::Kvm,
             Self::NotOurs(_) => ErrorCode::NotOurs,
@@ -117,6 +119,7 @@ impl fmt::Display for Error {
             Self::Request { field: Some(field), problem } => write!(f, "{field}: {problem}"),
             Self::Request { field: None, problem } => f.write_str(problem),
             Self::State(problem) => f.write_str(problem),
+            Self::Stuck => f.write_str("a vCPU did not stop in time, so the machine runs on"),
             Self::Io { what, source } => write!(f, "{what}: {source}"),
             Self::Kvm { what, source } => write!(f, "{what}: {source}"),
             Self::GuestMemory(problem) => write!(f, "guest memory: {problem}"),

@@ -156,7 +156,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] if a vCPU does not stop.
+    /// [`Error::Stuck`] if a vCPU does not stop; the guest goes on then.
     pub fn pause(&mut self) -> Result<(), Error> {
         if self.paused_since.is_none() {
             self.vcpus.pause()?;
@@ -169,13 +169,17 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Those of [`Vcpus::pause_and_save`]; then, too, [`Self::resume`] lets the guest go on.
+    /// Those of [`Vcpus::pause_and_save`].  [`Self::resume`] lets the guest go on, if it does not.
     pub fn pause_and_save(&mut self) -> Result<Vec<VcpuState>, Error> {
         if self.paused_since.is_some() {
             return self.vcpus.save(&self.msr_indices);
         }
-        self.paused_since = Some(Instant::now());
-        self.vcpus.pause_and_save(&self.msr_indices)
+        let since = Instant::now();
+        let saved = self.vcpus.pause_and_save(&self.msr_indices);
+        if !matches!(saved, Err(Error::Stuck)) {
+            self.paused_since = Some(since);
+        }
+        saved
     }
 
     /// Answer to `status`.

@@ -58,8 +58,8 @@ struct Inner {
     waiting: Vec<bool>,
     /// The threads' numbers in the kernel; 0 before they have started.
     ids: Vec<libc::pid_t>,
-    /// They are urgent, and calm themselves when they run.
-    urgent: bool,
+    /// Whether each is urgent, and calms itself when it runs.
+    urgent: Vec<bool>,
     stopped_at: Option<Instant>,
     running_at: Option<Instant>,
 }
@@ -74,11 +74,13 @@ impl fmt::Debug for Inner {
 struct Shared {
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Longest wait for the threads to stop or to go on.
+    timeout: Duration,
 }
 
 impl Shared {
     /// Stands between `threads` threads, which are to park, and whoever tells them what to do.
-    fn new(threads: usize) -> Self {
+    fn new(threads: usize, timeout: Duration) -> Self {
         let inner = Inner {
             mode: Mode::Park,
             parked: 0,
@@ -86,11 +88,11 @@ impl Shared {
             work: None,
             waiting: vec![false; threads],
             ids: vec![0; threads],
-            urgent: false,
+            urgent: vec![false; threads],
             stopped_at: None,
             running_at: None,
         };
-        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+        Self { inner: Mutex::new(inner), changed: Condvar::new(), timeout }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -112,18 +114,27 @@ impl Shared {
         let mut inner = self.lock();
         inner.mode = Mode::Run;
         inner = self.tell(inner);
-        self.wait_while(inner, |inner| inner.parked > 0 && !inner.over).map(drop)
+        let (_inner, going) = self.wait_while(inner, |inner| inner.parked > 0 && !inner.over);
+        if going { Ok(()) } else { Err(Error::State("a vCPU did not go on in time")) }
     }
 
     /// Has all threads stop, which `kick` gets to look, and then do `work` if there is any.
-    /// Returns when the last one has.
+    /// Returns when the last one has.  If one does not stop in time, all go on.
     fn pause(&self, work: Option<Work>, kick: impl FnOnce()) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.mode = Mode::Park;
         inner.waiting.fill(work.is_some());
         inner.work = work;
         kick();
-        self.await_all(inner)
+        let stopped = self.await_all(inner);
+        if matches!(stopped, Err(Error::Stuck)) {
+            let mut inner = self.lock();
+            inner.mode = Mode::Run;
+            inner.work = None;
+            inner.waiting.fill(false);
+            drop(self.tell(inner));
+        }
+        stopped
     }
 
     /// Has all threads, which are parked, do `work`.  Returns when the last one has.
@@ -135,27 +146,32 @@ impl Shared {
         inner.waiting.fill(true);
         inner.work = Some(work);
         inner = self.tell(inner);
-        self.await_all(inner)
+        self.await_all(inner).map_err(|error| match error {
+            Error::Stuck => Error::State("a vCPU that is paused cannot be read or written"),
+            other => other,
+        })
     }
 
     fn await_all(&self, inner: MutexGuard<'_, Inner>) -> Result<(), Error> {
-        let mut inner = self.wait_while(inner, |inner| {
+        let (mut inner, stopped) = self.wait_while(inner, |inner| {
             inner.parked < inner.waiting.len() || inner.waiting.contains(&true) && !inner.over
-        })?;
+        });
+        if !stopped {
+            return Err(Error::Stuck);
+        }
         inner.work = None;
         if inner.waiting.contains(&true) { Err(NOT_PAUSED) } else { Ok(()) }
     }
 
+    /// Waits until `condition` is false; returns whether it is.
     fn wait_while<'a>(
         &self,
         inner: MutexGuard<'a, Inner>,
         condition: impl Fn(&Inner) -> bool,
-    ) -> Result<MutexGuard<'a, Inner>, Error> {
-        let waited = self.changed.wait_timeout_while(inner, STOP_TIMEOUT, |inner| condition(inner));
-        match waited.unwrap_or_else(PoisonError::into_inner) {
-            (_, timeout) if timeout.timed_out() => Err(Error::State("a vCPU did not stop in time")),
-            (inner, _) => Ok(inner),
-        }
+    ) -> (MutexGuard<'a, Inner>, bool) {
+        let waited = self.changed.wait_timeout_while(inner, self.timeout, |inner| condition(inner));
+        let (inner, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        (inner, !timeout.timed_out())
     }
 
     /// Waits while the machine is parked, as thread `id`, which has `perform` do what work there
@@ -194,8 +210,8 @@ impl Shared {
             }
         }
         // Before anybody is told, who may then ask for the next stop at once.
-        let (run, last, urgent) = (inner.mode == Mode::Run, inner.parked == 0, inner.urgent);
-        inner.urgent = urgent && !last;
+        let (run, last) = (inner.mode == Mode::Run, inner.parked == 0);
+        let urgent = std::mem::take(&mut inner.urgent[id]);
         drop(inner);
         if last {
             self.changed.notify_all();
@@ -210,7 +226,7 @@ impl Shared {
     /// one until what is returned is dropped.
     fn hurry(&self) -> Option<Urgent> {
         let mut inner = self.lock();
-        inner.urgent = true;
+        inner.urgent.fill(true);
         Urgent::with(&inner.ids)
     }
 }
@@ -230,7 +246,7 @@ impl Vcpus {
     /// [`Error::Io`] if a thread or the signal handler cannot be made.
     pub fn start(fds: Vec<VcpuFd>, bus: &Arc<Bus>, run_bytes: usize) -> Result<Self, Error> {
         install_handler()?;
-        let shared = Arc::new(Shared::new(fds.len()));
+        let shared = Arc::new(Shared::new(fds.len(), STOP_TIMEOUT));
         let mut vcpus = Self { shared, threads: Vec::with_capacity(fds.len()) };
         for (id, mut fd) in fds.into_iter().enumerate() {
             // In a fork it would hold this machine's VM, whatever descriptors are closed there.
@@ -251,7 +267,7 @@ impl Vcpus {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] if one does not within [`STOP_TIMEOUT`].
+    /// [`Error::State`] if one does not within [`STOP_TIMEOUT`]; the others do.
     pub fn resume(&self) -> Result<(), Error> {
         self.shared.resume()
     }
@@ -277,7 +293,7 @@ impl Vcpus {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] if one does not stop within [`STOP_TIMEOUT`].
+    /// [`Error::Stuck`] if one does not stop within [`STOP_TIMEOUT`]; all run then.
     pub fn pause(&self) -> Result<(), Error> {
         self.shared.pause(None, || self.kick())
     }
@@ -286,7 +302,7 @@ impl Vcpus {
     ///
     /// # Errors
     ///
-    /// As these; the vCPUs may be stopped all the same.
+    /// [`Error::Stuck`] as [`Self::pause`]; those of [`Self::save`], and all are stopped then.
     pub fn pause_and_save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
         gather(self.threads.len(), saving(msr_indices), |work| {
             self.shared.pause(Some(work), || self.kick())
@@ -430,10 +446,11 @@ fn run_until_interrupted(fd: &mut VcpuFd, bus: &Bus) -> Result<(), End> {
 mod tests {
     use std::array;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
+    use std::sync::{Arc, Mutex, mpsc};
     use std::thread::{self, Thread};
+    use std::time::Duration;
 
-    use super::{Mode, Shared, Work};
+    use super::{Mode, STOP_TIMEOUT, Shared, Work};
     use crate::error::Error;
     use crate::sys::urgency::{is_urgent, this_thread};
 
@@ -448,7 +465,8 @@ mod tests {
         at_work: impl Fn() + Sync,
         drive: impl Fn(&Shared, &dyn Fn()) -> Result<(), Error>,
     ) {
-        let (shared, running, at_work) = (&Shared::new(THREADS), &AtomicUsize::new(0), &at_work);
+        let shared = &Shared::new(THREADS, STOP_TIMEOUT);
+        let (running, at_work) = (&AtomicUsize::new(0), &at_work);
         thread::scope(|scope| {
             let run = move |id| {
                 let perform = |_| {
@@ -511,6 +529,37 @@ mod tests {
             shared.resume()?;
             assert!(shared.perform(Arc::new(|_, _| ())).is_err(), "work for threads that run");
             Ok(())
+        });
+    }
+
+    #[test]
+    fn threads_of_which_one_does_not_stop_in_time_all_go_on() {
+        let shared = &Shared::new(2, Duration::from_millis(1));
+        let (say, said) = mpsc::channel();
+        let hears = || said.recv_timeout(STOP_TIMEOUT);
+        thread::scope(|scope| {
+            let also_says = say.clone();
+            let stops = scope.spawn(move || {
+                while shared.park(0, drop) {
+                    say.send(()).unwrap();
+                    thread::park();
+                }
+            });
+            let busy = scope.spawn(move || {
+                if shared.park(1, drop) {
+                    also_says.send(()).unwrap();
+                    thread::park();
+                }
+            });
+            let end = || [&stops, &busy].iter().for_each(|thread| thread.thread().unpark());
+            let _ending = Ending { shared, kick: &end };
+            shared.resume().unwrap();
+            hears().and_then(|()| hears()).unwrap();
+
+            let refused = shared.pause(None, || stops.thread().unpark());
+
+            assert!(matches!(refused, Err(Error::Stuck)));
+            hears().unwrap();
         });
     }
 
