@@ -10,7 +10,8 @@ use forkd_proto::control::{Derive, DeriveReply, ErrorBody, ErrorCode, SaveLink};
 use forkd_proto::frame::Kind;
 use serde_json::json;
 
-use super::{MESSAGE_BYTES_MAX, Report, Zygote};
+use super::Zygote;
+use super::report::Report;
 use crate::control::socket::Token;
 use crate::error::Error;
 use crate::machine::save::{self, Still};
@@ -108,14 +109,9 @@ impl Zygote {
 
     fn report_help(&self, result: Result<serde_json::Value, Error>) -> std::io::Result<()> {
         let pid = std::process::id().cast_signed();
-        self.send_report(&match result {
+        self.send_report(match result {
             Ok(reply) => Report::Done { pid, reply },
-            Err(error) => {
-                let mut error = error.body();
-                let cut = error.message.floor_char_boundary(MESSAGE_BYTES_MAX);
-                error.message.truncate(cut);
-                Report::Refused { pid, error }
-            }
+            Err(error) => Report::Refused { pid, error: error.body() },
         })
     }
 

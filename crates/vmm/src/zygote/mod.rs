@@ -23,12 +23,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_proto::control::{
-    Child, ErrorBody, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest,
-    ZygoteStatus,
+    Child, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest, ZygoteStatus,
 };
 use forkd_proto::frame::Kind;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::control::server::{self, Server};
@@ -46,10 +44,6 @@ use crate::sys::process::{self, Forked};
 pub const STARTING_MAX: usize = 64;
 /// How often a child is forked whose guest ends before its agent has answered.
 pub const ATTEMPTS_MAX: u32 = 3;
-/// Longest report of a child: pipes take this much at once or not at all (`PIPE_BUF`).
-const REPORT_BYTES_MAX: usize = 4096;
-/// Longest message in a report, so that it fits.
-const MESSAGE_BYTES_MAX: usize = 1024;
 /// What a seed is called once it only holds memory: a daemon that comes later lets it be.
 const RETIRED_NAME: &std::ffi::CStr = c"forkd-seed";
 /// Why a machine ended, in its folder.
@@ -63,20 +57,12 @@ const TAG_REPORTS: u64 = 2 << 32;
 const TAG_CHILDREN: u64 = 3 << 32;
 const TAG_MASK: u64 = !0 << 32;
 
-/// What a child writes to the pipe, once.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Report {
-    Ready { pid: i32, ms: ForkMs },
-    Failed { pid: i32, stage: String, code: ErrorCode, message: String, ended: bool },
-    Done { pid: i32, reply: Value },
-    Refused { pid: i32, error: ErrorBody },
-}
-
 mod help;
+mod report;
 pub mod seed;
 
 use help::{Helper, Task};
+use report::{REPORT_BYTES_MAX, Report};
 
 #[derive(Debug)]
 struct Alive {
@@ -297,7 +283,7 @@ impl Zygote {
         match self.make(child, deadline, cloned, &mut ms, &mut stage) {
             Ok(server) => {
                 let pid = std::process::id().cast_signed();
-                if self.send_report(&Report::Ready { pid, ms }).is_err() {
+                if self.send_report(Report::Ready { pid, ms }).is_err() {
                     remove_files(&child.directory);
                     process::exit_now(1);
                 }
@@ -308,12 +294,10 @@ impl Zygote {
             }
             Err(error) => {
                 remove_files(&child.directory);
-                let mut message = error.to_string();
-                message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
                 let pid = std::process::id().cast_signed();
-                let (stage, code) = (stage.to_owned(), error.code());
-                let ended = matches!(error, Error::GuestEnded(_));
-                drop(self.send_report(&Report::Failed { pid, stage, code, message, ended }));
+                let (stage, code, message) = (stage.to_owned(), error.code(), error.to_string());
+                let again = matches!(error, Error::GuestEnded(_));
+                drop(self.send_report(Report::Failed { pid, stage, code, message, again }));
                 process::exit_now(1);
             }
         }
@@ -354,11 +338,8 @@ impl Zygote {
 
     /// Tells the zygote.  If it is gone, nobody has heard of us or will: whoever asked for us was
     /// told that it ended, and counts us as ended.
-    fn send_report(&self, report: &Report) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(report).unwrap_or_default();
-        line.push(b'\n');
-        debug_assert!(line.len() <= REPORT_BYTES_MAX);
-        (&self.reports.1).write_all(&line)
+    fn send_report(&self, mut report: Report) -> std::io::Result<()> {
+        (&self.reports.1).write_all(&report.line())
     }
 
     fn read_reports(&mut self) -> Result<(), Error> {
@@ -393,11 +374,11 @@ impl Zygote {
                 self.control.send(batch.token, Kind::Event, &event);
                 self.plan.learn(pid);
             }
-            Report::Failed { pid, stage, code, message, ended } => {
+            Report::Failed { pid, stage, code, message, again } => {
                 // It is about to exit; nobody waits for that.
                 let Some(Alive { child, attempt, .. }) = self.children.remove(&pid) else { return };
                 self.child_gone(number);
-                if ended && attempt < ATTEMPTS_MAX {
+                if again && attempt < ATTEMPTS_MAX {
                     eprintln!("machine {id}, attempt {attempt}: {message}");
                     self.try_again(number, child, attempt + 1);
                 } else {

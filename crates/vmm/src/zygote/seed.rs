@@ -5,9 +5,8 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use serde_json::json;
-
 use super::Zygote;
+use super::report::refusal;
 use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::fork::branch::Seed;
@@ -19,11 +18,11 @@ use crate::sys::{descriptors, process};
 /// in `directory`: an empty object, or the payload of an ERROR frame.
 pub fn live(seed: Seed, directory: &Path, report: &File) -> ! {
     let (said, zygote) = match start(seed, directory, report) {
-        Ok(zygote) => (json!({}), Some(zygote)),
-        Err(error) => (json!(error.body()), None),
+        Ok(zygote) => (b"{}".to_vec(), Some(zygote)),
+        Err(error) => (refusal(error.body()), None),
     };
     // In one piece: a pipe takes this much at once or not at all.
-    let told = (&*report).write_all(said.to_string().as_bytes()).is_ok();
+    let told = (&*report).write_all(&said).is_ok();
     let closed = descriptors::close_in_child(report.as_raw_fd()).is_ok();
     // A seed that nobody waits for is nobody's.
     let ended = match zygote {
