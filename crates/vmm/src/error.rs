@@ -52,8 +52,8 @@ pub enum Error {
     CpuMismatch(String),
     /// The agent in the guest refused, or never answered.
     Guest(String),
-    /// The guest ended before its agent had answered; says how.
-    GuestEnded(String),
+    /// The guest was reset before its agent had answered; says how.
+    GuestReset(String),
 }
 
 impl Error {
@@ -69,7 +69,7 @@ impl Error {
             Self::TooNew(_) => ErrorCode::TooNew,
             Self::Damaged(_) => ErrorCode::Damaged,
             Self::CpuMismatch(_) => ErrorCode::CpuMismatch,
-            Self::Guest(_) | Self::GuestEnded(_) => ErrorCode::Guest,
+            Self::Guest(_) | Self::GuestReset(_) => ErrorCode::Guest,
         }
     }
 
@@ -129,7 +129,7 @@ impl fmt::Display for Error {
             Self::CpuMismatch(what) => {
                 write!(f, "this CPU lacks what the snapshot's guest has seen: {what}")
             }
-            Self::Guest(problem) | Self::GuestEnded(problem) => write!(f, "guest: {problem}"),
+            Self::Guest(problem) | Self::GuestReset(problem) => write!(f, "guest: {problem}"),
         }
     }
 }

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let (code, message) = (error.code(), error.to_string());
-            say(&Event::Failed { id: None, stage: None, code, message });
+            say(&Event::Failed { id: None, stage: None, code, message, attempts: None });
             ExitCode::FAILURE
         }
     }

@@ -231,7 +231,7 @@ class Control:
             deadline_s: For its agent's answer.
 
         Raises:
-            Conflict: The machine is paused, another identity is under way, or it was reset meanwhile.
+            Conflict: The machine is paused, another identity is under way, or a reset came.
             GuestError: The agent refused or did not answer.  The machine goes on; its guest may
                 have taken a part of the identity.
             ForkdError: As `request`.

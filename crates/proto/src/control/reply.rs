@@ -164,6 +164,9 @@ pub enum Event {
         code: ErrorCode,
         /// For a person.
         message: String,
+        /// How often the child was forked; absent before `Listening`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempts: Option<u32>,
     },
     /// A child's agent has answered.
     Ready {
@@ -171,8 +174,11 @@ pub enum Event {
         id: String,
         /// Its VMM's process id.
         pid: u32,
-        /// Where the time went.
+        /// Where the time of the last attempt went.
         ms: ForkMs,
+        /// How often it was forked.
+        #[serde(default = "once")]
+        attempts: u32,
     },
     /// A child that was ready has ended.
     ChildExited {
@@ -191,6 +197,10 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         message: Option<String>,
     },
+}
+
+fn once() -> u32 {
+    1
 }
 
 /// Times of one fork, in milliseconds.

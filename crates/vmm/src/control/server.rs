@@ -164,7 +164,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// [`Error::Guest`] if the agent refuses, the guest ends, or `deadline` passes.
+    /// [`Error::GuestReset`] if the guest is reset; [`Error::Guest`] if it ends otherwise, the
+    /// agent refuses, or `deadline` passes.
     pub fn make_own(&mut self, identity: Identity<'_>, deadline: Instant) -> Result<(), Error> {
         identity.id().clone_into(&mut self.id);
         // The connection is queued before the guest runs: it finds it with its first instruction.
@@ -176,7 +177,11 @@ impl Server {
                 Woke::Served => {}
                 Woke::Ended(end) => {
                     let said = console::tail(&self.place.directory);
-                    return Err(Error::GuestEnded(format!("the machine ended: {end}{said}")));
+                    let how = format!("the machine ended: {end}{said}");
+                    return Err(match end {
+                        End::Reset | End::TripleFault => Error::GuestReset(how),
+                        _ => Error::Guest(how),
+                    });
                 }
                 Woke::Handshake => {
                     let bus = self.machine.bus();

@@ -8,23 +8,24 @@
 //! them has ended.
 //!
 //! Partial failure: every child of a request is reported exactly once, as ready or
-//! as failed; a child that dies without a word is reported by its exit.  Of a
-//! failed child no process and no file in its folder remains.
-//!
-//! A guest that ends before its agent has answered is forked once more: that is no refusal, it has
-//! done nothing anybody saw, and an emulated processor loses one guest in some hundreds (ADR 0013).
+//! as failed ([`children`]).  Of a failed child no process and no file in its folder
+//! remains.
 
-use std::collections::{BTreeMap, VecDeque};
+mod children;
+mod help;
+mod leavings;
+mod report;
+pub mod seed;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use forkd_proto::control::{
-    Child, ErrorCode, Event, Fork, ForkMs, ForkReply, ZygoteConfig, ZygoteRequest, ZygoteStatus,
-};
+use forkd_proto::control::{Child, ForkMs, ZygoteConfig, ZygoteRequest, ZygoteStatus};
 use forkd_proto::frame::Kind;
 use serde_json::json;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -36,52 +37,19 @@ use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
 use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
+use children::{Birth, Children, Ended, Failure};
+use help::{Helper, Task};
+use report::{REPORT_BYTES_MAX, Report};
 
-/// Children of one zygote that may be on their way to ready at the same time; the rest wait.
-///
-/// A host with few processors gains nothing from more, and each waits in the kernel a good part of
-/// its way, so it is well above the number of processors.
-pub const STARTING_MAX: usize = 64;
-/// How often a child is forked whose guest ends before its agent has answered.
-pub const ATTEMPTS_MAX: u32 = 3;
 /// What a seed is called once it only holds memory: a daemon that comes later lets it be.
 const RETIRED_NAME: &std::ffi::CStr = c"forkd-seed";
 /// Why a machine ended, in its folder.
 const LOG_FILE: &str = "vmm.log";
-/// Files that a machine may have made in its folder before it failed.
-const MACHINE_FILES: [&str; 5] =
-    ["control.sock", "vsock.sock", "console.log", "console.log.1", "disk.top"];
 
 const TAG_CONTROL: u64 = 1 << 32;
 const TAG_REPORTS: u64 = 2 << 32;
 const TAG_CHILDREN: u64 = 3 << 32;
 const TAG_MASK: u64 = !0 << 32;
-
-mod help;
-mod report;
-pub mod seed;
-
-use help::{Helper, Task};
-use report::{REPORT_BYTES_MAX, Report};
-
-#[derive(Debug)]
-struct Alive {
-    child: Child,
-    attempt: u32,
-    /// Whose request it belongs to, until it has been reported.
-    batch: Option<u64>,
-}
-
-#[derive(Debug)]
-struct Batch {
-    token: Token,
-    started: Instant,
-    deadline: Duration,
-    waiting: VecDeque<(Child, u32)>,
-    starting: usize,
-    ready: u64,
-    failed: u64,
-}
 
 /// The zygote's process.
 #[derive(Debug)]
@@ -93,9 +61,7 @@ pub struct Zygote {
     reports: (File, File),
     buffer: Vec<u8>,
     signals: File,
-    children: BTreeMap<i32, Alive>,
-    batches: BTreeMap<u64, Batch>,
-    next_batch: u64,
+    children: Children,
     stopping: bool,
     /// Its children's memory is to be held after that.
     retiring: bool,
@@ -135,9 +101,7 @@ impl Zygote {
             reports,
             buffer: Vec::new(),
             signals,
-            children: BTreeMap::new(),
-            batches: BTreeMap::new(),
-            next_batch: 0,
+            children: Children::default(),
             stopping: false,
             retiring: false,
         })
@@ -197,13 +161,15 @@ impl Zygote {
                     let mut held = 0;
                     // Before the answer: whoever has it may look for the name, or at the folder.
                     if self.retiring {
-                        held = self.ready_children();
+                        held = self.children.alive_and_ready();
                         process::rename(RETIRED_NAME);
                     }
                     self.control.unlink();
                     self.control.answer(token, Ok(json!({"children": held})));
                 }
-                Ok(ZygoteRequest::Fork(fork)) => self.accept(token, fork),
+                Ok(ZygoteRequest::Fork(fork)) => {
+                    self.children.accept(token, fork, Instant::now());
+                }
                 Ok(ZygoteRequest::Save(save)) => self.help(token, Task::Save(save)),
                 Ok(ZygoteRequest::Derive(derive)) => self.help(token, Task::Derive(derive)),
             }
@@ -214,77 +180,50 @@ impl Zygote {
         let (memory_bytes, vcpus) = self.plan.size();
         ZygoteStatus {
             pid: std::process::id(),
-            children: self.children.len() as u64,
+            children: self.children.alive(),
             memory_bytes,
             vcpus,
             resident_bytes: self.plan.ram().resident_bytes(),
         }
     }
 
-    fn ready_children(&self) -> u64 {
-        self.children.values().filter(|child| child.batch.is_none()).count() as u64
-    }
-
-    fn accept(&mut self, token: Token, fork: Fork) {
-        let batch = Batch {
-            token,
-            started: Instant::now(),
-            deadline: Duration::from_secs_f64(fork.deadline_s),
-            waiting: fork.children.into_iter().map(|child| (child, 1)).collect(),
-            starting: 0,
-            ready: 0,
-            failed: 0,
-        };
-        self.batches.insert(self.next_batch, batch);
-        self.next_batch += 1;
-    }
-
-    /// Starts children that wait, as far as [`STARTING_MAX`] allows, and ends finished batches.
+    /// Starts children that wait, and answers requests of which none does.
     fn fork_waiting(&mut self) {
-        let mut starting: usize = self.batches.values().map(|batch| batch.starting).sum();
-        for number in self.batches.keys().copied().collect::<Vec<_>>() {
-            while starting < STARTING_MAX {
-                let next = self
-                    .batches
-                    .get_mut(&number)
-                    .and_then(|batch| batch.waiting.pop_front().map(|next| (next, batch.deadline)));
-                let Some(((child, attempt), deadline)) = next else { break };
-                starting += usize::from(self.fork_one(number, child, attempt, deadline));
-            }
-            self.finish(number);
+        while let Some((number, birth)) = self.children.next(Instant::now()) {
+            self.fork_one(number, birth);
+        }
+        for (token, reply) in self.children.take_finished(Instant::now()) {
+            self.control.answer(token, Ok(reply));
         }
     }
 
-    /// Forks one child.  Returns whether it is on its way.
-    fn fork_one(&mut self, number: u64, child: Child, attempt: u32, deadline: Duration) -> bool {
+    fn fork_one(&mut self, number: u64, birth: Birth) {
         let cloned = Instant::now();
-        let cgroup = child.cgroup.as_deref().map(process::open_cgroup).transpose();
+        let cgroup = birth.child.cgroup.as_deref().map(process::open_cgroup).transpose();
         match cgroup.and_then(|cgroup| process::fork_into(cgroup.as_ref())) {
-            Ok(Forked::Child) => self.become_machine(&child, cloned, cloned + deadline),
-            Ok(Forked::Parent(pid)) => {
-                self.children.insert(pid, Alive { child, attempt, batch: Some(number) });
-                if let Some(batch) = self.batches.get_mut(&number) {
-                    batch.starting += 1;
-                }
-                true
-            }
+            Ok(Forked::Child) => self.become_machine(&birth, cloned),
+            Ok(Forked::Parent(pid)) => self.children.started(pid, number, birth),
             Err(error) => {
-                let (code, message) = (error.code(), error.to_string());
-                self.report_failed(number, child.id, "clone", code, message);
-                false
+                let (stage, code) = ("clone".to_owned(), error.code());
+                let failure = Failure { stage, code, message: error.to_string(), again: false };
+                if let Some((token, event)) = self.children.not_started(number, &birth, failure) {
+                    self.control.send(token, Kind::Event, &event);
+                }
             }
         }
     }
 
     /// In the child: the machine's whole life.
-    fn become_machine(&self, child: &Child, cloned: Instant, deadline: Instant) -> ! {
+    fn become_machine(&self, birth: &Birth, cloned: Instant) -> ! {
+        let child = &birth.child;
         let mut ms = ForkMs { clone: since(cloned), ..ForkMs::default() };
         let mut stage = "prepare";
-        match self.make(child, deadline, cloned, &mut ms, &mut stage) {
+        let made = self.make(child, birth.deadline, cloned, &mut ms, &mut stage);
+        let pid = std::process::id().cast_signed();
+        match made {
             Ok(server) => {
-                let pid = std::process::id().cast_signed();
                 if self.send_report(Report::Ready { pid, ms }).is_err() {
-                    remove_files(&child.directory);
+                    leavings::remove_all(&child.directory, birth.attempt);
                     process::exit_now(1);
                 }
                 let end = server.run();
@@ -293,11 +232,13 @@ impl Zygote {
                 process::exit_now(i32::from(matches!(end, End::Error(_))));
             }
             Err(error) => {
-                remove_files(&child.directory);
-                let pid = std::process::id().cast_signed();
                 let (stage, code, message) = (stage.to_owned(), error.code(), error.to_string());
-                let again = matches!(error, Error::GuestEnded(_));
-                drop(self.send_report(Report::Failed { pid, stage, code, message, again }));
+                let again = matches!(error, Error::GuestReset(_));
+                // The zygote removes the files, or keeps what the guest said; if it is gone, they
+                // are of use to nobody.
+                if self.send_report(Report::Failed { pid, stage, code, message, again }).is_err() {
+                    leavings::remove_all(&child.directory, birth.attempt);
+                }
                 process::exit_now(1);
             }
         }
@@ -356,80 +297,20 @@ impl Zygote {
     }
 
     fn on_report(&mut self, report: Report) {
-        let pid = match &report {
-            Report::Ready { pid, .. } | Report::Failed { pid, .. } => pid,
-            Report::Done { pid, .. } | Report::Refused { pid, .. } => {
-                return self.on_help(*pid, report);
-            }
-        };
-        let Some(child) = self.children.get_mut(pid) else { return };
-        let Some(number) = child.batch.take() else { return };
-        let id = child.child.id.clone();
         match report {
             Report::Ready { pid, ms } => {
-                let Some(batch) = self.batches.get_mut(&number) else { return };
-                batch.starting -= 1;
-                batch.ready += 1;
-                let event = Event::Ready { id, pid: pid.unsigned_abs(), ms };
-                self.control.send(batch.token, Kind::Event, &event);
+                let Some((token, event)) = self.children.ready(pid, ms) else { return };
+                self.control.send(token, Kind::Event, &event);
                 self.plan.learn(pid);
             }
             Report::Failed { pid, stage, code, message, again } => {
-                // It is about to exit; nobody waits for that.
-                let Some(Alive { child, attempt, .. }) = self.children.remove(&pid) else { return };
-                self.child_gone(number);
-                if again && attempt < ATTEMPTS_MAX {
-                    eprintln!("machine {id}, attempt {attempt}: {message}");
-                    self.try_again(number, child, attempt + 1);
-                } else {
-                    self.report_failed(number, id, &stage, code, message);
-                }
+                self.children.failing(pid, Failure { stage, code, message, again });
             }
-            Report::Done { .. } | Report::Refused { .. } => {}
+            Report::Done { pid, .. } | Report::Refused { pid, .. } => self.on_help(pid, report),
         }
     }
 
-    fn try_again(&mut self, number: u64, child: Child, attempt: u32) {
-        if let Some(batch) = self.batches.get_mut(&number) {
-            batch.waiting.push_front((child, attempt));
-        }
-    }
-
-    fn child_gone(&mut self, number: u64) {
-        if let Some(batch) = self.batches.get_mut(&number) {
-            batch.starting -= 1;
-        }
-    }
-
-    fn report_failed(
-        &mut self,
-        number: u64,
-        id: String,
-        stage: &str,
-        code: ErrorCode,
-        message: String,
-    ) {
-        let Some(batch) = self.batches.get_mut(&number) else { return };
-        batch.failed += 1;
-        let stage = Some(stage.to_owned());
-        let event = Event::Failed { id: Some(id), stage, code, message };
-        self.control.send(batch.token, Kind::Event, &event);
-    }
-
-    fn finish(&mut self, number: u64) {
-        let done = self
-            .batches
-            .get(&number)
-            .is_some_and(|batch| batch.starting == 0 && batch.waiting.is_empty());
-        if let Some(batch) = self.batches.get(&number).filter(|_| done) {
-            let wall_ms = since(batch.started);
-            let reply = ForkReply { ready: batch.ready, failed: batch.failed, wall_ms };
-            self.control.answer(batch.token, Ok(reply));
-            self.batches.remove(&number);
-        }
-    }
-
-    /// Children have ended.  One that was not reported yet has failed.
+    /// Processes have ended.
     fn reap(&mut self) -> Result<(), Error> {
         let mut signal = [0; 128];
         // The descriptor says only that there is something; `reap` says what.
@@ -442,19 +323,25 @@ impl Zygote {
             if let Some(helper) = self.helpers.remove(&pid) {
                 self.help_failed(&helper, status);
             }
-            let Some(child) = self.children.remove(&pid) else { continue };
-            if let Some(number) = child.batch {
-                remove_files(&child.child.directory);
-                self.child_gone(number);
-                let message = format!("its process ended before it was ready (status {status:#x})");
-                self.report_failed(number, child.child.id, "process", ErrorCode::Guest, message);
-            } else {
-                let pid = pid.unsigned_abs();
-                let event = Event::ChildExited { id: child.child.id, pid, status };
-                self.control.broadcast(Kind::Event, &event);
+            if let Some(ended) = self.children.ended(pid, status, Instant::now()) {
+                self.on_end(ended);
             }
         }
         Ok(())
+    }
+
+    fn on_end(&mut self, ended: Ended) {
+        match ended {
+            Ended::Exited(event) => self.control.broadcast(Kind::Event, &event),
+            Ended::Again { id, directory, attempt, message } => {
+                eprintln!("machine {id}, attempt {attempt}: {message}");
+                leavings::set_aside(&directory, attempt);
+            }
+            Ended::Failed { directory, attempts, token, event } => {
+                leavings::remove_all(&directory, attempts);
+                self.control.send(token, Kind::Event, &event);
+            }
+        }
     }
 }
 
@@ -469,11 +356,4 @@ fn hold_on() -> Result<(), Error> {
 
 fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
-}
-
-fn remove_files(directory: &Path) {
-    for name in MACHINE_FILES {
-        // Most were never made.
-        drop(std::fs::remove_file(directory.join(name)));
-    }
 }
