@@ -29,6 +29,7 @@ use crate::fork::plan::ForkPlan;
 use crate::fork::reset;
 use crate::io::bus::End;
 use crate::io::console;
+use crate::io::vsock::VsockHost;
 use crate::machine::Machine;
 use crate::machine::place::Place;
 use crate::machine::save;
@@ -76,6 +77,8 @@ pub struct Server {
     id: String,
     /// Requests wait: the guest is not yet who it will be.
     changing: bool,
+    /// When to wake up though nothing happens, for a client who waits to be accepted.
+    retry: Option<Duration>,
 }
 
 /// A branch whose seed does not listen yet.
@@ -132,6 +135,7 @@ impl Server {
             identifying: None,
             id: String::new(),
             changing: false,
+            retry: None,
         };
         let bus = server.machine.bus();
         server.watch(bus.ended().as_raw_fd(), TAG_END)?;
@@ -157,7 +161,7 @@ impl Server {
     pub fn open(&mut self) -> Result<(), Error> {
         let path = self.place.directory.join("control.sock");
         self.control = Some(Control::listen(&path, &self.place.epoll, TAG_CONTROL)?);
-        self.machine.bus().vsock(crate::io::vsock::VsockHost::listen)
+        self.machine.bus().vsock(VsockHost::listen)
     }
 
     /// Prepares `post_fork`, resumes the guest, and returns when its agent has answered.
@@ -224,9 +228,7 @@ impl Server {
 
     fn poll(&mut self, timeout: Option<Duration>) -> Result<Woke, Error> {
         let mut events = [EpollEvent::default(); EVENTS_MAX];
-        let timeout_ms = timeout.map_or(-1, |left| {
-            i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
-        });
+        let timeout_ms = poll_ms(timeout.into_iter().chain(self.retry).min());
         let count = match self.place.epoll.wait(timeout_ms, &mut events) {
             Ok(count) => count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
@@ -250,6 +252,9 @@ impl Server {
             }
         }
         self.answer_pending();
+        let for_control = self.control.as_mut().and_then(Control::accept_waiting);
+        let for_guest = self.machine.bus().vsock_still(VsockHost::accept_waiting);
+        self.retry = for_control.or(for_guest);
         Ok(woke)
     }
 
@@ -418,6 +423,12 @@ impl Server {
             }
         }
     }
+}
+
+/// How long epoll is to wait, for ever if nobody says: rounded up, so as not to wake too early.
+#[must_use]
+pub fn poll_ms(timeout: Option<Duration>) -> i32 {
+    timeout.map_or(-1, |left| i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1))
 }
 
 fn exit_reason(end: &End) -> (ExitReason, Option<String>) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use serde::Serialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
+use crate::sys::listener::Listener;
 use crate::sys::{descriptors, process};
 
-/// Connections to one process at a time; more are refused by closing them.
+/// Connections to one process at a time; further clients wait until one of them closes.
 pub const CONNECTIONS_MAX: usize = 64;
 /// A client that does not read its answers for this long is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,8 +38,7 @@ struct Connection {
 /// A listening control socket with its connections.
 #[derive(Debug)]
 pub struct Control {
-    listener: UnixListener,
-    path: PathBuf,
+    listener: Listener,
     epoll: Arc<Epoll>,
     tag: u64,
     connections: BTreeMap<Token, Connection>,
@@ -52,16 +52,10 @@ impl Control {
     ///
     /// [`Error::Io`] if the socket cannot be made.
     pub fn listen(path: &Path, epoll: &Arc<Epoll>, tag: u64) -> Result<Self, Error> {
-        let what = format!("listen on {}", path.display());
-        let listener = UnixListener::bind(path).map_err(Error::io(what.as_str()))?;
-        listener.set_nonblocking(true).map_err(Error::io(what.as_str()))?;
-        let event = EpollEvent::new(EventSet::IN, tag | u64::from(LISTENER));
-        epoll
-            .ctl(ControlOperation::Add, listener.as_raw_fd(), event)
-            .map_err(Error::io(what.as_str()))?;
+        let listener = Listener::bind(path)?;
+        listener.watch(epoll, tag | u64::from(LISTENER))?;
         Ok(Self {
             listener,
-            path: path.to_path_buf(),
             epoll: Arc::clone(epoll),
             tag,
             connections: BTreeMap::new(),
@@ -117,11 +111,19 @@ impl Control {
         }
     }
 
+    /// Accepts those who waited for room, or for the kernel.  To be called whenever the poll loop
+    /// has served what woke it.  Returns when to be called again though nothing happened.
+    pub fn accept_waiting(&mut self) -> Option<Duration> {
+        if self.listener.is_waiting() {
+            self.accept();
+        }
+        self.listener.retry()
+    }
+
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.connections.len() < CONNECTIONS_MAX && self.admit(stream).is_err() {
-                // Dropping the stream is the refusal.
-            }
+        while let Some(stream) = self.listener.accept(self.connections.len() < CONNECTIONS_MAX) {
+            // Dropping the stream is the refusal.
+            drop(self.admit(stream));
         }
     }
 
@@ -148,17 +150,22 @@ impl Control {
     ///
     /// [`Error::Io`] if a descriptor was not open.
     pub fn close_in_child(&self) -> Result<(), Error> {
-        descriptors::close_in_child(self.listener.as_raw_fd())?;
+        descriptors::close_in_child(self.listener.descriptor())?;
         self.connections
             .values()
             .try_for_each(|connection| descriptors::close_in_child(connection.stream.as_raw_fd()))
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.listener.path()
+    }
+
     /// Removes the socket's name.  The process that listens calls this when it ends; a fork of it
     /// that merely drops the value does not.
     pub fn unlink(&self) {
-        // It may be gone with its folder.
-        drop(std::fs::remove_file(&self.path));
+        self.listener.unlink();
     }
 }
 
@@ -204,7 +211,7 @@ mod tests {
     #[test]
     fn a_request_in_two_pieces_arrives_once() {
         let (mut control, _epoll) = control("pieces");
-        let mut client = UnixStream::connect(&control.path).unwrap();
+        let mut client = UnixStream::connect(control.path()).unwrap();
         control.on_socket(LISTENER);
         let mut bytes = Vec::new();
         frame::encode(Kind::Request, br#"{"op":"status"}"#, &mut bytes).unwrap();
@@ -219,9 +226,29 @@ mod tests {
     }
 
     #[test]
+    fn a_client_past_the_most_is_served_when_another_has_gone() {
+        let (mut control, _epoll) = control("crowd");
+        let connect = |control: &Control| UnixStream::connect(control.path()).unwrap();
+        let mut clients: Vec<_> = (0..=CONNECTIONS_MAX).map(|_| connect(&control)).collect();
+        control.on_socket(LISTENER);
+        let last = clients.last_mut().unwrap();
+        frame::write_frame(last, Kind::Request, br#"{"op":"status"}"#).unwrap();
+        assert_eq!((control.connections.len(), control.accept_waiting()), (CONNECTIONS_MAX, None));
+
+        drop(clients.swap_remove(0));
+        control.on_socket(1);
+        control.accept_waiting();
+
+        let token = *control.connections.keys().last().unwrap();
+        let heard = control.on_socket(token);
+        control.unlink();
+        assert_eq!(heard, vec![br#"{"op":"status"}"#.to_vec()]);
+    }
+
+    #[test]
     fn a_client_that_speaks_out_of_turn_gets_an_error_and_is_dropped() {
         let (mut control, _epoll) = control("turn");
-        let mut client = UnixStream::connect(&control.path).unwrap();
+        let mut client = UnixStream::connect(control.path()).unwrap();
         control.on_socket(LISTENER);
         frame::write_frame(&mut client, Kind::Reply, b"{}").unwrap();
 

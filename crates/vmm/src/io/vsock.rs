@@ -13,9 +13,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, Vsock, VsockEvent};
@@ -26,6 +27,7 @@ use crate::error::Error;
 use crate::io::queues::write_and_serve;
 use crate::memory::question::Question;
 use crate::sys::clock::realtime_ns;
+use crate::sys::listener::Listener;
 
 /// Bytes moved between a socket and the device at a time, at first: short questions and answers
 /// shall not make a fork own pages that it does not need.
@@ -34,7 +36,7 @@ const CHUNK_BYTES_MIN: usize = 2 << 10;
 const CHUNK_BYTES_MAX: usize = 64 << 10;
 /// Longest greeting, `CONNECT 4294967295\n`.
 const GREETING_BYTES_MAX: usize = 19;
-/// Clients that have connected and not yet said where to; more are refused.
+/// Clients that have connected and not yet said where to; further ones wait.
 pub const GREETINGS_MAX: usize = 64;
 
 /// What the I/O loop hands to [`VsockHost::on_socket`]: which socket is ready.
@@ -77,7 +79,7 @@ pub struct VsockHost {
     epoll: Arc<Epoll>,
     tag: u64,
     path: PathBuf,
-    listener: Option<UnixListener>,
+    listener: Option<Listener>,
     greetings: BTreeMap<Token, Greeting>,
     links: BTreeMap<Token, Link>,
     by_id: BTreeMap<Id, Token>,
@@ -132,13 +134,8 @@ impl VsockHost {
     ///
     /// [`Error::Io`] if the socket cannot be made.
     pub fn listen(&mut self) -> Result<(), Error> {
-        let name = self.path.display().to_string();
-        let listener =
-            UnixListener::bind(&self.path).map_err(Error::io(format!("listen on {name}")))?;
-        listener.set_nonblocking(true).map_err(Error::io(format!("listen on {name}")))?;
-        self.watch(ControlOperation::Add, listener.as_raw_fd(), EventSet::IN, LISTENER)?;
-        self.listener = Some(listener);
-        Ok(())
+        self.listener = Some(Listener::bind(&self.path)?);
+        self.admit()
     }
 
     /// Ends every connection and goes on with `device`, for a guest that knows of none.  Nobody is
@@ -155,21 +152,21 @@ impl VsockHost {
             question.again();
         }
         if let Some(listener) = &self.listener {
-            let fd = listener.as_raw_fd();
+            let fd = listener.descriptor();
             // It is watched, so this cannot fail.
             drop(self.watch(ControlOperation::Delete, fd, EventSet::empty(), LISTENER));
         }
     }
 
-    /// Lets clients in again.
+    /// Lets clients in.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if the kernel has no memory for it.
     pub fn admit(&self) -> Result<(), Error> {
-        self.listener.as_ref().map_or(Ok(()), |listener| {
-            self.watch(ControlOperation::Add, listener.as_raw_fd(), EventSet::IN, LISTENER)
-        })
+        self.listener
+            .as_ref()
+            .map_or(Ok(()), |listener| listener.watch(&self.epoll, self.tag | u64::from(LISTENER)))
     }
 
     /// Connects the VMM itself to a port of the guest.
@@ -251,6 +248,8 @@ impl VsockHost {
             let unfinished = self.device.unfinished();
             let events: Vec<VsockEvent> = self.device.device_mut().drain_events().collect();
             if events.is_empty() && !unfinished {
+                // A connection that has ended makes room for a client.
+                self.accept_waiting();
                 return interrupt;
             }
             for event in events {
@@ -298,9 +297,23 @@ impl VsockHost {
         }
     }
 
+    /// Accepts those who waited for room, or for the kernel.  To be called whenever the poll loop
+    /// has served what woke it.  Returns when to be called again though nothing happened.
+    pub fn accept_waiting(&mut self) -> Option<Duration> {
+        if self.listener.as_ref().is_some_and(Listener::is_waiting) {
+            self.accept();
+        }
+        self.listener.as_ref().and_then(Listener::retry)
+    }
+
     fn accept(&mut self) {
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
-            if self.greetings.len() >= GREETINGS_MAX || stream.set_nonblocking(true).is_err() {
+        loop {
+            // Each that is greeted is to have a connection.
+            let greeted = self.greetings.len();
+            let room = greeted < GREETINGS_MAX && greeted < self.device.device().room();
+            let accepted = self.listener.as_mut().and_then(|listener| listener.accept(room));
+            let Some(stream) = accepted else { return };
+            if stream.set_nonblocking(true).is_err() {
                 continue; // dropping the stream is the refusal
             }
             let token = self.take_token();
@@ -635,6 +648,38 @@ mod tests {
 
         assert_eq!(host.device.device().status(id), None);
         assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
+    }
+
+    #[test]
+    fn clients_past_the_most_that_are_greeted_wait_for_one_of_them() {
+        let mut host = listening("crowd");
+        let connect = |host: &VsockHost| UnixStream::connect(&host.path).unwrap();
+        let mut clients: Vec<_> = (0..=GREETINGS_MAX).map(|_| connect(&host)).collect();
+        host.on_socket(LISTENER);
+        assert_eq!((host.greetings.len(), host.accept_waiting()), (GREETINGS_MAX, None));
+
+        writeln!(clients[0], "CONNECT 7").unwrap();
+        host.on_socket(1);
+        host.accept_waiting();
+
+        assert_eq!((host.greetings.len(), host.links.len()), (GREETINGS_MAX, 1));
+        clients[GREETINGS_MAX].set_nonblocking(true).unwrap();
+        assert_eq!(heard(&clients[GREETINGS_MAX]), None, "it is neither refused nor answered");
+    }
+
+    #[test]
+    fn a_client_is_accepted_once_there_is_a_connection_for_it() {
+        let mut host = listening("full");
+        let ids: Vec<Id> = std::iter::from_fn(|| host.device.device_mut().open(7).ok()).collect();
+        let _client = UnixStream::connect(&host.path).unwrap();
+        host.on_socket(LISTENER);
+        assert_eq!(host.greetings.len(), 0);
+
+        host.device.device_mut().reset(ids[0]);
+        VirtioDevice::reset(host.device.device_mut());
+        host.accept_waiting();
+
+        assert_eq!(host.greetings.len(), 1);
     }
 
     #[test]

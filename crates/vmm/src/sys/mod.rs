@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod descriptors;
+pub mod listener;
 pub mod mapping;
 pub mod pagemap;
 pub mod process;

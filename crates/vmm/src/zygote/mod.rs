@@ -114,8 +114,9 @@ impl Zygote {
     /// [`Error::Io`] if the poll loop breaks.
     pub fn run(mut self) -> Result<(), Error> {
         let mut events = [EpollEvent::default(); 32];
+        let mut timeout = None;
         while !self.stopping {
-            let count = match self.epoll.wait(-1, &mut events) {
+            let count = match self.epoll.wait(server::poll_ms(timeout), &mut events) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 waited => waited.map_err(Error::io("epoll_wait"))?,
             };
@@ -129,6 +130,7 @@ impl Zygote {
                 }
             }
             self.fork_waiting();
+            timeout = self.control.accept_waiting();
         }
         self.control.unlink();
         for (pid, helper) in &self.helpers {

@@ -219,6 +219,13 @@ impl Vsock {
         })
     }
 
+    /// How many more connections there may be.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        let connections = CONNECTIONS_MAX.saturating_sub(self.connections.len());
+        connections.min(TABLE_MAX.saturating_sub(self.table()))
+    }
+
     /// Bytes that can be taken from all connections together.
     #[must_use]
     pub fn received_bytes(&self) -> usize {
@@ -334,8 +341,7 @@ impl Vsock {
 
     /// Adds a connection if the limits allow.
     fn add(&mut self, ports: Ports, phase: Phase) -> Option<Id> {
-        let full = self.connections.len() >= CONNECTIONS_MAX || self.table() >= TABLE_MAX;
-        if full {
+        if self.room() == 0 {
             return None;
         }
         let id = Id(self.next_id);
