@@ -11,7 +11,7 @@
 //! device, whose credit holds the guest back.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
+use crate::io::client::{Greeting, Link};
 use crate::io::queues::write_and_serve;
 use crate::memory::question::Question;
 use crate::sys::clock::realtime_ns;
@@ -34,43 +35,11 @@ use crate::sys::listener::Listener;
 const CHUNK_BYTES_MIN: usize = 2 << 10;
 /// The same, once a chunk was filled.
 const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Longest greeting, `CONNECT 4294967295\n`.
-const GREETING_BYTES_MAX: usize = 19;
 /// Clients that have connected and not yet said where to; further ones wait.
 pub const GREETINGS_MAX: usize = 64;
 
 /// What the I/O loop hands to [`VsockHost::on_socket`]: which socket is ready.
 pub type Token = u32;
-
-/// A stream between a socket and the guest.
-#[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "both directions end on their own, on either side"
-)]
-struct Link {
-    stream: UnixStream,
-    /// `OK <port>` is still owed to the client.
-    greets: bool,
-    connected: bool,
-    /// Taken from the device, not yet accepted by the socket.
-    leftover: Vec<u8>,
-    /// The guest will send no more; tell the socket once it has everything.
-    guest_done: bool,
-    /// The socket has delivered its end.
-    client_done: bool,
-    /// The device has forgotten the stream; the link lives until the socket has everything.
-    closed: bool,
-    interest: EventSet,
-    /// The host's wall clock when the guest last sent anything, in nanoseconds since the epoch.
-    received_ns: i64,
-}
-
-#[derive(Debug)]
-struct Greeting {
-    stream: UnixStream,
-    line: Vec<u8>,
-}
 
 /// The vsock device with the sockets behind it.
 #[derive(Debug)]
@@ -515,47 +484,6 @@ impl Drop for VsockHost {
     }
 }
 
-impl Link {
-    fn accepted(&mut self, host_port: u32) {
-        self.connected = true;
-        if self.greets {
-            self.leftover.extend_from_slice(format!("OK {host_port}\n").as_bytes());
-        }
-    }
-
-    /// Writes what is left over.  Returns whether nothing remains.
-    fn flush(&mut self) -> bool {
-        while !self.leftover.is_empty() {
-            match self.stream.write(&self.leftover) {
-                Ok(written) => {
-                    self.leftover.drain(..written);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                // The client is gone: what it did not read is of use to nobody.
-                Err(_) => self.leftover.clear(),
-            }
-        }
-        true
-    }
-}
-
-impl Greeting {
-    /// The port, once the line is complete; `Err` if it is no greeting.
-    fn read(&mut self) -> Result<Option<u32>, ()> {
-        let mut byte = [0];
-        loop {
-            match self.stream.read(&mut byte) {
-                Ok(1) if byte[0] == b'\n' => return parse_greeting(&self.line).map(Some).ok_or(()),
-                Ok(1) if self.line.len() < GREETING_BYTES_MAX => self.line.push(byte[0]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => return Err(()),
-            }
-        }
-    }
-}
-
 /// Makes a chunk larger that was just filled.
 fn grow(chunk: &mut Vec<u8>, filled: usize) {
     if filled == chunk.len() && filled < CHUNK_BYTES_MAX {
@@ -563,130 +491,5 @@ fn grow(chunk: &mut Vec<u8>, filled: usize) {
     }
 }
 
-fn parse_greeting(line: &[u8]) -> Option<u32> {
-    std::str::from_utf8(line).ok()?.strip_prefix("CONNECT ")?.parse().ok()
-}
-
 #[cfg(test)]
-mod tests {
-    use forkd_devices::virtio::VirtioDevice;
-
-    use super::*;
-
-    #[test]
-    fn a_greeting_names_a_port_or_is_none() {
-        assert_eq!(parse_greeting(b"CONNECT 1024"), Some(1024));
-        assert_eq!(parse_greeting(b"CONNECT 4294967296"), None);
-        assert_eq!(parse_greeting(b"GET / HTTP/1.1"), None);
-    }
-
-    fn listening(name: &str) -> VsockHost {
-        let path = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
-        let epoll = Arc::new(Epoll::new().unwrap());
-        let mut host = VsockHost::new(Mmio::new(Vsock::new()), path, epoll, 0);
-        host.listen().unwrap();
-        host
-    }
-
-    /// A host whose own connection, to port 7, was passed on; and what that is called.
-    fn passed_on(name: &str) -> (VsockHost, Id, u32) {
-        let mut host = listening(name);
-        let (stream, id) = host.connect(7).unwrap();
-        let ports = host.device.device().status(id).unwrap().ports;
-        host.pass_on(id);
-        drop(stream);
-        (host, id, ports.host)
-    }
-
-    /// A client that has said which port it wants.
-    fn client(host: &mut VsockHost, port: u32) -> UnixStream {
-        let mut client = UnixStream::connect(&host.path).unwrap();
-        client.set_nonblocking(true).unwrap();
-        writeln!(client, "CONNECT {port}").unwrap();
-        let token = host.next_token;
-        host.on_socket(LISTENER);
-        host.on_socket(token);
-        client
-    }
-
-    fn heard(mut client: &UnixStream) -> Option<String> {
-        let mut line = [0; GREETING_BYTES_MAX];
-        let length = client.read(&mut line).ok()?;
-        Some(String::from_utf8_lossy(&line[..length]).into_owned())
-    }
-
-    #[test]
-    fn a_connection_that_was_passed_on_is_the_next_clients_of_its_port() {
-        let (mut host, id, host_port) = passed_on("next");
-
-        let other = client(&mut host, 8);
-        let first = client(&mut host, 7);
-        let second = client(&mut host, 7);
-
-        assert_eq!(heard(&first), Some(format!("OK {host_port}\n")));
-        assert_eq!(host.by_id[&id], 3);
-        assert_eq!([&other, &second].map(heard), [None, None], "the guest has not accepted them");
-    }
-
-    #[test]
-    fn a_connection_that_the_guest_closes_before_its_next_client_is_forgotten() {
-        let (mut host, id, _) = passed_on("closed");
-
-        host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
-
-        assert_eq!(host.device.device().status(id), None);
-        assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
-    }
-
-    #[test]
-    fn a_connection_that_is_over_before_it_is_passed_on_is_nobodys() {
-        let mut host = listening("over");
-        let (_stream, id) = host.connect(7).unwrap();
-        VirtioDevice::reset(host.device.device_mut());
-
-        host.pass_on(id);
-
-        assert_eq!(host.device.device().status(id), None);
-        assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept another");
-    }
-
-    #[test]
-    fn clients_past_the_most_that_are_greeted_wait_for_one_of_them() {
-        let mut host = listening("crowd");
-        let connect = |host: &VsockHost| UnixStream::connect(&host.path).unwrap();
-        let mut clients: Vec<_> = (0..=GREETINGS_MAX).map(|_| connect(&host)).collect();
-        host.on_socket(LISTENER);
-        assert_eq!((host.greetings.len(), host.accept_waiting()), (GREETINGS_MAX, None));
-
-        writeln!(clients[0], "CONNECT 7").unwrap();
-        host.on_socket(1);
-        host.accept_waiting();
-
-        assert_eq!((host.greetings.len(), host.links.len()), (GREETINGS_MAX, 1));
-        clients[GREETINGS_MAX].set_nonblocking(true).unwrap();
-        assert_eq!(heard(&clients[GREETINGS_MAX]), None, "it is neither refused nor answered");
-    }
-
-    #[test]
-    fn a_client_is_accepted_once_there_is_a_connection_for_it() {
-        let mut host = listening("full");
-        let ids: Vec<Id> = std::iter::from_fn(|| host.device.device_mut().open(7).ok()).collect();
-        let _client = UnixStream::connect(&host.path).unwrap();
-        host.on_socket(LISTENER);
-        assert_eq!(host.greetings.len(), 0);
-
-        host.device.device_mut().reset(ids[0]);
-        VirtioDevice::reset(host.device.device_mut());
-        host.accept_waiting();
-
-        assert_eq!(host.greetings.len(), 1);
-    }
-
-    #[test]
-    fn a_greeting_one_byte_too_long_is_refused() {
-        let (mut client, stream) = UnixStream::pair().unwrap();
-        client.write_all(&[b'C'; GREETING_BYTES_MAX + 1]).unwrap();
-
-        assert_eq!(Greeting { stream, line: Vec::new() }.read(), Err(()));
-    }
-}
+mod tests;
