@@ -250,7 +250,7 @@ pub(crate) fn serve<D: VirtioDevice>(device: &mut Mmio<D>, memory: &Memory, queu
     const PASSES_MAX: usize = 8;
     for _ in 0..PASSES_MAX {
         device.process(memory, queue);
-        if !device.unfinished() {
+        if !device.is_unfinished(queue) {
             return;
         }
     }

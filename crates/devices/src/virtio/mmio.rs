@@ -117,7 +117,8 @@ pub struct Mmio<D> {
     // Invariant: one per entry of `device.queue_max_sizes()`, in its order.
     queues: Vec<Queue>,
     registers: Registers,
-    unfinished: bool,
+    // One bit for each queue.
+    unfinished: u64,
     rejected: u64,
 }
 
@@ -212,7 +213,7 @@ impl<D: VirtioDevice> Mmio<D> {
     /// `device` behind registers that no driver has touched.
     pub fn new(device: D) -> Self {
         let queues = new_queues(device.queue_max_sizes());
-        Self { device, queues, registers: Registers::default(), unfinished: false, rejected: 0 }
+        Self { device, queues, registers: Registers::default(), unfinished: 0, rejected: 0 }
     }
 
     /// The transport as it was when `state` was saved, in front of `device`.
@@ -255,7 +256,7 @@ impl<D: VirtioDevice> Mmio<D> {
                 restore_queue(queue, max, &registers).ok_or(RestoreError::Queue(index))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        (self.queues, self.registers, self.unfinished) = (queues, registers, false);
+        (self.queues, self.registers, self.unfinished) = (queues, registers, 0);
         Ok(())
     }
 
@@ -290,16 +291,21 @@ impl<D: VirtioDevice> Mmio<D> {
         self.registers.interrupt_status != 0
     }
 
-    /// Whether the last [`Mmio::process`] ended at its limit with buffers
-    /// left.  Nobody will ring for those: call it again, soon.
+    /// Whether the last [`Mmio::process`] of some queue ended at its limit with
+    /// buffers left.  Nobody will ring for those: call it again, soon.
     pub fn unfinished(&self) -> bool {
-        self.unfinished
+        self.unfinished != 0
+    }
+
+    /// Whether that is so of this queue.
+    pub fn is_unfinished(&self, queue: usize) -> bool {
+        self.unfinished & bit_of(queue) != 0
     }
 
     /// Serves a queue and returns whether to raise an interrupt.  Does nothing
     /// until the driver is ready.  Look at [`Mmio::unfinished`] afterwards.
     pub fn process<M: GuestMemory>(&mut self, memory: &M, queue: usize) -> bool {
-        self.unfinished = false;
+        self.unfinished &= !bit_of(queue);
         if !self.is_active() {
             return false;
         }
@@ -309,7 +315,9 @@ impl<D: VirtioDevice> Mmio<D> {
             self.registers.interrupt_status |= INTERRUPT_CONFIG;
             return true;
         };
-        self.unfinished = progress.unfinished;
+        if progress.unfinished {
+            self.unfinished |= bit_of(queue);
+        }
         if progress.interrupt {
             self.registers.interrupt_status |= INTERRUPT_RING;
         }
@@ -479,7 +487,7 @@ impl<D: VirtioDevice> Mmio<D> {
     fn reset(&mut self) {
         self.device.reset();
         self.queues.iter_mut().for_each(QueueT::reset);
-        self.unfinished = false;
+        self.unfinished = 0;
         self.registers = Registers {
             config_generation: self.registers.config_generation,
             ..Registers::default()
@@ -501,6 +509,11 @@ impl<D: VirtioDevice> Mmio<D> {
     fn reject(&mut self) {
         self.rejected = self.rejected.saturating_add(1);
     }
+}
+
+/// The bit of a queue; none of one beyond those that a device can have.
+fn bit_of(queue: usize) -> u64 {
+    u32::try_from(queue).ok().and_then(|queue| 1_u64.checked_shl(queue)).unwrap_or(0)
 }
 
 fn new_queues(max_sizes: &[u16]) -> Vec<Queue> {

@@ -219,7 +219,11 @@ impl Bus {
         let (result, interrupt) = {
             let mut vsock = lock(&self.vsock);
             let result = work(&mut vsock);
-            (result, vsock.pump(&self.memory))
+            let interrupt = vsock.pump(&self.memory);
+            if vsock.has_rest() {
+                self.have_rest_served();
+            }
+            (result, interrupt)
         };
         if interrupt {
             self.raise(slot_gsi(Slot::Vsock));
@@ -315,8 +319,7 @@ impl Bus {
             Slot::Vsock => lock(&self.vsock).write(&self.memory, offset, data),
         };
         if self.has_rest(slot) {
-            // As with `ended`: the counter cannot overflow, and a full one is readable too.
-            drop(self.rest.write(1));
+            self.have_rest_served();
         }
         if interrupt {
             self.raise(slot_gsi(slot));
@@ -328,9 +331,13 @@ impl Bus {
             Slot::Block => self.block().is_some_and(|block| block.unfinished()),
             Slot::Net => self.net().unfinished(),
             Slot::Rng => self.rng().unfinished(),
-            // Its pump works until nothing is left.
-            Slot::Vsock => false,
+            Slot::Vsock => lock(&self.vsock).has_rest(),
         }
+    }
+
+    fn have_rest_served(&self) {
+        // As with `ended`: the counter cannot overflow, and a full one is readable too.
+        drop(self.rest.write(1));
     }
 
     /// Becomes readable when [`Self::serve_rest`] has something to do.
@@ -352,8 +359,11 @@ impl Bus {
         self.raise_if(interrupt, Slot::Net);
         let interrupt = serve_all(&mut self.rng(), &self.memory, RNG_QUEUES);
         self.raise_if(interrupt, Slot::Rng);
+        if self.has_rest(Slot::Vsock) {
+            self.vsock(|_| ());
+        }
         if self.has_any_rest() {
-            drop(self.rest.write(1));
+            self.have_rest_served();
         }
     }
 
@@ -368,7 +378,7 @@ impl Bus {
     }
 
     fn has_any_rest(&self) -> bool {
-        [Slot::Block, Slot::Net, Slot::Rng].into_iter().any(|slot| self.has_rest(slot))
+        SLOTS.into_iter().any(|slot| self.has_rest(slot))
     }
 
     fn raise_if(&self, due: bool, slot: Slot) {

@@ -32,7 +32,7 @@ pub fn serve<D: VirtioDevice>(
     let mut interrupt = false;
     for _ in 0..PASSES_MAX {
         interrupt |= device.process(memory, queue);
-        if !device.unfinished() {
+        if !device.is_unfinished(queue) {
             break;
         }
     }

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_devices::virtio::mmio::Mmio;
-use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, Vsock, VsockEvent};
+use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, TX_QUEUE, Vsock, VsockEvent};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
 use crate::io::client::{Greeting, Link};
-use crate::io::queues::write_and_serve;
+use crate::io::queues::{PASSES_MAX, write_and_serve};
 use crate::memory::question::Question;
 use crate::sys::clock::realtime_ns;
 use crate::sys::listener::Listener;
@@ -58,6 +58,8 @@ pub struct VsockHost {
     question: Option<Question>,
     /// A connection to a port of the guest that nobody uses.
     spare: Option<(Id, u32)>,
+    /// Whether [`Self::pump`] ended at its limit.
+    rest: bool,
 }
 
 /// The token that stands for the listening socket.
@@ -81,6 +83,7 @@ impl VsockHost {
             chunk: vec![0; CHUNK_BYTES_MIN],
             question: None,
             spare: None,
+            rest: false,
         }
     }
 
@@ -209,14 +212,18 @@ impl VsockHost {
         }
     }
 
-    /// Moves everything that can move.  Returns whether an interrupt is due.
+    /// Moves everything that can move, or as much as is one turn's share.  Returns whether an
+    /// interrupt is due.  Look at [`Self::has_rest`] afterwards.
     pub fn pump(&mut self, memory: &GuestMemoryMmap) -> bool {
         let mut interrupt = false;
-        loop {
+        for _ in 0..PASSES_MAX {
             interrupt |= self.device.process(memory, RX_QUEUE);
-            let unfinished = self.device.unfinished();
+            if self.device.is_unfinished(TX_QUEUE) {
+                interrupt |= self.device.process(memory, TX_QUEUE);
+            }
             let events: Vec<VsockEvent> = self.device.device_mut().drain_events().collect();
-            if events.is_empty() && !unfinished {
+            if events.is_empty() && !self.device.unfinished() {
+                self.rest = false;
                 // A connection that has ended makes room for a client.
                 self.accept_waiting();
                 return interrupt;
@@ -225,6 +232,14 @@ impl VsockHost {
                 self.on_event(event);
             }
         }
+        self.rest = true;
+        interrupt
+    }
+
+    /// Whether the last [`Self::pump`] left something, of which nobody will tell.
+    #[must_use]
+    pub fn has_rest(&self) -> bool {
+        self.rest
     }
 
     fn on_event(&mut self, event: VsockEvent) {

@@ -1,6 +1,10 @@
 use std::io::Write;
+use std::sync::mpsc;
+use std::thread;
 
 use forkd_devices::virtio::VirtioDevice;
+use forkd_devices::virtio::mmio::{MmioState, QueueState, Registers};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::io::client::GREETING_BYTES_MAX;
@@ -105,4 +109,96 @@ fn a_client_is_accepted_once_there_is_a_connection_for_it() {
     host.accept_waiting();
 
     assert_eq!(host.greetings.len(), 1);
+}
+
+/// Where queue `index` has its descriptors, both of its rings, and its buffers.
+fn places(index: usize) -> [u64; 3] {
+    [1, 2, 3].map(|page| (index as u64 * 4 + page) << 12)
+}
+
+const QUEUE_SIZE: u16 = 16;
+/// A packet's header, and no payload.
+const HEADER_BYTES: u32 = 44;
+const BUFFER_BYTES: u64 = 128;
+
+/// A guest whose driver is ready, with one buffer in each queue.  Both rings of the one that is
+/// `endless` are at one place, so that a buffer is made available with each that is used.
+fn driven(host: &mut VsockHost, endless: Option<usize>) -> GuestMemoryMmap {
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    let queues = [RX_QUEUE, TX_QUEUE, 2].map(|index| {
+        let [descriptors, rings, buffers] = places(index);
+        let device_writes = u16::from(index == RX_QUEUE) * 2;
+        for entry in 0..u64::from(QUEUE_SIZE) {
+            let at = descriptors + entry * 16;
+            memory.write_obj(buffers + entry * BUFFER_BYTES, GuestAddress(at)).unwrap();
+            memory.write_obj(HEADER_BYTES, GuestAddress(at + 8)).unwrap();
+            memory.write_obj(device_writes, GuestAddress(at + 12)).unwrap();
+        }
+        memory.write_obj(1_u16, GuestAddress(rings + 2)).unwrap();
+        let one_place = endless == Some(index);
+        QueueState {
+            size: QUEUE_SIZE,
+            ready: true,
+            descriptors,
+            driver_ring: rings,
+            device_ring: if one_place { rings } else { rings + 0x800 },
+            next_avail: 0,
+            next_used: u16::from(one_place),
+        }
+    });
+    let driver_features = 1 << 32;
+    let registers = Registers { driver_features, status: 15, ..Registers::default() };
+    let state = MmioState { device_type: 19, registers, queues: queues.into() };
+    host.device.reload(&state).unwrap();
+    memory
+}
+
+/// Buffers of a queue that were used, counted with 16 bits.
+fn used(memory: &GuestMemoryMmap, queue: usize) -> u16 {
+    memory.read_obj(GuestAddress(places(queue)[1] + 2)).unwrap()
+}
+
+/// Does `work`, which has an end.
+fn ends<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (say, said) = mpsc::channel();
+    thread::spawn(move || say.send(work()));
+    said.recv_timeout(Duration::from_mins(1)).expect("it works for ever")
+}
+
+#[test]
+fn a_guest_with_useless_buffers_for_ever_keeps_nobody_for_ever() {
+    let mut host = listening("useless");
+    let (mut stream, id) = host.connect(7).unwrap();
+    let memory = driven(&mut host, None);
+    let ports = host.device.device().status(id).unwrap().ports;
+    let accepted = [3, 0, 2, 0, ports.guest, ports.host, 0, 1 | 2 << 16, 0, 1 << 16, 0];
+    let packet = accepted.map(u32::to_le_bytes).concat();
+    memory.write_slice(&packet, GuestAddress(places(TX_QUEUE)[2])).unwrap();
+    host.write(&memory, 0x50, &1_u32.to_le_bytes());
+    let memory = driven(&mut host, Some(RX_QUEUE));
+    stream.write_all(b"more than fits").unwrap();
+
+    let rest = ends(move || {
+        host.on_socket(host.by_id[&id]);
+        host.pump(&memory);
+        host.has_rest()
+    });
+
+    assert!(rest);
+}
+
+#[test]
+fn packets_that_are_not_taken_in_one_turn_are_taken_in_the_next() {
+    let mut host = listening("packets");
+    let memory = driven(&mut host, Some(TX_QUEUE));
+
+    let (first, rest, second) = ends(move || {
+        host.write(&memory, 0x50, &1_u32.to_le_bytes());
+        let (first, rest) = (used(&memory, TX_QUEUE), host.has_rest());
+        host.pump(&memory);
+        (first, rest, used(&memory, TX_QUEUE))
+    });
+
+    assert!(rest, "nobody would ring for them");
+    assert_ne!(first, second);
 }
