@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -251,6 +252,13 @@ impl Ram {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The descriptors of the files that it was loaded into.
+    pub fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
+        let files = self.granules.values().chain(self.sparse.values()).map(|(file, _)| file);
+        let descriptors: BTreeSet<i32> = files.map(AsRawFd::as_raw_fd).collect();
+        descriptors.into_iter()
     }
 
     /// Pages that come from the image unless they were written since; others are zero unless they

@@ -38,6 +38,8 @@ fn start(seed: Seed, directory: &Path, report: &File) -> Result<Zygote, Error> {
     let Frozen { state, disk } = *frozen;
     let lower = disk.map(|(lower, _)| lower);
     keep.extend(lower.iter().flat_map(Lower::descriptors));
+    // Its forks go back to their fork point by way of these.
+    keep.extend(ram.descriptors());
     keep.extend(origin.iter().map(|plan| plan.notebook().descriptor()));
     descriptors::close_all_but(&keep)?;
     process::new_session()?;
