@@ -12,6 +12,7 @@ import pytest
 from forkd.engine.control import Control
 from forkd.engine.process import CONTROL_SOCKET
 from forkd.model.sandbox import ForkOptions
+from tests.support import nameless
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, value
 
@@ -149,8 +150,8 @@ async def test_a_guests_flush_reaches_its_private_file(real_host: RealHost) -> N
         before = await metrics(real_host, sandbox.id)
         await value(real_host, sandbox.id, SYNCED + "1")
         after = await metrics(real_host, sandbox.id)
-        top = real_host.settings.sandboxes_dir / sandbox.id / "disk.top"
-        stored = top.stat().st_blocks * 512
+        assert sandbox.pid is not None
+        stored = nameless.stored_bytes(sandbox.pid)
 
     assert after.flushes > before.flushes
     assert after.top_bytes - before.top_bytes >= 1 << 18

@@ -13,6 +13,7 @@ import pytest_asyncio
 from forkd.engine.frames import HEADER_BYTES, Kind, encode_json
 from forkd.errors import GuestError
 from forkd.model.sandbox import ForkOptions
+from tests.support import nameless
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, real_host, value
 
@@ -112,8 +113,8 @@ error is not None
 """
     assert await value(real_host, sandbox.id, code) is True, "its disk has a limit"
 
-    top = real_host.settings.sandboxes_dir / sandbox.id / "disk.top"
-    assert 8 << 20 < top.stat().st_blocks * 512 <= 17 << 20
+    assert sandbox.pid is not None
+    assert 8 << 20 < nameless.stored_bytes(sandbox.pid) <= 17 << 20
     with pytest.raises(GuestError):
         await service.comparisons.compare(CALLER, TAG, sandbox.id)
     async with real_host.forked(1, ForkOptions()) as (sibling,):

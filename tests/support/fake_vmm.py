@@ -200,7 +200,6 @@ class Machine:
 
     def listen(self) -> None:
         (self.directory / "console.log").write_bytes(b"hello from the console\n")
-        (self.directory / "disk.top").write_bytes(b"")
         self.control = serve(self.directory / "control.sock", self.handle)
         self.vsock = serve(self.directory / "vsock.sock", self.agent.handle)
 

@@ -121,10 +121,33 @@ class Bench:
         return made
 
     @contextlib.asynccontextmanager
-    async def forked(self, zygote: Path, count: int = 1) -> AsyncIterator[list[Machine]]:
-        """Fork machines that end with the block."""
+    async def forked(
+        self,
+        zygote: Path,
+        count: int = 1,
+        *,
+        tops: Path | None = None,
+        reserve_bytes: int | None = None,
+    ) -> AsyncIterator[list[Machine]]:
+        """Fork machines that end with the block.
+
+        Args:
+            zygote: Its folder.
+            count: How many.
+            tops: Where their private disk layers go; None for their folders.
+            reserve_bytes: What these leave free there.
+        """
         folders = {f"sb-{number}": self.folder() for number in range(count)}
-        children = [ChildConfig(id_, folder, identity(id_)) for id_, folder in folders.items()]
+        children = [
+            ChildConfig(
+                id_,
+                folder,
+                identity(id_),
+                top_directory=tops,
+                top_reserve_bytes=reserve_bytes,
+            )
+            for id_, folder in folders.items()
+        ]
         outcomes: list[ChildReady | ChildFailed] = []
         try:
             async with await Control.connect(zygote / ZYGOTE_SOCKET) as control:

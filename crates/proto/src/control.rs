@@ -269,8 +269,9 @@ impl Fork {
         }
         check_deadline(self.deadline_s)?;
         self.children.iter().try_for_each(|child| {
-            check_path("children", &child.directory)?;
-            child.cgroup.as_ref().map_or(Ok(()), |path| check_path("children", path))
+            let paths =
+                [Some(&child.directory), child.cgroup.as_ref(), child.top_directory.as_ref()];
+            paths.into_iter().flatten().try_for_each(|path| check_path("children", path))
         })
     }
 }
@@ -295,9 +296,15 @@ pub struct Child {
     /// Its network interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<ChildNetwork>,
-    /// Most bytes that its private disk layer may hold.
+    /// As of a disk, as are the next two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_limit_bytes: Option<u64>,
+    /// Default: `directory`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_directory: Option<PathBuf>,
+    /// Default: 0.
+    #[serde(default)]
+    pub top_reserve_bytes: u64,
 }
 
 /// Both ends of a child's network interface.

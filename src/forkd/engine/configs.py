@@ -18,11 +18,15 @@ class DiskConfig:
         layers: Immutable ones, lowest first: a raw image, then layer files.
         size_bytes: What the guest sees.
         top_limit_bytes: Most that the private top layer may hold; None for no limit.
+        top_directory: Where the file of the private top layer goes; None for the machine's folder.
+        top_reserve_bytes: What writes to it leave free of that folder's file system; None for 0.
     """
 
     layers: tuple[Path, ...]
     size_bytes: int
     top_limit_bytes: int | None = None
+    top_directory: Path | None = None
+    top_reserve_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class ChildConfig:
     identity: Identity
     cgroup: Path | None = None
     top_limit_bytes: int | None = None
+    top_directory: Path | None = None
+    top_reserve_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

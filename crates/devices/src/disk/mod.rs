@@ -69,6 +69,16 @@ pub trait Top: Blocks {
     /// If it cannot.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
+    /// Refuses `bytes` more than it has: called before blocks that it lacks are
+    /// stored.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room; the default refuses nothing.
+    fn admit(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Returns when everything stored is durable.
     ///
     /// # Errors
@@ -96,7 +106,7 @@ pub struct DiskStats {
     pub writes: u64,
     /// Flushes.
     pub flushes: u64,
-    /// Writes refused because the disk was at its limit.
+    /// Writes refused because the disk was at its limit, or its top had no room.
     pub refused: u64,
 }
 
@@ -309,14 +319,30 @@ impl<T: Top + 'static> LayeredDisk<T> {
         Ok(())
     }
 
-    /// Refuses a write that would put the disk past its limit.
+    /// Refuses a write that would put the disk past its limit, or for which its
+    /// top has no room.
     fn admit(&mut self, offset: u64, length: u64) -> io::Result<()> {
-        let added = self.others(offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
-        if added > 0 && (self.own_blocks + added) * BLOCK_BYTES > self.own_limit_bytes {
-            self.stats.refused += 1;
-            return Err(io::ErrorKind::StorageFull.into());
+        let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
+        let added = self.others(first, end);
+        let over = added > 0 && (self.own_blocks + added) * BLOCK_BYTES > self.own_limit_bytes;
+        let admitted = match self.absent(first, end) {
+            _ if over => Err(io::ErrorKind::StorageFull.into()),
+            0 => Ok(()),
+            absent => self.top.admit(absent * BLOCK_BYTES),
+        };
+        self.stats.refused += u64::from(admitted.is_err());
+        admitted
+    }
+
+    /// How many blocks from `first` to `end` the top lacks.
+    fn absent(&self, first: u64, end: u64) -> u64 {
+        let (mut block, mut absent) = (first, 0);
+        while block < end {
+            let (present, blocks) = self.present.span(block, end - block);
+            absent += if present { 0 } else { blocks };
+            block += blocks;
         }
-        Ok(())
+        absent
     }
 
     /// Writes a block that the top lacks, of which `piece` is only a part.

@@ -10,6 +10,8 @@ struct Store {
     bytes: Mutex<Vec<u8>>,
     reads: Mutex<Vec<(u64, usize)>>,
     synced: Mutex<u32>,
+    admitted: Mutex<Vec<u64>>,
+    room: Mutex<Option<u64>>,
 }
 
 type Shared = Arc<Store>;
@@ -39,6 +41,12 @@ impl Top for Shared {
         let start = usize::try_from(offset).unwrap();
         self.bytes.lock().unwrap()[start..start + data.len()].copy_from_slice(data);
         Ok(())
+    }
+
+    fn admit(&self, bytes: u64) -> io::Result<()> {
+        self.admitted.lock().unwrap().push(bytes);
+        let room = self.room.lock().unwrap().unwrap_or(u64::MAX);
+        if bytes > room { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -77,6 +85,26 @@ fn a_write_shows_in_its_disk_and_not_in_the_sibling_over_the_same_layers() {
     assert_eq!(read(&mut one, BLOCK_BYTES - 1, 3), [1, 7, 7]);
     assert_eq!(read(&mut other, BLOCK_BYTES - 1, 3), [1, 1, 1]);
     assert_eq!((one.top_bytes(), other.top_bytes()), (BLOCK_BYTES, 0));
+}
+
+#[test]
+fn a_top_is_asked_for_room_for_blocks_that_it_lacks_and_a_refusal_changes_nothing() {
+    let mut disk = disk(vec![image(1)]);
+
+    disk.write_at(0, &[7; 4096]).unwrap();
+    disk.write_at(100, &[8; 5000]).unwrap();
+    disk.write_at(0, &[9; 8192]).unwrap();
+    assert_eq!(*disk.top().admitted.lock().unwrap(), [BLOCK_BYTES; 2]);
+    disk.freeze(top());
+    disk.write_at(0, &[9; 4096]).unwrap();
+    assert_eq!(*disk.top().admitted.lock().unwrap(), [BLOCK_BYTES], "a new top has nothing");
+
+    *disk.top().room.lock().unwrap() = Some(BLOCK_BYTES);
+    let refused = disk.write_at(0, &[5; 3 * 4096]).unwrap_err();
+
+    assert_eq!((refused.kind(), disk.stats().refused), (io::ErrorKind::StorageFull, 1));
+    assert_eq!(read(&mut disk, 0, 1), [9]);
+    disk.write_at(0, &[5; 2 * 4096]).unwrap();
 }
 
 #[test]

@@ -85,6 +85,12 @@ pub struct DiskConfig {
     /// Most bytes that the private layer may hold; default: no limit but the disk's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_limit_bytes: Option<u64>,
+    /// Existing; where the file of the private layer goes.  Default: the machine's folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_directory: Option<PathBuf>,
+    /// Bytes of the file system of that folder that a write to the private layer leaves free.
+    #[serde(default)]
+    pub top_reserve_bytes: u64,
 }
 
 impl DiskConfig {
@@ -95,7 +101,8 @@ impl DiskConfig {
         if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(4096) {
             return Err(InvalidRequest::field("disk", "size_bytes is no multiple of 4096"));
         }
-        self.layers.iter().try_for_each(|path| check_path("disk", path))
+        let paths = self.layers.iter().chain(&self.top_directory);
+        paths.into_iter().try_for_each(|path| check_path("disk", path))
     }
 }
 

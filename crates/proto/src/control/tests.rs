@@ -64,6 +64,8 @@ fn a_fork_of_none_or_too_many_is_refused() {
         cgroup: None,
         network: None,
         top_limit_bytes: None,
+        top_directory: None,
+        top_reserve_bytes: 0,
     };
     let fork = |count| Fork { children: vec![child.clone(); count], deadline_s: 1.0 };
     assert!(fork(0).check().is_err());

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forkd_devices::disk::{LAYERS_MAX, LayeredDisk};
@@ -11,7 +10,7 @@ use forkd_proto::control::DiskMetrics;
 
 use crate::disk::layers::{Lower, Stratum};
 use crate::disk::merge::{Merge, Merged};
-use crate::disk::top::TopFile;
+use crate::disk::top::{TopFile, Tops};
 use crate::error::Error;
 
 /// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
@@ -23,7 +22,7 @@ const FROZEN_MAX: usize = 64;
 pub struct HostDisk {
     disk: LayeredDisk<TopFile>,
     lower: Lower,
-    path: PathBuf,
+    tops: Tops,
     /// How many of the layers it was made over.
     given: usize,
     limit: u64,
@@ -32,14 +31,14 @@ pub struct HostDisk {
 }
 
 impl HostDisk {
-    /// A disk over `lower` whose private top lives in `directory`, with at most `limit` bytes of
-    /// its own.
+    /// A disk over `lower` whose private top is among `tops`, with at most `limit` bytes of its
+    /// own.
     ///
     /// # Errors
     ///
     /// [`Error::Damaged`] if the layers do not make a disk of that size.
-    pub fn new(lower: &Lower, directory: &Path, limit: Option<u64>) -> Result<Self, Error> {
-        Self::over(lower, directory.join("disk.top"), limit.unwrap_or(lower.size_bytes))
+    pub fn new(lower: &Lower, tops: Tops, limit: Option<u64>) -> Result<Self, Error> {
+        Self::over(lower, tops, limit.unwrap_or(lower.size_bytes))
     }
 
     /// The layers below the top.
@@ -52,21 +51,16 @@ impl HostDisk {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the top's name cannot be taken away, [`Error::Damaged`] if the layers do
-    /// not make a disk.
+    /// [`Error::Damaged`] if the layers do not make a disk.
     pub fn rewind(&mut self, lower: &Lower) -> Result<(), Error> {
-        if self.disk.top().made().is_some() {
-            std::fs::remove_file(&self.path)
-                .map_err(Error::io(format!("remove {}", self.path.display())))?;
-        }
-        *self = Self::over(lower, self.path.clone(), self.limit)?;
+        *self = Self::over(lower, self.tops.clone(), self.limit)?;
         Ok(())
     }
 
-    fn over(lower: &Lower, path: PathBuf, limit: u64) -> Result<Self, Error> {
+    fn over(lower: &Lower, tops: Tops, limit: u64) -> Result<Self, Error> {
         let given = lower.layers.len();
-        let disk = lower.disk(TopFile::new(&path, lower.size_bytes), given, limit)?;
-        Ok(Self { disk, lower: lower.clone(), path, given, limit, frozen_bytes: 0 })
+        let disk = lower.disk(TopFile::new(tops.clone(), lower.size_bytes), given, limit)?;
+        Ok(Self { disk, lower: lower.clone(), tops, given, limit, frozen_bytes: 0 })
     }
 
     /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones:
@@ -84,7 +78,7 @@ impl HostDisk {
         let (index, pair) =
             pairs.min_by_key(|(_, pair)| pair.iter().map(Stratum::blocks).sum::<u64>())?;
         let pair = Lower { layers: pair.to_vec(), size_bytes: self.lower.size_bytes };
-        Some(Merge { index, pair, path: self.path.with_extension("merged") })
+        Some(Merge { index, pair, tops: self.tops.clone() })
     }
 
     /// Goes on with the layer that a merge made of two; they have not changed since it was begun.
@@ -103,12 +97,11 @@ impl HostDisk {
     }
 
     /// Makes what the top holds a layer, and goes on with an empty one.  Costs the same whatever it
-    /// holds.  The layer's file loses its name and lives as long as somebody has it open.
+    /// holds.  The layer's file lives as long as somebody has it open.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the name cannot be taken away, [`Error::State`] if there are as many layers
-    /// as there may be; nothing has changed then.
+    /// [`Error::State`] if there are as many layers as there may be; nothing has changed then.
     pub fn freeze(&mut self) -> Result<(), Error> {
         let Some(fd) = self.disk.top().made().map(AsRawFd::as_raw_fd) else { return Ok(()) };
         if self.disk.top_bytes() == 0 {
@@ -117,10 +110,8 @@ impl HostDisk {
         if self.lower.layers.len() >= LAYERS_MAX {
             return Err(Error::State("the disk has as many layers as it may have"));
         }
-        std::fs::remove_file(&self.path)
-            .map_err(Error::io(format!("freeze {}", self.path.display())))?;
         self.frozen_bytes += self.disk.top_bytes();
-        let layer = self.disk.freeze(TopFile::new(&self.path, self.lower.size_bytes));
+        let layer = self.disk.freeze(TopFile::new(self.tops.clone(), self.lower.size_bytes));
         self.lower.layers.push(Stratum { layer, fd, path: None });
         Ok(())
     }
@@ -167,11 +158,16 @@ impl Disk for HostDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::{Path, PathBuf};
 
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("forkd-disk-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         path
+    }
+
+    fn tops(folder: &Path) -> Tops {
+        Tops::new(None, folder, 0).unwrap()
     }
 
     #[test]
@@ -180,7 +176,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
         disk.write_at(4096, &[2; 4096]).unwrap();
         let layer = folder.join("disk.layer");
 
@@ -188,7 +184,7 @@ mod tests {
         disk.lower().save(disk.given(), &layer).unwrap();
 
         let lower = Lower::open(&[image, layer], 8 * 4096, None).unwrap();
-        let mut next = HostDisk::new(&lower, &folder.join("next"), None).unwrap();
+        let mut next = HostDisk::new(&lower, tops(&folder.join("next")), None).unwrap();
         let mut bytes = [0; 3];
         next.read_at(4095, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 2]);
@@ -201,7 +197,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
         disk.write_at(0, &[2; 8192]).unwrap();
         disk.freeze().unwrap();
         let then = disk.lower().clone();
@@ -209,7 +205,7 @@ mod tests {
         disk.write_at(4096, &[3; 4096]).unwrap();
         disk.write_at(8192, &[1; 4096]).unwrap();
 
-        let mut sibling = HostDisk::new(&then, &folder.join("sibling"), None).unwrap();
+        let mut sibling = HostDisk::new(&then, tops(&folder.join("sibling")), None).unwrap();
         let (mut ours, mut theirs) = ([0; 3], [0; 3]);
         disk.read_at(4095, &mut ours).unwrap();
         sibling.read_at(4095, &mut theirs).unwrap();
@@ -230,7 +226,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
         let mut expected = [1_u8; 8];
         for round in 0..=FROZEN_MAX {
             assert!(disk.crowded().is_none(), "{round}");
@@ -265,19 +261,43 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    #[test]
-    fn a_disk_that_is_only_read_makes_no_file() {
-        let folder = folder("silent");
-        let image = folder.join("image");
+    /// A disk of one block over an image of another folder, with its tops in `folder`.
+    fn small(folder: &Path, reserve_bytes: u64) -> HostDisk {
+        let image = folder.with_extension("image");
         std::fs::write(&image, vec![1; 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        std::fs::remove_file(image).unwrap();
+        HostDisk::new(&lower, Tops::new(Some(folder), folder, reserve_bytes).unwrap(), None)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_disk_leaves_no_name_in_the_folder_of_its_tops() {
+        let folder = folder("nameless");
+        let mut disk = small(&folder, 0);
 
         disk.read_at(0, &mut [0; 10]).unwrap();
         disk.flush().unwrap();
+        assert!(disk.disk.top().made().is_none(), "nothing was written");
+        disk.write_at(0, &[2; 4096]).unwrap();
+        disk.freeze().unwrap();
+        disk.write_at(0, &[3; 4096]).unwrap();
 
-        assert!(!folder.join("disk.top").exists());
-        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        std::fs::remove_dir(folder).unwrap();
+    }
+
+    #[test]
+    fn a_write_that_would_use_up_the_reserve_is_refused() {
+        let folder = folder("reserve");
+        let (mut modest, mut greedy) = (small(&folder, 1), small(&folder, u64::MAX));
+
+        modest.write_at(0, &[2; 4096]).unwrap();
+        let refused = greedy.write_at(0, &[2; 4096]).unwrap_err();
+
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        assert!(Tops::new(Some(&folder.join("none")), &folder, 0).is_err());
+        std::fs::remove_dir(folder).unwrap();
     }
 
     #[test]
@@ -286,7 +306,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, &folder, None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
         disk.write_at(0, &[3; 4096]).unwrap();
         let path = folder.join("disk.layer");
         disk.freeze().unwrap();

@@ -1,15 +1,14 @@
 //! Making one layer of two.
 
-use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use forkd_devices::disk::{Layer, Run as DiskRun};
 use forkd_devices::virtio::block::Disk;
 
 use crate::disk::layers::{Lower, NoTop, Stored, Stratum};
+use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::snapshot::runs::{Collector, UNIT_BYTES, Units};
 
@@ -18,7 +17,7 @@ use crate::snapshot::runs::{Collector, UNIT_BYTES, Units};
 pub struct Merge {
     pub(super) index: usize,
     pub(super) pair: Lower,
-    pub(super) path: PathBuf,
+    pub(super) tops: Tops,
 }
 
 /// What came of it.
@@ -33,13 +32,13 @@ impl Merge {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be written.
+    /// [`Error::Io`] if the file cannot be written, or would use up the reserve of its folder.
     pub fn make(self) -> Result<Merged, Error> {
-        let Self { index, pair, path } = self;
-        let failed = || Error::io(format!("merge layers into {}", path.display()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path);
-        let mut file = file.map_err(failed())?;
-        std::fs::remove_file(&path).map_err(failed())?;
+        let Self { index, pair, tops } = self;
+        let failed = || Error::io("merge two layers");
+        let bytes = pair.layers.iter().map(Stratum::blocks).sum::<u64>() * UNIT_BYTES;
+        let mut file = tops.file().map_err(failed())?;
+        tops.admit(&file, bytes).map_err(failed())?;
         let mut units = Units::none_of(pair.size_bytes);
         units.add_runs(pair.layers.iter().flat_map(Stratum::runs));
         let mut both = pair.disk(NoTop, pair.layers.len(), 0)?;

@@ -1,5 +1,8 @@
-//! The private top of a disk: a sparse file that is made on the first write, so that a fork which
-//! writes nothing costs no file.
+//! The private top of a disk: a sparse file without a name, made on the first write, so that a fork
+//! which writes nothing costs no file.
+//!
+//! Since it has no name there is none to collide with another machine's in the same folder, and
+//! nothing to remove: it goes when the last process ends that has it open.
 
 use std::fs::File;
 use std::io;
@@ -10,18 +13,74 @@ use std::sync::OnceLock;
 
 use forkd_devices::disk::{Blocks, Top};
 
-/// The private top: `disk.top` in the machine's folder, from the first write on.
+use crate::error::Error;
+use crate::sys::files;
+
+/// Where the tops of a machine go.
+#[derive(Clone, Debug)]
+pub struct Tops {
+    directory: PathBuf,
+    /// What a write leaves free of that folder's file system.
+    reserve_bytes: u64,
+}
+
+impl Tops {
+    /// In `directory`, or by default in `machine`, the machine's own folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if `directory` is none.
+    pub fn new(
+        directory: Option<&Path>,
+        machine: &Path,
+        reserve_bytes: u64,
+    ) -> Result<Self, Error> {
+        if let Some(path) = directory.filter(|path| !path.is_dir()) {
+            let problem = format!("{} is no folder", path.display());
+            return Err(Error::Invalid { field: "top_directory", problem });
+        }
+        Ok(Self { directory: directory.unwrap_or(machine).to_path_buf(), reserve_bytes })
+    }
+
+    /// A new file.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub(super) fn file(&self) -> io::Result<File> {
+        files::nameless(&self.directory)
+    }
+
+    /// Refuses to store `bytes` more if that would use up the reserve.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::StorageFull`].
+    pub(super) fn admit(&self, file: &File, bytes: u64) -> io::Result<()> {
+        if self.reserve_bytes == 0 {
+            return Ok(());
+        }
+        let left = files::free_bytes(file)?.checked_sub(bytes);
+        if left.is_some_and(|left| left >= self.reserve_bytes) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+    }
+}
+
+/// The private top.
 #[derive(Debug)]
 pub struct TopFile {
-    path: PathBuf,
+    tops: Tops,
     size_bytes: u64,
     file: OnceLock<File>,
 }
 
 impl TopFile {
-    /// A top that will be at `path`; makes nothing yet.
-    pub(super) fn new(path: &Path, size_bytes: u64) -> Self {
-        Self { path: path.to_path_buf(), size_bytes, file: OnceLock::new() }
+    /// A top that will be among `tops`; makes nothing yet.
+    pub(super) fn new(tops: Tops, size_bytes: u64) -> Self {
+        Self { tops, size_bytes, file: OnceLock::new() }
     }
 
     /// The file, if there is one yet.
@@ -33,8 +92,7 @@ impl TopFile {
         if let Some(file) = self.file.get() {
             return Ok(file);
         }
-        // Never an older one: that may be a layer now.
-        let file = File::options().read(true).write(true).create_new(true).open(&self.path)?;
+        let file = self.tops.file()?;
         file.set_len(self.size_bytes)?;
         Ok(self.file.get_or_init(|| file))
     }
@@ -49,6 +107,10 @@ impl Blocks for TopFile {
 impl Top for TopFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.file()?.write_all_at(data, offset)
+    }
+
+    fn admit(&self, bytes: u64) -> io::Result<()> {
+        self.tops.admit(self.file()?, bytes)
     }
 
     fn sync(&self) -> io::Result<()> {

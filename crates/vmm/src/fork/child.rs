@@ -7,6 +7,7 @@ use forkd_proto::control::Child;
 
 use crate::boot::generation;
 use crate::disk::host_disk::HostDisk;
+use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::{Bus, Lines};
@@ -43,11 +44,12 @@ impl ForkPlan {
             }
             self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
         }
-        let limit = child.top_limit_bytes;
+        let folder = child.top_directory.as_deref();
+        let tops = Tops::new(folder, &place.directory, child.top_reserve_bytes)?;
         let disk = self
             .lower
             .as_ref()
-            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .map(|lower| HostDisk::new(lower, tops, child.top_limit_bytes))
             .transpose()?;
         let tap = child.network.as_ref().map(|network| network.tap.as_str());
         let lines = Arc::new(Lines::new(&vm));

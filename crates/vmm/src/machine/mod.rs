@@ -23,6 +23,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::boot::{acpi, generation, kernel};
 use crate::disk::host_disk::HostDisk;
 use crate::disk::layers::Lower;
+use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::io::bus::{Bus, Lines};
 use crate::kvm::cpu::{self, VcpuState};
@@ -103,10 +104,15 @@ impl Machine {
             .as_ref()
             .map(|disk| Lower::open(&disk.layers, disk.size_bytes, None))
             .transpose()?;
-        let limit = config.disk.as_ref().and_then(|disk| disk.top_limit_bytes);
         let disk = lower
             .as_ref()
-            .map(|lower| HostDisk::new(lower, &place.directory, limit))
+            .zip(config.disk.as_ref())
+            .map(|(lower, disk)| {
+                let (folder, reserve_bytes) =
+                    (disk.top_directory.as_deref(), disk.top_reserve_bytes);
+                let tops = Tops::new(folder, &place.directory, reserve_bytes)?;
+                HostDisk::new(lower, tops, disk.top_limit_bytes)
+            })
             .transpose()?;
         let lines = Arc::new(Lines::new(&vm));
         let devices = fresh_devices(&lines, place, disk, config.network.as_ref())?;

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod descriptors;
+pub mod files;
 pub mod listener;
 pub mod mapping;
 pub mod pagemap;

@@ -226,6 +226,8 @@ mod tests {
             cgroup: None,
             network: None,
             top_limit_bytes: None,
+            top_directory: None,
+            top_reserve_bytes: 0,
         };
         let mut children = Children::default();
         let fork = Fork { children: (0..count).map(child).collect(), deadline_s: PATIENCE_S };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// What the guest said.
 const CONSOLE: &str = "console.log";
 /// All that there may be.
-const FILES: [&str; 5] = ["control.sock", "vsock.sock", CONSOLE, "console.log.1", "disk.top"];
+const FILES: [&str; 4] = ["control.sock", "vsock.sock", CONSOLE, "console.log.1"];
 
 /// Removes what a failed attempt has left but its console, which is kept under another name.
 pub(super) fn set_aside(directory: &Path, attempt: u32) {
