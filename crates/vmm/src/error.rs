@@ -42,6 +42,13 @@ pub enum Error {
     },
     /// Guest memory could not be accessed where the VMM needs it.
     GuestMemory(String),
+    /// The host has not so much memory available.
+    Capacity {
+        /// What is needed.
+        needed_bytes: u64,
+        /// What is available.
+        available_bytes: u64,
+    },
     /// The named file is not one of ours.
     NotOurs(String),
     /// The named file is of a later version.
@@ -65,6 +72,7 @@ impl Error {
             Self::State(_) | Self::Stuck => ErrorCode::State,
             Self::Io { .. } => ErrorCode::Io,
             Self::Kvm { .. } | Self::GuestMemory(_) => ErrorCode::Kvm,
+            Self::Capacity { .. } => ErrorCode::Capacity,
             Self::NotOurs(_) => ErrorCode::NotOurs,
             Self::TooNew(_) => ErrorCode::TooNew,
             Self::Damaged(_) => ErrorCode::Damaged,
@@ -123,6 +131,13 @@ impl fmt::Display for Error {
             Self::Io { what, source } => write!(f, "{what}: {source}"),
             Self::Kvm { what, source } => write!(f, "{what}: {source}"),
             Self::GuestMemory(problem) => write!(f, "guest memory: {problem}"),
+            Self::Capacity { needed_bytes, available_bytes } => write!(
+                f,
+                "the snapshot needs {} MiB of memory for its image, and the host has {} MiB \
+                 available",
+                needed_bytes >> 20,
+                available_bytes >> 20
+            ),
             Self::NotOurs(file) => write!(f, "{file} is not a file of forkd's"),
             Self::TooNew(file) => write!(f, "{file} was written by a later version of forkd"),
             Self::Damaged(how) => f.write_str(how),

@@ -25,6 +25,7 @@ _CONTROL: dict[str, type[ForkdError]] = {
     "state": Conflict,
     "io": HostError,
     "kvm": HostError,
+    "capacity": CapacityError,
     "not_ours": StoreError,
     "too_new": StoreError,
     "damaged": StoreError,

@@ -260,6 +260,7 @@ pub enum ErrorCode {
     State,
     Io,
     Kvm,
+    Capacity,
     NotOurs,
     TooNew,
     Damaged,

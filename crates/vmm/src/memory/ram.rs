@@ -33,12 +33,18 @@ use crate::memory::sheet::{GRANULE_BYTES, GRANULE_PAGES, Sheet, pages_by_granule
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
 use crate::sys::mapping;
+use crate::sys::meminfo;
 use crate::sys::pagemap::{Changed, Pagemap, Private};
 
 /// A granule of which a delta holds at least so many pages is made anew in a file; below that the
 /// pages are copied one by one.  A fork pays for each copied page, and memory for each granule.
 const DENSE_PAGES: u64 = GRANULE_PAGES / 4;
 
+/// Most of the memory that the host has available which an image may take, in percent.
+///
+/// An image has a whole granule for each that holds anything, so a file of 2 GiB may ask for a
+/// tebibyte.
+const AVAILABLE_PERCENT_MAX: u64 = 90;
 /// Most bytes that are read at a time of what another process holds.
 const STRETCH_BYTES_MAX: u64 = 1 << 20;
 
@@ -97,13 +103,19 @@ impl Ram {
     /// # Errors
     ///
     /// [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming the file at fault;
-    /// [`Error::Damaged`] if a file is of another size of memory; [`Error::Io`].
+    /// [`Error::Damaged`] if a file is of another size of memory; [`Error::Capacity`] if the host
+    /// has not enough memory available, before any is taken; [`Error::Io`].
     pub fn load(bytes: u64, chain: &[PathBuf]) -> Result<Self, Error> {
+        Self::load_within(meminfo::available_bytes()?, bytes, chain)
+    }
+
+    fn load_within(available: u64, bytes: u64, chain: &[PathBuf]) -> Result<Self, Error> {
         let mut granules = BTreeSet::new();
         for path in chain {
             let file = MemoryFile::open(path, bytes)?;
             granules.extend(pages_by_granule(file.runs()).into_keys());
         }
+        check_room(granules.len() as u64 * GRANULE_BYTES, available)?;
         let mut ram = Self::zeros(bytes)?;
         let Some(mut sheet) = Sheet::new(&granules)? else { return Ok(ram) };
         for path in chain {
@@ -120,10 +132,13 @@ impl Ram {
     /// As [`Self::load`]; the memory is of no use then.
     pub fn overlay(&mut self, delta: &Path) -> Result<(), Error> {
         let file = MemoryFile::open(delta, self.bytes)?;
-        let dense = pages_by_granule(file.runs())
-            .into_iter()
-            .filter_map(|(granule, pages)| (pages >= DENSE_PAGES).then_some(granule))
-            .collect();
+        let (dense, sparse): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            pages_by_granule(file.runs()).into_iter().partition(|(_, pages)| *pages >= DENSE_PAGES);
+        // A sparse page is both in a file in memory and in this process.
+        let copied = 2 * PAGE_SIZE * sparse.into_values().sum::<u64>();
+        let room = meminfo::available_bytes()?;
+        check_room(dense.len() as u64 * GRANULE_BYTES + copied, room)?;
+        let dense = dense.into_keys().collect();
         let mut sheet = Sheet::new(&dense)?;
         if let Some(sheet) = &mut sheet {
             sheet.copy_from(&self.view)?;
@@ -303,6 +318,15 @@ impl Stretch {
     }
 }
 
+/// Refuses to take `needed` bytes of the `available` ones if that is too much.
+fn check_room(needed: u64, available: u64) -> Result<(), Error> {
+    if needed <= available / 100 * AVAILABLE_PERCENT_MAX {
+        Ok(())
+    } else {
+        Err(Error::Capacity { needed_bytes: needed, available_bytes: available })
+    }
+}
+
 fn put(view: &GuestMemoryMmap, page: u64, bytes: &[u8]) -> Result<(), Error> {
     view.write_slice(bytes, GuestAddress(address_of(page))).map_err(Error::guest_memory)
 }
@@ -345,6 +369,20 @@ mod tests {
         assert_eq!([0, 1, 700, last].map(|page| byte(&ram, page)), [1, 0, 1, 1]);
         assert!(std::fs::metadata(&file).unwrap().len() < 16384, "zero pages cost nothing");
         assert_eq!(ram.backed().map(|run| run.count).sum::<u64>(), 3 * GRANULE_PAGES);
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn an_image_of_one_granule_more_than_the_host_has_is_refused() {
+        let (ram, file) = loaded("room", &[0, 700]);
+        let chain = std::slice::from_ref(&file);
+        let enough = 2 * GRANULE_BYTES * 100 / AVAILABLE_PERCENT_MAX + 100;
+        let load = |available| Ram::load_within(available, ram.bytes(), chain);
+
+        assert!(load(enough).is_ok());
+        let refused = load(enough - GRANULE_BYTES).unwrap_err();
+
+        assert_eq!(refused.code(), forkd_proto::control::ErrorCode::Capacity);
         std::fs::remove_file(file).unwrap();
     }
 

@@ -5,6 +5,7 @@ pub mod descriptors;
 pub mod files;
 pub mod listener;
 pub mod mapping;
+pub mod meminfo;
 pub mod pagemap;
 pub mod process;
 pub mod urgency;
