@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.support.daemon",
     "tests.support.cli",
     "tests.support.real_host",
+    "tests.support.bakes",
     "tests.support.service_host",
     "tests.support.web",
 ]

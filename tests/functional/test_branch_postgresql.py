@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
+    from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
     from tests.support.soak import Soak
 
@@ -98,9 +99,9 @@ DEADLINE_S = 300.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def host() -> AsyncIterator[RealHost]:
+async def host(bakes: Bakes) -> AsyncIterator[RealHost]:
     """A host with the recipe baked."""
-    async with baked_host(POSTGRESQL) as baked:
+    async with baked_host(bakes, POSTGRESQL) as baked:
         yield baked
 
 

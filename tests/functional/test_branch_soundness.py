@@ -17,12 +17,13 @@ from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support import witness
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, TAG, baked_host, variant
+from tests.support.real_host import LARGE_VCPUS, REAL, RECIPE, TAG, baked_host, large
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from forkd.model.ids import SandboxId, Tag
+    from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
     from tests.support.soak import Soak
     from tests.support.witness import Report
@@ -62,13 +63,15 @@ class Counts:
         self.steps += report.transfers
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 4], ids=["1cpu", "4cpus"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=[1, LARGE_VCPUS], ids=["1cpu", "4cpus"]
+)
 async def host(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bakes: Bakes
 ) -> AsyncIterator[RealHost]:
-    """A host with a snapshot of a machine with so many virtual CPUs."""
-    recipe = variant(tmp_path_factory.mktemp("recipes") / "witness", vcpus=request.param)
-    async with baked_host(recipe) as baked:
+    """A host with a snapshot of a machine with one virtual CPU, or several."""
+    folder = tmp_path_factory.mktemp("recipes") / "large"
+    async with baked_host(bakes, large(folder) if request.param > 1 else RECIPE) as baked:
         yield baked
 
 

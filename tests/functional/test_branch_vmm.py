@@ -20,21 +20,17 @@ from forkd.engine.process import ZYGOTE_SOCKET, end_listener, start_zygote
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from tests.support.mounts import mounted
-from tests.support.real_host import REAL, baked_host, variant
+from tests.support.real_host import LARGE_MEMORY_MIB, LARGE_VCPUS, REAL, baked_host, large
 from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switches_to
 from tests.support.vmm_bench import FORK_DEADLINE_S, bench_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from tests.support.bakes import Bakes
     from tests.support.vmm_bench import Bench
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-
-VCPUS = 4
-
-MEMORY_MIB = 4_096
-"""More than fits below the hole under 4 GiB, which begins at 3 GiB."""
 
 RESETS = 50
 SIBLING_RESETS = 3
@@ -59,11 +55,10 @@ for thread in threads:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+async def bench(tmp_path_factory: pytest.TempPathFactory, bakes: Bakes) -> AsyncIterator[Bench]:
     """A zygote of a machine with four CPUs and memory on both sides of the hole."""
-    recipe = tmp_path_factory.mktemp("recipes") / "large"
-    variant(recipe, vcpus=VCPUS, memory_mib=MEMORY_MIB)
-    async with baked_host(recipe) as host, bench_of(host) as made:
+    recipe = large(tmp_path_factory.mktemp("recipes") / "large")
+    async with baked_host(bakes, recipe) as host, bench_of(host) as made:
         yield made
 
 
@@ -144,7 +139,7 @@ async def test_a_source_that_stands_still_comes_first_and_its_seed_does_not(benc
     async with bench.forked(bench.root) as (source,):
         await source.value(COUNTING)
         vcpus = [task for task, name in tasks(source.pid).items() if name.startswith("vcpu")]
-        assert len(vcpus) == VCPUS
+        assert len(vcpus) == LARGE_VCPUS
         with switches_to([*vcpus, source.pid]) as seen:
             async with bench.branched(source) as (_, branched):
                 for machine in (source.pid, branched.pid):
@@ -231,7 +226,7 @@ async def test_a_sibling_goes_back_to_what_its_seed_holds(bench: Bench) -> None:
     counted = "counted = numpy.arange({pages} << 9, dtype='u8'); 0"
     wrong = "[int((counted != numpy.arange(counted.size)).sum()), 'z' in globals()]"
     async with bench.forked(bench.root) as (source,):
-        await source.value(counted.format(pages=MEMORY_MIB))
+        await source.value(counted.format(pages=LARGE_MEMORY_MIB))
         async with bench.branched(source) as (seed, _), bench.forked(seed) as (sibling,):
             async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
                 assert await control.retire() == 1

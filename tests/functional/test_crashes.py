@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from forkd.sdk import Sandbox
     from forkd.wire import v1
+    from tests.support.bakes import Bakes
     from tests.support.crash_load import Step
     from tests.support.real_daemon import Daemon
     from tests.support.soak import Soak
@@ -55,11 +56,9 @@ SNAPSHOTS_KEPT = 6
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def daemon(bakes: Bakes) -> Iterator[Daemon]:
     """A daemon with a base."""
-    with running_daemon() as made:
-        with Client(made.url) as client:
-            client.snapshots.create(TAG, RECIPE)
+    with running_daemon(bakes.of(RECIPE)) as made:
         yield made
         left = made.vmm_processes()
         for pid in left:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from forkd.wire import v1
+    from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
 pytestmark = [REAL, pytest.mark.timeout(600)]
@@ -50,6 +51,13 @@ def daemon(progress: list[v1.ProgressEvent]) -> Iterator[Daemon]:
 def doomed() -> Iterator[Daemon]:
     """A daemon with nothing yet, for a test that kills it."""
     with running_daemon() as made:
+        yield made
+
+
+@pytest.fixture
+def doomed_with_base(bakes: Bakes) -> Iterator[Daemon]:
+    """A daemon with a base, for a test that kills it."""
+    with running_daemon(bakes.of(RECIPE)) as made:
         yield made
 
 
@@ -180,10 +188,10 @@ def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(doomed: D
 
 
 def test_a_daemon_killed_in_a_fork_adopts_what_was_ready_and_leaves_nothing_else(
-    doomed: Daemon,
+    doomed_with_base: Daemon,
 ) -> None:
+    doomed = doomed_with_base
     with Client(doomed.url) as client:
-        client.snapshots.create(TAG, RECIPE)
         (before,) = client.fork(TAG)
 
     def fork() -> None:

@@ -14,14 +14,15 @@ from tools import demo_branch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
 pytestmark = [REAL, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as made:
+def daemon(bakes: Bakes) -> Iterator[Daemon]:
+    with running_daemon(bakes.of(RECIPE)) as made:
         yield made
 
 
@@ -29,7 +30,6 @@ async def test_five_siblings_of_a_thinking_process_go_five_ways_and_the_best_is_
     daemon: Daemon,
 ) -> None:
     async with AsyncClient(daemon.url) as client:
-        await client.snapshots.create(TAG, RECIPE)
         (parent,) = await client.fork(TAG)
 
         assert await demo_branch.demo(client, parent) == []

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.json import JsonValue
     from forkd.sdk import Sandbox
+    from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
     from tests.support.real_host import RealHost
     from tests.support.soak import Soak
@@ -86,10 +87,9 @@ fingerprint()
 
 
 @pytest.fixture(scope="module")
-def warm_daemon() -> Iterator[Daemon]:
+def warm_daemon(bakes: Bakes) -> Iterator[Daemon]:
     """A daemon with a base whose zygote runs."""
-    with running_daemon() as made, Client(made.url) as client:
-        client.snapshots.create(TAG, RECIPE)
+    with running_daemon(bakes.of(RECIPE)) as made, Client(made.url) as client:
         client.fork(TAG)[0].kill()
         yield made
 
@@ -235,14 +235,14 @@ async def forked(host: RealHost, tag: Tag) -> SandboxId:
 
 
 async def test_ten_large_links_have_their_base_in_memory_once_and_all_their_data(
-    soak: Soak, tmp_path: Path, tell: Callable[[str], None]
+    soak: Soak, bakes: Bakes, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     count, mib = soak.count(3, 10), soak.count(4, 50)
     recipe = RECIPE
     if soak.in_full:
         ballast = f"\nballast = numpy.random.default_rng(0).bytes({BASE_MIB} << 20)\n"
         recipe = variant(tmp_path / "large", warmup=ballast, memory_mib=1280)
-    async with baked_host(recipe) as host:
+    async with baked_host(bakes, recipe) as host:
         base = image_bytes(host.vmm_processes())
         digests: dict[Tag, str] = {}
         for number in range(1, count + 1):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.sandbox import Sandbox
+    from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -98,11 +99,12 @@ HOOKS = "[ran, post_fork_ran, open('/run/hook').read() == open('/etc/hostname').
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealHost]:
+async def host(tmp_path_factory: pytest.TempPathFactory, bakes: Bakes) -> AsyncIterator[RealHost]:
     """A host with a snapshot that has lain for days and has every kind of hook."""
     folder = tmp_path_factory.mktemp("recipes") / "aged"
     post_fork = "post_fork_ran = list(ran)\n"
-    async with baked_host(variant(folder, warmup=WARMUP, post_fork=post_fork)) as baked:
+    recipe = variant(folder, warmup=WARMUP, post_fork=post_fork)
+    async with baked_host(bakes, recipe) as baked:
         yield baked
 
 

@@ -14,6 +14,7 @@ from tests.support.real_host import REAL, baked_host, value, variant
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -65,10 +66,10 @@ records
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealHost]:
+async def host(tmp_path_factory: pytest.TempPathFactory, bakes: Bakes) -> AsyncIterator[RealHost]:
     """A host with a snapshot of a machine in the middle of a computation."""
     folder = tmp_path_factory.mktemp("recipes") / "busy"
-    async with baked_host(variant(folder, warmup=WARMUP)) as baked:
+    async with baked_host(bakes, variant(folder, warmup=WARMUP)) as baked:
         yield baked
 
 

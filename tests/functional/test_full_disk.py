@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from forkd.sdk import Sandbox
+    from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
 pytestmark = [REAL, pytest.mark.timeout(600)]
@@ -56,11 +57,9 @@ def disk() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def daemon(disk: Path) -> Iterator[Daemon]:
+def daemon(disk: Path, bakes: Bakes) -> Iterator[Daemon]:
     """A daemon with its state on that disk, and a base."""
-    with running_daemon(disk) as made:
-        with Client(made.url) as client:
-            client.snapshots.create(TAG, RECIPE)
+    with running_daemon(bakes.of(RECIPE), disk) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ import pytest
 from forkd.errors import StoreError
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from forkd.model.sandbox import ForkOptions, SandboxState
+from tests.support.bakes import unshare
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG
 
@@ -200,6 +201,7 @@ async def test_sandboxes_outlive_the_service(real_host: RealHost) -> None:
 async def test_a_flipped_bit_is_found_before_anything_runs(real_host: RealHost, file: str) -> None:
     path = real_host.snapshot.directory / file
     await real_host.restart(warm=False)  # no zygote has it loaded
+    unshare(path)
     flip_last_bit(path)
     try:
         with pytest.raises(StoreError) as refusal:

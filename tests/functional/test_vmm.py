@@ -27,47 +27,24 @@ from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import ForkdError, StoreError
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, baked_host, value, variant
+from tests.support.real_host import (
+    LARGE_MEMORY_MIB,
+    LARGE_VCPUS,
+    REAL,
+    baked_host,
+    large,
+    value,
+)
 from tests.support.service_host import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-
-VCPUS = 4
-
-MEMORY_MIB = 6_144
-"""More than fits below the hole under 4 GiB."""
-
-PAGES = """
-import mmap
-
-
-def frames(address, pages):
-    '''Return where in the machine's memory pages of this process are.'''
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        file.seek(address // 4096 * 8)
-        words = numpy.frombuffer(file.read(pages * 8), dtype=numpy.uint64)
-    return words & numpy.uint64((1 << 55) - 1)
-
-
-marker = numpy.arange(4 << 20, dtype=numpy.uint32)
-"""
-
-HOOK = """
-import os, socket
-if socket.gethostname() == "fails":
-    with open("/root/written", "wb") as file:
-        file.write(bytes(1 << 16))
-    os.sync()
-    with open("/dev/console", "w") as console:
-        console.write("about to fail")
-    raise ValueError("the hook has failed as asked")
-"""
 
 HIGH_FRAME = (4 << 30) // 4096
 
@@ -77,11 +54,9 @@ FILES = ("state", "memory", "disk.layer")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealHost]:
-    """A host with a snapshot of a machine with four CPUs and more than 4 GiB."""
-    folder = tmp_path_factory.mktemp("recipes") / "large"
-    recipe = variant(folder, warmup=PAGES, post_fork=HOOK, vcpus=VCPUS, memory_mib=MEMORY_MIB)
-    async with baked_host(recipe) as baked:
+async def host(tmp_path_factory: pytest.TempPathFactory, bakes: Bakes) -> AsyncIterator[RealHost]:
+    """A host with a snapshot of a machine with four CPUs and memory above 4 GiB."""
+    async with baked_host(bakes, large(tmp_path_factory.mktemp("recipes") / "large")) as baked:
         yield baked
 
 
@@ -107,7 +82,7 @@ sorted(seen.items())
 """
     async with host.forked(2, ONE) as children:
         for child in children:
-            assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(VCPUS)]
+            assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(LARGE_VCPUS)]
 
 
 async def test_nothing_wakes_a_guest_for_the_sake_of_its_kernels_own_statistics(
@@ -148,7 +123,7 @@ fresh = numpy.ones(4 << 20, dtype=numpy.uint32)
     async with host.forked(1, ONE) as (child,):
         total, high, warm, fresh, intact = await value(host, child.id, code)
 
-    assert MEMORY_MIB * 0.9 < total <= MEMORY_MIB
+    assert LARGE_MEMORY_MIB * 0.9 < total <= LARGE_MEMORY_MIB
     assert high == 1
     assert warm > 0
     assert fresh > 0

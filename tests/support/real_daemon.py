@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.bakes import Bake
+
 SERVE = """
 import sys
 from pathlib import Path
@@ -37,10 +39,12 @@ END_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def running_daemon(state_parent: Path = STATE_PARENT) -> Iterator[Daemon]:
-    """A daemon with nothing yet; it and its folders are gone afterwards, even if it was killed."""
+def running_daemon(bake: Bake | None = None, state_parent: Path = STATE_PARENT) -> Iterator[Daemon]:
+    """A daemon with a bake, or nothing; it and its folders are gone afterwards, even if killed."""
     made = Daemon(state_parent)
     try:
+        if bake is not None:
+            bake.copy_to(made.state)
         made.start()
         yield made
     finally:

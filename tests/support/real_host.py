@@ -1,7 +1,7 @@
 """A `Host` over the real VMM with a recipe baked, for the tests of one module.
 
-`real_host` has `python-numpy` baked; `baked_host` bakes any other, `variant` writes one that shares
-its image.
+`real_host` has `python-numpy` baked, `baked_host` any other; `variant` writes one that shares its
+image, and `large` is such a one.  Each is baked once per run: see `tests.support.bakes`.
 
 Needs what `REAL` says; the binaries are those that a daemon would find.  The image cache is the
 user's, where it may be read-only: only its locks and what depends on the agent are ours.
@@ -9,6 +9,7 @@ user's, where it may be read-only: only its locks and what depends on the agent 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import shutil
@@ -25,7 +26,6 @@ from forkd.images.layout import default_cache_folder
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
-from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.service.host import Host, open_host
 from forkd.service.names import Names, derive
 from forkd.service.settings import HostSettings, PackPolicy
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
+    from forkd.model.snapshot import Snapshot
+    from tests.support.bakes import Bakes
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,38 @@ RECIPES = (RECIPE, POSTGRESQL)
 STATE_PARENT = Path("/var/lib/forkd")
 """On a disk, where the helper machine has one; a snapshot would fill a small /tmp."""
 
+
+LARGE_VCPUS = 4
+
+LARGE_MEMORY_MIB = 4_096
+"""More than fits below the hole under 4 GiB, which begins at 3 GiB."""
+
+FRAMES = """
+import mmap
+
+
+def frames(address, pages):
+    '''Return where in the machine's memory pages of this process are.'''
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(address // 4096 * 8)
+        words = numpy.frombuffer(file.read(pages * 8), dtype=numpy.uint64)
+    return words & numpy.uint64((1 << 55) - 1)
+
+
+marker = numpy.arange(4 << 20, dtype=numpy.uint32)
+"""
+
+FAILS = """
+import os, socket
+if socket.gethostname() == "fails":
+    with open("/root/written", "wb") as file:
+        file.write(bytes(1 << 16))
+    os.sync()
+    with open("/dev/console", "w") as console:
+        console.write("about to fail")
+    raise ValueError("the hook has failed as asked")
+"""
+"""The hook of `large`: it fails in a sandbox of that name."""
 
 EVAL_TIMEOUT_S = 60.0
 
@@ -142,10 +176,17 @@ class RealHost:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def real_host() -> AsyncIterator[RealHost]:
-    """Bake once for a module; nothing is left of it afterwards."""
-    async with baked_host(RECIPE) as host:
+async def real_host(bakes: Bakes) -> AsyncIterator[RealHost]:
+    """A host for a module; nothing is left of it afterwards."""
+    async with baked_host(bakes, RECIPE) as host:
         yield host
+
+
+def large(folder: Path) -> Path:
+    """Write a variant with several CPUs, and memory on both sides of the hole below 4 GiB."""
+    return variant(
+        folder, warmup=FRAMES, post_fork=FAILS, vcpus=LARGE_VCPUS, memory_mib=LARGE_MEMORY_MIB
+    )
 
 
 def variant(
@@ -176,14 +217,16 @@ def variant(
 
 
 @contextlib.asynccontextmanager
-async def baked_host(recipe: Path) -> AsyncIterator[RealHost]:
-    """Bake `recipe`, under `TAG`; nothing is left of it after the block."""
+async def baked_host(bakes: Bakes, recipe: Path) -> AsyncIterator[RealHost]:
+    """Have `recipe` baked, under `TAG`, and its zygote warm; nothing is left after the block."""
+    bake = await asyncio.to_thread(bakes.of, recipe)
     state, run_dir = fresh_folders()
+    bake.copy_to(state)
     settings = settings_in(state, run_dir)
     try:
         async with contextlib.AsyncExitStack() as opened:
             service = await opened.enter_async_context(open_host(settings))
-            snapshot = await _bake(service, recipe)
+            snapshot = await service.snapshots.get(CALLER, TAG)
             host = RealHost(settings, service, snapshot, opened)
             await host.warm()
             yield host
@@ -198,13 +241,6 @@ def fresh_folders(state_parent: Path = STATE_PARENT) -> tuple[Path, Path]:
     state = tempfile.mkdtemp(prefix="test-", dir=state_parent)
     run_dir = tempfile.mkdtemp(prefix="fk", dir="/tmp")  # its path must be short
     return Path(state), Path(run_dir)
-
-
-async def _bake(service: Host, recipe: Path) -> Snapshot:
-    request = SnapshotRequest(TAG, recipe)
-    *_, snapshot = [event async for event in service.snapshots.bake(CALLER, request)]
-    assert isinstance(snapshot, Snapshot)
-    return snapshot
 
 
 def settings_in(state: Path, run_dir: Path) -> HostSettings:
