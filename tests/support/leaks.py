@@ -176,6 +176,12 @@ def pytest_configure() -> None:
     os.environ.setdefault(MARK, uuid.uuid4().hex)
 
 
+def pytest_collection_finish() -> None:
+    """Let each inventory's garbage collection pass over all that was there before the tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compare the inventories around a test of the checked folders."""
