@@ -56,7 +56,7 @@ budgets:
 	@$(BIN)/python tools/check_repo.py
 
 test: build ## Run everything, and say what ran where
-	@$(BIN)/python tools/test_all.py
+	@$(BIN)/python -m tools.test_all
 
 test-rust: setup ## Rust tests that need no KVM
 	@cargo test --quiet --workspace --locked

@@ -1,8 +1,12 @@
 """Run every suite where it can run, and say at the end what ran where.
 
 A suite that fails does not keep later ones from running: one run shows all that
-is broken.  Tests whose needs this host does not meet run in the helper machine,
-and only those, so that each test runs once.
+is broken.  Tests whose needs this host does not meet run in helper machines, and
+only those, so that each test runs once.
+
+There are *lanes*, as many at once as the host has cores: the suites of this host
+are one, each helper machine is another.  Machines share their tests as they go
+(`tests.machine.claims`), so that all lanes end at about the same time.
 """
 
 from __future__ import annotations
@@ -11,16 +15,24 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools import junit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "results"
 UNMET = RESULTS / "unmet.txt"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+HOST = "host"
+"""Marks the lines of what runs on this host."""
 FUNCTIONAL = tuple(
     str(path.relative_to(ROOT))
     for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
@@ -29,7 +41,7 @@ FUNCTIONAL = tuple(
 SLOWEST = ("--durations=10", "--durations-min=5")
 """Has pytest name the tests that would be worth shortening."""
 MACHINES_MAX = 2
-"""Most helper machines at once; one that emulates its processor keeps one core of the host busy."""
+"""Most helper machines; one that emulates its processor keeps one core of the host busy."""
 MACHINE_GIB = 8
 """How much of the host's memory there must be for each of them, in GiB."""
 
@@ -63,55 +75,68 @@ class Outcome:
 
 def on_this_host() -> list[Suite]:
     """Return the suites that run here, in order, quick ones first."""
-    native = RESULTS / "native.xml"
     return [
         Suite("format, lint, types, layers", "this host", ("make", "static")),
         Suite("Rust", "this host", ("make", "test-rust")),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
-        _pytest("functional", native, "--unmet-to", str(UNMET), *SLOWEST, *FUNCTIONAL),
+        _pytest("functional", RESULTS / "native.xml", *SLOWEST, *FUNCTIONAL),
     ]
 
 
-def in_helper_machines(tests: int, cores: int, memory_gib: int) -> list[Suite]:
-    """Return the suites that run so many tests, all at once, on a host with so much of each."""
-    of = min(MACHINES_MAX, tests, cores, max(1, memory_gib // MACHINE_GIB))
-    return [_in_machine(number, of) for number in range(1, of + 1)]
+def in_helper_machines(tests: list[str], cores: int, memory_gib: int, claims: Path) -> list[Suite]:
+    """Return the suites that share tests, on a host with so many cores and so much memory."""
+    of = min(MACHINES_MAX, len(tests), cores, max(1, memory_gib // MACHINE_GIB))
+    modules = sorted({test.partition("::")[0] for test in tests})
+    return [_in_machine(number, of, claims, modules) for number in range(1, of + 1)]
 
 
-def _pytest(name: str, junit: Path, *arguments: str) -> Suite:
-    return Suite(name, "this host", (*PYTEST, f"--junitxml={junit}", *arguments), junit)
+def _pytest(name: str, results: Path, *arguments: str) -> Suite:
+    return Suite(name, "this host", (*PYTEST, f"--junitxml={results}", *arguments), results)
 
 
-def _in_machine(number: int, of: int) -> Suite:
-    junit = RESULTS / f"machine-{number}.xml"
+def _in_machine(number: int, of: int, claims: Path, modules: list[str]) -> Suite:
+    results = RESULTS / f"machine-{number}.xml"
     command = (
-        sys.executable, "-m", "tests.machine.run", "--part", f"{number}/{of}",
-        "--junit", str(junit), "-v", "--unmet-from", str(UNMET.relative_to(ROOT)),
-        *SLOWEST, *FUNCTIONAL,
+        sys.executable, "-m", "tests.machine.run", "--claims", str(claims), "--sharers", str(of),
+        "--junit", str(results), "-v", "--unmet-from", str(UNMET.relative_to(ROOT)),
+        *SLOWEST, *modules,
     )  # fmt: skip
     name = f"needs KVM or root, {number} of {of}"
-    return Suite(name, "helper machine", command, junit)
+    return Suite(name, "helper machine", command, results)
 
 
-def run_at_once(suites: list[Suite]) -> list[Outcome]:
-    """Run suites at once; what each prints has its number before every line."""
-    marks = [f"{number}| " for number in range(1, len(suites) + 1)]
-    with ThreadPoolExecutor(MACHINES_MAX) as threads:
-        return list(threads.map(run, suites, marks))
+def list_unmet() -> list[str]:
+    """Return the tests that this host cannot run, and leave them in `UNMET`.
+
+    If the tests cannot be collected there are none, and the suite that runs here will say why.
+    """
+    command = (*PYTEST, "--collect-only", "--unmet-to", str(UNMET), *FUNCTIONAL)
+    subprocess.run(command, cwd=ROOT, check=False, capture_output=True)  # noqa: S603 - ours
+    return UNMET.read_text(encoding="utf-8").splitlines() if UNMET.exists() else []
+
+
+def run_lanes(lanes: dict[str, list[Suite]], at_once: int) -> list[Outcome]:
+    """Run the suites of each lane in order, so many lanes at once; returns them in order.
+
+    What a lane prints has its name before every line.
+    """
+
+    def run_lane(mark: str) -> list[Outcome]:
+        return [run(suite, f"{mark}| ") for suite in lanes[mark]]
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return [outcome for lane in threads.map(run_lane, lanes) for outcome in lane]
 
 
 def run(suite: Suite, mark: str = "") -> Outcome:
     """Run one suite, its output passing through with `mark` before each line."""
-    _print(f"\n{mark}== {suite.name}, on {suite.place}\n")
+    _print(f"{mark}== {suite.name}, on {suite.place}\n")
     began_s = time.monotonic()
     if suite.junit is not None:
         suite.junit.unlink(missing_ok=True)
-    if suite.junit is not None and not mark:
-        status, output = subprocess.run(suite.command, cwd=ROOT, check=False).returncode, ""  # noqa: S603 - ours
-    else:
-        status, output = _tee(suite.command, mark)
-    counts = counts_of_junit(suite.junit) if suite.junit else counts_of_cargo(output)
+    status, output = _tee(suite.command, mark)
+    counts = junit.counts(suite.junit) if suite.junit else counts_of_cargo(output)
     return Outcome(suite, status == 0, time.monotonic() - began_s, counts)
 
 
@@ -131,18 +156,6 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def counts_of_junit(path: Path) -> tuple[int, int, int] | None:
-    """Return how many tests passed, failed and were skipped; None without a file."""
-    if not path.exists() or path.stat().st_size == 0:
-        return None
-    total = failed = skipped = 0
-    for suite in ET.parse(path).getroot().iter("testsuite"):  # noqa: S314 - pytest wrote it
-        total += int(suite.get("tests", 0))
-        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        skipped += int(suite.get("skipped", 0))
-    return total - failed - skipped, failed, skipped
-
-
 def counts_of_cargo(output: str) -> tuple[int, int, int] | None:
     """Return the sums of cargo's `test result` lines; None if there are none."""
     found = re.findall(r"test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored", output)
@@ -150,6 +163,12 @@ def counts_of_cargo(output: str) -> tuple[int, int, int] | None:
         return None
     passed, failed, skipped = (sum(map(int, column)) for column in zip(*found, strict=True))
     return passed, failed, skipped
+
+
+def left_out(unmet: list[str], junits: Iterable[Path]) -> list[str]:
+    """Return the tests in `unmet` of which no file says what became of them."""
+    ran = {name for path in junits for name in junit.taken_s(path)}
+    return [name for name in unmet if name not in ran]
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -172,13 +191,17 @@ def main() -> int:
     UNMET.unlink(missing_ok=True)
     for old in RESULTS.glob("machine-*.xml"):
         old.unlink()
-    outcomes = [run(suite) for suite in on_this_host()]
-    unmet = UNMET.read_text(encoding="utf-8").splitlines() if UNMET.exists() else []
+    unmet, cores = list_unmet(), len(os.sched_getaffinity(0))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
-    suites = in_helper_machines(len(unmet), len(os.sched_getaffinity(0)), memory_gib)
-    outcomes += run_at_once(suites)
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="claims-") as claims:
+        machines = in_helper_machines(unmet, cores, memory_gib, Path(claims))
+        lanes = {HOST: on_this_host()}
+        lanes |= {str(number): [suite] for number, suite in enumerate(machines, 1)}
+        outcomes = run_lanes(lanes, cores)
+    missing = left_out(unmet, (suite.junit for suite in machines if suite.junit is not None))
     sys.stdout.write(f"\n{table(outcomes)}\n")
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    sys.stdout.writelines(f"did not run: {name}\n" for name in missing)
+    return 0 if all(outcome.passed for outcome in outcomes) and not missing else 1
 
 
 if __name__ == "__main__":

@@ -1,42 +1,40 @@
-"""Write down what each test took in the helper machine, from the last `make test`.
+"""Write down what each module took in the helper machines, from the last `make test`.
 
     python -m tests.machine.durations
 
-Parts of the tests that run at once are cut so that each takes about as long.
+What takes longest is begun first: see `tests.machine.claims`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import xml.etree.ElementTree as ET
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tests.machine.run import DURATIONS
+from tests.machine.claims import DURATIONS
+from tools import junit
 from tools.test_all import RESULTS, ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
 def main() -> int:
     """Read the JUnit files of the helper machines; write the durations."""
-    found = sorted(RESULTS.glob("machine-*.xml"))
-    taken_s = {test: s for path in found for test, s in durations_s(path).items()}
-    text = json.dumps(taken_s, indent=4, sort_keys=True)
+    text = json.dumps(of_modules(RESULTS.glob("machine-*.xml")), indent=4, sort_keys=True)
     (ROOT / DURATIONS).write_text(f"{text}\n", encoding="utf-8")
     return 0
 
 
-def durations_s(junit: Path) -> dict[str, float]:
-    """Return what each test that ran took, with its setup and teardown, in seconds."""
-    return {
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": round(
-            float(case.get("time", 0)), 1
-        )
-        for case in ET.parse(junit).getroot().iter("testcase")  # noqa: S314 - pytest wrote it
-        if case.find("skipped") is None
-    }
+def of_modules(results: Iterable[Path]) -> dict[str, int]:
+    """Return what the tests of each module took together, with their fixtures, in seconds."""
+    taken_s = defaultdict[str, float](float)
+    for path in results:
+        for test, duration_s in junit.taken_s(path).items():
+            taken_s[test.partition("::")[0]] += duration_s
+    return {module: round(duration_s) for module, duration_s in taken_s.items()}
 
 
 if __name__ == "__main__":

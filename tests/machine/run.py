@@ -1,14 +1,14 @@
 """Run pytest in the helper machine, where there is a real KVM.
 
-    python -m tests.machine.run [--fresh | --part K/N] [--junit FILE] [pytest's arguments]
+    python -m tests.machine.run [--fresh | --claims FOLDER --sharers N] [--junit FILE] [pytest's …]
 
 The same command as on the host, on the same read-only checkout, except that an
 unmet need fails a test.  The images that tests boot are built first, out here, where
 the network is.  Output streams; the exit status is pytest's; the JUnit file is brought
-back.  Without `--fresh` or `--part` the development machine is used.
+back.  Without `--fresh` or `--claims` the development machine is used.
 
-`--part 1/2` runs the first half of the tests, in a machine that leaves as much memory to another
-which runs the second at the same time; `durations.json` says where to cut.
+With `--claims` this is one of N machines that share the tests among them, by a folder that all see
+(`tests.machine.claims`), and the memory of one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import signal
 import sys
 import tempfile
 import uuid
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from forkd.errors import BuildError, ForkdError
-from forkd.machine import Machine
+from forkd.machine import Machine, Share
 from forkd.machine.build import build_image
 from tests.support.real_host import RECIPES
 from tools import in_machine
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 TEST_TIMEOUT_S = 300
 """Deadline of one test inside: five times the one outside, for an emulated processor."""
 
-DURATIONS = Path("tests/machine/durations.json")
-"""What each test took when somebody last looked, in seconds; see `tests.machine.durations`."""
+CLAIMS = "/host/claims"
+"""Where a machine sees the folder of the claims."""
 
 STRICT = ("--strict-needs", "--waive-needs", "network", "-p", "no:cacheprovider")
 
@@ -46,20 +46,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--fresh", action="store_true", help="boot a machine for this run alone")
-    where.add_argument("--part", type=part, help="so, and run the K-th of N parts of the tests")
+    where.add_argument("--claims", type=Path, help="so, and run what no other machine has claimed")
+    parser.add_argument("--sharers", type=int, default=1, help="machines that share the memory")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
     try:
         build_images()
-        if options.part is not None:
-            number, of = options.part
-            pytest_arguments += splitting(number, of)
-            chosen = fresh_machine(of)
-        else:
-            chosen = fresh_machine() if options.fresh else development_machine()
-        with chosen as machine:
+        with chosen_machine(options) as machine:
+            if options.claims is not None:
+                pytest_arguments += ["-p", "tests.machine.claims", f"--claims={CLAIMS}"]
             return run_pytest(machine, pytest_arguments, options.junit)
     except ForkdError as error:
         in_machine.say(f"error: {error} ({error.code})")
@@ -72,19 +69,6 @@ def end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def part(text: str) -> tuple[int, int]:
-    """Read which part of how many, from `K/N`."""
-    number, of = (int(each) for each in text.split("/"))
-    if not 1 <= number <= of:
-        raise ValueError(text)
-    return number, of
-
-
-def splitting(number: int, of: int) -> list[str]:
-    """Return what tells pytest to run one part of the tests, all of about the same duration."""
-    return ["--splits", str(of), "--group", str(number), "--durations-path", str(DURATIONS)]
-
-
 def build_images() -> None:
     """Have the images that tests boot in the cache; whoever boots one that is missing fails."""
     for recipe in RECIPES:
@@ -94,6 +78,14 @@ def build_images() -> None:
             in_machine.say(f"no image of {recipe.name}: {error}")
 
 
+def chosen_machine(options: argparse.Namespace) -> AbstractContextManager[Machine]:
+    """Return the machine that the command line asks for."""
+    if options.claims is not None:
+        claims = Share(options.claims.resolve(), CLAIMS, writable=True)
+        return fresh_machine(options.sharers, (claims,))
+    return fresh_machine() if options.fresh else development_machine()
+
+
 @contextmanager
 def development_machine() -> Iterator[Machine]:
     """Give the development machine, and leave it running."""
@@ -101,14 +93,16 @@ def development_machine() -> Iterator[Machine]:
 
 
 @contextmanager
-def fresh_machine(sharers: int = 1) -> Iterator[Machine]:
+def fresh_machine(sharers: int = 1, shares: tuple[Share, ...] = ()) -> Iterator[Machine]:
     """Boot a machine that nothing has touched; it is gone afterwards, its disk too.
 
     It has its part of the memory that `sharers` such machines may have together.
     """
-    with tempfile.TemporaryDirectory(prefix="forkd-test-machine-") as folder:
+    # Not by forkd's name in /tmp: tests that run here meanwhile would take it for a leak of theirs.
+    with tempfile.TemporaryDirectory(prefix="test-machine-") as folder:
         config = in_machine.checkout_config()
-        config = replace(config, memory_mib=config.memory_mib // sharers)
+        memory_mib = config.memory_mib // sharers
+        config = replace(config, memory_mib=memory_mib, shares=(*config.shares, *shares))
         machine = Machine.start(Path(folder), config, progress=in_machine.say)
         try:
             yield machine

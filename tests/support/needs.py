@@ -9,7 +9,7 @@ the helper machine always pass, it fails instead: a suite that silently skips
 is a suite that does not exist.  A need that only the host outside can meet,
 such as the network, is waived there by name: `--waive-needs network`.
 
-So that each test runs once, `--unmet-to FILE` lists what was skipped here, and
+So that each test runs once, `--unmet-to FILE` lists what is skipped here, and
 `--unmet-from FILE` runs only that elsewhere.
 """
 
@@ -89,14 +89,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("needs")
     group.addoption("--strict-needs", action="store_true", help="fail, not skip, on an unmet need")
     group.addoption("--waive-needs", default="", metavar="NEED,…", help="may skip even so")
-    group.addoption("--unmet-to", type=Path, metavar="FILE", help="list tests skipped for a need")
+    group.addoption("--unmet-to", type=Path, metavar="FILE", help="list tests with an unmet need")
     group.addoption("--unmet-from", type=Path, metavar="FILE", help="run only the tests listed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*what): host features this test requires")
-    if (listing := config.getoption("--unmet-to")) is not None:
-        listing.write_text("", encoding="utf-8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -108,6 +106,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if (listing := session.config.getoption("--unmet-to")) is not None:
+        names = (f"{item.nodeid}\n" for item in session.items if unmet(item))
+        listing.write_text("".join(names), encoding="utf-8")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     missing = unmet(item)
     if not missing:
@@ -116,7 +120,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     waived = set(item.config.getoption("--waive-needs").split(","))
     if item.config.getoption("--strict-needs") and not waived.issuperset(missing):
         pytest.fail(reason, pytrace=False)
-    if (listing := item.config.getoption("--unmet-to")) is not None:
-        with listing.open("a", encoding="utf-8") as file:
-            file.write(f"{item.nodeid}\n")
     pytest.skip(reason)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.machine.durations import durations_s
+from tests.machine.durations import of_modules
+from tools import junit
 from tools.test_all import (
     Outcome,
     Suite,
     counts_of_cargo,
-    counts_of_junit,
     in_helper_machines,
-    run_at_once,
+    left_out,
+    run_lanes,
     table,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JUNIT = """<testsuites>
 <testsuite tests="7" failures="1" errors="1" skipped="2"></testsuite>
@@ -29,14 +27,14 @@ JUNIT = """<testsuites>
 def test_a_junit_file_says_what_passed_failed_and_was_skipped(tmp_path: Path) -> None:
     (tmp_path / "junit.xml").write_text(JUNIT)
 
-    assert counts_of_junit(tmp_path / "junit.xml") == (3, 2, 2)
+    assert junit.counts(tmp_path / "junit.xml") == (3, 2, 2)
 
 
 def test_a_suite_that_ended_before_it_counted_has_no_counts(tmp_path: Path) -> None:
     (tmp_path / "empty.xml").touch()
 
-    assert counts_of_junit(tmp_path / "empty.xml") is None
-    assert counts_of_junit(tmp_path / "missing.xml") is None
+    assert junit.counts(tmp_path / "empty.xml") is None
+    assert junit.counts(tmp_path / "missing.xml") is None
     assert counts_of_cargo("error: could not compile") is None
 
 
@@ -60,27 +58,67 @@ def test_the_table_says_where_each_suite_ran_and_marks_failures() -> None:
     assert second.split() == ["functional", "helper", "machine", "-", "-", "-", "80s", "FAILED"]
 
 
-def test_suites_run_at_once_and_each_line_says_whose_it_is(
+def test_lanes_run_at_once_each_in_order_and_each_line_says_whose_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    speak = ("sh", "-c", f"echo heard >{tmp_path}/pipe")  # goes on when somebody listens
-    listen = ("sh", "-c", f"cat {tmp_path}/pipe; false")
+    speak = Suite("speak", "here", ("sh", "-c", f"echo heard >{tmp_path}/pipe"))  # to who listens
+    listen = Suite("listen", "there", ("sh", "-c", f"cat {tmp_path}/pipe; false"))
+    end = Suite("end", "here", ("true",))
 
-    outcomes = run_at_once([Suite("speak", "here", speak), Suite("listen", "there", listen)])
+    outcomes = run_lanes({"a": [speak, end], "b": [listen]}, at_once=2)
 
-    assert [outcome.passed for outcome in outcomes] == [True, False]
-    printed = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert sorted(printed) == ["1| == speak, on here", "2| == listen, on there", "2| heard"]
+    assert [(each.suite.name, each.passed) for each in outcomes] == [
+        ("speak", True),
+        ("end", True),
+        ("listen", False),
+    ]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("a")] == [
+        "a| == speak, on here",
+        "a| == end, on here",
+    ]
+    assert [line for line in printed if line.startswith("b")] == [
+        "b| == listen, on there",
+        "b| heard",
+    ]
 
 
-def test_durations_are_those_of_the_tests_that_ran(tmp_path: Path) -> None:
-    (tmp_path / "junit.xml").write_text("""<testsuites><testsuite>
-        <testcase classname="tests.functional.test_vmm" name="test_a[1]" time="2.345" />
-        <testcase classname="tests.functional.test_vmm" name="test_b"><skipped /></testcase>
-    </testsuite></testsuites>""")
+def test_a_lane_begins_when_another_has_ended_where_there_are_fewer_cores(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    lanes = {
+        "a": [Suite("make", "here", ("mkdir", str(made)))],
+        "b": [Suite("remove", "here", ("rmdir", str(made)))],
+        "c": [Suite("make again", "here", ("mkdir", str(made)))],
+    }
 
-    assert durations_s(tmp_path / "junit.xml") == {"tests/functional/test_vmm.py::test_a[1]": 2.3}
+    assert all(outcome.passed for outcome in run_lanes(lanes, at_once=1))
+
+
+CASES = """<testsuites><testsuite tests="3">
+    <testcase classname="tests.functional.test_vmm" name="test_a[1]" time="2.345" />
+    <testcase classname="tests.functional.test_vmm" name="test_b" time="1.3" />
+    <testcase classname="tests.functional.test_disks" name="test_c"><skipped /></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_durations_of_a_module_are_those_of_its_tests_in_every_machine(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.xml").write_text(CASES)
+
+    assert of_modules(tmp_path.iterdir()) == {
+        "tests/functional/test_vmm.py": 7,
+        "tests/functional/test_disks.py": 0,
+    }
+
+
+def test_a_test_of_which_no_machine_says_anything_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.xml").write_text(CASES)
+    (tmp_path / "2.xml").touch()
+    wanted = ["tests/functional/test_vmm.py::test_a[1]", "tests/functional/test_disks.py::test_c"]
+    lost = "tests/functional/test_vmm.py::test_d"
+
+    assert left_out([*wanted, lost], tmp_path.iterdir()) == [lost]
 
 
 @pytest.mark.parametrize(
@@ -98,4 +136,6 @@ def test_durations_are_those_of_the_tests_that_ran(tmp_path: Path) -> None:
 def test_a_host_runs_as_many_helper_machines_as_it_has_cores_memory_and_tests_for(
     tests: int, cores: int, memory_gib: int, machines: int
 ) -> None:
-    assert len(in_helper_machines(tests, cores, memory_gib)) == machines
+    names = [f"tests/functional/test_vmm.py::test_{number}" for number in range(tests)]
+
+    assert len(in_helper_machines(names, cores, memory_gib, Path("claims"))) == machines
