@@ -9,7 +9,7 @@ IN_MACHINE := $(BIN)/python tools/in_machine.py
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup build check static format lint types layers budgets test test-rust test-fuzz \
+.PHONY: help setup build binaries check static format lint types layers budgets test test-rust test-fuzz \
         test-native test-machine soak shell machine-up machine-down in-machine \
         bench demo demo-branch gen lock clean
 
@@ -29,8 +29,11 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 
-build: setup ## Build the VMM, the guest agent and the tests' witness into build/bin
+build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
+	@$(MAKE) -j2 $(STAMPS)/venv binaries
+
+binaries:
 	@tools/build_binaries
 
 check: setup static ## Format, lint, types, layers, budgets, unit and contract tests
