@@ -145,25 +145,32 @@ async def test_siblings_have_memory_and_files_of_one_instant_and_go_their_own_wa
     assert result.stall_ms >= result.pause_ms
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "open('/proc/sys/kernel/random/boot_id').read()",
-        "open('/etc/machine-id').read()",
-        "__import__('socket').gethostname()",
-        "__import__('os').urandom(16).hex()",
-        "random.random()",
-        "float(numpy.random.random())",
-        "str(__import__('uuid').uuid4())",
-    ],
+ROWS = (
+    "open('/proc/sys/kernel/random/boot_id').read()",
+    "open('/etc/machine-id').read()",
+    "__import__('socket').gethostname()",
+    "__import__('os').urandom(16).hex()",
+    "random.random()",
+    "float(numpy.random.random())",
+    "str(__import__('uuid').uuid4())",
 )
-async def test_no_two_siblings_and_not_their_source_share(real_host: RealHost, row: str) -> None:
+"""What differs in each sibling, as the expression that shows it."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(real_host: RealHost) -> dict[str, tuple[Any, ...]]:
+    """What a source and four siblings answer to each row."""
     parent = await source(real_host)
-    siblings = await branched(real_host, parent.id, 4)
+    family = (parent, *await branched(real_host, parent.id, 4))
+    answers = [await value(real_host, each.id, f"[{', '.join(ROWS)}]") for each in family]
+    return dict(zip(ROWS, zip(*answers, strict=True), strict=True))
 
-    said = [await value(real_host, each.id, row) for each in (parent, *siblings)]
 
-    assert len(set(said)) == 5
+@pytest.mark.parametrize("row", ROWS)
+async def test_no_two_siblings_and_not_their_source_share(
+    row: str, told: dict[str, tuple[Any, ...]]
+) -> None:
+    assert len(set(told[row])) == 5
 
 
 async def test_a_program_in_the_source_keeps_its_streams_over_a_branch(

@@ -141,11 +141,11 @@ async def test_threads_files_and_a_connection_go_on_in_siblings_source_and_snaps
     async def check(sandbox: Sandbox, since: list[int]) -> None:
         selves.append(await check_undisturbed(real_host, sandbox.id, since))
 
-    branches = soak.count(1, 10)
+    branches, siblings = soak.count(1, 10), soak.count(2, 3)
     for name in (*[None] * (branches - 1), tag):
         await shell(real_host, source.id, "sync")
         before = await counted(real_host, source.id)
-        branched = await service.branches.branch(CALLER, source.id, 3, OPTIONS, tag=name)
+        branched = await service.branches.branch(CALLER, source.id, siblings, OPTIONS, tag=name)
         assert branched.fork.failures == ()
         for sibling in branched.fork.sandboxes:
             await check(sibling, before)
@@ -154,5 +154,5 @@ async def test_threads_files_and_a_connection_go_on_in_siblings_source_and_snaps
     await check(restored, before)
     await check(source, before)
 
-    assert len(selves) == 3 * branches + 2
+    assert len(selves) == siblings * branches + 2
     assert all(each == selves[0] for each in selves)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 pytestmark = [REAL, pytest.mark.timeout(900)]
 
+STEPS = 300
+"""How long each goes on, a tenth of the demo's: nobody here looks at how good the tours become."""
+
 
 @pytest.fixture
 def daemon(bakes: Bakes) -> Iterator[Daemon]:
@@ -27,8 +30,9 @@ def daemon(bakes: Bakes) -> Iterator[Daemon]:
 
 
 async def test_five_siblings_of_a_thinking_process_go_five_ways_and_the_best_is_promoted(
-    daemon: Daemon,
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(demo_branch, "WAYS", [{**way, "steps": STEPS} for way in demo_branch.WAYS])
     async with AsyncClient(daemon.url) as client:
         (parent,) = await client.fork(TAG)
 

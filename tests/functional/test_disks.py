@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
     from forkd.engine.replies import DiskMetrics
     from forkd.model.ids import SandboxId
     from tests.support.real_host import RealHost
+    from tests.support.soak import Soak
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 SIBLINGS = 20
 
-STEPS = 150
-
-EXERCISE = f"""
+EXERCISE = """
 import os, random
 
 MOST = 1 << 20
@@ -40,11 +38,11 @@ model = bytearray()
 
 def check(file, start, length):
     found = os.pread(file, length, start)
-    assert found == model[start:start + length], f"step {{step}}: wrong bytes at {{start}}"
+    assert found == model[start:start + length], f"step {step}: wrong bytes at {start}"
 
 
 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-for step in range({STEPS}):
+for step in range(steps):
     start, length = dice.randrange(MOST), dice.randrange(1, 1 << 16)
     action = dice.choice(["write", "write", "write", "read", "sync", "truncate", "forget"])
     if action == "write":
@@ -100,13 +98,19 @@ with open("/root/synced", "wb") as file:
 """
 
 
+@pytest.mark.soak
 async def test_twenty_siblings_at_once_read_what_they_wrote_and_see_nobody_elses(
-    real_host: RealHost,
+    real_host: RealHost, soak: Soak
 ) -> None:
-    before = await asyncio.to_thread(lower_layers, real_host)
+    steps = soak.count(50, 150)
+    before = lower_layers(real_host)
     async with real_host.forked(SIBLINGS, ForkOptions()) as siblings:
         asked = [
-            value(real_host, sibling.id, f"socket_name = {sibling.hostname!r}\n{EXERCISE}")
+            value(
+                real_host,
+                sibling.id,
+                f"socket_name, steps = {sibling.hostname!r}, {steps}\n{EXERCISE}",
+            )
             for sibling in siblings
         ]
         seen = await asyncio.gather(*asked)
@@ -115,7 +119,7 @@ async def test_twenty_siblings_at_once_read_what_they_wrote_and_see_nobody_elses
         others = {other.hostname for other in siblings} - {sibling.hostname}
         assert {sibling.hostname, "exercise"} <= set(names)
         assert not others & set(names)
-    assert await asyncio.to_thread(lower_layers, real_host) == before
+    assert lower_layers(real_host) == before
 
 
 async def test_a_file_system_that_is_full_in_one_child_has_room_in_its_sibling(
@@ -167,18 +171,8 @@ async def metrics(host: RealHost, sandbox: SandboxId) -> DiskMetrics:
     return disk
 
 
-def lower_layers(host: RealHost) -> dict[Path, str]:
+def lower_layers(host: RealHost) -> dict[Path, tuple[int, int, int]]:
     """Return what would change if someone wrote below the private layers."""
-    folder, state = host.snapshot.directory, host.settings.state_dir
-    found = {path: digest(path) for path in (folder / "disk.layer", folder / "memory")}
-    for image in state.glob("images/*/rootfs.ext4"):
-        stat = image.stat()
-        found[image] = f"{stat.st_mtime_ns} {stat.st_blocks} {stat.st_size}"
-    assert len(found) == 3
-    return found
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    folder, (image,) = host.snapshot.directory, host.settings.state_dir.glob("images/*/rootfs.ext4")
+    found = {path: path.stat() for path in (folder / "disk.layer", folder / "memory", image)}
+    return {path: (st.st_mtime_ns, st.st_blocks, st.st_size) for path, st in found.items()}
