@@ -5,80 +5,158 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
 from forkd.daemon.auth import TOKEN_CHARS_MIN, new_token, read_token
-from forkd.daemon.settings import Bind, Settings, from_environment
+from forkd.daemon.main import app
+from forkd.daemon.settings import (
+    Bind,
+    Settings,
+    default,
+    flag,
+    meaning,
+    misspelt,
+    read,
+    variable,
+)
 from forkd.errors import InvalidRequest
 
 
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(variable(name), raising=False)
+
+
 def test_nothing_set_serves_one_socket() -> None:
-    settings = from_environment({})
+    settings = read({})
 
     assert settings.socket == Path("/run/forkd/forkd.sock")
     assert (settings.socket_mode, settings.bind) == (0o660, None)
 
 
-def test_everything_can_be_set() -> None:
-    settings = from_environment(
-        {
-            "FORKD_SOCKET": "",
-            "FORKD_SOCKET_MODE": "600",
-            "FORKD_BIND": "[::1]:8889",
-            "FORKD_TOKEN_FILE": "/token",
-            "FORKD_STATE_DIR": "/s",
-            "FORKD_RUN_DIR": "/r",
-            "FORKD_CACHE_DIR": "/c",
-            "FORKD_VMM": "/v",
-            "FORKD_AGENT": "/a",
-            "FORKD_TREE_LIVE": "7",
-            "FORKD_TREE_DEPTH": "3",
-            "FORKD_TREE_PRIVATE_MIB": "64",
-        }
-    )
+EVERYTHING = {
+    "socket": ("", None),
+    "socket_mode": ("600", 0o600),
+    "bind": ("[::1]:8889", Bind("::1", 8889)),
+    "token_file": ("/token", Path("/token")),
+    "state_dir": ("/s", Path("/s")),
+    "run_dir": ("/r", Path("/r")),
+    "cache_dir": ("/c", Path("/c")),
+    "vmm": ("/v", Path("/v")),
+    "agent": ("/a", Path("/a")),
+    "tree_live": ("7", 7),
+    "tree_depth": ("3", 3),
+    "tree_private_mib": ("64", 64),
+    "pack_keys": ("/k", Path("/k")),
+    "pack_unsigned": ("allow", "allow"),
+}
+"""Each setting, as it is written and as it is read."""
 
-    assert settings == Settings(
-        socket=None,
-        socket_mode=0o600,
-        bind=Bind("::1", 8889),
-        token_file=Path("/token"),
-        state_dir=Path("/s"),
-        run_dir=Path("/r"),
-        cache_dir=Path("/c"),
-        vmm=Path("/v"),
-        agent=Path("/a"),
-        tree_live=7,
-        tree_depth=3,
-        tree_private_mib=64,
-    )
+
+def test_everything_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (text, _) in EVERYTHING.items():
+        monkeypatch.setenv(variable(name), text)
+
+    assert read({}).model_dump() == as_read()
+
+
+def test_everything_can_be_set_by_flags_which_go_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORKD_TREE_LIVE", "8")
+    monkeypatch.setenv("FORKD_SOCKET_MODE", "what is not looked at is not refused")
+
+    assert read({name: text for name, (text, _) in EVERYTHING.items()}).model_dump() == as_read()
+
+
+def as_read() -> dict[str, object]:
+    assert set(EVERYTHING) == set(Settings.model_fields)
+    return {name: value for name, (_, value) in EVERYTHING.items()} | {
+        "bind": {"host": "::1", "port": 8889}
+    }
+
+
+WRONG = [
+    ("socket", "/" + "x" * 107, "107 bytes"),
+    ("socket_mode", "rw", "octal"),
+    ("socket_mode", "1000", "octal"),
+    ("bind", "8889", "host:port"),
+    ("bind", "127.0.0.1:65536", "host:port"),
+    ("state_dir", "", "folder"),
+    ("tree_live", "0", "greater than or equal to 1"),
+    ("tree_depth", "-1", "greater than or equal to 1"),
+    ("tree_private_mib", "1.5", "integer"),
+    ("pack_unsigned", "yes", "'allow' or 'refuse'"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), WRONG)
+def test_a_value_that_makes_no_sense_is_refused_with_its_variable_and_the_default(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, problem: str
+) -> None:
+    monkeypatch.setenv(variable(name), text)
+
+    with pytest.raises(InvalidRequest) as caught:
+        read({})
+
+    assert caught.value.context["field"] == variable(name)
+    for part in (variable(name), problem, default(name)):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), WRONG)
+def test_a_flag_that_makes_no_sense_is_refused_by_its_name(
+    name: str, text: str, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem) as caught:
+        read({name: text})
+
+    assert caught.value.context["field"] == flag(name)
+
+
+def test_a_daemon_must_listen_somewhere() -> None:
+    with pytest.raises(InvalidRequest, match="socket, or bind"):
+        read({"socket": ""})
 
 
 @pytest.mark.parametrize(
-    ("environ", "field"),
+    ("name", "meant"),
     [
-        ({"FORKD_SOCKET": ""}, "socket"),
-        ({"FORKD_SOCKET": "/" + "x" * 107}, "socket"),
-        ({"FORKD_SOCKET_MODE": "rw"}, "FORKD_SOCKET_MODE"),
-        ({"FORKD_SOCKET_MODE": "1000"}, "FORKD_SOCKET_MODE"),
-        ({"FORKD_BIND": "8889"}, "FORKD_BIND"),
-        ({"FORKD_BIND": "127.0.0.1:65536"}, "FORKD_BIND"),
-        ({"FORKD_STATE_DIR": ""}, "FORKD_STATE_DIR"),
-        ({"FORKD_TREE_LIVE": "0"}, "FORKD_TREE_LIVE"),
-        ({"FORKD_TREE_DEPTH": "-1"}, "FORKD_TREE_DEPTH"),
-        ({"FORKD_TREE_PRIVATE_MIB": "1.5"}, "FORKD_TREE_PRIVATE_MIB"),
+        ("FORKD_SOKET", ["FORKD_SOCKET"]),
+        ("FORKD_STATEDIR", ["FORKD_STATE_DIR"]),
+        ("FORKD_CACHE", ["FORKD_CACHE_DIR"]),
+        ("FORKD_TREE_LIVES", ["FORKD_TREE_LIVE"]),
+        ("FORKD_BIND", []),
+        ("FORKD_KEYS", []),
+        ("FORKD_TOKEN", []),
+        ("FORKD_HOME", []),
+        ("FORKD_FOR_SOMETHING_ELSE", []),
+        ("SOCKET", []),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(environ: dict[str, str], field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        from_environment(environ)
+def test_a_variable_that_may_be_misspelt_is_told_with_what_may_be_meant(
+    name: str, meant: list[str]
+) -> None:
+    assert [each for _, each in misspelt({name: ""})] == meant
 
-    assert caught.value.context["field"] == field
+
+def test_every_flag_has_a_help_and_names_its_default_and_its_variable() -> None:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]  # it is a group
+    options = {each.name: each for each in command.params}
+
+    for name in Settings.model_fields:
+        assert options[name].opts == [flag(name)]
+        assert options[name].help == meaning(name) != ""
+        assert variable(name) in options[name].show_default
+        assert default(name) in options[name].show_default
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com"])  # noqa: S104 - refused
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.168.1.1", "example.com"])  # noqa: S104 - refused
 def test_an_address_that_others_reach_wants_a_token(host: str) -> None:
     with pytest.raises(InvalidRequest, match="without a token"):
-        Settings(bind=Bind(host, 8889))
-    assert Settings(bind=Bind(host, 8889), token_file=Path("/token")).bind is not None
+        read({"bind": f"{host}:8889"})
+    assert read({"bind": f"{host}:8889", "token_file": "/token"}).bind is not None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])

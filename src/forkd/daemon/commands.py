@@ -18,6 +18,7 @@ from forkd import programs
 from forkd.daemon.app import create_app
 from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
+from forkd.daemon.settings import misspelt
 from forkd.errors import ForkdError
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
@@ -106,6 +107,8 @@ def _print(event: dict[str, object]) -> None:
 
 
 async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -> int:
+    for name, meant in misspelt(os.environ):
+        log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
         async with open_host(host_settings(settings)) as host:
             app = create_app(host, lambda: host.tasks.failure)
@@ -156,7 +159,7 @@ def host_settings(settings: Settings) -> HostSettings:
         ),
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),
-            allow_unsigned=settings.pack_unsigned,
+            allow_unsigned=settings.pack_unsigned == "allow",
         ),
     )
 

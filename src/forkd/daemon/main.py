@@ -1,12 +1,12 @@
 """`forkd-daemon`: serve this host, examine it, or build an image.
 
-Settings come from flags, and else from the environment; `forkd.daemon.settings` lists them.  The
-exit status is 0 if it worked, 1 if it did not, 2 for a wrong command line or setting.
+Settings come from flags, and else from the environment; `forkd.daemon.settings` declares them.
+The exit status is 0 if it worked, 1 if it did not, 2 for a wrong command line or setting, and 75
+if the daemon cannot go on and should be started again.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from forkd.daemon import commands
-from forkd.daemon.settings import from_environment
+from forkd.daemon.flags import EVERY, with_settings
+from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
 
 app = typer.Typer(
@@ -24,47 +25,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Flag = Annotated[str | None, typer.Option(show_default=False)]
-
 
 @app.command()
-def serve(  # noqa: PLR0913 - one for each setting
+@with_settings(*EVERY)
+def serve(
+    given: Settings,
     *,
-    socket: Flag = None,
-    socket_mode: Flag = None,
-    bind: Flag = None,
-    token_file: Flag = None,
-    state_dir: Flag = None,
-    run_dir: Flag = None,
-    cache_dir: Flag = None,
     log: Annotated[Path | None, typer.Option(help="Append the log to this file.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it listens.")] = False,
 ) -> None:
     """Serve until SIGTERM.  Prints one line of JSON when it listens."""
-    given = {key: value for key, value in locals().items() if key not in {"log", "detach"}}
-    flags = {f"FORKD_{key.upper()}": value for key, value in given.items() if value is not None}
-    settings = from_environment({**os.environ, **flags})
-    raise typer.Exit(commands.serve(settings, log_file=log, detach=detach))
+    raise typer.Exit(commands.serve(given, log_file=log, detach=detach))
 
 
 @app.command()
+@with_settings("state_dir", "cache_dir")
 def doctor(
-    state_dir: Flag = None,
-    cache_dir: Flag = None,
+    given: Settings,
     *,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find out what this host can do, by trying, and say what to do about the rest."""
-    given = {"FORKD_STATE_DIR": state_dir, "FORKD_CACHE_DIR": cache_dir}
-    flags = {key: value for key, value in given.items() if value is not None}
-    raise typer.Exit(commands.doctor(from_environment({**os.environ, **flags}), as_json=json))
+    raise typer.Exit(commands.doctor(given, as_json=json))
 
 
 @app.command()
-def build(recipe: Path, cache_dir: Flag = None) -> None:
+@with_settings("cache_dir")
+def build(given: Settings, recipe: Path) -> None:
     """Build the image of a recipe, unless it is built already."""
-    flags = {} if cache_dir is None else {"FORKD_CACHE_DIR": cache_dir}
-    raise typer.Exit(commands.build(from_environment({**os.environ, **flags}), recipe))
+    raise typer.Exit(commands.build(given, recipe))
 
 
 def main() -> None:

@@ -1,35 +1,33 @@
-"""What an operator can set, all of it by environment; flags of `forkd-daemon` go before.
+"""What an operator can set: by flags of `forkd-daemon`, or else by the environment.
 
-| variable | meaning | default |
-|---|---|---|
-| `FORKD_SOCKET` | path of the Unix socket; empty: none | `/run/forkd/forkd.sock` |
-| `FORKD_SOCKET_MODE` | its mode, octal | `0660` |
-| `FORKD_BIND` | `host:port` to serve on TCP too; empty: none | empty |
-| `FORKD_TOKEN_FILE` | file with the bearer token of TCP | none |
-| `FORKD_STATE_DIR` | snapshots and the database | `/var/lib/forkd` |
-| `FORKD_RUN_DIR` | sockets and live sandboxes | `/run/forkd` |
-| `FORKD_CACHE_DIR` | built images and kernels | `<state>/cache` |
-| `FORKD_VMM` | the `forkd-vmm` program | found beside us or on `PATH` |
-| `FORKD_AGENT` | the guest agent | found beside `forkd-vmm` |
-| `FORKD_TREE_LIVE` | live descendants that a sandbox may have | 1000 |
-| `FORKD_TREE_DEPTH` | branches between a sandbox and its oldest ancestor | 32 |
-| `FORKD_TREE_PRIVATE_MIB` | private memory of a sandbox and its descendants, in MiB | 16384 |
-| `FORKD_PACK_KEYS` | folder of the keys whose packs are taken | each request's own |
-| `FORKD_PACK_UNSIGNED` | `allow` or `refuse` packs that are unsigned or not trusted | `refuse` |
+Each setting is declared once, as a field of `Settings`.  Its type checks it, its description is
+the help of its flag and its row in docs/reference/configuration.md, its name is the flag's and,
+behind `FORKD_`, the variable's.
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+PREFIX = "FORKD_"
+
+CLIENTS_VARIABLES = frozenset(
+    {"FORKD_HOME", "FORKD_KEYS", "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TOKEN", "FORKD_URL"}
+)
+"""Variables of the same prefix that are for clients; the daemon has nothing to say of them."""
 
 SOCKET_PATH_BYTES_MAX = 107
 """Longest path of a Unix socket: `sun_path` with its final NUL."""
@@ -40,6 +38,14 @@ SOCKET_MODE_DEFAULT = 0o660
 """The owner and its group may talk to the daemon, and so are root on this host."""
 
 SOCKET_MODE_MAX = 0o777
+
+VALUE_CHARS_MAX = 200
+"""Most of a wrong value that an error repeats."""
+
+ALIKE_MIN = 0.7
+"""How alike two names are, of 1, of which one may be the other misspelt."""
+
+SHOWN = "default_shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,116 +66,190 @@ class Bind:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The daemon's settings, already checked against each other.
-
-    Raises:
-        InvalidRequest: They contradict each other; the setting is named.
-    """
-
-    socket: Path | None = Path("/run/forkd/forkd.sock")
-    socket_mode: int = SOCKET_MODE_DEFAULT
-    bind: Bind | None = None
-    token_file: Path | None = None
-    state_dir: Path = Path("/var/lib/forkd")
-    run_dir: Path = Path("/run/forkd")
-    cache_dir: Path | None = None
-    vmm: Path | None = None
-    agent: Path | None = None
-    tree_live: int = limits.TREE_LIVE_DEFAULT
-    tree_depth: int = limits.TREE_DEPTH_DEFAULT
-    tree_private_mib: int = limits.TREE_PRIVATE_MIB_DEFAULT
-    pack_keys: Path | None = None
-    pack_unsigned: bool = False
-
-    def __post_init__(self) -> None:
-        if self.socket is None and self.bind is None:
-            raise InvalidRequest("neither a socket nor an address to listen on", field="socket")
-        if self.socket is not None and len(bytes(self.socket)) > SOCKET_PATH_BYTES_MAX:
-            raise InvalidRequest(
-                f"socket is longer than {SOCKET_PATH_BYTES_MAX} bytes: {self.socket}",
-                field="socket",
-            )
-        if self.bind is not None and self.token_file is None and not self.bind.is_loopback:
-            raise InvalidRequest(
-                f"refusing to listen on {self.bind.host}, which others can reach, without a token "
-                "file",
-                field="bind",
-            )
+def _path(value: object) -> object:
+    if isinstance(value, str):
+        return Path(value).absolute() if value else None
+    return value
 
 
-def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in `environ`; a variable that is not set leaves its default.
-
-    Raises:
-        InvalidRequest: A value cannot be read; the variable is named.
-    """
-    return Settings(
-        **{
-            field: parse(variable, environ[variable])
-            for field, (variable, parse) in _VARIABLES.items()
-            if variable in environ
-        }
-    )
+def _folder(value: object) -> object:
+    if value == "":
+        raise ValueError("must name a folder")
+    return _path(value)
 
 
-def _path(variable: str, text: str) -> Path | None:
-    del variable
-    return Path(text).absolute() if text else None
+def _socket(value: object) -> object:
+    path = _path(value)
+    if isinstance(path, Path) and len(bytes(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"must be at most {SOCKET_PATH_BYTES_MAX} bytes long")
+    return path
 
 
-def _folder(variable: str, text: str) -> Path:
-    if not text:
-        raise InvalidRequest(f"{variable} must name a folder", field=variable)
-    return Path(text).absolute()
-
-
-def _mode(variable: str, text: str) -> int:
+def _mode(value: object) -> object:
     try:
-        mode = int(text, 8)
+        mode = int(value, 8) if isinstance(value, str) else value
     except ValueError:
         mode = -1
-    if not 0 <= mode <= SOCKET_MODE_MAX:
-        raise InvalidRequest(f"{variable} must be an octal mode, not {text!r}", field=variable)
+    if not isinstance(mode, int) or not 0 <= mode <= SOCKET_MODE_MAX:
+        raise ValueError("must be an octal mode, such as 0660")
     return mode
 
 
-def _bind(variable: str, text: str) -> Bind | None:
-    if not text:
+def _bind(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value:
         return None
-    host, _, port = text.rpartition(":")
+    host, _, port = value.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > PORT_MAX:
-        raise InvalidRequest(f"{variable} must be host:port, not {text!r}", field=variable)
+        raise ValueError("must be host:port, such as 127.0.0.1:8889")
     return Bind(host, int(port))
 
 
-def _count(variable: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidRequest(f"{variable} must be a number from 1, not {text!r}", field=variable)
-    return int(text)
+_Path = Annotated[Path | None, BeforeValidator(_path)]
+_Folder = Annotated[Path, BeforeValidator(_folder)]
+_Count = Annotated[int, Field(ge=1)]
 
 
-def _allowed(variable: str, text: str) -> bool:
-    if text not in {"allow", "refuse"}:
-        raise InvalidRequest(f"{variable} must be allow or refuse, not {text!r}", field=variable)
-    return text == "allow"
+def _setting(default: object, meaning: str, shown: str | None = None) -> Any:  # noqa: ANN401 - as pydantic's own `Field`
+    """Declare a setting; `shown` stands for a default that is no value."""
+    return Field(default, description=meaning, json_schema_extra={SHOWN: shown})
 
 
-_VARIABLES: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "socket": ("FORKD_SOCKET", _path),
-    "socket_mode": ("FORKD_SOCKET_MODE", _mode),
-    "bind": ("FORKD_BIND", _bind),
-    "token_file": ("FORKD_TOKEN_FILE", _path),
-    "state_dir": ("FORKD_STATE_DIR", _folder),
-    "run_dir": ("FORKD_RUN_DIR", _folder),
-    "cache_dir": ("FORKD_CACHE_DIR", _path),
-    "vmm": ("FORKD_VMM", _path),
-    "agent": ("FORKD_AGENT", _path),
-    "tree_live": ("FORKD_TREE_LIVE", _count),
-    "tree_depth": ("FORKD_TREE_DEPTH", _count),
-    "tree_private_mib": ("FORKD_TREE_PRIVATE_MIB", _count),
-    "pack_keys": ("FORKD_PACK_KEYS", _path),
-    "pack_unsigned": ("FORKD_PACK_UNSIGNED", _allowed),
-}
+class Settings(BaseSettings):
+    """The daemon's settings: arguments go before the environment."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    socket: Annotated[Path | None, BeforeValidator(_socket)] = _setting(
+        Path("/run/forkd/forkd.sock"),
+        f"Path of the Unix socket, at most {SOCKET_PATH_BYTES_MAX} bytes. Empty: none.",
+    )
+    socket_mode: Annotated[int, BeforeValidator(_mode)] = _setting(
+        SOCKET_MODE_DEFAULT,
+        "Mode of the Unix socket, in octal. Whoever may open it is root on this host.",
+        f"0{SOCKET_MODE_DEFAULT:o}",
+    )
+    bind: Annotated[Bind | None, NoDecode, BeforeValidator(_bind)] = _setting(
+        None, "`HOST:PORT` to serve on TCP too. Beyond loopback only with a token file.", "none"
+    )
+    token_file: _Path = _setting(
+        None, "File with the bearer token of TCP, at least 16 characters.", "none"
+    )
+    state_dir: _Folder = _setting(
+        Path("/var/lib/forkd"), "Folder of snapshots and the database; must survive a restart."
+    )
+    run_dir: _Folder = _setting(
+        Path("/run/forkd"),
+        "Folder of the sockets, console logs and private disks of live sandboxes; a short path.",
+    )
+    cache_dir: _Path = _setting(
+        None, "Folder of kernels and images; may be deleted at any time.", "`cache` in `state_dir`"
+    )
+    vmm: _Path = _setting(
+        None,
+        "The program `forkd-vmm`.",
+        "beside `forkd-daemon`, in a checkout's `target`, or on `PATH`",
+    )
+    agent: _Path = _setting(
+        None,
+        "The guest agent `forkd-agent`, statically linked.",
+        "as `vmm`",
+    )
+    tree_live: _Count = _setting(
+        limits.TREE_LIVE_DEFAULT,
+        "Most live descendants of one sandbox, at any depth.",
+    )
+    tree_depth: _Count = _setting(
+        limits.TREE_DEPTH_DEFAULT, "Most branches between a sandbox and its oldest ancestor."
+    )
+    tree_private_mib: _Count = _setting(
+        limits.TREE_PRIVATE_MIB_DEFAULT,
+        "Most private memory of a sandbox and all its descendants together, in MiB.",
+    )
+    pack_keys: _Path = _setting(
+        None,
+        "Folder of keys, as `forkd key` keeps them: only packs signed by a key trusted there are "
+        "accepted.",
+        "each request names the keys that it trusts",
+    )
+    pack_unsigned: Literal["allow", "refuse"] = _setting(
+        "refuse",
+        "`allow` or `refuse`: whether a request may accept a pack that is unsigned, or signed by "
+        "an untrusted key.",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.socket is None and self.bind is None:
+            raise ValueError("nothing to listen on: set socket, or bind, or both")
+        if self.bind is not None and self.token_file is None and not self.bind.is_loopback:
+            raise ValueError(
+                f"refusing to listen on {self.bind.host}, which others can reach, without a token "
+                "file: set token_file"
+            )
+        return self
+
+
+def read(flags: Mapping[str, str]) -> Settings:
+    """Return the settings: those in `flags`, by name, and else those of the environment.
+
+    Raises:
+        InvalidRequest: A value makes no sense; it says which, why, and what to do.
+    """
+    values: dict[str, Any] = dict(flags)  # text, which the types of the fields parse
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise _refusal(error, flags) from error
+
+
+def misspelt(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable that no setting has and that may be a misspelt one, with that one."""
+    known = {variable(each).removeprefix(PREFIX): variable(each) for each in Settings.model_fields}
+    for name in sorted(set(names) - set(known.values()) - CLIENTS_VARIABLES):
+        if name.startswith(PREFIX):
+            close = difflib.get_close_matches(
+                name.removeprefix(PREFIX), known, n=1, cutoff=ALIKE_MIN
+            )
+            yield from ((name, known[each]) for each in close)
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable(name: str) -> str:
+    """Return the variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def meaning(name: str) -> str:
+    """Return what a setting means, in a sentence or two."""
+    return Settings.model_fields[name].description or ""
+
+
+def default(name: str) -> str:
+    """Return the default of a setting, as a person reads it."""
+    field = Settings.model_fields[name]
+    extra = field.json_schema_extra
+    shown = extra.get(SHOWN) if isinstance(extra, dict) else None
+    return str(field.default if shown is None else shown)
+
+
+def _refusal(error: ValidationError, flags: Mapping[str, str]) -> InvalidRequest:
+    first = error.errors()[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return InvalidRequest(problem, field="socket")
+    name = str(first["loc"][0])
+    if name not in Settings.model_fields:
+        return InvalidRequest(f"there is no setting {name}", field=name)
+    said = flag(name) if name in flags else variable(name)
+    given = repr(first["input"])[:VALUE_CHARS_MAX]
+    return InvalidRequest(
+        f"{said} is {given}: {problem[:1].lower()}{problem[1:]}; without it: {default(name)}",
+        field=said,
+    )
