@@ -70,7 +70,7 @@ class Denied(RequestError):
 
 
 class Forbidden(RequestError):
-    """The caller's token does not have the scope; `context["scope"]` names it."""
+    """The caller may not do this; `context` names the missing `scope` or the wrong `header`."""
 
     code = "forbidden"
 

@@ -69,6 +69,7 @@ def daemon(
 def running_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """One daemon for all tests, because stopping one takes a while."""
     folder = tmp_path_factory.mktemp("daemon")
+    (folder / "token").touch(mode=0o600)
     (folder / "token").write_text(TOKEN)
     settings = Settings(
         socket=folder / "forkd.sock", bind=Bind("127.0.0.1", 0), token_file=folder / "token"

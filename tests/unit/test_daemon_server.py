@@ -68,9 +68,10 @@ async def test_an_address_in_use_is_an_error_that_names_it(app: FastAPI, tmp_pat
     path = tmp_path / "forkd.sock"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        settings = Settings(socket=path, bind=Bind("127.0.0.1", port), state_dir=tmp_path)
 
         with pytest.raises(HostError, match=f"127.0.0.1:{port}"):
-            async with listening(app, Settings(socket=path, bind=Bind("127.0.0.1", port))):
+            async with listening(app, settings):
                 pass
 
     assert not path.exists()

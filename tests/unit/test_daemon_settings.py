@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from forkd.daemon.auth import TOKEN_CHARS_MIN, new_token, read_token
 from forkd.daemon.main import app
 from forkd.daemon.settings import (
     Bind,
@@ -39,6 +38,7 @@ EVERYTHING = {
     "socket": ("", None),
     "socket_mode": ("600", 0o600),
     "bind": ("[::1]:8889", Bind("::1", 8889)),
+    "hosts": ("forkd.example, [FD00::1]", ("forkd.example", "fd00::1")),
     "token_file": ("/token", Path("/token")),
     "state_dir": ("/s", Path("/s")),
     "run_dir": ("/r", Path("/r")),
@@ -83,6 +83,8 @@ WRONG = [
     ("socket_mode", "1000", "octal"),
     ("bind", "8889", "host:port"),
     ("bind", "127.0.0.1:65536", "host:port"),
+    ("hosts", "forkd.example:8889", "without ports"),
+    ("hosts", "https://forkd.example", "without ports"),
     ("state_dir", "", "folder"),
     ("tree_live", "0", "greater than or equal to 1"),
     ("tree_depth", "-1", "greater than or equal to 1"),
@@ -150,37 +152,3 @@ def test_every_flag_has_a_help_and_names_its_default_and_its_variable() -> None:
         assert options[name].help == meaning(name) != ""
         assert variable(name) in options[name].show_default
         assert default(name) in options[name].show_default
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.168.1.1", "example.com"])  # noqa: S104 - refused
-def test_an_address_that_others_reach_wants_a_token(host: str) -> None:
-    with pytest.raises(InvalidRequest, match="without a token"):
-        read({"bind": f"{host}:8889"})
-    assert read({"bind": f"{host}:8889", "token_file": "/token"}).bind is not None
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_wants_none(host: str) -> None:
-    assert Settings(bind=Bind(host, 8889)).token_file is None
-
-
-def test_a_token_is_read_without_the_white_space_around_it(tmp_path: Path) -> None:
-    token = new_token()
-    (tmp_path / "token").write_text(f"\n{token} \n")
-
-    assert read_token(tmp_path / "token") == token
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x" * (TOKEN_CHARS_MIN - 1), "two words are not one", "ü" * 20]
-)
-def test_a_token_that_guards_nothing_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "token").write_text(text)
-
-    with pytest.raises(InvalidRequest):
-        read_token(tmp_path / "token")
-
-
-def test_a_token_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="nothing"):
-        read_token(tmp_path / "nothing")

@@ -1,33 +1,55 @@
 """Who talks to the daemon.
 
 A Unix socket is guarded by its mode, and whoever may open it may do anything.  TCP is guarded by a
-bearer token, at least `TOKEN_CHARS_MIN` characters long; whoever has it may do anything, too.
+bearer token; whoever has it may do anything, too.  Without one of the operator's the daemon makes
+one, in a file that only its user can read.
 
 `/healthz` and `/readyz` answer anybody: they say that the daemon lives and serves, nothing more.
+
+A browser is a client that any web page can use.  It does not send the token by itself, and it says
+which name it was told to reach (`Host`) and which page told it (`Origin`): both must be names under
+which this daemon is served, or a page whose name was pointed at this address would be one of ours.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import re
 import secrets
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from forkd.errors import Denied, InvalidRequest
+from forkd.errors import Denied, Forbidden, InvalidRequest
 from forkd.host import files
 from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from starlette.types import Scope
+
+    from forkd.daemon.settings import Settings
 
 TOKEN_CHARS_MIN = 16
 """Shorter tokens are refused: they can be guessed."""
 
 TOKEN_BYTES_MAX = 4096
 """A token file longer than this is not a token file."""
+
+TOKEN_FILE = "token"  # noqa: S105 - where it is, not what it is
+"""Where the daemon keeps a token of its own, in the state folder."""
+
+OTHERS = 0o077
+"""Permission bits of everybody but a file's owner."""
+
+PLACEHOLDER = re.compile(r"(REPLACE|CHANGE)[_-]?(ME|THIS)", re.IGNORECASE)
+"""Begins what an example has where a token belongs."""
+
+AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]+)?")
+"""A name or an address, and a port."""
 
 OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
 
@@ -37,25 +59,94 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+def token_path(settings: Settings) -> Path:
+    """Return where the token of TCP is: in the operator's file, or in the daemon's own."""
+    return settings.token_file or settings.state_dir / TOKEN_FILE
+
+
+def obtain_token(settings: Settings) -> str:
+    """Return the token of TCP; the daemon's own is made if it is missing, and kept.
+
+    Raises:
+        InvalidRequest: The file holds no usable token, or others may read it.
+    """
+    path = token_path(settings)
+    if settings.token_file is None and not files.is_there(path):
+        files.write_atomic(path, new_token().encode(), mode=0o600)
+    return read_token(path)
+
+
 def read_token(path: Path) -> str:
     """Return the token in a file, without the white space around it.
 
     Raises:
-        InvalidRequest: The file cannot be read, or holds no usable token.
+        InvalidRequest: The file is missing, holds no usable token, or others may read it.
     """
-    data = files.read(path, TOKEN_BYTES_MAX)
-    if data is None:
-        raise InvalidRequest(f"token file {path} does not exist", field="token_file")
-    try:
-        token = data.decode("ascii").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"token file {path}: {error}", field="token_file") from error
-    if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
-        raise InvalidRequest(
-            f"token file {path} must hold one word of {TOKEN_CHARS_MIN} characters or more",
-            field="token_file",
-        )
+    found = files.read_with_mode(path, TOKEN_BYTES_MAX)
+    if found is None:
+        raise _unusable(path, "does not exist")
+    data, mode = found
+    if mode & OTHERS:
+        raise _unusable(path, f"may be read by others (mode {mode:04o}); run: chmod 600 {path}")
+    token = data.decode("ascii", errors="replace").strip()
+    if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.isprintable():
+        raise _unusable(path, f"must hold one word of {TOKEN_CHARS_MIN} characters or more")
+    if " " in token or PLACEHOLDER.match(token):
+        raise _unusable(path, "holds an example, not a token")
     return token
+
+
+def _unusable(path: Path, problem: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"token file {path} {problem}. Without FORKD_TOKEN_FILE the daemon makes a token itself.",
+        field="token_file",
+    )
+
+
+class ServedNames:
+    """The names and addresses under which a TCP address is served.
+
+    Args:
+        bound: What it was bound to.
+        others: What the operator lists.
+    """
+
+    def __init__(self, bound: str, others: Collection[str]) -> None:
+        self._names = {"localhost", bound.lower(), *others}
+
+    def check(self, scope: Scope) -> None:
+        """Return if a request names this daemon, and so does the page that sent it, if one did.
+
+        Raises:
+            Forbidden: A web page may have sent it.
+        """
+        headers = Headers(scope=scope)
+        host = _host_of(headers.get("host", ""))
+        if not self._has(host, scope):
+            raise Forbidden(
+                f"this daemon is not served as {host!r}; if it should be, list it in FORKD_HOSTS",
+                header="host",
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._has(_host_of(origin.partition("://")[2]), scope):
+            raise Forbidden(f"pages of {origin!r} may not use this daemon", header="origin")
+
+    def _has(self, name: str, scope: Scope) -> bool:
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        # Bound to every address, it is served under that which the client has reached.
+        reached, _ = scope.get("server") or ("", None)
+        return address.is_loopback or name == reached
+
+
+def _host_of(authority: str) -> str:
+    """Return the name or address of `host[:port]`, in lower case; empty if it is none."""
+    found = AUTHORITY.fullmatch(authority.lower())
+    return "" if found is None else found["host"].strip("[]")
 
 
 def by_socket(_: Scope, request_id: str) -> Caller:
@@ -66,15 +157,18 @@ def by_socket(_: Scope, request_id: str) -> Caller:
 class ByToken:
     """Tells who asks over TCP, by a bearer token."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, names: ServedNames) -> None:
         self._expected = f"Bearer {token}".encode()
+        self._names = names
 
     def __call__(self, scope: Scope, request_id: str) -> Caller:
         """Return who asks.
 
         Raises:
             Denied: The token is missing, or another.
+            Forbidden: A web page may have sent it.
         """
+        self._names.check(scope)
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
             return Caller("anybody", DEFAULT_TENANT, frozenset(), request_id)
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")

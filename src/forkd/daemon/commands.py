@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.daemon.app import create_app
+from forkd.daemon.auth import token_path
 from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import misspelt
@@ -53,8 +54,8 @@ LINE_BYTES_MAX = 64 * 1024
 def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
     """Serve until told to stop; return the exit status.
 
-    Prints one line of JSON: `{"event": "listening", "urls", "pid"}`, or `{"event": "failed",
-    "code", "message"}` and returns 1.
+    Prints one line of JSON: `{"event": "listening", "urls", "token_file", "pid"}`, where
+    `token_file` is null without TCP, or `{"event": "failed", "code", "message"}` and returns 1.
     """
     if detach:
         return _detached(settings, log_file)
@@ -114,7 +115,9 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
             app = create_app(host, lambda: host.tasks.failure)
             async with listening(app, settings) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})
-                say({"event": "listening", "urls": urls, "pid": os.getpid()})
+                token = None if settings.bind is None else str(token_path(settings))
+                pid = os.getpid()
+                say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 return await _until_over(host.tasks)
     except ForkdError as error:
         log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news

@@ -1,7 +1,7 @@
 """Listen on a Unix socket, on TCP, or on both, until told to stop.
 
 One process, one event loop, one service, and a server for each address.  The Unix socket asks
-for no token, because its mode already says who may open it; TCP always does if there is one.
+for no token, because its mode already says who may open it; TCP always does.
 
 A socket file left by a daemon that died is replaced; one that answers is not.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from forkd.daemon.auth import ByToken, by_socket, read_token
+from forkd.daemon.auth import ByToken, ServedNames, by_socket, obtain_token
 from forkd.daemon.requests import Requests
 from forkd.errors import Conflict
 from forkd.host import files, sockets
@@ -62,7 +62,7 @@ async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[list[str]
     Raises:
         Conflict: Another daemon listens there.
         HostError: The kernel refused an address.
-        InvalidRequest: The token file is unusable.
+        InvalidRequest: The token file is unusable, or others may read it.
     """
     with contextlib.ExitStack() as stack:
         served = [*_unix(app, settings, stack), *_tcp(app, settings, stack)]
@@ -120,7 +120,7 @@ def _unix(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iter
 def _tcp(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iterator[_Served]:
     if settings.bind is None:
         return
-    who = by_socket if settings.token_file is None else ByToken(read_token(settings.token_file))
+    who = ByToken(obtain_token(settings), ServedNames(settings.bind.host, settings.hosts))
     bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

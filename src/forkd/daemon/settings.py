@@ -8,7 +8,7 @@ behind `FORKD_`, the variable's.
 from __future__ import annotations
 
 import difflib
-import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -45,6 +45,9 @@ VALUE_CHARS_MAX = 200
 ALIKE_MIN = 0.7
 """How alike two names are, of 1, of which one may be the other misspelt."""
 
+HOST = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}|[0-9a-f:.]*:[0-9a-f:.]*")
+"""A name or an address of IPv4, or an address of IPv6."""
+
 SHOWN = "default_shown"
 
 
@@ -54,16 +57,6 @@ class Bind:
 
     host: str
     port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
 
 def _path(value: object) -> object:
@@ -107,6 +100,15 @@ def _bind(value: object) -> object:
     return Bind(host, int(port))
 
 
+def _hosts(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = [each.strip().strip("[]").lower() for each in value.split(",") if each.strip()]
+    if not all(HOST.fullmatch(each) for each in names):
+        raise ValueError("must be names or addresses separated by commas, without ports")
+    return tuple(names)
+
+
 _Path = Annotated[Path | None, BeforeValidator(_path)]
 _Folder = Annotated[Path, BeforeValidator(_folder)]
 _Count = Annotated[int, Field(ge=1)]
@@ -132,10 +134,18 @@ class Settings(BaseSettings):
         f"0{SOCKET_MODE_DEFAULT:o}",
     )
     bind: Annotated[Bind | None, NoDecode, BeforeValidator(_bind)] = _setting(
-        None, "`HOST:PORT` to serve on TCP too. Beyond loopback only with a token file.", "none"
+        None, "`HOST:PORT` to serve on TCP too. Clients there need the token.", "none"
+    )
+    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = _setting(
+        (),
+        "Further names and addresses under which clients reach the TCP address, separated by "
+        "commas. Loopback names and the address itself are always served, other names are refused.",
+        "none",
     )
     token_file: _Path = _setting(
-        None, "File with the bearer token of TCP, at least 16 characters.", "none"
+        None,
+        "File with the bearer token of TCP: at least 16 characters, readable by its owner only.",
+        "`token` in `state_dir`, made if it is missing",
     )
     state_dir: _Folder = _setting(
         Path("/var/lib/forkd"), "Folder of snapshots and the database; must survive a restart."
@@ -184,11 +194,6 @@ class Settings(BaseSettings):
     def _agree(self) -> Self:
         if self.socket is None and self.bind is None:
             raise ValueError("nothing to listen on: set socket, or bind, or both")
-        if self.bind is not None and self.token_file is None and not self.bind.is_loopback:
-            raise ValueError(
-                f"refusing to listen on {self.bind.host}, which others can reach, without a token "
-                "file: set token_file"
-            )
         return self
 
 

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +79,16 @@ def read_start(path: Path, bytes_max: int) -> tuple[bytes, int] | None:
         try:
             with path.open("rb") as file:
                 return file.read(bytes_max), os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return None
+
+
+def read_with_mode(path: Path, bytes_max: int) -> tuple[bytes, int] | None:
+    """Return the first bytes of a file, and its permission bits; None if it does not exist."""
+    with kernel_call(f"read {path}"):
+        try:
+            with path.open("rb") as file:
+                return file.read(bytes_max), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         except FileNotFoundError:
             return None
 
