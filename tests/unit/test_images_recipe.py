@@ -9,6 +9,7 @@ import pytest
 from forkd.errors import InvalidRequest, NotFound
 from forkd.images import recipe as recipes
 from forkd.images.recipe import load_recipe, parse_recipe
+from tests.support.recipes import NO_FILES, NO_NAMES, NO_RECIPES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,19 +196,44 @@ def test_a_missing_recipe_and_a_missing_warm_up_are_not_found(tmp_path: Path) ->
         parse_recipe({**MINIMAL, "warmup": {"runtime": "python", "file": "w.py"}}, folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"name = ", "is not TOML"),
-        (b"\xff", "is not UTF-8"),
-        (b"#" * (recipes.RECIPE_BYTES_MAX + 1), "is larger than"),
-    ],
-)
+@pytest.mark.parametrize(("data", "words"), NO_RECIPES)
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "recipe.toml").write_bytes(data)
 
     with pytest.raises(InvalidRequest, match=words):
         load_recipe(tmp_path)
+
+
+def test_a_recipe_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    recipe = b'name = "x"\nimage.debian = {}\n'
+    (tmp_path / "recipe.toml").write_bytes(recipe.ljust(recipes.RECIPE_BYTES_MAX, b"#"))
+
+    assert load_recipe(tmp_path).name == "x"
+
+
+@pytest.mark.parametrize("kind", sorted(NO_FILES))
+def test_what_is_no_file_is_no_recipe(tmp_path: Path, kind: str) -> None:
+    """A FIFO that was opened would wait for a writer for ever."""
+    NO_FILES[kind](tmp_path / "recipe.toml")
+
+    with pytest.raises(InvalidRequest, match=f"recipe.toml is a {kind}, not a regular file"):
+        load_recipe(tmp_path)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_path_that_no_file_can_have_is_one_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises((InvalidRequest, NotFound)):
+        load_recipe(tmp_path / name)
+
+
+def test_links_that_lead_to_each_other_are_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    with pytest.raises(NotFound, match="no recipe at"):
+        load_recipe(tmp_path / "a")
+    with pytest.raises(NotFound, match="no warm-up at"):
+        parse_recipe({**MINIMAL, "warmup": {"runtime": "python", "file": "a"}}, folder=tmp_path)
 
 
 def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:

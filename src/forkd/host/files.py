@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import ForkdError, HostError
+from forkd.errors import ForkdError, HostError, InvalidRequest, NotFound
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _FICLONE = 0x40049409
 """ioctl that makes one file share another's blocks (linux/fs.h)."""
 
 _COPY_BYTES = 64 * 1024 * 1024
+
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""What the kernel answers for a path that names nothing."""
 
 ASIDE_SUFFIX = ".gone"
 """Ends the name of a folder that is being removed."""
@@ -55,6 +58,71 @@ def is_there(path: Path) -> bool:
     """Whether a path names anything, a broken symbolic link included."""
     with kernel_call(f"look at {path}"):
         return os.path.lexists(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path names a folder; one that no file can have names none."""
+    try:
+        with kernel_call(f"look at {path}"):
+            return stat.S_ISDIR(_status(path).st_mode)
+    except NotFound:
+        return False
+
+
+def real_path(path: Path) -> Path:
+    """Return an absolute path with every symbolic link followed as far as there is anything.
+
+    Raises:
+        InvalidRequest: No file can have that path.
+    """
+    _check_path(path)
+    with kernel_call(f"look at {path}"):
+        return Path(os.path.realpath(path))
+
+
+def read_regular(path: Path, bytes_max: int) -> bytes:
+    """Return the first bytes of a regular file; never waits for a FIFO, never opens a device.
+
+    Raises:
+        NotFound: There is none.
+        InvalidRequest: It is a folder, a FIFO, a device or a socket; or no file can have that path.
+    """
+    with kernel_call(f"read {path}"):
+        _check_regular(path, _status(path).st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            _check_regular(path, os.fstat(file.fileno()).st_mode)  # it may be another by now
+            return file.read(bytes_max)
+
+
+def _status(path: Path) -> os.stat_result:
+    _check_path(path)
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise NotFound(f"no file at {path}: {error.strerror}", path=str(path)) from error
+        raise
+
+
+def _check_path(path: Path) -> None:
+    if "\0" in str(path):
+        raise InvalidRequest(f"a path must not hold a NUL: {str(path)[:80]!r}", field="path")
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise InvalidRequest(f"{path} is {kind}, not a regular file", path=str(path))
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def size_bytes(path: Path) -> int | None:

@@ -39,6 +39,7 @@ from pydantic import (
 )
 
 from forkd.errors import InvalidRequest, NotFound
+from forkd.host import files
 
 RECIPE_FILE_NAME = "recipe.toml"
 
@@ -292,14 +293,16 @@ def load_recipe(path: Path) -> Recipe:
 
     Raises:
         NotFound: There is no such recipe.
-        InvalidRequest: It is not TOML, or says something we do not understand;
+        InvalidRequest: It is no regular file, is not TOML, or says something we do not understand;
             `context["field"]` is the key at fault.
     """
-    file = path / RECIPE_FILE_NAME if path.is_dir() else path
+    file = path / RECIPE_FILE_NAME if files.is_folder(path) else path
     text = _read_text(file, what="recipe")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InvalidRequest(f"{file} is nested too deeply") from None
+    except ValueError as error:  # a number of too many digits is no TOMLDecodeError
         raise InvalidRequest(f"{file} is not TOML: {error}") from error
     return parse_recipe(table, folder=file.parent.absolute())
 
@@ -333,18 +336,17 @@ def inside(folder: Path, name: str) -> Path:
     Raises:
         InvalidRequest: A symbolic link leads out of the folder.
     """
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    path = files.real_path(folder / name)
+    if not path.is_relative_to(files.real_path(folder)):
         raise InvalidRequest(f"{name} leads out of the recipe's folder", field="files")
     return path
 
 
 def _read_text(file: Path, *, what: str) -> str:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(RECIPE_BYTES_MAX + 1)
-    except OSError as error:
-        raise NotFound(f"no {what} at {file}: {error.strerror}", path=str(file)) from error
+        data = files.read_regular(file, RECIPE_BYTES_MAX + 1)
+    except NotFound as error:
+        raise NotFound(f"no {what} at {file}", path=str(file)) from error
     if len(data) > RECIPE_BYTES_MAX:
         raise InvalidRequest(f"{file} is larger than {RECIPE_BYTES_MAX} bytes")
     try:
