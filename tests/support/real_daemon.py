@@ -10,14 +10,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from forkd.service.names import derive
 from tests.support import processes
-from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, settings_in
+from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of, settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from forkd.service.names import Names
     from tests.support.bakes import Bake
 
 SERVE = """
@@ -57,9 +57,13 @@ class Daemon:
     def __init__(self, state_parent: Path = STATE_PARENT) -> None:
         self.state, self.run_dir = fresh_folders(state_parent)
         self.settings = settings_in(self.state, self.run_dir)
-        self.names = derive(self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def names(self) -> Names:
+        """What its sandboxes' cgroups and taps are called."""
+        return names_of(self.settings)
 
     def start(self) -> None:
         """Start it; it listens when this returns."""

@@ -26,9 +26,10 @@ from forkd.images.layout import default_cache_folder
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
-from forkd.service.host import Host, open_host
-from forkd.service.names import Names, derive
+from forkd.service.host import DATABASE_FILE, Host, open_host
+from forkd.service.names import Names, choose
 from forkd.service.settings import HostSettings, PackPolicy
+from forkd.store.database import Database
 from tests.support import processes
 from tests.support.callers import CALLER
 
@@ -127,7 +128,7 @@ class RealHost:
     @property
     def names(self) -> Names:
         """What its sandboxes' cgroups and taps are called."""
-        return derive(self.settings.run_dir)
+        return names_of(self.settings)
 
     @contextlib.asynccontextmanager
     async def forked(self, count: int, options: ForkOptions) -> AsyncIterator[tuple[Sandbox, ...]]:
@@ -241,6 +242,15 @@ def fresh_folders(state_parent: Path = STATE_PARENT) -> tuple[Path, Path]:
     state = tempfile.mkdtemp(prefix="test-", dir=state_parent)
     run_dir = tempfile.mkdtemp(prefix="fk", dir="/tmp")  # its path must be short
     return Path(state), Path(run_dir)
+
+
+def names_of(settings: HostSettings) -> Names:
+    """Return what the sandboxes' cgroups and taps of a service that was started are called."""
+    database = Database(settings.state_dir / DATABASE_FILE)
+    try:
+        return choose(settings, database)
+    finally:
+        database.close()
 
 
 def settings_in(state: Path, run_dir: Path) -> HostSettings:

@@ -64,10 +64,10 @@ class Names:
             ):
                 raise _taken(f"the cgroup {self.cgroup_root}")
             for name, what in (
-                (f"addresses/{pool}", f"the addresses {pool}"),
-                (f"taps/{prefix}", f"taps named {prefix}…"),
+                (_of_pool(pool), f"the addresses {pool}"),
+                (f"forkd/taps/{prefix}", f"taps named {prefix}…"),
             ):
-                held = sockets.take_name(f"forkd/{name}")
+                held = sockets.take_name(name)
                 if held is None:
                     raise _taken(what)
                 stack.enter_context(held)
@@ -95,14 +95,33 @@ def choose(settings: HostSettings, database: Database) -> Names:
         root = Path(database.host_setting("cgroup_root", str(derived.cgroup_root)))
     network = settings.network
     if network is None:
-        pool = database.host_setting("address_pool", str(derived.network.pool))
+        pool = database.host_setting("address_pool", str(_free(derived.network.pool)))
         prefix = database.host_setting("tap_prefix", derived.network.tap_prefix)
         network = Plan(IPv4Network(pool), tap_prefix=prefix)
     return Names(root, network)
 
 
+def _free(first: IPv4Network) -> IPv4Network:
+    """Return the first address pool, from this one on, that no other daemon uses."""
+    pools = [IPv4Network(f"10.{200 + number}.0.0/16") for number in range(_POOLS)]
+    start = pools.index(first)
+    for pool in pools[start:] + pools[:start]:
+        held = sockets.take_name(_of_pool(pool))
+        if held is not None:
+            held.close()
+            return pool
+    return first
+
+
+def _of_pool(pool: IPv4Network) -> str:
+    return f"forkd/addresses/{pool}"
+
+
 def derive(run_dir: Path) -> Names:
-    """Return the names that follow from a run folder; pure."""
+    """Return the names that follow from a run folder; pure.
+
+    There are so few address pools that another daemon may use this one; `choose` takes the next.
+    """
     if run_dir == FIRST_RUN_DIR:
         return Names(CGROUP_ROOT / "forkd", Plan())
     digest = blake2b(bytes(run_dir), digest_size=4).digest()

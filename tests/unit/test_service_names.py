@@ -1,0 +1,86 @@
+"""Daemons' names follow from their run folders, stay as they were, and are never shared."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import Conflict
+from forkd.service.names import choose, derive
+from forkd.service.settings import HostSettings
+from forkd.store.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forkd.service.names import Names
+
+PLAIN, OTHER = Path("/run/forkd"), Path("/root/.forkd/run")
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Database]:
+    folder.mkdir(exist_ok=True)
+    with contextlib.closing(Database(folder / "forkd.db")) as database:
+        yield database
+
+
+def chosen(folder: Path, run_dir: Path) -> Names:
+    settings = HostSettings(Path("/v"), Path("/a"), Path("/c"), folder, run_dir)
+    with opened(folder) as database:
+        return choose(settings, database)
+
+
+def test_the_systems_daemon_has_plain_names_and_others_have_names_of_their_own() -> None:
+    plain, other = derive(PLAIN), derive(OTHER)
+
+    assert (plain.cgroup_root.name, plain.network.tap_prefix) == ("forkd", "fk")
+    assert str(plain.network.pool) == "10.200.0.0/16"
+    assert other == derive(OTHER)
+    assert other.cgroup_root.name.startswith("forkd-")
+    assert not plain.network.is_ours(f"{other.network.tap_prefix}0000")
+    assert not other.network.is_ours(f"{plain.network.tap_prefix}0000")
+
+
+def test_names_stay_when_the_run_folder_is_moved(tmp_path: Path) -> None:
+    first = chosen(tmp_path, OTHER)
+
+    assert chosen(tmp_path, Path("/run/elsewhere")) == first
+
+
+def test_addresses_that_another_daemon_has_at_the_first_start_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    derived = derive(OTHER)
+    named_alike = replace(derived, cgroup_root=tmp_path / "none", network=derived.network)
+    with named_alike.locked():
+        other = chosen(tmp_path / "state", OTHER)
+        pool = other.network.pool
+        assert not pool.overlaps(derived.network.pool)
+
+    assert chosen(tmp_path / "state", OTHER).network.pool == pool
+
+
+@pytest.mark.parametrize("shared", ["addresses", "taps", "cgroup"])
+def test_names_that_another_daemon_uses_are_refused(tmp_path: Path, shared: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    mine = replace(derive(tmp_path / "mine"), cgroup_root=root)
+    theirs = replace(derive(tmp_path / "theirs"), cgroup_root=tmp_path / "none")
+    if shared == "cgroup":
+        theirs = replace(theirs, cgroup_root=root)
+    elif shared == "taps":
+        network = replace(theirs.network, tap_prefix=mine.network.tap_prefix)
+        theirs = replace(theirs, network=network)
+    else:
+        theirs = replace(theirs, network=replace(theirs.network, pool=mine.network.pool))
+
+    with mine.locked(), pytest.raises(Conflict, match=shared), theirs.locked():
+        pass
+
+    with theirs.locked():
+        pass
