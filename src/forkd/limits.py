@@ -45,6 +45,12 @@ MEMORY_LIMIT_MIB_MAX = 1 << 20
 DISK_LIMIT_MIB_MAX = 1 << 24
 """Greatest size of a sandbox's private disk layer, 16 TiB: the limit of ext4 with 4 KiB blocks."""
 
+DISK_LIMIT_MIB_DEFAULT = 10_240
+"""Disk blocks that a sandbox may have of its own if nobody says how many."""
+
+DISK_RESERVE_MIB_DEFAULT = 1_024
+"""What guests' writes leave free of the file system that holds them."""
+
 CPU_LIMIT_MAX = 1_024.0
 """Greatest CPU limit of a sandbox, in cores."""
 

@@ -155,7 +155,7 @@ async def test_a_guests_flush_reaches_its_private_file(real_host: RealHost) -> N
         await value(real_host, sandbox.id, SYNCED + "1")
         after = await metrics(real_host, sandbox.id)
         assert sandbox.pid is not None
-        stored = nameless.stored_bytes(sandbox.pid)
+        stored = nameless.stored_bytes(sandbox.pid, real_host.settings.state_dir / "tops")
 
     assert after.flushes > before.flushes
     assert after.top_bytes - before.top_bytes >= 1 << 18

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from forkd.limits import FORK_COUNT_MAX
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.sandboxes.forking import REQUEST_CHILDREN_MAX
+from forkd.service.settings import TOPS_PATH_BYTES_MAX
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG, until
 
@@ -261,6 +263,22 @@ async def test_more_children_than_fit_into_one_request_are_forked(
     assert len((await service.sandboxes.fork(CALLER, TAG, 9, OPTIONS)).sandboxes) == 9
 
 
+@pytest.mark.parametrize(("asked_mib", "limit_mib"), [(None, 10_240), (7, 7)])
+async def test_a_private_disk_has_a_limit_a_folder_and_a_reserve(
+    service: Host, fake_host: FakeHost, asked_mib: int | None, limit_mib: int
+) -> None:
+    options = replace(OPTIONS, disk_limit_mib=asked_mib)
+
+    (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, options)).sandboxes
+
+    code = "[identity['top_' + name] for name in ('limit_bytes', 'directory', 'reserve_bytes')]"
+    told = (await service.guests.eval(CALLER, sandbox.id, code)).value
+    tops = fake_host.settings.state_dir / "tops"
+    assert told == [limit_mib << 20, str(tops), 1 << 30]
+    assert tops.is_dir()
+    assert sandbox.disk_limit_mib == limit_mib
+
+
 def test_a_full_request_fits_into_a_frame() -> None:
     child = ChildConfig(
         id=new_sandbox_id(),
@@ -273,6 +291,8 @@ def test_a_full_request_fits_into_a_frame() -> None:
         ),
         cgroup=Path("/" + "c" * 200),
         top_limit_bytes=1 << 44,
+        top_directory=Path("/" + "t" * (TOPS_PATH_BYTES_MAX - 1)),
+        top_reserve_bytes=1 << 44,
     )
     children = [members(child)] * REQUEST_CHILDREN_MAX
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def stored_bytes(pid: int) -> int:
-    """Return what they take on their disks, all together; files in memory do not count."""
+def stored_bytes(pid: int, folder: Path = Path("/")) -> int:
+    """Return what those below a folder take on their disks; files in memory do not count."""
     found = {}
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         link, stat = str(descriptor.readlink()), descriptor.stat()
-        if link.endswith(" (deleted)") and not link.startswith("/memfd:"):
+        nameless = link.endswith(" (deleted)") and not link.startswith("/memfd:")
+        if nameless and Path(link).is_relative_to(folder):
             found[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
     return sum(found.values())

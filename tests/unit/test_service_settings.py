@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.model.ids import new_sandbox_id
 from forkd.service.settings import (
     LONGEST_SOCKET_NAME,
+    TOPS_PATH_BYTES_MAX,
+    DiskPolicy,
     HostSettings,
 )
 
@@ -30,3 +33,14 @@ def test_the_longest_run_folder_fits_and_one_byte_more_does_not() -> None:
         settings(Path(f"{longest}r"))
 
     assert refusal.value.context["field"] == "run_dir"
+
+
+def test_the_longest_folder_of_private_disks_fits_and_one_byte_more_does_not() -> None:
+    longest = Path("/" + "t" * (TOPS_PATH_BYTES_MAX - 1))
+    fits = replace(settings(Path("/r")), disks=DiskPolicy(longest))
+    assert fits.tops_dir == longest
+
+    with pytest.raises(InvalidRequest) as refusal:
+        replace(fits, disks=DiskPolicy(Path(f"{longest}t")))
+
+    assert refusal.value.context["field"] == "disk_dir"

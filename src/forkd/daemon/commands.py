@@ -25,7 +25,7 @@ from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service.host import open_host
-from forkd.service.settings import HostSettings, PackPolicy
+from forkd.service.settings import DiskPolicy, HostSettings, PackPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +159,11 @@ def host_settings(settings: Settings) -> HostSettings:
             live_max=settings.tree_live,
             depth_max=settings.tree_depth,
             private_mib_max=settings.tree_private_mib,
+        ),
+        disks=DiskPolicy(
+            directory=settings.disk_dir,
+            limit_mib=settings.disk_limit_mib,
+            reserve_mib=settings.disk_reserve_mib,
         ),
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),

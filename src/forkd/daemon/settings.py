@@ -152,10 +152,24 @@ class Settings(BaseSettings):
     )
     run_dir: _Folder = _setting(
         Path("/run/forkd"),
-        "Folder of the sockets, console logs and private disks of live sandboxes; a short path.",
+        "Folder of the sockets and console logs of live sandboxes; a short path.",
     )
     cache_dir: _Path = _setting(
         None, "Folder of kernels and images; may be deleted at any time.", "`cache` in `state_dir`"
+    )
+    disk_dir: _Path = _setting(
+        None,
+        "Folder of the private disks of live sandboxes: what guests write, in files without names.",
+        "`tops` in `state_dir`",
+    )
+    disk_limit_mib: Annotated[int, Field(ge=1, le=limits.DISK_LIMIT_MIB_MAX)] = _setting(
+        limits.DISK_LIMIT_MIB_DEFAULT,
+        "Disk blocks that a sandbox may have of its own if its fork says no limit, in MiB.",
+    )
+    disk_reserve_mib: Annotated[int, Field(ge=0, le=limits.DISK_LIMIT_MIB_MAX)] = _setting(
+        limits.DISK_RESERVE_MIB_DEFAULT,
+        "What guests' writes leave free on the file system of `disk_dir`, in MiB; a write that "
+        "would not fails in its guest.",
     )
     vmm: _Path = _setting(
         None,

@@ -22,7 +22,7 @@ class ForkOptions(TypedDict, total=False):
 
     Attributes:
         memory_limit_mib: Memory of each sandbox, its VMM included; no swap.
-        disk_limit_mib: Size of each sandbox's private disk layer.
+        disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
         cpu_limit: CPU time of each sandbox, in cores.
         network: Give each a network interface and an address of its own.
         deadline_s: Time each has until its agent has answered.

@@ -139,6 +139,7 @@ def _make_folders(settings: HostSettings) -> None:
         settings.sandboxes_dir,
         settings.zygotes_dir,
         settings.bakes_dir,
+        settings.tops_dir,
     ):
         files.make_folder(folder, parents=True, exist_ok=True)
 
@@ -167,7 +168,7 @@ async def _compose(
     await upkeep.drop_unused_images()
 
     leases = Leases(settings.sandboxes_dir, ground.cgroups, network)
-    sandboxes = Sandboxes(tasks, records, leases, roster, catalog, zygotes)
+    sandboxes = Sandboxes(settings, tasks, records, leases, roster, catalog, zygotes)
     guests = Guests(roster)
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.model.tree import TreeBudgets
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
 """The longest socket's path below the run folder."""
+
+TOPS_PATH_BYTES_MAX = 200
+"""Longest path of the folder of private disk layers: each child of a fork is told it."""
 
 ZYGOTE_IDLE_S = 600.0
 """How long a snapshot's zygote stays after its last fork: it costs memory, a start some 100 ms."""
@@ -60,6 +64,21 @@ class PackPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskPolicy:
+    """What the private disk layers of sandboxes may take of the host's disk.
+
+    Attributes:
+        directory: Where they lie, as files without names; None for `tops` in the state folder.
+        limit_mib: Of each sandbox that asks for no limit of its own.
+        reserve_mib: What writes leave free there; those that would not fail in the guest.
+    """
+
+    directory: Path | None = None
+    limit_mib: int = limits.DISK_LIMIT_MIB_DEFAULT
+    reserve_mib: int = limits.DISK_RESERVE_MIB_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class HostSettings:
     """Where a host's things are.
 
@@ -68,7 +87,7 @@ class HostSettings:
         agent: The agent's program, static, put into each initramfs.
         cache_dir: Where kernels and images are built and kept; may be removed at any time.
         state_dir: What must survive a restart: snapshots and the database.
-        run_dir: Machines' sockets, logs and private disks; must have a short path.
+        run_dir: Machines' sockets and logs; must have a short path.
         cgroup_root: The group below which limited sandboxes get theirs; None to derive it, and
             to stay with it.
         network: Which taps and addresses sandboxes get; None likewise.
@@ -76,9 +95,11 @@ class HostSettings:
         settle_s: How long a guest is left alone before its instant is taken.
         budgets: How far a tree of sandboxes may grow.
         packs: What packs are taken.
+        disks: What private disk layers may take.
 
     Raises:
-        InvalidRequest: `run_dir` is so long that sockets in it could not be named.
+        InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
+            the private disk layers so long that a request could not name it for each child.
     """
 
     vmm: Path
@@ -92,6 +113,7 @@ class HostSettings:
     settle_s: float = SETTLE_S
     budgets: TreeBudgets = field(default_factory=TreeBudgets)
     packs: PackPolicy = field(default_factory=PackPolicy)
+    disks: DiskPolicy = field(default_factory=DiskPolicy)
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")
@@ -101,6 +123,18 @@ class HostSettings:
                 f"paths: {self.run_dir}",
                 field="run_dir",
             )
+
+        if len(bytes(self.tops_dir)) > TOPS_PATH_BYTES_MAX:
+            raise InvalidRequest(
+                f"disk_dir must have at most {TOPS_PATH_BYTES_MAX} bytes; without it, it is `tops` "
+                f"in state_dir: {self.tops_dir}",
+                field="disk_dir",
+            )
+
+    @property
+    def tops_dir(self) -> Path:
+        """Where private disk layers lie."""
+        return self.disks.directory or self.state_dir / "tops"
 
     @property
     def sandboxes_dir(self) -> Path:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forkd.service.leases import Lease, Leases
     from forkd.service.records import Records
     from forkd.service.sandboxes.roster import Roster
+    from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.supervision import Supervisor
     from forkd.service.zygotes import ZygotePool
@@ -45,6 +46,7 @@ class Sandboxes:
         forks: Forks more of them.
     """
 
+    settings: HostSettings
     tasks: Supervisor
     records: Records
     leases: Leases
@@ -55,7 +57,7 @@ class Sandboxes:
     _owner_tools: OwnerTools = field(init=False)
 
     def __post_init__(self) -> None:
-        self.forks = Forks(self.records, self.leases, self.roster, self._own)
+        self.forks = Forks(self.settings, self.records, self.leases, self.roster, self._own)
         self._owner_tools = OwnerTools(
             self.records, self.leases, gone=self.roster.remove, exited=self._note_exit
         )

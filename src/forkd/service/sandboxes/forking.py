@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from forkd.service.leases import Lease, Leases
     from forkd.service.records import Records
     from forkd.service.sandboxes.roster import Roster
+    from forkd.service.settings import HostSettings
 
 REQUEST_CHILDREN_MAX = 1_000
 """Most children in one request to a zygote, so that the request fits into a frame."""
@@ -81,28 +82,24 @@ class _Child:
         self.failure = ForkFailure(self.sandbox.id, stage, code, message)
 
 
+@dataclass
 class Forks:
     """Forks sandboxes.
 
-    Args:
+    Attributes:
+        settings: Where their disks lie, and what these may take.
         records: Where they are written down.
         leases: What they get of the host.
         roster: Which there are.
         adopt: Called with each that is ready, and its lease: gives it an owner.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        leases: Leases,
-        roster: Roster,
-        adopt: Callable[[Sandbox, Lease], None],
-    ) -> None:
-        self._records = records
-        self._leases = leases
-        self._roster = roster
-        self._adopt = adopt
-        self._forking = 0
+    settings: HostSettings
+    records: Records
+    leases: Leases
+    roster: Roster
+    adopt: Callable[[Sandbox, Lease], None]
+    _forking: int = 0
 
     @contextlib.asynccontextmanager
     async def prepare(
@@ -114,15 +111,17 @@ class Forks:
             CapacityError: The host has no room for so many.
             StoreError: They could not be written down.
         """
-        if len(self._roster) + self._forking + count > SANDBOXES_MAX:
+        if len(self.roster) + self._forking + count > SANDBOXES_MAX:
             raise CapacityError(f"a host has at most {SANDBOXES_MAX} sandboxes", asked=count)
         ids = [new_sandbox_id() for _ in range(count)]
-        leases = self._leases.reserve(ids, network=options.network)
+        if options.disk_limit_mib is None:
+            options = replace(options, disk_limit_mib=self.settings.disks.limit_mib)
+        leases = self.leases.reserve(ids, network=options.network)
         now = datetime.now(UTC)
         children = [
             _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
         ]
-        batch = Batch(children, options, self._records, self._leases, self._adopt)
+        batch = Batch(children, options, self)
         self._forking += count
         try:
             await batch.acquire()
@@ -140,20 +139,11 @@ class Batch:
         kept: Whether `keep` has returned.
     """
 
-    def __init__(
-        self,
-        children: list[_Child],
-        options: ForkOptions,
-        records: Records,
-        leases: Leases,
-        adopt: Callable[[Sandbox, Lease], None],
-    ) -> None:
+    def __init__(self, children: list[_Child], options: ForkOptions, forks: Forks) -> None:
         self.kept = False
         self._children = children
         self._options = options
-        self._records = records
-        self._leases = leases
-        self._adopt = adopt
+        self._forks = forks
         self._wall_ms = 0.0
 
     async def acquire(self) -> None:
@@ -162,9 +152,11 @@ class Batch:
         Raises:
             StoreError: They could not be written down.
         """
-        await self._records.put(row_of(child.sandbox, child.lease) for child in self._children)
+        await self._forks.records.put(
+            row_of(child.sandbox, child.lease) for child in self._children
+        )
         leases = [child.lease for child in self._children]
-        failed = await self._leases.acquire(leases, limits_of(self._options))
+        failed = await self._forks.leases.acquire(leases, limits_of(self._options))
         for child in self._children:
             if (error := failed.get(child.lease.id)) is not None:
                 child.fail("prepare", error.code, str(error))
@@ -176,7 +168,7 @@ class Batch:
             EngineError: The zygote ended, or did not finish.
         """
         waiting = {str(child.sandbox.id): child for child in self._children if not child.failure}
-        configs = [_config(child, self._options) for child in waiting.values()]
+        configs = [_config(child, self._forks.settings) for child in waiting.values()]
 
         def note(outcome: ChildReady | ChildFailed) -> None:
             child = waiting.pop(outcome.id, None)
@@ -209,10 +201,10 @@ class Batch:
         for child in ready:
             child.sandbox = replace(child.sandbox, branched_at=branched_at)
         if not self._options.die_with_daemon:  # the next daemon ends what is still starting
-            await self._records.put(row_of(child.sandbox, child.lease) for child in ready)
+            await self._forks.records.put(row_of(child.sandbox, child.lease) for child in ready)
         self.kept = True
         for child in ready:
-            self._adopt(child.sandbox, child.lease)
+            self._forks.adopt(child.sandbox, child.lease)
         await self._release([child for child in self._children if child.failure is not None])
         return ForkResult(tuple(child.sandbox for child in ready), failures, self._wall_ms)
 
@@ -237,13 +229,13 @@ class Batch:
         """
         if not children:
             return
-        failed = await self._leases.release([child.lease for child in children])
+        failed = await self._forks.leases.release([child.lease for child in children])
         for child in children:
             if (error := failed.get(child.lease.id)) is not None:
                 log.warning("child not cleaned", extra=_about(child, error))
         released = [child.sandbox.id for child in children if child.lease.id not in failed]
         try:
-            await self._records.remove(released)
+            await self._forks.records.remove(released)
         except ForkdError as error:
             log.warning("children not forgotten", extra={"error": str(error)})
 
@@ -287,14 +279,16 @@ def _new_sandbox(
     )
 
 
-def _config(child: _Child, options: ForkOptions) -> ChildConfig:
-    limit_mib = options.disk_limit_mib
+def _config(child: _Child, settings: HostSettings) -> ChildConfig:
+    limit_mib = child.sandbox.disk_limit_mib
     return ChildConfig(
         id=child.sandbox.id,
         directory=child.lease.directory,
         identity=identity_of(child.sandbox, child.lease.slot),
         cgroup=child.lease.cgroup,
         top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
+        top_directory=settings.tops_dir,
+        top_reserve_bytes=settings.disks.reserve_mib * _MIB,
     )
 
 

@@ -111,7 +111,7 @@ async def _machine(
     directory: Path, settings: HostSettings, plan: BakePlan
 ) -> AsyncGenerator[Control, None]:
     """Start the machine; it is gone when the block ends."""
-    process = await start_machine(settings.vmm, _config(directory, plan))
+    process = await start_machine(settings.vmm, _config(directory, settings, plan))
     with process:
         try:
             async with await Control.connect(directory / CONTROL_SOCKET) as control:
@@ -121,7 +121,7 @@ async def _machine(
             await to_end(end(process))
 
 
-def _config(directory: Path, plan: BakePlan) -> MachineConfig:
+def _config(directory: Path, settings: HostSettings, plan: BakePlan) -> MachineConfig:
     shape, image = plan.built.recipe.machine, plan.built.image
     return MachineConfig(
         directory=directory,
@@ -130,7 +130,12 @@ def _config(directory: Path, plan: BakePlan) -> MachineConfig:
         cmdline=_cmdline(plan.built),
         vcpus=shape.vcpus,
         memory_bytes=shape.memory_mib * _MIB,
-        disk=DiskConfig((plan.rootfs,), image.disk_bytes),
+        disk=DiskConfig(
+            (plan.rootfs,),
+            image.disk_bytes,
+            top_directory=settings.tops_dir,
+            top_reserve_bytes=settings.disks.reserve_mib * _MIB,
+        ),
     )
 
 
