@@ -27,6 +27,7 @@ from tests.support.real_host import (
     TAG,
     RealHost,
     fresh_folders,
+    names_of,
     settings_in,
     value,
 )
@@ -76,9 +77,10 @@ async def elsewhere() -> AsyncIterator[RealHost]:
     settings = settings_in(*folders)
     try:
         async with contextlib.AsyncExitStack() as opened:
+            names = names_of(settings)
             service = await opened.enter_async_context(open_host(settings))
             nothing = placeholder(TAG, SnapshotStore(settings.state_dir))
-            yield RealHost(settings, service, nothing, opened)
+            yield RealHost(settings, service, nothing, opened, names)
     finally:
         for folder in folders:
             shutil.rmtree(folder)

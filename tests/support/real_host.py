@@ -118,17 +118,17 @@ async def shell(host: RealHost, sandbox: SandboxId, command: str) -> str:
 
 @dataclass
 class RealHost:
-    """Folders, settings and the service that runs now; `restart` makes another."""
+    """Folders, settings and the service that runs now; `restart` makes another.
+
+    Attributes:
+        names: What its sandboxes' cgroups and taps are called.
+    """
 
     settings: HostSettings
     service: Host
     snapshot: Snapshot
     opened: contextlib.AsyncExitStack
-
-    @property
-    def names(self) -> Names:
-        """What its sandboxes' cgroups and taps are called."""
-        return names_of(self.settings)
+    names: Names
 
     @contextlib.asynccontextmanager
     async def forked(self, count: int, options: ForkOptions) -> AsyncIterator[tuple[Sandbox, ...]]:
@@ -226,9 +226,10 @@ async def baked_host(bakes: Bakes, recipe: Path) -> AsyncIterator[RealHost]:
     settings = settings_in(state, run_dir)
     try:
         async with contextlib.AsyncExitStack() as opened:
+            names = names_of(settings)
             service = await opened.enter_async_context(open_host(settings))
             snapshot = await service.snapshots.get(CALLER, TAG)
-            host = RealHost(settings, service, snapshot, opened)
+            host = RealHost(settings, service, snapshot, opened, names)
             await host.warm()
             yield host
     finally:
@@ -245,7 +246,10 @@ def fresh_folders(state_parent: Path = STATE_PARENT) -> tuple[Path, Path]:
 
 
 def names_of(settings: HostSettings) -> Names:
-    """Return what the sandboxes' cgroups and taps of a service that was started are called."""
+    """Return what sandboxes' cgroups and taps are called; not while the service is open here.
+
+    Another connection of this process would keep its files open until the service's is closed.
+    """
     database = Database(settings.state_dir / DATABASE_FILE)
     try:
         return choose(settings, database)
