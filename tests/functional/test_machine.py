@@ -75,6 +75,16 @@ def test_its_clock_is_the_time_stamp_counter(sh: Callable[[str], tuple[int, str]
     assert sh(f"cat {path}") == (0, "tsc\n")
 
 
+def test_it_knows_how_fast_its_time_stamp_counter_runs(
+    sh: Callable[[str], tuple[int, str]], config: MachineConfig
+) -> None:
+    assert config.counter_khz is not None
+
+    _, lines = sh("dmesg | grep -o 'tsc: Detected [0-9.]*'")
+
+    assert float(lines.split()[-1]) * 1000 == pytest.approx(config.counter_khz, rel=0.001)
+
+
 def test_its_processor_is_interrupted_when_nobody_wants_anything(
     sh: Callable[[str], tuple[int, str]],
 ) -> None:

@@ -34,6 +34,14 @@ def test_kvm_offers_the_host_processor() -> None:
     assert "-accel kvm -cpu host" in command(replace(CONFIG, accel=Accel.KVM))
 
 
+def test_an_emulated_machine_is_told_how_fast_the_counter_runs_that_it_reads() -> None:
+    known = replace(CONFIG, counter_khz=2_300_000)
+
+    assert " tsc_early_khz=2300000'" in command(known)
+    assert "tsc_early_khz" not in command(replace(known, counter_khz=None))
+    assert "tsc_early_khz" not in command(replace(known, accel=Accel.KVM))
+
+
 def test_ports_are_forwarded_from_loopback_only() -> None:
     line = command(replace(CONFIG, forwards=(Forward(8000, 80),)))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
 from forkd.machine.accel import Accel, default_accel
+from forkd.machine.counter import counter_khz
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +92,8 @@ class MachineConfig:
         memory_mib: Memory, in MiB.
         shares: Folders beside the host's root, which is always there.
         forwards: Ports beside the executor's, which is always there.
+        counter_khz: How fast the time-stamp counter runs that an emulated machine reads, which is
+            the host's; None lets its kernel find out.
     """
 
     kernel: Path
@@ -101,6 +104,7 @@ class MachineConfig:
     memory_mib: int = field(default_factory=default_memory_mib)
     shares: tuple[Share, ...] = ()
     forwards: tuple[Forward, ...] = ()
+    counter_khz: int | None = field(default_factory=counter_khz)
 
     @property
     def cpu_count(self) -> int:

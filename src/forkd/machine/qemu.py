@@ -75,7 +75,7 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
         "-machine", "q35,usb=off,vmport=off",
         *_processor(config.accel),
         "-smp", str(config.cpu_count), "-m", f"{config.memory_mib}M",
-        "-kernel", str(config.kernel), "-initrd", "initramfs", "-append", CMDLINE,
+        "-kernel", str(config.kernel), "-initrd", "initramfs", "-append", _cmdline(config),
         "-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
         "-chardev", f"socket,id=ready,fd={ready_fd}", "-serial", "chardev:ready",
         "-netdev", f"user,id=net,ipv6=off{rules}",
@@ -86,6 +86,12 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
         "-device", "virtio-blk-pci,drive=state",
         *_folders(config),
     ]  # fmt: skip
+
+
+def _cmdline(config: MachineConfig) -> str:
+    if config.accel is Accel.KVM or config.counter_khz is None:
+        return CMDLINE
+    return f"{CMDLINE} tsc_early_khz={config.counter_khz}"
 
 
 def _processor(accel: Accel) -> list[str]:
