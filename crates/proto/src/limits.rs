@@ -63,6 +63,9 @@ pub const MEMORY_MAX_BYTES: u64 = 1 << 40;
 /// Memory is a multiple of this many bytes, so that huge pages can back all of it.
 pub const MEMORY_ALIGN_BYTES: u64 = 2 << 20;
 
+/// Largest disk, in bytes: the limit of ext4 with blocks of 4 KiB.
+pub const DISK_MAX_BYTES: u64 = 16 << 40;
+
 /// Longest kernel command line, in bytes: x86's `COMMAND_LINE_SIZE`, with its final zero.
 pub const CMDLINE_MAX: usize = 2_047;
 

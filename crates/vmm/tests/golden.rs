@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forkd_proto::control::ErrorCode;
 use forkd_vmm::disk::layers::Lower;
 use forkd_vmm::memory::ram::Ram;
-use forkd_vmm::snapshot::state::MachineState;
+use forkd_vmm::snapshot::state::{MSRS_MAX, MachineState};
 use vm_memory::{Bytes, GuestAddress};
 
 const RELEASES: [&str; 1] = ["0.1.0"];
@@ -74,4 +74,18 @@ fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
         assert!(refused, "byte {at}: {code:?}");
     }
     std::fs::remove_file(target).unwrap();
+}
+
+#[test]
+fn a_state_with_one_msr_more_than_a_vcpu_can_have_is_damage() {
+    let path = scratch("msrs");
+    let mut state = MachineState::read(&golden(RELEASES[0], "state")).unwrap();
+    let one = state.vcpus[0].msrs[0];
+
+    for (count, allowed) in [(MSRS_MAX, true), (MSRS_MAX + 1, false)] {
+        state.vcpus[0].msrs.resize(count, one);
+        state.write(&path).unwrap();
+        assert_eq!(MachineState::read(&path).is_ok(), allowed);
+    }
+    std::fs::remove_file(path).unwrap();
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::InvalidRequest;
 use crate::limits::{
-    CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES,
-    VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES,
+    MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 use crate::parse::{self, check_path};
 
@@ -98,8 +98,10 @@ impl DiskConfig {
         if self.layers.is_empty() {
             return Err(InvalidRequest::field("disk", "has no layers"));
         }
-        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(4096) {
-            return Err(InvalidRequest::field("disk", "size_bytes is no multiple of 4096"));
+        let fits = (1..=DISK_MAX_BYTES).contains(&self.size_bytes);
+        if !fits || !self.size_bytes.is_multiple_of(4096) {
+            let problem = "size_bytes is no multiple of 4096 up to 16 TiB";
+            return Err(InvalidRequest::field("disk", problem));
         }
         let paths = self.layers.iter().chain(&self.top_directory);
         paths.into_iter().try_for_each(|path| check_path("disk", path))

@@ -1,6 +1,6 @@
 use super::*;
 use crate::limits::{
-    CMDLINE_MAX, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 
 fn machine() -> MachineConfig {
@@ -45,6 +45,22 @@ fn a_machine_one_past_a_limit_is_refused_by_name() {
     let long = "x".repeat(CMDLINE_MAX + 1);
     assert_eq!(refused(|m| m.cmdline = Some(long)).as_deref(), Some("cmdline"));
     assert_eq!(refused(|m| m.kernel = "k".into()).as_deref(), Some("kernel"));
+}
+
+#[test]
+fn a_disk_one_block_too_large_is_refused() {
+    let of = |size_bytes| DiskConfig {
+        layers: vec!["/image".into()],
+        size_bytes,
+        top_limit_bytes: None,
+        top_directory: None,
+        top_reserve_bytes: 0,
+    };
+
+    assert_eq!(refused(|m| m.disk = Some(of(DISK_MAX_BYTES))), None);
+    for bytes in [0, 4095, DISK_MAX_BYTES + 4096] {
+        assert_eq!(refused(|m| m.disk = Some(of(bytes))).as_deref(), Some("disk"));
+    }
 }
 
 #[test]

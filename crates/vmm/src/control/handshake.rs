@@ -20,13 +20,15 @@ use crate::sys::clock::realtime_ns;
 use crate::sys::process;
 
 /// A guest's clock may be this far off the host's, in nanoseconds, before it is corrected.
-const CLOCK_TOLERANCE_NS: i64 = 20_000_000;
+const CLOCK_TOLERANCE_NS: u64 = 20_000_000;
 /// How often the clock is corrected before the fork fails.
 ///
 /// A guest that loses its processor between reading its clock and sending it seems to be late, and
 /// a correction by that makes it early.  With a thousand machines starting on one processor two of
 /// five readings are such; eight corrections in a row were seen to be, 64 never will.
 const CLOCK_TRIES_MAX: u32 = 64;
+/// Longest part of an agent's refusal that is passed on, in bytes, so that it fits any frame.
+const REFUSAL_BYTES_MAX: usize = 8 << 10;
 
 /// What a guest is told of itself.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +86,13 @@ struct Clock {
 struct Refusal {
     code: String,
     message: String,
+}
+
+impl Refusal {
+    fn words(&self) -> String {
+        let cut = |text: &str| text[..text.floor_char_boundary(REFUSAL_BYTES_MAX)].to_owned();
+        format!("{} ({})", cut(&self.message), cut(&self.code))
+    }
 }
 
 impl Handshake {
@@ -155,19 +164,19 @@ impl Handshake {
             Some((Kind::Error, payload)) => {
                 let refusal: Refusal =
                     serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?;
-                return Err(Error::Guest(format!("{} ({})", refusal.message, refusal.code)));
+                return Err(Error::Guest(refusal.words()));
             }
             Some((kind, _)) => return Err(garbled(format!("a {kind:?} frame"))),
         };
         let off_ns = clock.realtime_ns.saturating_sub(received_ns);
-        if off_ns.abs() <= CLOCK_TOLERANCE_NS {
+        if off_ns.unsigned_abs() <= CLOCK_TOLERANCE_NS {
             return Ok(Some(true));
         }
         if self.tries == CLOCK_TRIES_MAX {
             return Err(Error::Guest(format!("its clock is still {off_ns} ns off the host's")));
         }
         self.tries += 1;
-        self.send(&Request::AdjustTime(AdjustTime { offset_ns: -off_ns }))?;
+        self.send(&Request::AdjustTime(AdjustTime { offset_ns: off_ns.saturating_neg() }))?;
         Ok(None)
     }
 
@@ -185,6 +194,7 @@ impl Handshake {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forkd_proto::limits::FRAME_PAYLOAD_MAX;
 
     const IDENTITY: Identity<'_> = Identity {
         id: "sb-test",
@@ -230,6 +240,46 @@ mod tests {
         reply(&mut agent, 3_600_000_000_000);
 
         assert!(handshake.advance(realtime_ns()).is_err());
+    }
+
+    #[test]
+    fn the_farthest_times_that_a_guest_can_claim_are_not_right() {
+        for claimed in [i64::MIN, i64::MAX] {
+            let (mut handshake, mut agent) = start();
+            let body = format!(r#"{{"realtime_ns":{claimed}}}"#);
+
+            frame::write_frame(&mut agent, Kind::Reply, body.as_bytes()).unwrap();
+
+            assert!(!handshake.advance(realtime_ns()).unwrap(), "{claimed}");
+            let request = frame::read_frame(&mut agent).unwrap().unwrap();
+            assert!(matches!(Request::parse(&request.payload).unwrap(), Request::AdjustTime(_)));
+        }
+    }
+
+    #[test]
+    fn a_time_that_no_clock_has_is_no_answer() {
+        for claimed in ["1e300", "9223372036854775808", "null", "\"now\""] {
+            let (mut handshake, mut agent) = start();
+            let body = format!(r#"{{"realtime_ns":{claimed}}}"#);
+
+            frame::write_frame(&mut agent, Kind::Reply, body.as_bytes()).unwrap();
+
+            assert!(handshake.advance(realtime_ns()).is_err(), "{claimed}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_one_byte_too_many_is_cut() {
+        let (mut handshake, mut agent) = start();
+        let message = "\u{1}".repeat(REFUSAL_BYTES_MAX + 1);
+        let refusal = serde_json::json!({"code": message, "message": message}).to_string();
+        frame::write_frame(&mut agent, Kind::Error, refusal.as_bytes()).unwrap();
+
+        let body = handshake.advance(realtime_ns()).unwrap_err().body();
+
+        assert_eq!(body.message.matches('\u{1}').count(), 2 * REFUSAL_BYTES_MAX);
+        let frame = serde_json::to_vec(&body).unwrap();
+        assert!(frame.len() < usize::try_from(FRAME_PAYLOAD_MAX).unwrap() / 8);
     }
 
     #[test]

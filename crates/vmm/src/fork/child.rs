@@ -72,7 +72,7 @@ impl ForkPlan {
             vcpu_count: self.size().1,
             started: Instant::now(),
             paused_since: Some(Instant::now()),
-            generation: self.state.generation + 1,
+            generation: self.state.generation.saturating_add(1),
             msr_indices: Arc::clone(&self.host.msr_indices),
             lineage: self.lineage.clone(),
         })

@@ -51,7 +51,7 @@ impl Machine {
         let (source, indices) = (Arc::clone(plan), Arc::clone(&self.msr_indices));
         self.vcpus.each(move |id, fd| source.state().vcpus[id].reinstate(fd, &indices))?;
         generation::renew(self.ram.view())?;
-        self.generation += 1;
+        self.generation = self.generation.saturating_add(1);
         self.bus.raise_pending();
         self.bus.announce_generation();
         Ok(())

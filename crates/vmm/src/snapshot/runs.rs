@@ -71,7 +71,9 @@ impl Table {
         let total_bytes = reader.word()?;
         let unit = reader.word()?;
         let (run_count, units) = (reader.word()?, reader.word()?);
-        if unit != UNIT_BYTES || total_bytes % UNIT_BYTES != 0 || run_count > RUNS_MAX {
+        // Runs do not touch, so there is a unit between any two.
+        let runs_max = RUNS_MAX.min((total_bytes / UNIT_BYTES).div_ceil(2));
+        if unit != UNIT_BYTES || total_bytes % UNIT_BYTES != 0 || run_count > runs_max {
             return Err(damaged(&name, "its sizes make no sense"));
         }
         let body = run_count.checked_mul(16).zip(units.checked_mul(UNIT_BYTES));
@@ -256,6 +258,17 @@ mod tests {
 
             assert_eq!(round_trip(&table, name).unwrap_err().code(), ErrorCode::Damaged, "{name}");
         }
+    }
+
+    #[test]
+    fn one_run_more_than_there_can_be_is_damage() {
+        let alternate = |count: u64| (0..count).map(|run| Run { first: run * 2, count: 1 });
+        let table = |count| Table { total_bytes: 7 * UNIT_BYTES, runs: alternate(count).collect() };
+
+        assert!(round_trip(&table(4), "most").is_ok());
+        let refused = round_trip(&table(5), "more").unwrap_err();
+
+        assert!(refused.to_string().contains("its sizes make no sense"), "{refused}");
     }
 
     #[test]

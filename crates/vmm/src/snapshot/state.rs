@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forkd_devices::virtio::mmio::MmioState;
 use forkd_devices::virtio::vsock::VsockState;
-use kvm_bindings::{kvm_clock_data, kvm_irqchip};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_clock_data, kvm_irqchip};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -18,6 +18,9 @@ use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 
 /// Largest body of a state file; eight vCPUs need about 200 KiB.
 pub const STATE_BYTES_MAX: u64 = 16 << 20;
+
+/// Most MSRs of a vCPU; KVM lists some hundred.
+pub const MSRS_MAX: usize = 1024;
 
 /// A stored machine.
 #[derive(Debug, Serialize, Deserialize)]
@@ -117,6 +120,13 @@ impl MachineState {
         let vcpus = self.vcpus.len();
         if vcpus == 0 || vcpus > usize::from(layout::VCPUS_MAX) || self.irqchips.len() != 3 {
             return Err(Error::Damaged(format!("{name}: {vcpus} vCPUs")));
+        }
+        let too_many = |vcpu: &VcpuState| {
+            vcpu.msrs.len() > MSRS_MAX || vcpu.cpuid.len() > KVM_MAX_CPUID_ENTRIES
+        };
+        if self.vcpus.iter().any(too_many) {
+            let how = "a vCPU has more MSRs or CPUID entries than there can be";
+            return Err(Error::Damaged(format!("{name}: {how}")));
         }
         layout::check_memory_size(self.memory_bytes)
             .map_err(|error| Error::Damaged(format!("{name}: {error}")))
