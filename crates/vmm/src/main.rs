@@ -22,8 +22,10 @@ use forkd_vmm::error::Error;
 use forkd_vmm::io::bus::End;
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
-use forkd_vmm::sys::process;
+use forkd_vmm::sys::{descriptors, output, process};
 use forkd_vmm::zygote::{Zygote, seed};
+use serde::Serialize;
+use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
                      compare --config FILE | inspect STATE | probe";
@@ -37,12 +39,9 @@ fn main() -> ExitCode {
         ["zygote", "--config", file] => zygote(Path::new(file)),
         ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => inspect(Path::new(file)),
-        ["probe"] => {
-            println!("{}", serde_json::json!(probe::probe()));
-            Ok(())
-        }
+        ["probe"] => say(&probe::probe()),
         _ => {
-            eprintln!("{USAGE}");
+            output::log(USAGE);
             return ExitCode::from(2);
         }
     };
@@ -50,14 +49,15 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let (code, message) = (error.code(), error.to_string());
-            say(&Event::Failed { id: None, stage: None, code, message, attempts: None });
+            // Whoever does not hear of it sees the status.
+            drop(say(&Event::Failed { id: None, stage: None, code, message, attempts: None }));
             ExitCode::FAILURE
         }
     }
 }
 
-fn say(event: &Event) {
-    println!("{}", serde_json::json!(event));
+fn say(what: &impl Serialize) -> Result<(), Error> {
+    output::say(json!(what)).map_err(Error::io("write to standard output"))
 }
 
 fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
@@ -65,16 +65,17 @@ fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 fn machine(path: &Path) -> Result<(), Error> {
+    descriptors::raise_file_limit();
     let config = MachineConfig::parse(&read_config(path)?)?;
     let place = server::place(PathBuf::from(&config.directory))?;
     let machine = Machine::boot(&config, &place)?;
     let mut server = Server::new(machine, place, None, seed::live)?;
     server.open()?;
-    say(&Event::Listening { pid: std::process::id() });
+    say(&Event::Listening { pid: std::process::id() })?;
     server.machine().resume()?;
     match server.run() {
         End::Error(message) => {
-            eprintln!("the machine ended: {message}");
+            output::log(format_args!("the machine ended: {message}"));
             process::exit_now(1)
         }
         _ => Ok(()),
@@ -84,17 +85,15 @@ fn machine(path: &Path) -> Result<(), Error> {
 fn zygote(path: &Path) -> Result<(), Error> {
     let config = ZygoteConfig::parse(&read_config(path)?)?;
     let zygote = Zygote::start(&config)?;
-    say(&Event::Listening { pid: std::process::id() });
+    say(&Event::Listening { pid: std::process::id() })?;
     zygote.run()
 }
 
 fn compare(path: &Path) -> Result<(), Error> {
     let compared = forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
-    println!("{}", serde_json::json!(compared));
-    Ok(())
+    say(&compared)
 }
 
 fn inspect(path: &Path) -> Result<(), Error> {
-    println!("{}", MachineState::read(path)?.describe());
-    Ok(())
+    say(&MachineState::read(path)?.describe())
 }

@@ -1,6 +1,7 @@
 //! A handshake with the agent of a machine's own guest, with a deadline.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use forkd_devices::virtio::vsock::Id;
@@ -19,16 +20,21 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// Calls the agent and sends what it is to be.  The guest need not run yet: it finds the
-    /// connection when it does.
+    /// Calls the agent, over a pair of connected streams, and sends what it is to be.  The guest
+    /// need not run yet: it finds the connection when it does.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the host has no socket or no entropy to give, [`Error::Guest`] if the guest
-    /// has as many connections as it may have.
-    pub fn start(bus: &Bus, identity: Identity<'_>, deadline: Instant) -> Result<Self, Error> {
-        let (stream, connection) = bus.vsock(|vsock| vsock.connect(AGENT_PORT))?;
-        let handshake = Handshake::start(stream, identity)?;
+    /// [`Error::Io`] if the host has no entropy to give, [`Error::Guest`] if the guest has as many
+    /// connections as it may have.
+    pub fn start(
+        bus: &Bus,
+        (ours, guests): (UnixStream, UnixStream),
+        identity: Identity<'_>,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let connection = bus.vsock(|vsock| vsock.connect(AGENT_PORT, guests))?;
+        let handshake = Handshake::start(ours, identity)?;
         Ok(Self { handshake, connection, deadline })
     }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::branch::{Branched, SeedLife};
 use crate::fork::plan::ForkPlan;
-use crate::fork::reset;
+use crate::fork::reset::{self, Means};
 use crate::io::bus::End;
 use crate::io::console;
 use crate::io::vsock::VsockHost;
@@ -171,9 +172,20 @@ impl Server {
     /// [`Error::GuestReset`] if the guest is reset; [`Error::Guest`] if it ends otherwise, the
     /// agent refuses, or `deadline` passes.
     pub fn make_own(&mut self, identity: Identity<'_>, deadline: Instant) -> Result<(), Error> {
+        let streams = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+        self.make_own_over(streams, identity, deadline)
+    }
+
+    fn make_own_over(
+        &mut self,
+        streams: (UnixStream, UnixStream),
+        identity: Identity<'_>,
+        deadline: Instant,
+    ) -> Result<(), Error> {
         identity.id().clone_into(&mut self.id);
         // The connection is queued before the guest runs: it finds it with its first instruction.
-        let mut introduction = Introduction::start(self.machine.bus(), identity, deadline)?;
+        let mut introduction =
+            Introduction::start(self.machine.bus(), streams, identity, deadline)?;
         self.watch(introduction.descriptor(), TAG_HANDSHAKE)?;
         self.machine.resume()?;
         loop {
@@ -305,16 +317,18 @@ impl Server {
         Ok(Some(reply))
     }
 
-    /// Goes back to the fork point; the machine ends if that fails half-way.
+    /// Goes back to the fork point; the machine ends if that fails once it has begun.
     fn reset(&mut self, request: &Reset) -> Result<ResetReply, Error> {
         let started = Instant::now();
         let plan = reset::fork_point(self.origin.as_ref())?;
+        let means = Means::take()?;
+        self.machine.pause()?;
         if let Some(lost) = self.identifying.take() {
             self.answer::<()>(lost.token, Err(Error::State("the machine was reset meanwhile")));
         }
         let deadline = started + Duration::from_secs_f64(request.deadline_s);
         self.changing = true;
-        let made = self.make_anew(&plan, request, deadline);
+        let made = self.make_anew(&plan, means, request, deadline);
         self.changing = false;
         if let Err(error) = &made {
             self.machine.bus().end(End::Error(format!("it could not be reset: {error}")));
@@ -325,12 +339,13 @@ impl Server {
     fn make_anew(
         &mut self,
         plan: &Arc<ForkPlan>,
+        means: Means,
         request: &Reset,
         deadline: Instant,
     ) -> Result<(), Error> {
-        self.machine.rewind(plan)?;
+        self.machine.rewind(plan, &means)?;
         let id = self.id.clone();
-        self.make_own(Identity::after_reset(&id, request), deadline)?;
+        self.make_own_over(means.streams, Identity::after_reset(&id, request), deadline)?;
         // The first fork of a snapshot was forked before its zygote had learned anything.  What a
         // sibling has of its own says less: it keeps the pages that its seed has.
         if !plan.is_live() {
@@ -349,7 +364,9 @@ impl Server {
             return Err(Error::State("the machine is paused; resume it first"));
         }
         let deadline = started + Duration::from_secs_f64(request.deadline_s);
-        let introduction = Introduction::start(self.machine.bus(), (&request).into(), deadline)?;
+        let streams = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+        let bus = self.machine.bus();
+        let introduction = Introduction::start(bus, streams, (&request).into(), deadline)?;
         self.watch(introduction.descriptor(), TAG_HANDSHAKE)?;
         self.identifying = Some(Identifying { token, id: request.id, started, introduction });
         Ok(())

@@ -23,8 +23,8 @@ use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::machine::{Frozen, Machine};
 use crate::memory::ram::Ram;
-use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
+use crate::sys::{descriptors, output};
 
 /// Which process a branch came back in.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Machine {
                 }
             }
             // There is one layer more; the next branch tries again.
-            Err(error) => eprintln!("machine: {error}"),
+            Err(error) => output::log(format_args!("machine: {error}")),
         }
     }
 }

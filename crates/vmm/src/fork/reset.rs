@@ -7,6 +7,7 @@
 //! ([`crate::memory::held`]).  The guest then is what it was at the fork, and is made somebody of
 //! its own in the same way ([`crate::control::handshake`]).
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crate::boot::generation;
@@ -18,6 +19,7 @@ use crate::machine::Machine;
 use crate::machine::devices::{saved_serial, saved_vsock};
 use crate::memory::held::Held;
 use crate::snapshot::state::MachineState;
+use crate::sys::pagemap::Pagemap;
 
 /// Where a machine that was forked at `origin` can go back to.
 ///
@@ -32,16 +34,37 @@ pub fn fork_point(origin: Option<&Arc<ForkPlan>>) -> Result<Arc<ForkPlan>, Error
     Ok(Arc::clone(plan))
 }
 
+/// What going back needs of the host, taken before anything changes: a machine that cannot have
+/// it runs on.
+#[derive(Debug)]
+pub struct Means {
+    pagemap: Pagemap,
+    /// For the handshake afterwards.
+    pub streams: (UnixStream, UnixStream),
+}
+
+impl Means {
+    /// Takes them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], for one because there are no descriptors left.
+    pub fn take() -> Result<Self, Error> {
+        let streams = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+        Ok(Self { pagemap: Pagemap::own()?, streams })
+    }
+}
+
 impl Machine {
     /// Goes back to `plan`, where it was forked; it is paused afterwards.
     ///
     /// # Errors
     ///
     /// [`Error::Kvm`], [`Error::Io`] naming what the host refused; the machine is of no use then.
-    pub fn rewind(&mut self, plan: &Arc<ForkPlan>) -> Result<(), Error> {
+    pub fn rewind(&mut self, plan: &Arc<ForkPlan>, means: &Means) -> Result<(), Error> {
         self.pause()?;
         let warm = |address| plan.warmth().is_some_and(|warmth| warmth.contains(address));
-        self.ram.rewind(plan.held(), warm)?;
+        self.ram.rewind(&means.pagemap, plan.held(), warm)?;
         if let Some(warmth) = plan.warmth() {
             warmth.apply();
         }

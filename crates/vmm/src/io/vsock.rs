@@ -141,22 +141,22 @@ impl VsockHost {
             .map_or(Ok(()), |listener| listener.watch(&self.epoll, self.tag | u64::from(LISTENER)))
     }
 
-    /// Connects the VMM itself to a port of the guest.
+    /// Connects the VMM itself to a port of the guest: what is written to the other end of `stream`
+    /// arrives there.
     ///
-    /// The stream may be written at once; its bytes wait until the guest has accepted.  Whoever is
-    /// done with it may [`Self::pass_on`] the connection.
+    /// That may be at once; the bytes wait until the guest has accepted.  Whoever is done with it
+    /// may [`Self::pass_on`] the connection.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if no socket is to be had, [`Error::Guest`] if the device has no room.
-    pub fn connect(&mut self, port: u32) -> Result<(UnixStream, Id), Error> {
-        let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a socket pair"))?;
+    /// [`Error::Guest`] if the device has no room, [`Error::Io`] if the socket cannot be watched.
+    pub fn connect(&mut self, port: u32, stream: UnixStream) -> Result<Id, Error> {
         let id =
             self.device.device_mut().open(port).map_err(|_| {
                 Error::Guest("the vsock device has no room for a connection".into())
             })?;
-        self.add_link(ours, id, false)?;
-        Ok((theirs, id))
+        self.add_link(stream, id, false)?;
+        Ok(id)
     }
 
     /// Keeps a connection of the VMM's, whose stream ends here, for the next client of its port.

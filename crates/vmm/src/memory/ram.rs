@@ -162,7 +162,8 @@ impl Ram {
         self.lay(&sheet)
     }
 
-    /// Takes back every write since the memory was loaded, or since it was what `held` has.
+    /// Takes back every write since the memory was loaded, or since it was what `held` has.  `own`
+    /// is this process's page map.
     ///
     /// Pages that `keep` names are filled again where they are: whoever writes to them soon need
     /// not have them copied, nor mapped, once more.  So are those that `held` has a copy of, which
@@ -171,7 +172,12 @@ impl Ram {
     /// # Errors
     ///
     /// [`Error::Io`] or [`Error::GuestMemory`]; the memory is of no use then.
-    pub fn rewind(&self, held: Option<&Held>, keep: impl Fn(u64) -> bool) -> Result<(), Error> {
+    pub fn rewind(
+        &self,
+        own: &Pagemap,
+        held: Option<&Held>,
+        keep: impl Fn(u64) -> bool,
+    ) -> Result<(), Error> {
         let (mut refill, mut copy) = (Vec::new(), Vec::new());
         let mut give_back: Vec<(u64, u64)> = Vec::new();
         let mut sort = |Changed { page, address, theirs }: Changed| {
@@ -186,7 +192,6 @@ impl Ram {
                 }
             }
         };
-        let own = Pagemap::own()?;
         match held {
             Some(held) => own.differing(held.pagemap(), &self.view, &mut sort)?,
             None => own.private(&self.view, |Private { page, address, .. }| {
@@ -342,6 +347,10 @@ mod tests {
         std::env::temp_dir().join(format!("forkd-memory-{}-{name}", std::process::id()))
     }
 
+    fn own() -> Pagemap {
+        Pagemap::own().unwrap()
+    }
+
     fn byte(ram: &Ram, page: u64) -> u8 {
         ram.view().read_obj(GuestAddress(address_of(page))).unwrap()
     }
@@ -428,7 +437,7 @@ mod tests {
         }
 
         let kept = derived.view().get_host_address(GuestAddress(3 * PAGE_SIZE)).unwrap() as u64;
-        derived.rewind(None, |address| address == kept).unwrap();
+        derived.rewind(&own(), None, |address| address == kept).unwrap();
 
         let mut private = Vec::new();
         let mut note = |found: Private| {
@@ -467,7 +476,7 @@ mod tests {
         }
         set(&ram, 602, 2);
 
-        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
 
         let pages = [3, 4, 5, 9, 600, 601, 602, 700];
         assert_eq!(pages.map(|page| byte(&ram, page)), [1, 2, 2, 0, 2, 2, 2, 1]);
@@ -486,7 +495,7 @@ mod tests {
         let address = ram.view().get_host_address(GuestAddress(8 * PAGE_SIZE)).unwrap() as u64;
         mapping::drop_private(address, PAGE_SIZE).unwrap();
 
-        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
 
         assert_eq!(byte(&ram, 8), 2);
         std::fs::remove_file(base).unwrap();
@@ -500,7 +509,7 @@ mod tests {
         let holder = Holder::fork();
         (0..pages).for_each(|page| set(&ram, page, 0));
 
-        ram.rewind(Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
 
         let wrong = (0..pages).find(|page| u64::from(byte(&ram, *page)) != page % 251 + 1);
         assert_eq!(wrong, None);
@@ -514,7 +523,7 @@ mod tests {
         let held = holder.held();
         drop(holder);
 
-        assert!(ram.rewind(Some(&held), |_| false).is_err());
+        assert!(ram.rewind(&own(), Some(&held), |_| false).is_err());
         std::fs::remove_file(base).unwrap();
     }
 

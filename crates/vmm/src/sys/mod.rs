@@ -6,6 +6,7 @@ pub mod files;
 pub mod listener;
 pub mod mapping;
 pub mod meminfo;
+pub mod output;
 pub mod pagemap;
 pub mod process;
 pub mod urgency;

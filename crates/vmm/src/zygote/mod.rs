@@ -35,8 +35,8 @@ use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
-use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
+use crate::sys::{descriptors, output};
 use children::{Birth, Children, Ended, Failure};
 use help::{Helper, Task};
 use report::{REPORT_BYTES_MAX, Report};
@@ -124,8 +124,9 @@ impl Zygote {
                 let token = u32::try_from(event.data() & !TAG_MASK).unwrap_or(0);
                 match event.data() & TAG_MASK {
                     TAG_CONTROL => self.on_control(token),
-                    TAG_REPORTS => self.read_reports()?,
-                    TAG_CHILDREN => self.reap()?,
+                    // What cannot be read now is still there.
+                    TAG_REPORTS => drop(self.read_reports()),
+                    TAG_CHILDREN => self.reap(),
                     _ => {}
                 }
             }
@@ -285,9 +286,10 @@ impl Zygote {
         (&self.reports.1).write_all(&report.line())
     }
 
-    fn read_reports(&mut self) -> Result<(), Error> {
+    /// Takes in what is in the pipe.  Returns whether it could be read.
+    fn read_reports(&mut self) -> bool {
         let mut chunk = [0; REPORT_BYTES_MAX];
-        let read = self.reports.0.read(&mut chunk).map_err(Error::io("read reports"))?;
+        let Ok(read) = self.reports.0.read(&mut chunk) else { return false };
         self.buffer.extend_from_slice(&chunk[..read]);
         while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.buffer.drain(..=end).collect();
@@ -295,7 +297,11 @@ impl Zygote {
                 self.on_report(report);
             }
         }
-        Ok(())
+        // A line that is longer is none of ours.
+        if self.buffer.len() > REPORT_BYTES_MAX {
+            self.buffer.clear();
+        }
+        true
     }
 
     fn on_report(&mut self, report: Report) {
@@ -313,14 +319,12 @@ impl Zygote {
     }
 
     /// Processes have ended.
-    fn reap(&mut self) -> Result<(), Error> {
+    fn reap(&mut self) {
         let mut signal = [0; 128];
         // The descriptor says only that there is something; `reap` says what.
         drop(self.signals.read(&mut signal));
         // A child writes its report before it exits, so read first what is there.
-        while descriptors::readable(&self.reports.0)? {
-            self.read_reports()?;
-        }
+        while descriptors::readable(&self.reports.0) && self.read_reports() {}
         while let Some((pid, status)) = process::reap() {
             if let Some(helper) = self.helpers.remove(&pid) {
                 self.help_failed(&helper, status);
@@ -329,14 +333,13 @@ impl Zygote {
                 self.on_end(ended);
             }
         }
-        Ok(())
     }
 
     fn on_end(&mut self, ended: Ended) {
         match ended {
             Ended::Exited(event) => self.control.broadcast(Kind::Event, &event),
             Ended::Again { id, directory, attempt, message } => {
-                eprintln!("machine {id}, attempt {attempt}: {message}");
+                output::log(format_args!("machine {id}, attempt {attempt}: {message}"));
                 leavings::set_aside(&directory, attempt);
             }
             Ended::Failed { directory, attempts, token, event } => {

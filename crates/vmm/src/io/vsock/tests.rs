@@ -17,10 +17,16 @@ fn listening(name: &str) -> VsockHost {
     host
 }
 
+/// The stream of a connection to port 7, and what that is called.
+fn connect(host: &mut VsockHost) -> (UnixStream, Id) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (theirs, host.connect(7, ours).unwrap())
+}
+
 /// A host whose own connection, to port 7, was passed on; and what that is called.
 fn passed_on(name: &str) -> (VsockHost, Id, u32) {
     let mut host = listening(name);
-    let (stream, id) = host.connect(7).unwrap();
+    let (stream, id) = connect(&mut host);
     let ports = host.device.device().status(id).unwrap().ports;
     host.pass_on(id);
     drop(stream);
@@ -70,7 +76,7 @@ fn a_connection_that_the_guest_closes_before_its_next_client_is_forgotten() {
 #[test]
 fn a_connection_that_is_over_before_it_is_passed_on_is_nobodys() {
     let mut host = listening("over");
-    let (_stream, id) = host.connect(7).unwrap();
+    let (_stream, id) = connect(&mut host);
     VirtioDevice::reset(host.device.device_mut());
 
     host.pass_on(id);
@@ -168,7 +174,7 @@ fn ends<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
 #[test]
 fn a_guest_with_useless_buffers_for_ever_keeps_nobody_for_ever() {
     let mut host = listening("useless");
-    let (mut stream, id) = host.connect(7).unwrap();
+    let (mut stream, id) = connect(&mut host);
     let memory = driven(&mut host, None);
     let ports = host.device.device().status(id).unwrap().ports;
     let accepted = [3, 0, 2, 0, ports.guest, ports.host, 0, 1 | 2 << 16, 0, 1 << 16, 0];
