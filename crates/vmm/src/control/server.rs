@@ -143,7 +143,9 @@ impl Server {
         server.watch(bus.rest().as_raw_fd(), TAG_REST)?;
         let net = bus.net();
         if let Some(tap) = net.device().wire().file() {
-            server.watch(tap.as_raw_fd(), TAG_TAP)?;
+            // For edges: a guest that takes no frames must not have them wake us for ever.
+            let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, TAG_TAP);
+            server.add(tap.as_raw_fd(), event)?;
         }
         drop(net);
         Ok(server)
@@ -234,7 +236,10 @@ impl Server {
     }
 
     fn watch(&self, fd: i32, token: u64) -> Result<(), Error> {
-        let event = EpollEvent::new(EventSet::IN, token);
+        self.add(fd, EpollEvent::new(EventSet::IN, token))
+    }
+
+    fn add(&self, fd: i32, event: EpollEvent) -> Result<(), Error> {
         self.place.epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))
     }
 

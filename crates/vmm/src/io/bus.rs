@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_devices::virtio::block::Block;
 use forkd_devices::virtio::mmio::Mmio;
-use forkd_devices::virtio::net::Net;
+use forkd_devices::virtio::net::{Net, RX_QUEUE as NET_RX_QUEUE};
 use forkd_devices::virtio::rng::Rng;
 use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
@@ -24,7 +24,7 @@ use crate::disk::host_disk::HostDisk;
 use crate::error::Error;
 use crate::io::console::ConsoleLog;
 use crate::io::entropy::KernelEntropy;
-use crate::io::queues::{serve_all, write_and_serve};
+use crate::io::queues::{serve, serve_all, write_and_serve};
 use crate::io::tap::Tap;
 use crate::io::vsock::VsockHost;
 use crate::layout;
@@ -242,11 +242,13 @@ impl Bus {
         Line::new(&self.lines, layout::SERIAL_GSI)
     }
 
-    /// Frames may have arrived on the tap.
+    /// Frames have arrived on the tap.  Those for which the guest has no buffers stay there until
+    /// it rings.
     pub fn poll_tap(&self) {
-        let interrupt = self.net().process(&self.memory, 0);
-        if interrupt {
-            self.raise(slot_gsi(Slot::Net));
+        let interrupt = serve(&mut self.net(), &self.memory, NET_RX_QUEUE);
+        self.raise_if(interrupt, Slot::Net);
+        if self.has_rest(Slot::Net) {
+            self.have_rest_served();
         }
     }
 
