@@ -15,10 +15,12 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, VsockAddr, bind, connect, listen, socket,
 };
 
+use crate::cgroup::Cgroups;
 use crate::identity::Identity;
 use crate::image::{Defaults, IMAGE_FILE};
 use crate::server::{Parts, Server};
-use crate::{log, mounts, netlink};
+use crate::spawn::Launcher;
+use crate::{cgroup, log, mounts, netlink};
 
 /// Where the agent keeps its own files, in memory.
 pub const FOLDER: &str = "/run/forkd";
@@ -51,7 +53,10 @@ pub fn host(socket: &str, rest: &[&str]) -> ExitCode {
         fs::create_dir_all(&folder)?;
         let listener = UnixListener::bind(socket)?;
         let (defaults, identity) = (Defaults::default(), None);
-        let server = Server::new(Parts { listener: listener.into(), defaults, identity, folder })?;
+        // This host's cgroups are not ours.
+        let launcher = Launcher::new(None);
+        let listener = listener.into();
+        let server = Server::new(Parts { listener, defaults, identity, launcher, folder })?;
         // Whoever started us waits for this line.
         println!("listening");
         io::stdout().flush()?;
@@ -83,7 +88,10 @@ fn serve_guest() -> io::Result<std::convert::Infallible> {
     identity.adopt_hostname()?;
     let defaults = Defaults::load(Path::new(IMAGE_FILE));
     let listener = vsock_listener()?;
-    let parts = Parts { listener, defaults, identity: Some(identity), folder };
+    let cgroups = Cgroups::prepare(Path::new(cgroup::MOUNTED_AT));
+    let said = |error: &io::Error| log::line(&format!("no cgroups: {error}"));
+    let launcher = Launcher::new(cgroups.inspect_err(said).ok());
+    let parts = Parts { listener, defaults, identity: Some(identity), launcher, folder };
     let server = Server::new(parts)?;
     // The listener is open, so whoever hears of us can reach us.  A guest that nobody waits for
     // serves all the same.

@@ -1,10 +1,74 @@
 //! Processes that the agent has started, and how they end.
 
+use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
+
+use crate::cgroup::Cgroup;
+
+/// A process that leads a group of its own, and whatever it has started.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pid: Pid,
+    cgroup: Option<Cgroup>,
+}
+
+impl Process {
+    /// Process `pid`, which was born in `cgroup` if that is its alone.
+    pub fn new(pid: Pid, cgroup: Option<Cgroup>) -> Self {
+        Self { pid, cgroup }
+    }
+
+    /// Its number, and its group's.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Kills it and all that it has started, whatever groups and sessions those have made.
+    ///
+    /// Without a cgroup, what has left the family (by forking twice) lives on.
+    pub fn kill_all(&self) {
+        let killed = self.cgroup.as_ref().is_some_and(|cgroup| {
+            let killed = cgroup.kill();
+            killed.inspect_err(|error| crate::log::line(&format!("cgroup.kill: {error}"))).is_ok()
+        });
+        if !killed {
+            let descendants = descendants_of(self.pid);
+            signal_group(self.pid, Signal::SIGKILL);
+            for pid in descendants {
+                signal_one(pid, Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+/// Most descendants that are looked for without a cgroup.
+const DESCENDANTS_MAX: usize = 4096;
+
+/// Children of a process, their children, and so on, as far as each still has its parent.
+fn descendants_of(ancestor: Pid) -> Vec<Pid> {
+    let mut found: Vec<Pid> = Vec::new();
+    let mut next = Some(ancestor);
+    let mut at = 0;
+    while let Some(pid) = next.filter(|_| found.len() < DESCENDANTS_MAX) {
+        found.extend(children_of(pid));
+        next = found.get(at).copied();
+        at += 1;
+    }
+    found
+}
+
+fn children_of(pid: Pid) -> impl Iterator<Item = Pid> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    tasks.filter_map(Result::ok).flat_map(|task| {
+        let listed = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        let pids = listed.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+        pids.map(Pid::from_raw).collect::<Vec<_>>()
+    })
+}
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 //!
 //! The process has ended, and its output has been read to the end.  A process in the background may
 //! hold the pipes open for ever, though; then reading stops [`DRAIN_GRACE`] after the end of the
-//! process itself, and of what is in the pipes at that moment nothing is lost.  Whatever is left of
-//! the process group lives on, as it would in a shell; it is the group of a process that was
-//! cancelled or timed out that is killed.
+//! process itself, and of what is in the pipes at that moment nothing is lost.  Whatever else it
+//! has started lives on, as it would in a shell; with a process that was cancelled or timed out all
+//! of that is killed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -22,10 +22,10 @@ use nix::pty::openpty;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, pipe2};
 
-use crate::child::{Ended, signal_group};
+use crate::child::{Ended, Process, signal_group};
 use crate::failure::{Outcome, failure, refused};
 use crate::image::Defaults;
-use crate::spawn::{self, Launch, Standard};
+use crate::spawn::{self, Launch, Launcher, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
 
 /// How long after the end of the process its output is waited for.
@@ -44,7 +44,7 @@ const TERMINAL_EOF: u8 = 4;
 /// One process with its streams.
 #[derive(Debug)]
 pub struct Exec {
-    pid: Pid,
+    process: Process,
     started: Instant,
     deadline: Option<Instant>,
     /// Until a staged process has become the program.
@@ -80,8 +80,13 @@ impl Exec {
     ///
     /// # Errors
     ///
-    /// As [`spawn::launch`].
-    pub fn start(request: &Request, defaults: &Defaults, now: Instant) -> Outcome<Self> {
+    /// As [`Launcher::launch`].
+    pub fn start(
+        launcher: &mut Launcher,
+        request: &Request,
+        defaults: &Defaults,
+        now: Instant,
+    ) -> Outcome<Self> {
         let surroundings =
             defaults.surroundings(&request.env, request.cwd.as_deref(), request.user.as_deref());
         let no_pipe = |error: io::Error| refused("cannot make a pipe", &error);
@@ -91,13 +96,18 @@ impl Exec {
         };
         let tty = request.tty.is_some();
         let args = &request.args;
-        let launched =
-            spawn::launch(Launch { args, surroundings: &surroundings, standard, tty, keep: None })?;
+        let started = launcher.launch(Launch {
+            args,
+            surroundings: &surroundings,
+            standard,
+            tty,
+            keep: None,
+        })?;
         Ok(Self {
-            pid: launched.pid,
+            process: started.process,
             started: now,
             deadline: request.timeout_s.map(|s| now + forkd_proto::guest::timeout(s)),
-            verdict: launched.verdict,
+            verdict: started.verdict,
             stdin,
             stdin_queue: Vec::new(),
             stdin_eof: false,
@@ -110,7 +120,7 @@ impl Exec {
 
     /// The process.
     pub fn pid(&self) -> Pid {
-        self.pid
+        self.process.pid()
     }
 
     /// Whether the program runs, as far as is known.
@@ -162,7 +172,7 @@ impl Exec {
     fn on_control(&self, control: Control) {
         match control {
             Control::Signal(number) => match Signal::try_from(number) {
-                Ok(signal) if self.ended.is_none() => signal_group(self.pid, signal),
+                Ok(signal) if self.ended.is_none() => signal_group(self.pid(), signal),
                 _ => {}
             },
             Control::Resize(size) => {
@@ -175,10 +185,10 @@ impl Exec {
         }
     }
 
-    /// Kills the process group.
+    /// Kills the process and all that it has started.
     pub fn cancel(&self) {
         if self.ended.is_none() {
-            signal_group(self.pid, Signal::SIGKILL);
+            self.process.kill_all();
         }
     }
 

@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forkd_proto::guest::{ErrorBody, ErrorCode, Hook, PostFork as Request, PostForkReply};
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::child::{Ended, signal_group};
+use crate::child::{Ended, Process};
 use crate::clock;
 use crate::failure::{Outcome, failure, recoded};
 use crate::image::{Defaults, Surroundings};
+use crate::spawn::Launcher;
 use crate::warm::{logged, quote};
 
 /// How long the image's hook may take, all of it together, as long as whoever asked waits: the
@@ -35,7 +35,7 @@ pub struct PostFork {
     reseeded: Vec<String>,
     hook: Hook,
     commands: VecDeque<(Vec<String>, Surroundings)>,
-    running: Option<(Pid, String)>,
+    running: Option<(Process, String)>,
     deadline: Instant,
     output: PathBuf,
 }
@@ -96,13 +96,14 @@ impl PostFork {
     /// # Errors
     ///
     /// `hook_failed`: the command cannot be run.
-    pub fn run_next(&mut self) -> Outcome<Option<Pid>> {
+    pub fn run_next(&mut self, launcher: &mut Launcher) -> Outcome<Option<Pid>> {
         let Some((args, surroundings)) = self.commands.pop_front() else {
             return Ok(None);
         };
-        let pid =
-            logged(&args, &surroundings, &self.output).map_err(recoded(ErrorCode::HookFailed))?;
-        self.running = Some((pid, args.into_iter().next().unwrap_or_default()));
+        let process = logged(launcher, &args, &surroundings, &self.output)
+            .map_err(recoded(ErrorCode::HookFailed))?;
+        let pid = process.pid();
+        self.running = Some((process, args.into_iter().next().unwrap_or_default()));
         Ok(Some(pid))
     }
 
@@ -137,13 +138,13 @@ impl PostFork {
 
     /// The command that runs.
     pub fn process(&self) -> Option<Pid> {
-        self.running.as_ref().map(|(pid, _)| *pid)
+        self.running.as_ref().map(|(process, _)| process.pid())
     }
 
     /// Stops the command that runs.
     pub fn cancel(&self) {
-        if let Some((pid, _)) = self.running {
-            signal_group(pid, Signal::SIGKILL);
+        if let Some((process, _)) = &self.running {
+            process.kill_all();
         }
     }
 

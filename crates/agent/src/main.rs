@@ -18,6 +18,7 @@
 use std::process::ExitCode;
 
 mod boot;
+mod cgroup;
 mod child;
 mod clock;
 mod conn;

@@ -8,6 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
+use crate::cgroup::MOUNTED_AT;
 use crate::log;
 
 struct Mount {
@@ -16,6 +17,8 @@ struct Mount {
     kind: &'static str,
     flags: MsFlags,
     options: &'static str,
+    /// Options besides, which an older kernel may not know.
+    wishes: &'static str,
 }
 
 const fn plain(
@@ -25,7 +28,7 @@ const fn plain(
     options: &'static str,
 ) -> Mount {
     let flags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
-    Mount { source, target, kind, flags, options }
+    Mount { source, target, kind, flags, options, wishes: "" }
 }
 
 /// `/tmp` stays on the disk: it is private to each sandbox there, and does not count as memory.
@@ -38,6 +41,7 @@ const MOUNTS: [Mount; 7] = [
         kind: "devtmpfs",
         flags: MsFlags::MS_NOSUID,
         options: "mode=0755",
+        wishes: "",
     },
     Mount {
         source: "devpts",
@@ -45,10 +49,13 @@ const MOUNTS: [Mount; 7] = [
         kind: "devpts",
         flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
         options: "gid=5,mode=0620,ptmxmode=0666",
+        wishes: "",
     },
     plain("tmpfs", "/dev/shm", "tmpfs", "mode=1777"),
     plain("tmpfs", "/run", "tmpfs", "mode=0755"),
-    plain("cgroup2", "/sys/fs/cgroup", "cgroup2", ""),
+    // Going from one cgroup to another, as the agent does for each process, would else wait for
+    // every processor.
+    Mount { wishes: "favordynmods", ..plain("cgroup2", MOUNTED_AT, "cgroup2", "") },
 ];
 
 /// Links that programs expect in `/dev`.
@@ -121,7 +128,12 @@ fn mount_one(root: &Path, one: &Mount) -> io::Result<()> {
         return Ok(());
     }
     fs::create_dir_all(&target)?;
-    let mounted = mount(Some(one.source), &target, Some(one.kind), one.flags, Some(one.options));
+    let mount_with =
+        |options| mount(Some(one.source), &target, Some(one.kind), one.flags, Some(options));
+    let mounted = match one.wishes {
+        "" => mount_with(one.options),
+        wishes => mount_with(wishes).or_else(|_| mount_with(one.options)),
+    };
     match mounted {
         // A devtmpfs that the kernel has mounted itself.
         Ok(()) | Err(Errno::EBUSY) => Ok(()),

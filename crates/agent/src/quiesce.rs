@@ -12,14 +12,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use forkd_proto::guest::{Env, QuiesceReply};
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::child::signal_group;
+use crate::child::Process;
 use crate::fork::has_hook;
 use crate::image::Defaults;
 use crate::log;
-use crate::spawn::{self, Launch, Standard};
+use crate::spawn::{Launch, Launcher, Standard};
 
 /// How long the rehearsal may take; it is for speed only, and given up without an error.
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,26 +29,26 @@ const REHEARSAL: &str = "ls / && cat /etc/hostname /etc/passwd /etc/group && env
 /// A shell that runs for the sake of the caches.
 #[derive(Debug)]
 pub struct Rehearsal {
-    pid: Pid,
+    process: Process,
     deadline: Instant,
 }
 
 impl Rehearsal {
     /// Starts it, in an image that has a shell.
-    pub fn start(defaults: &Defaults, now: Instant) -> Option<Self> {
+    pub fn start(launcher: &mut Launcher, defaults: &Defaults, now: Instant) -> Option<Self> {
         let args = ["sh", "-c", REHEARSAL].map(ToOwned::to_owned);
         let surroundings = defaults.surroundings(&Env::new(), Some("/"), Some(""));
         let standard =
             Standard { stdin: Stdio::null(), stdout: Stdio::null(), stderr: Stdio::null() };
         let launch =
             Launch { args: &args, surroundings: &surroundings, standard, tty: false, keep: None };
-        let launched = spawn::launch(launch).ok()?;
-        Some(Self { pid: launched.pid, deadline: now + REHEARSAL_TIMEOUT })
+        let started = launcher.launch(launch).ok()?;
+        Some(Self { process: started.process, deadline: now + REHEARSAL_TIMEOUT })
     }
 
     /// Its process.
     pub fn pid(&self) -> Pid {
-        self.pid
+        self.process.pid()
     }
 
     /// When to give it up.
@@ -59,7 +58,7 @@ impl Rehearsal {
 
     /// Stops it.
     pub fn cancel(&self) {
-        signal_group(self.pid, Signal::SIGKILL);
+        self.process.kill_all();
     }
 }
 

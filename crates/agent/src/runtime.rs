@@ -36,7 +36,7 @@ use crate::child::{Ended, signal_group, signal_one};
 use crate::exec::output_pipe;
 use crate::failure::{Outcome, failure, recoded, refused};
 use crate::image::Surroundings;
-use crate::spawn::{self, Launch, Standard};
+use crate::spawn::{self, Launch, Launcher, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
 
 /// Time between two SIGINTs to code that goes on.
@@ -171,9 +171,14 @@ impl Runtime {
     /// # Errors
     ///
     /// `warm_up_failed`: the image has no `python3`, or no such user, or the kernel refused.
-    pub fn start(&mut self, surroundings: &Surroundings, folder: &Path) -> Outcome<()> {
-        self.process =
-            Some(Process::start(surroundings, folder).map_err(recoded(ErrorCode::WarmUpFailed))?);
+    pub fn start(
+        &mut self,
+        launcher: &mut Launcher,
+        surroundings: &Surroundings,
+        folder: &Path,
+    ) -> Outcome<()> {
+        let process = Process::start(launcher, surroundings, folder);
+        self.process = Some(process.map_err(recoded(ErrorCode::WarmUpFailed))?);
         self.state = RuntimeState::Starting;
         (self.dormant, self.look_at, self.put_off) = (false, None, None);
         Ok(())
@@ -425,7 +430,7 @@ enum Drained {
 }
 
 impl Process {
-    fn start(surroundings: &Surroundings, folder: &Path) -> Outcome<Self> {
+    fn start(launcher: &mut Launcher, surroundings: &Surroundings, folder: &Path) -> Outcome<Self> {
         let no_start = |error: io::Error| refused("cannot start the runtime", &error);
         let script = folder.join("runtime.py");
         fs::write(&script, SCRIPT).map_err(no_start)?;
@@ -440,19 +445,20 @@ impl Process {
             stdout: Stdio::from(theirs_out),
             stderr: Stdio::from(theirs_err),
         };
-        let launched = spawn::launch(Launch {
+        let started = launcher.launch(Launch {
             args: &args,
             surroundings,
             standard,
             tty: false,
             keep: Some(&theirs),
         })?;
+        let pid = started.process.pid();
         Ok(Self {
-            pid: launched.pid,
+            pid,
             stream: Stream::new(ours.into()),
             outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
-            verdict: launched.verdict,
-            status: File::open(format!("/proc/{}/status", launched.pid)).ok(),
+            verdict: started.verdict,
+            status: File::open(format!("/proc/{pid}/status")).ok(),
             hooked: false,
         })
     }

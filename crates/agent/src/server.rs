@@ -32,6 +32,7 @@ use crate::failure::{failure, refused};
 use crate::identity::Identity;
 use crate::image::Defaults;
 use crate::runtime::Runtime;
+use crate::spawn::Launcher;
 use crate::stream::Stream;
 use crate::{files, freeze, log, quiesce};
 
@@ -77,6 +78,7 @@ pub struct Server {
     runtime: Runtime,
     runtime_again: bool,
     runtime_blocked: bool,
+    launcher: Launcher,
     defaults: Defaults,
     identity: Option<Identity>,
     folder: PathBuf,
@@ -93,6 +95,8 @@ pub struct Parts {
     pub defaults: Defaults,
     /// Who the guest is; nobody, where there is no guest around the agent.
     pub identity: Option<Identity>,
+    /// Starts its processes.
+    pub launcher: Launcher,
     /// For the agent's own files, in memory.
     pub folder: PathBuf,
 }
@@ -156,6 +160,7 @@ impl Server {
             runtime: Runtime::none(),
             runtime_again: false,
             runtime_blocked: false,
+            launcher: parts.launcher,
             defaults: parts.defaults,
             identity: parts.identity,
             folder: parts.folder,

@@ -18,6 +18,8 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, pipe2};
 
+use crate::cgroup::Cgroups;
+use crate::child::Process;
 use crate::failure::{Outcome, failure, invalid, refused};
 use crate::image::Surroundings;
 use crate::users;
@@ -55,24 +57,40 @@ pub struct Launch<'a> {
 /// A process that was started, and leads a process group of its own.
 #[derive(Debug)]
 pub struct Launched {
-    /// Its number, and its group's.
-    pub pid: Pid,
+    /// It.
+    pub process: Process,
     /// Where a staged process says why it could not become the program; its end without a word
     /// means that it has.
     pub verdict: Option<File>,
 }
 
-/// Starts a process.  Only the main thread may: descriptors are inheritable for a moment here.
-///
-/// # Errors
-///
-/// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for
-/// directory or user. A staged process may still fail; see [`Launched::verdict`].
-pub fn launch(launch: Launch<'_>) -> Outcome<Launched> {
-    if !launch.tty && users::is_root(&launch.surroundings.user) {
-        return direct(launch);
+/// Starts processes, each in a cgroup of its own where there are cgroups.
+#[derive(Debug)]
+pub struct Launcher {
+    cgroups: Option<Cgroups>,
+}
+
+impl Launcher {
+    /// One that uses `cgroups`, if there are any.
+    pub fn new(cgroups: Option<Cgroups>) -> Self {
+        Self { cgroups }
     }
-    staged(launch)
+
+    /// Starts a process.  Only the main thread may: descriptors are inheritable for a moment here.
+    ///
+    /// # Errors
+    ///
+    /// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for
+    /// directory or user. A staged process may still fail; see [`Launched::verdict`].
+    pub fn launch(&mut self, launch: Launch<'_>) -> Outcome<Launched> {
+        let (pid, verdict) = if !launch.tty && users::is_root(&launch.surroundings.user) {
+            (direct(launch)?, None)
+        } else {
+            staged(launch).map(|(pid, verdict)| (pid, Some(verdict)))?
+        };
+        let cgroup = self.cgroups.as_mut().and_then(Cgroups::leave);
+        Ok(Launched { process: Process::new(pid, cgroup), verdict })
+    }
 }
 
 /// What a staged process has said so far.
@@ -101,7 +119,7 @@ pub fn verdict(report: &mut File) -> Verdict {
     }
 }
 
-fn direct(launch: Launch<'_>) -> Outcome<Launched> {
+fn direct(launch: Launch<'_>) -> Outcome<Pid> {
     let Surroundings { env, cwd, .. } = launch.surroundings;
     check_directory(cwd)?;
     let [program, args @ ..] = launch.args else {
@@ -114,12 +132,11 @@ fn direct(launch: Launch<'_>) -> Outcome<Launched> {
     if cwd != "/" {
         command.current_dir(cwd);
     }
-    let pid = start(command, launch.standard, launch.keep, None)
-        .map_err(|error| exec_failure(program, &error))?;
-    Ok(Launched { pid, verdict: None })
+    start(command, launch.standard, launch.keep, None)
+        .map_err(|error| exec_failure(program, &error))
 }
 
-fn staged(launch: Launch<'_>) -> Outcome<Launched> {
+fn staged(launch: Launch<'_>) -> Outcome<(Pid, File)> {
     let io_failure = |error: io::Error| refused("cannot start a process", &error);
     let (verdict, report) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| io_failure(errno.into()))?;
     let mut command = Command::new("/proc/self/exe");
@@ -134,7 +151,7 @@ fn staged(launch: Launch<'_>) -> Outcome<Launched> {
         .envs(&launch.surroundings.env);
     let pid = start(command, launch.standard, launch.keep, Some(&report)).map_err(io_failure)?;
     set_nonblocking(&verdict).map_err(io_failure)?;
-    Ok(Launched { pid, verdict: Some(File::from(verdict)) })
+    Ok((pid, File::from(verdict)))
 }
 
 fn start(

@@ -11,13 +11,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use forkd_proto::guest::{ErrorBody, ErrorCode, Warm as Request, timeout};
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::child::{Ended, back_off, signal_group};
+use crate::child::{Ended, Process, back_off};
 use crate::failure::{Outcome, failure, recoded, refused};
 use crate::image::{Defaults, Surroundings};
-use crate::spawn::{self, Launch, Standard};
+use crate::spawn::{Launch, Launcher, Standard};
 
 /// Waits between two runs of the readiness command.
 const RETRY_FIRST: Duration = Duration::from_millis(10);
@@ -40,12 +39,12 @@ pub struct Warm {
     output: PathBuf,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Ready {
     /// Its turn has not come.
     Later,
     /// It runs.
-    Running(Pid),
+    Running(Process),
     /// It said no, and is asked again then.
     RetryAt(Instant),
 }
@@ -68,8 +67,8 @@ impl Warm {
 
     /// When something is due.
     pub fn wake_at(&self) -> Instant {
-        match self.ready {
-            Ready::RetryAt(at) => at.min(self.deadline),
+        match &self.ready {
+            Ready::RetryAt(at) => (*at).min(self.deadline),
             Ready::Later | Ready::Running(_) => self.deadline,
         }
     }
@@ -84,7 +83,7 @@ impl Warm {
         if now < self.deadline {
             return None;
         }
-        let what = match self.ready {
+        let what = match &self.ready {
             Ready::Later => "the warm-up code is still running".to_owned(),
             Ready::Running(_) | Ready::RetryAt(_) => {
                 let said = quote(&self.output);
@@ -100,19 +99,20 @@ impl Warm {
     /// # Errors
     ///
     /// `warm_up_failed`: the command cannot be run at all, so waiting for it is pointless.
-    pub fn run_ready(&mut self, now: Instant) -> Outcome<Option<Pid>> {
-        let due = match self.ready {
+    pub fn run_ready(&mut self, launcher: &mut Launcher, now: Instant) -> Outcome<Option<Pid>> {
+        let due = match &self.ready {
             Ready::Later => true,
-            Ready::RetryAt(at) => now >= at,
+            Ready::RetryAt(at) => now >= *at,
             Ready::Running(_) => false,
         };
         let Some(ready) = self.request.ready.as_ref().filter(|_| due) else {
             return Ok(None);
         };
-        let pid = logged(&ready.command, &self.surroundings, &self.output)
+        let process = logged(launcher, &ready.command, &self.surroundings, &self.output)
             .map_err(recoded(ErrorCode::WarmUpFailed))?;
         self.attempts += 1;
-        self.ready = Ready::Running(pid);
+        let pid = process.pid();
+        self.ready = Ready::Running(process);
         Ok(Some(pid))
     }
 
@@ -126,16 +126,16 @@ impl Warm {
 
     /// The readiness command, while it runs.
     pub fn process(&self) -> Option<Pid> {
-        match self.ready {
-            Ready::Running(pid) => Some(pid),
+        match &self.ready {
+            Ready::Running(process) => Some(process.pid()),
             Ready::Later | Ready::RetryAt(_) => None,
         }
     }
 
     /// Stops the readiness command.
     pub fn cancel(&self) {
-        if let Ready::Running(pid) = self.ready {
-            signal_group(pid, Signal::SIGKILL);
+        if let Ready::Running(process) = &self.ready {
+            process.kill_all();
         }
     }
 }
@@ -145,17 +145,23 @@ impl Warm {
 ///
 /// # Errors
 ///
-/// As [`spawn::launch`].
-pub fn logged(args: &[String], surroundings: &Surroundings, output: &Path) -> Outcome<Pid> {
+/// As [`Launcher::launch`].
+pub fn logged(
+    launcher: &mut Launcher,
+    args: &[String],
+    surroundings: &Surroundings,
+    output: &Path,
+) -> Outcome<Process> {
     let no_file = |error: io::Error| refused(&output.display().to_string(), &error);
     let file = File::create(output).map_err(no_file)?;
     let again = file.try_clone().map_err(no_file)?;
     let standard =
         Standard { stdin: Stdio::null(), stdout: Stdio::from(file), stderr: Stdio::from(again) };
-    let launched = spawn::launch(Launch { args, surroundings, standard, tty: false, keep: None })?;
+    let started =
+        launcher.launch(Launch { args, surroundings, standard, tty: false, keep: None })?;
     // A staged command that cannot run exits with 127, having said nothing; its verdict is not
     // waited for.
-    Ok(launched.pid)
+    Ok(started.process)
 }
 
 /// The end of what a command has written, as a clause of an error message.

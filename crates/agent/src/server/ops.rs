@@ -56,10 +56,13 @@ impl Server {
         match request {
             Request::Ping => conn.reply(&self.pong()),
             Request::Echo(echo) => conn.reply(&echo),
-            Request::Exec(exec) => match Exec::start(&exec, &self.defaults, self.now) {
-                Ok(exec) => self.begin_exec(conn, exec),
-                Err(body) => conn.fail(&body),
-            },
+            Request::Exec(exec) => {
+                let started = Exec::start(&mut self.launcher, &exec, &self.defaults, self.now);
+                match started {
+                    Ok(exec) => self.begin_exec(conn, exec),
+                    Err(body) => conn.fail(&body),
+                }
+            }
             Request::Eval(eval) => {
                 conn.op = Op::Eval;
                 self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
@@ -280,7 +283,8 @@ impl Server {
         conn.op = Op::Warm(Box::new(warm));
         let Some(python) = python else { return self.run_ready(conn) };
         if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
-            if let Err(body) = self.runtime.start(&surroundings, &self.folder) {
+            let launcher = &mut self.launcher;
+            if let Err(body) = self.runtime.start(launcher, &surroundings, &self.folder) {
                 return conn.fail(&body);
             }
             self.watch_runtime();
@@ -306,7 +310,7 @@ impl Server {
     /// Runs the readiness command, or goes on if the image has none.
     fn run_ready(&mut self, conn: &mut Conn) {
         let Op::Warm(warm) = &mut conn.op else { return };
-        match warm.run_ready(self.now) {
+        match warm.run_ready(&mut self.launcher, self.now) {
             Ok(Some(pid)) => self.adopt(pid, conn.id),
             Ok(None) => self.finish_warm(conn),
             Err(body) => {
@@ -329,9 +333,8 @@ impl Server {
     pub(super) fn rehearse(&mut self, conn: &mut Conn) {
         // The deadline counts from now, and the thread may have taken long.
         self.now = Instant::now();
-        let Some(rehearsal) = Rehearsal::start(&self.defaults, self.now) else {
-            return conn.reply(&quiesce::reply());
-        };
+        let rehearsal = Rehearsal::start(&mut self.launcher, &self.defaults, self.now);
+        let Some(rehearsal) = rehearsal else { return conn.reply(&quiesce::reply()) };
         self.adopt(rehearsal.pid(), conn.id);
         conn.op = Op::Rehearsal(rehearsal);
     }
@@ -372,7 +375,7 @@ impl Server {
     /// Runs the next hook, or answers.
     fn advance_post_fork(&mut self, conn: &mut Conn) {
         let Op::PostFork(fork) = &mut conn.op else { return };
-        match fork.run_next() {
+        match fork.run_next(&mut self.launcher) {
             Ok(Some(pid)) => self.adopt(pid, conn.id),
             Ok(None) => {
                 let reply = fork.reply();

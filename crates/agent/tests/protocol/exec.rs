@@ -85,6 +85,35 @@ fn without_stdin_there_is_nothing_to_read() {
     assert_eq!((answer.text().as_str(), &answer.reply["exit_code"]), ("", &json!(0)));
 }
 
+/// A command that says the number of a process in a session of its own, which it waits for.
+const SESSIONS: &str = "setsid sh -c 'echo $$; sleep 99; true' & wait";
+
+#[test]
+fn what_a_process_started_in_another_session_ends_with_its_time() {
+    let agent = Agent::start();
+    let request = json!({"op": "exec", "args": ["sh", "-c", SESSIONS], "timeout_s": 0.5});
+
+    let answer = agent.connect().ask(&request);
+
+    assert_eq!(answer.reply["timed_out"], true);
+    let pid = answer.text().trim().parse().expect("a number");
+    eventually("the other session is killed", || !is_alive(pid));
+}
+
+#[test]
+fn what_a_process_started_in_another_session_ends_with_its_client() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["sh", "-c", SESSIONS]}));
+    let said = std::iter::from_fn(|| client.next()).find(|frame| frame.kind == Kind::Stdout);
+    let text = String::from_utf8(said.expect("its number").payload).expect("text");
+    let pid = text.trim().parse().expect("a number");
+
+    drop(client);
+
+    eventually("the other session is killed", || !is_alive(pid));
+}
+
 #[test]
 fn input_for_a_process_that_does_not_read_is_no_error() {
     let agent = Agent::start();

@@ -1,0 +1,207 @@
+//! A cgroup for each process that the agent starts, to kill it with all that it has started.
+//!
+//! A process is born in its parent's cgroup.  So the agent is always in the one that the next
+//! process shall have, and goes on to another as soon as that has been started.  Nothing has to be
+//! done between fork and exec, and the process need not wait for anything.
+//!
+//! A cgroup whose processes have all ended serves again, so a guest that runs one command after the
+//! other needs two.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+use crate::log;
+
+/// Where cgroups are.
+pub const MOUNTED_AT: &str = "/sys/fs/cgroup";
+
+/// Most cgroups of the agent.  Processes beyond them have none of their own.
+const CGROUPS_MAX: usize = 1024;
+
+/// How many cgroups are looked at for one that is empty, before another is made.
+const LOOKS_MAX: usize = 16;
+
+/// The cgroup of one process.  It does not serve again as long as somebody has this.
+#[derive(Clone, Debug)]
+pub struct Cgroup(Arc<PathBuf>);
+
+impl Cgroup {
+    /// Kills every process in it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused; before Linux 5.14 it cannot.
+    pub fn kill(&self) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.kill"), "1")
+    }
+
+    fn is_free(&self) -> bool {
+        let events = || fs::read_to_string(self.0.join("cgroup.events"));
+        Arc::strong_count(&self.0) == 1 && events().is_ok_and(|text| text.contains("populated 0"))
+    }
+}
+
+/// The agent's cgroups.
+#[derive(Debug)]
+pub struct Cgroups {
+    root: PathBuf,
+    all: Vec<Cgroup>,
+    /// Which one the agent is in.
+    here: usize,
+    /// A process was started in that one which could not be told apart from the next.
+    shared: bool,
+    /// Which one was looked at last.
+    looked: usize,
+}
+
+impl Cgroups {
+    /// Makes the first ones below `base`, and moves the agent to one of them.
+    ///
+    /// # Errors
+    ///
+    /// There is no cgroup2 at `base`, or the kernel refused.
+    pub fn prepare(base: &Path) -> io::Result<Self> {
+        if statfs(base)?.filesystem_type() != CGROUP2_SUPER_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "not a cgroup2 file system"));
+        }
+        let (root, all) = (base.join("forkd"), Vec::new());
+        fs::create_dir_all(&root)?;
+        let mut cgroups = Self { root, all, here: 0, shared: false, looked: 0 };
+        cgroups.make()?;
+        // Another at once: else each fork of this guest would make it.
+        cgroups.make()?;
+        cgroups.enter(0)?;
+        Ok(cgroups)
+    }
+
+    /// A process has been started: goes on to another cgroup.  Returns the one that the process is
+    /// in and the agent was; `None` if there is no other, or not for this process alone.
+    pub fn leave(&mut self) -> Option<Cgroup> {
+        let next = self.free().map_or_else(|| self.make(), Ok);
+        match next.and_then(|next| self.enter(next).map(|()| next)) {
+            Ok(next) => {
+                let left = std::mem::replace(&mut self.here, next);
+                let alone = !std::mem::take(&mut self.shared);
+                self.all.get(left).filter(|_| alone).cloned()
+            }
+            Err(error) => {
+                log::line(&format!("no cgroup for the next process: {error}"));
+                self.shared = true;
+                None
+            }
+        }
+    }
+
+    /// One that nobody uses.
+    fn free(&mut self) -> Option<usize> {
+        for _ in 0..self.all.len().min(LOOKS_MAX) {
+            self.looked = (self.looked + 1) % self.all.len();
+            let free = self.all.get(self.looked).is_some_and(Cgroup::is_free);
+            if free && self.looked != self.here {
+                return Some(self.looked);
+            }
+        }
+        None
+    }
+
+    fn make(&mut self) -> io::Result<usize> {
+        let number = self.all.len();
+        if number >= CGROUPS_MAX {
+            return Err(io::Error::other(format!("there are {CGROUPS_MAX}")));
+        }
+        let path = self.root.join(number.to_string());
+        fs::create_dir_all(&path)?;
+        self.all.push(Cgroup(Arc::new(path)));
+        Ok(number)
+    }
+
+    fn enter(&self, number: usize) -> io::Result<()> {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let Cgroup(path) = self.all.get(number).ok_or_else(missing)?;
+        fs::write(path.join("cgroup.procs"), "0")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cgroups in a plain folder, where what the kernel would say is what was written last.
+    struct Plain {
+        cgroups: Cgroups,
+    }
+
+    impl Plain {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
+            fs::create_dir_all(&root).unwrap();
+            let all = Vec::new();
+            let mut plain =
+                Self { cgroups: Cgroups { root, all, here: 0, shared: false, looked: 0 } };
+            for number in 0..2 {
+                plain.cgroups.make().unwrap();
+                plain.set(number, "populated 0");
+            }
+            plain
+        }
+
+        fn set(&self, number: usize, events: &str) {
+            let path = self.cgroups.root.join(number.to_string());
+            fs::write(path.join("cgroup.events"), events).unwrap();
+        }
+
+        /// The number of the cgroup of a process that is started now.
+        fn start(&mut self) -> (Option<usize>, Option<Cgroup>) {
+            let cgroup = self.cgroups.leave();
+            let name = cgroup.as_ref().and_then(|cgroup| cgroup.0.file_name());
+            (name.map(|name| name.to_str().unwrap().parse().unwrap()), cgroup)
+        }
+    }
+
+    impl Drop for Plain {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.cgroups.root).unwrap();
+        }
+    }
+
+    #[test]
+    fn processes_one_after_the_other_take_turns_with_two_cgroups() {
+        let mut plain = Plain::new("turns");
+
+        let numbers = [(); 4].map(|()| plain.start().0);
+
+        assert_eq!(numbers, [Some(0), Some(1), Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn a_cgroup_serves_again_when_it_is_empty_and_nobody_has_it() {
+        let mut plain = Plain::new("again");
+        let (_, held) = plain.start();
+        plain.set(1, "populated 1");
+        assert_eq!(plain.start().0, Some(1));
+        plain.set(2, "populated 0");
+        assert_eq!(plain.start().0, Some(2), "the first is held, the second populated");
+
+        assert!(![(); 4].map(|()| plain.start().0).contains(&Some(0)));
+        drop(held);
+
+        assert!([(); 4].map(|()| plain.start().0).contains(&Some(0)));
+    }
+
+    #[test]
+    fn processes_that_could_not_be_told_apart_have_no_cgroup() {
+        let mut plain = Plain::new("apart");
+        let shut = plain.cgroups.root.join("1/cgroup.procs");
+        fs::create_dir(&shut).unwrap();
+
+        let first = plain.start().0;
+        fs::remove_dir(shut).unwrap();
+        let numbers = [(); 2].map(|()| plain.start().0);
+
+        assert_eq!((first, numbers), (None, [None, Some(1)]));
+    }
+}
