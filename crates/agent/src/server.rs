@@ -41,6 +41,9 @@ mod ops;
 /// Most clients at a time; the next one is told `busy`.
 pub const CONNECTIONS_MAX: usize = 256;
 
+/// How long until a client is accepted for whom there was no descriptor.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
 /// Stack of the thread that serves one operation on files.
 const THREAD_STACK: usize = 128 << 10;
 
@@ -61,6 +64,8 @@ const CONNECTIONS: u64 = 16;
 pub struct Server {
     epoll: Epoll,
     listener: OwnedFd,
+    /// When to accept though no event says so: somebody could not be.
+    accept_at: Option<Instant>,
     signals: SignalFd,
     conns: BTreeMap<u32, Box<Conn>>,
     conns_made: u32,
@@ -140,13 +145,16 @@ impl Server {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         crate::spawn::set_nonblocking(&parts.listener)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
-        epoll.add(&parts.listener, readable(LISTENER))?;
+        // For edges, or a client that cannot be accepted would wake us for ever.
+        let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        epoll.add(&parts.listener, EpollEvent::new(edges, LISTENER))?;
         epoll.add(&signals, readable(SIGNALS))?;
         epoll.add(&returned, readable(RETURNS))?;
         let (returning, returns) = channel();
         Ok(Self {
             epoll,
             listener: parts.listener,
+            accept_at: None,
             signals,
             conns: BTreeMap::new(),
             conns_made: 0,
@@ -205,7 +213,8 @@ impl Server {
             return EpollTimeout::ZERO;
         }
         let deadlines = self.conns.values().filter_map(|conn| conn.wake_at());
-        let Some(first) = deadlines.chain(self.runtime.wake_at()).min() else {
+        let others = self.runtime.wake_at().into_iter().chain(self.accept_at);
+        let Some(first) = deadlines.chain(others).min() else {
             return EpollTimeout::NONE;
         };
         // Rounded up: waking a moment early would mean waking twice.
@@ -249,16 +258,29 @@ impl Server {
         }
     }
 
+    /// Accepts whoever waits.
     fn accept(&mut self) {
-        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            Ok(socket) => socket,
-            // The client has gone again, or a signal came.
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-            Err(error) => {
-                log::line(&format!("cannot accept a connection: {error}"));
-                return;
+        loop {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => self.welcome(socket),
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.accept_at = None;
+                    return;
+                }
+                // A signal came, or the client has gone again.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(error) => {
+                    if self.accept_at.is_none() {
+                        log::line(&format!("cannot accept a connection: {error}"));
+                    }
+                    self.accept_at = Some(self.now + ACCEPT_RETRY);
+                    return;
+                }
             }
-        };
+        }
+    }
+
+    fn welcome(&mut self, socket: OwnedFd) {
         let mut stream = Stream::new(socket);
         if self.conns.len() + self.lent >= CONNECTIONS_MAX {
             let body = failure(ErrorCode::Busy, format!("{CONNECTIONS_MAX} connections are open"));
@@ -418,6 +440,9 @@ impl Server {
             self.conns.values().filter(|conn| due(conn)).map(|conn| conn.id).collect();
         for id in late {
             self.drive(id);
+        }
+        if self.accept_at.is_some_and(|at| at <= self.now) {
+            self.accept();
         }
         self.runtime.on_time(self.now);
     }

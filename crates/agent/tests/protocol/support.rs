@@ -28,11 +28,23 @@ pub struct Agent {
 impl Agent {
     /// Starts an agent and waits until it listens.
     pub fn start() -> Self {
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_forkd-agent")))
+    }
+
+    /// As [`Self::start`], an agent that may have so many descriptors open.
+    pub fn start_with_descriptors(most: u32) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {most} && exec \"$0\" \"$@\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_forkd-agent")]);
+        Self::start_by(command)
+    }
+
+    fn start_by(mut command: Command) -> Self {
         let number = AGENTS.fetch_add(1, Ordering::Relaxed);
         let folder =
             std::env::temp_dir().join(format!("forkd-agent-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let mut process = Command::new(env!("CARGO_BIN_EXE_forkd-agent"))
+        let mut process = command
             .args(["serve", "--unix"])
             .arg(folder.join("agent.sock"))
             .stdout(Stdio::piped())
