@@ -42,6 +42,9 @@ STATUS: dict[type[errors.ForkdError], int] = {
 JSON = "application/json"
 """Media type of every body but a file's; a browser sends it nowhere without asking first."""
 
+CODES = {404: errors.NotFound.code, 413: errors.InvalidRequest.code}
+"""Codes of answers that no error of ours stands behind; any other is a plain `RequestError`."""
+
 INTERNAL = ErrorBody(error="forkd failed in a way it did not foresee; see its log", code="internal")
 
 
@@ -83,13 +86,24 @@ def render(error: errors.ForkdError) -> JSONResponse:
     return _answer(body_of(error), status_of(type(error)))
 
 
+def plain(status: int, message: str) -> JSONResponse:
+    """Return an answer to what did not get as far as an error of ours."""
+    code = CODES.get(status, errors.RequestError.code)
+    return _answer(ErrorBody(error=message, code=code), status)
+
+
 def internal_error() -> JSONResponse:
     """Return the answer to a request whose handler crashed."""
     return _answer(INTERNAL, STATUS[errors.ForkdError])
 
 
 def _answer(body: ErrorBody, status: int) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == STATUS[errors.Denied] else None
+    headers = {}
+    if status == STATUS[errors.Denied]:
+        headers["WWW-Authenticate"] = "Bearer"
+    if "retry_after_s" in body.context:
+        headers["Retry-After"] = str(body.context["retry_after_s"])
+        headers["Connection"] = "close"
     return JSONResponse(body.model_dump(), status, headers=headers)
 
 
@@ -113,9 +127,9 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what `install` registered
     if isinstance(error.__cause__, errors.ForkdError):
         return render(error.__cause__)
-    code = errors.NotFound.code if error.status_code == 404 else errors.RequestError.code  # noqa: PLR2004
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return _answer(ErrorBody(error=message, code=code), error.status_code)
+    answer = plain(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _bug(_: Request, __: Exception) -> JSONResponse:

@@ -3,7 +3,8 @@
 A request has an id, which its log lines and its answer's `X-Request-Id` bear.  Whoever listens
 knows who asks: the Unix socket and TCP in different ways.  A handler whose client has gone is
 cancelled: nobody waits for it, and what it was about to make would belong to nobody.  A handler
-that crashes is logged once, with its traceback, and answered with a 500.
+that crashes is logged once, with its traceback, and answered with a 500.  There are only so many
+at once.
 """
 
 from __future__ import annotations
@@ -17,21 +18,30 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from forkd.daemon.auth import OPEN_PATHS
+from forkd.daemon.connections import too_much
 from forkd.daemon.errors import internal_error, render
 from forkd.errors import ForkdError
 from forkd.model.caller import current_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from forkd.daemon.clients import ClientLimits
     from forkd.model.caller import Caller
 
 CALLER = "forkd.caller"
 """Where a request's scope has its `Caller`."""
 
 REQUEST_ID = b"x-request-id"
+
+BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+"""Messages that begin an answer, and that have headers."""
+
+PIECE_BYTES_MAX = 64 * 1024
+"""Most of an answer that is handed to the server at once; it takes more when that was sent."""
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +53,16 @@ class Requests:
         app: What answers.
         who: Returns who asks, from a connection's scope and the id of its request; may raise
             a `ForkdError`, which is the answer then.
+        limits: What those may take who ask.
     """
 
-    def __init__(self, app: ASGIApp, who: Callable[[Scope, str], Caller]) -> None:
+    def __init__(
+        self, app: ASGIApp, who: Callable[[Scope, str], Caller], limits: ClientLimits
+    ) -> None:
         self._app = app
         self._who = who
+        self._at_once = {"http": 0, "websocket": 0}
+        self._most = {"http": limits.requests_max, "websocket": limits.websockets_max}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
@@ -56,19 +71,35 @@ class Requests:
         token = current_request.set(request_id)
         try:
             scope[CALLER] = self._who(scope, request_id)
-            await _until_gone(self._app, scope, receive, answer.send)
+            with self._counted(scope):
+                await _until_gone(self._app, scope, receive, answer.send)
         except ForkdError as error:
             await render(error)(scope, receive, answer.send)
         except Exception:  # the one place where a crash becomes an answer
             log.exception("request crashed", extra={"path": scope.get("path")})
-            if scope["type"] == "http" and not answer.begun:
+            if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
         finally:
             current_request.reset(token)
 
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope) -> Iterator[None]:
+        """Count a request for the block, or refuse it; whether we live can always be asked."""
+        kind = scope["type"]
+        if scope["path"] in OPEN_PATHS:
+            yield
+            return
+        if self._at_once[kind] >= self._most[kind]:
+            raise too_much("requests" if kind == "http" else "WebSockets")
+        self._at_once[kind] += 1
+        try:
+            yield
+        finally:
+            self._at_once[kind] -= 1
+
 
 class _Answer:
-    """Sends an answer with the id of its request."""
+    """Sends an answer, with the id of its request, only as fast as its client reads it."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -76,11 +107,20 @@ class _Answer:
         self.begun = False
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in BEGINNINGS:
             self.begun = True
             header = (REQUEST_ID, self._request_id.encode())
             message["headers"] = [*message.get("headers", ()), header]
-        await self._send(message)
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        for start in range(0, max(1, len(body)), PIECE_BYTES_MAX):
+            end = start + PIECE_BYTES_MAX
+            piece = {"body": body[start:end], "more_body": more or end < len(body)}
+            await self._send({"type": message["type"], **piece})
+            # To a client that has gone everything is sent at once, and we would never be cancelled.
+            await asyncio.sleep(0)
 
 
 async def _until_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

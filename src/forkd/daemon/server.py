@@ -12,11 +12,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from forkd.daemon.auth import ByToken, ServedNames, by_socket, obtain_token
+from forkd.daemon.clients import HEADER_BYTES_MAX, TCP, UNIX
+from forkd.daemon.connections import Gate
 from forkd.daemon.requests import Requests
 from forkd.errors import Conflict
 from forkd.host import files, sockets
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from forkd.daemon.clients import ClientLimits
     from forkd.daemon.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -56,8 +60,16 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[list[str]]:
+async def listening(
+    app: ASGIApp, settings: Settings, *, unix: ClientLimits = UNIX, tcp: ClientLimits = TCP
+) -> AsyncIterator[list[str]]:
     """Serve `app` for as long as the context lasts, which gives the URLs it answers at.
+
+    Args:
+        app: What answers.
+        settings: Where to listen, and who may ask.
+        unix: What the clients of the Unix socket may take.
+        tcp: What the clients of TCP may take.
 
     Raises:
         Conflict: Another daemon listens there.
@@ -65,16 +77,14 @@ async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[list[str]
         InvalidRequest: The token file is unusable, or others may read it.
     """
     with contextlib.ExitStack() as stack:
-        served = [*_unix(app, settings, stack), *_tcp(app, settings, stack)]
-        servers = [_server(each) for each, _, _ in served]
+        served = [*_unix(app, settings, unix, stack), *_tcp(app, settings, tcp, stack)]
         async with asyncio.TaskGroup() as group:
-            pairs = list(zip(servers, served, strict=True))
-            tasks = [group.create_task(one.serve([bound])) for one, (_, bound, _) in pairs]
+            tasks = [group.create_task(each.server.serve([each.bound])) for each in served]
             try:
-                yield [url for _, _, url in served]
+                yield [each.url for each in served]
             finally:
-                for server in servers:
-                    server.should_exit = True
+                for each in served:
+                    each.server.should_exit = True
                 await asyncio.wait(tasks)
 
 
@@ -91,13 +101,46 @@ async def until_told_to_stop() -> None:
             loop.remove_signal_handler(number)
 
 
-def _server(app: ASGIApp) -> _Server:
-    config = uvicorn.Config(
-        app,
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A server and the address that it serves."""
+
+    server: _Server
+    bound: sockets.Socket
+    url: str
+
+
+def _unix(
+    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
+) -> Iterator[_Served]:
+    if settings.socket is not None:
+        bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
+        server = _server(Requests(app, by_socket, limits), limits)
+        yield _Served(server, bound, f"unix://{settings.socket}")
+
+
+def _tcp(
+    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
+) -> Iterator[_Served]:
+    if settings.bind is None:
+        return
+    who = ByToken(obtain_token(settings), ServedNames(settings.bind.host, settings.hosts))
+    bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
+    host, port = bound.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    yield _Served(_server(Requests(app, who, limits), limits), bound, f"http://{shown}:{port}")
+
+
+def _server(app: ASGIApp, limits: ClientLimits) -> _Server:
+    gate = Gate(
+        limits,
+        app=app,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         ws_max_size=MESSAGE_BYTES_MAX,
@@ -105,26 +148,7 @@ def _server(app: ASGIApp) -> _Server:
         ws_ping_timeout=WS_PING_TIMEOUT_S,
         ws_per_message_deflate=False,
     )
-    return _Server(config)
-
-
-_Served = tuple["ASGIApp", sockets.Socket, str]
-
-
-def _unix(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iterator[_Served]:
-    if settings.socket is not None:
-        bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
-        yield Requests(app, by_socket), bound, f"unix://{settings.socket}"
-
-
-def _tcp(app: ASGIApp, settings: Settings, stack: contextlib.ExitStack) -> Iterator[_Served]:
-    if settings.bind is None:
-        return
-    who = ByToken(obtain_token(settings), ServedNames(settings.bind.host, settings.hosts))
-    bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
-    host, port = bound.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    yield Requests(app, who), bound, f"http://{shown}:{port}"
+    return _Server(gate)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -29,6 +30,11 @@ def unix_stream() -> Socket:
     """
     with kernel_call("open a socket"):
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
+def descriptors_max() -> int:
+    """Return how many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def has_input(sock: Socket) -> bool:
