@@ -131,7 +131,7 @@ def test_a_body_at_the_limit_is_read_and_one_byte_more_is_not(http: httpx.Client
     beyond = http.post("/v1/sandboxes", content=b" " * (BODY_BYTES_MAX + 1))
 
     assert "longer than" not in refused(within, 400, "invalid_request")["error"]
-    assert "longer than" in refused(beyond, 400, "invalid_request")["error"]
+    assert "longer than" in refused(beyond, 413, "invalid_request")["error"]
 
 
 def test_a_body_that_does_not_say_how_long_it_is_is_counted(http: httpx.Client) -> None:
@@ -139,7 +139,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_counted(http: httpx.Client) 
 
     answer = http.post("/v1/sandboxes", content=iter(pieces), headers=JSON)
 
-    said = refused(answer, 400, "invalid_request")
+    said = refused(answer, 413, "invalid_request")
     assert "longer than" in said["error"]
 
 

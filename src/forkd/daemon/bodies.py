@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
-from forkd.daemon.errors import render
-from forkd.errors import InvalidRequest
+from forkd.daemon.errors import plain
 from forkd.limits import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+TOO_LARGE = 413
+WORDS = f"the body is longer than {BODY_BYTES_MAX} bytes"
 
 _UPLOADS = ("/files", "/pack")
 
@@ -33,7 +35,7 @@ class LimitBodies:
             return
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
-            await render(_too_large())(scope, receive, send)
+            await plain(TOO_LARGE, WORDS)(scope, receive, send)
             return
         await self._app(scope, _Counted(receive), send)
 
@@ -47,13 +49,9 @@ class _Counted:
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
         if self._bytes > BODY_BYTES_MAX:
-            raise _too_large()
+            raise HTTPException(TOO_LARGE, WORDS)
         return message
 
 
 def _is_upload(scope: Scope) -> bool:
     return bool(scope["method"] == "PUT" and scope["path"].endswith(_UPLOADS))
-
-
-def _too_large() -> InvalidRequest:
-    return InvalidRequest(f"the body is longer than {BODY_BYTES_MAX} bytes", field="body")

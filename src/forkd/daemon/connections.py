@@ -242,6 +242,13 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._unread.clear()
         super().resume_writing()
 
+    def data_received(self, data: bytes) -> None:
+        """Take what the client said; refuse what is no request, which uvicorn passes over."""
+        super().data_received(data)
+        problem = self.conn.handshake_exc
+        if problem is not None and not self.handshake_initiated:
+            self._refuse(plain(BAD_REQUEST, f"no WebSocket handshake: {problem.__cause__}"))
+
     def handle_connect(self, event: Request) -> None:
         """Begin the WebSocket, or refuse a handshake that is none."""
         answer = self.conn.accept(event)
@@ -251,13 +258,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         # One line, which is what websockets says first.
         said = (answer.body or b"").decode().partition("\n")[0]
         self._refuse(plain(answer.status_code, said))
-
-    def handle_parser_exception(self) -> None:
-        """Close after what is no frame; refuse what is no handshake."""
-        if self.conn.close_sent is None:
-            self._refuse(plain(BAD_REQUEST, f"no WebSocket handshake: {self.conn.parser_exc}"))
-        else:
-            super().handle_parser_exception()
 
     def handle_ping(self) -> None:
         """Answer, unless the client does not read anyway: answers would pile up."""

@@ -123,10 +123,12 @@ def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer for the router: no such path, not this method, or a body that broke off."""
+    """Answer for the router: no such path, not this method, or a body that cannot be read."""
     assert isinstance(error, HTTPException)  # noqa: S101 - what `install` registered
     if isinstance(error.__cause__, errors.ForkdError):
         return render(error.__cause__)
+    if error.status_code == STATUS[errors.InvalidRequest]:
+        return render(errors.InvalidRequest("the body is no JSON that can be read", field="body"))
     answer = plain(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     answer.headers.update(error.headers or {})
     return answer

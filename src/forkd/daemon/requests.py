@@ -19,9 +19,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from forkd.daemon.auth import OPEN_PATHS
+from forkd.daemon.clients import HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
-from forkd.daemon.errors import internal_error, render
-from forkd.errors import ForkdError
+from forkd.daemon.errors import internal_error, plain, render
+from forkd.errors import ForkdError, NotFound
 from forkd.model.caller import current_request
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ REQUEST_ID = b"x-request-id"
 
 BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 """Messages that begin an answer, and that have headers."""
+
+HEADER_TOO_LARGE = 431
+HEADER_WORDS = f"the header is longer than {HEADER_BYTES_MAX} bytes"
 
 PIECE_BYTES_MAX = 64 * 1024
 """Most of an answer that is handed to the server at once; it takes more when that was sent."""
@@ -70,6 +74,9 @@ class Requests:
         answer = _Answer(send, request_id)
         token = current_request.set(request_id)
         try:
+            if _header_bytes(scope) > HEADER_BYTES_MAX:
+                await plain(HEADER_TOO_LARGE, HEADER_WORDS)(scope, receive, answer.send)
+                return
             scope[CALLER] = self._who(scope, request_id)
             with self._counted(scope):
                 await _until_gone(self._app, scope, receive, answer.send)
@@ -107,6 +114,8 @@ class _Answer:
         self.begun = False
 
     async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.close" and not self.begun:
+            raise NotFound("there is no WebSocket of this path")
         if message["type"] in BEGINNINGS:
             self.begun = True
             header = (REQUEST_ID, self._request_id.encode())
@@ -121,6 +130,12 @@ class _Answer:
             await self._send({"type": message["type"], **piece})
             # To a client that has gone everything is sent at once, and we would never be cancelled.
             await asyncio.sleep(0)
+
+
+def _header_bytes(scope: Scope) -> int:
+    """Return the length of a header; the server bounds only one that is incomplete."""
+    fields = sum(len(name) + len(value) for name, value in scope["headers"])
+    return fields + len(scope["raw_path"]) + len(scope["query_string"])
 
 
 async def _until_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
