@@ -135,6 +135,9 @@ EXEC_TIMEOUT_S_MAX = 7 * 24 * 3600.0
 EXEC_OUTPUT_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of each output kept by a buffered exec; the rest is drained, dropped and said to be."""
 
+OUTPUTS_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes of output that all buffered execs and evals together keep at once; the rest is dropped."""
+
 TTY_CELLS_MAX = 4096
 """Rows or columns of a terminal."""
 

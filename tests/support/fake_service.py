@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from forkd.model.caller import Caller
     from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.sandbox import BranchOptions
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
@@ -337,9 +338,19 @@ class FakeGuests(Component):
         return self.world.execs[-1]
 
     async def eval(
-        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        kept: tuple[Kept, Kept] | None = None,
     ) -> EvalResult:
-        return evaluate(code, self.world.guest(sandbox).names, timeout_s)
+        result = evaluate(code, self.world.guest(sandbox).names, timeout_s)
+        if kept is not None:
+            kept[0].add(result.stdout.encode())
+            return replace(result, output_truncated=kept[0].truncated)
+        return result
 
     async def read_file(
         self,

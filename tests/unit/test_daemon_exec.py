@@ -10,7 +10,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect, unix_connect
 
 from forkd.daemon import exec as daemon_exec
-from forkd.daemon.exec import Kept
 from forkd.limits import MESSAGE_BYTES_MAX
 from forkd.wire.v1 import Kind
 from tests.support.fake_service import some_snapshots
@@ -147,14 +146,3 @@ def test_the_token_is_asked_for_before_the_upgrade(daemon: RunningDaemon) -> Non
 
     assert caught.value.response.status_code == 401
     assert json.loads(caught.value.response.body)["code"] == "denied"
-
-
-def test_output_is_kept_to_its_limit_and_what_came_after_is_said_to_be_missing() -> None:
-    kept = Kept(bytes_max=4)
-
-    kept.add(b"ab")
-    kept.add(b"cd")
-    assert (kept.text(), kept.truncated) == ("abcd", False)
-
-    kept.add(b"e")
-    assert (kept.text(), kept.truncated) == ("abcd", True)

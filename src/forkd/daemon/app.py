@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
 from forkd.daemon.routes import files, packs, processes, sandboxes, snapshots, system, trees
+from forkd.limits import OUTPUTS_BYTES_MAX
+from forkd.model.output import OutputBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     )
     app.state.host = host
     app.state.failure = failure
+    app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
     app.add_middleware(LimitBodies)
     for module in (system, snapshots, packs, sandboxes, trees, processes, files):

@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from forkd.daemon import convert
 from forkd.daemon.errors import body_of, invalid
+from forkd.daemon.streaming import with_outputs
 from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
-from forkd.limits import EXEC_OUTPUT_BYTES_MAX
+from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 from forkd.model.ids import SandboxId, parse_sandbox_id
 from forkd.wire import v1
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from fastapi import WebSocket
+    from fastapi import Response, WebSocket
 
     from forkd.model.caller import Caller
     from forkd.model.exec import ExecEvent
+    from forkd.model.output import Kept
     from forkd.service.api import ExecSession, Guests
+
+Keep: TypeAlias = "Callable[[int], Kept]"
+"""Keeps up to so many bytes of an output until its request is over."""
 
 log = logging.getLogger(__name__)
 
@@ -36,50 +41,47 @@ SIGNAL_EXIT_BASE = 128
 """A shell's exit code for a program ended by signal n is this plus n."""
 
 
-class Kept:
-    """The first `bytes_max` bytes of an output; counts as truncated what came after them."""
-
-    def __init__(self, bytes_max: int = EXEC_OUTPUT_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._data = bytearray()
-        self.truncated = False
-
-    def add(self, data: bytes) -> None:
-        """Keep what there is room for."""
-        room = self._bytes_max - len(self._data)
-        self._data += data[:room]
-        self.truncated = self.truncated or len(data) > room
-
-    def text(self) -> str:
-        """Return what was kept, with U+FFFD for what is not UTF-8."""
-        return self._data.decode(errors="replace")
-
-
 async def run(
-    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Exec
-) -> v1.ExecResult:
-    """Run a program to its end and return its output, the first `EXEC_OUTPUT_BYTES_MAX` of each.
+    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Exec, keep: Keep
+) -> Response:
+    """Run a program to its end and answer its output, the first `EXEC_OUTPUT_BYTES_MAX` of each.
 
     Raises:
         EngineExited: The machine ended before the program did.
         ForkdError: Whatever the service raises.
     """
-    stdout, stderr = Kept(), Kept()
+    stdout, stderr = keep(EXEC_OUTPUT_BYTES_MAX), keep(EXEC_OUTPUT_BYTES_MAX)
     async with await guests.exec(caller, sandbox, convert.exec_request(request)) as session:
         with _first_error():
             async with asyncio.TaskGroup() as group:
                 feeder = group.create_task(_feed(session, request.stdin))
                 ended = await _collect(session, stdout, stderr)
                 feeder.cancel()
-    return v1.ExecResult(
+    result = v1.ExecResult(
         exit_code=_shell_code(ended),
         signal=ended.signal,
         timed_out=ended.timed_out,
         duration_s=ended.duration_s,
-        stdout=stdout.text(),
-        stderr=stderr.text(),
+        stdout="",
+        stderr="",
         truncated=stdout.truncated or stderr.truncated,
     )
+    return with_outputs(result, {"stdout": stdout, "stderr": stderr})
+
+
+async def evaluate(
+    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Eval, keep: Keep
+) -> Response:
+    """Run code in the warm runtime and answer what it gave.
+
+    Raises:
+        ForkdError: Whatever the service raises.
+    """
+    stdout, stderr = kept = keep(EVAL_OUTPUT_BYTES_MAX), keep(EVAL_OUTPUT_BYTES_MAX)
+    result = await guests.eval(
+        caller, sandbox, request.code, timeout_s=request.timeout_secs, kept=kept
+    )
+    return with_outputs(convert.eval_result(result), {"stdout": stdout, "stderr": stderr})
 
 
 async def _feed(session: ExecSession, text: str | None) -> None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 CALLER = "forkd.caller"
 """Where a request's scope has its `Caller`."""
 
+HELD = "forkd.held"
+"""Where a request's scope has what is released when the request is over, its answer sent."""
+
 REQUEST_ID = b"x-request-id"
 
 BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
@@ -78,7 +81,7 @@ class Requests:
                 await plain(HEADER_TOO_LARGE, HEADER_WORDS)(scope, receive, answer.send)
                 return
             scope[CALLER] = self._who(scope, request_id)
-            with self._counted(scope):
+            with self._counted(scope), contextlib.ExitStack() as scope[HELD]:
                 await _until_gone(self._app, scope, receive, answer.send)
         except ForkdError as error:
             await render(error)(scope, receive, answer.send)

@@ -11,20 +11,32 @@ off without its last chunk, which every HTTP client notices.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
-from forkd.daemon.errors import body_of
+from forkd.daemon.errors import JSON, body_of
 from forkd.errors import EngineError, ForkdError
+from forkd.model.output import PIECE_BYTES
 from forkd.wire.v1 import ErrorEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Iterator,
+        Mapping,
+    )
 
     from pydantic import BaseModel
     from starlette.types import Receive, Scope, Send
+
+    from forkd.model.output import Kept
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +118,51 @@ async def _lines(
 
 def _line(event: BaseModel) -> bytes:
     return event.model_dump_json().encode() + b"\n"
+
+
+def with_outputs(result: BaseModel, outputs: Mapping[str, Kept]) -> Response:
+    """Return `result` as an answer, with what was kept for the members that `outputs` names.
+
+    Long outputs are decoded and encoded while they are sent: as JSON they can be six times as long.
+    """
+    texts = _texts(result, outputs)
+    if sum(map(len, outputs.values())) <= PIECE_BYTES:
+        return Response("".join(texts), media_type=JSON)
+    return _Long(texts, media_type=JSON)
+
+
+def _texts(result: BaseModel, outputs: Mapping[str, Kept]) -> Iterator[str]:
+    opening = "{"
+    for name, value in result.model_dump().items():
+        yield f"{opening}{json.dumps(name)}:"
+        opening = ","
+        if name in outputs:
+            yield '"'
+            yield from (
+                json.dumps(each, ensure_ascii=False)[1:-1] for each in outputs[name].pieces()
+            )
+            yield '"'
+        else:
+            yield to_json(value, inf_nan_mode="null").decode()
+    yield "}"
+
+
+class _Long(Response):
+    """An answer that is made while it is sent."""
+
+    def __init__(self, texts: Iterator[str], *, media_type: str) -> None:
+        super().__init__(media_type=media_type)
+        del self.headers["content-length"]
+        self._texts = texts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        del scope, receive
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        for text in self._texts:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def last(source: AsyncGenerator[object, None], kind: type[T]) -> T:

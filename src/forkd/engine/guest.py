@@ -24,6 +24,7 @@ from forkd.errors import EngineError
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import EvalFault, EvalResult
 from forkd.model.guest import GuestStatus
+from forkd.model.output import Kept
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -127,28 +128,32 @@ class Guest:
         """Write the root file system out and freeze it: writers wait for ever; raises as `ask`."""
         await self.ask("freeze", timeout_s=FREEZE_TIMEOUT_S)
 
-    async def eval(self, code: str, timeout_s: float) -> EvalResult:
+    async def eval(
+        self, code: str, timeout_s: float, kept: tuple[Kept, Kept] | None = None
+    ) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
+
+        Args:
+            code: What to run.
+            timeout_s: How long it may take.
+            kept: What takes its outputs; None to keep them for the result alone.
 
         Raises:
             Conflict: The guest has no runtime.
             EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
             ForkdError: As `ask`.
         """
-        streams = {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()}
+        stdout, stderr = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
+        streams = {Kind.STDOUT: stdout, Kind.STDERR: stderr}
         async with (
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
             self.operation("eval", {"code": code, "timeout_s": timeout_s}) as channel,
         ):
-            dropped = False
             while (frame := await channel.receive()).kind in streams:
-                kept = streams[frame.kind]
-                room = EVAL_OUTPUT_BYTES_MAX - len(kept)
-                kept += frame.payload[:room]
-                dropped = dropped or len(frame.payload) > room
+                streams[frame.kind].add(frame.payload)
             reply = Evaluated.read(answer(frame), "eval")
-        out, err = (bytes(kept).decode(errors="replace") for kept in streams.values())
-        return _eval_result(reply, out, err, output_truncated=dropped)
+        dropped = stdout.truncated or stderr.truncated
+        return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
 
     async def _borrow(self) -> Channel:
         while self._idle:

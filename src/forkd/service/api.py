@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forkd.model.host import HostInfo
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
+    from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.progress import Progress
     from forkd.model.sandbox import (
@@ -401,9 +402,18 @@ class Guests(Protocol):
         ...
 
     async def eval(
-        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        kept: tuple[Kept, Kept] | None = None,
     ) -> EvalResult:
-        """Run `code` in the warm runtime; its exceptions are data in the result."""
+        """Run `code` in the warm runtime; its exceptions are data in the result.
+
+        `kept` takes stdout and stderr if given, so that they can be counted.
+        """
         ...
 
     async def read_file(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
+    from forkd.model.output import Kept
     from forkd.service.sandboxes.roster import Roster
 
 FILE_BYTES_MAX = 1 << 63
@@ -58,14 +59,20 @@ class Guests:
         return await GuestExec.start(self._guest(caller, sandbox), request)
 
     async def eval(
-        self, caller: Caller, sandbox: SandboxId, code: str, *, timeout_s: float | None = None
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        kept: tuple[Kept, Kept] | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
         if len(code.encode(errors="surrogatepass")) > EVAL_CODE_BYTES_MAX:
             raise InvalidRequest(f"code is longer than {EVAL_CODE_BYTES_MAX} bytes", field="code")
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
-        return await self._guest(caller, sandbox).eval(code, timeout_s)
+        return await self._guest(caller, sandbox).eval(code, timeout_s, kept)
 
     async def read_file(
         self,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 from fastapi.requests import HTTPConnection
 
-from forkd.daemon.requests import CALLER
+from forkd.daemon.requests import CALLER, HELD
 from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
+from forkd.model.output import Kept
 from forkd.service import api
 from forkd.wire.v1 import ErrorBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Coroutine, Mapping
+    from contextlib import ExitStack
+
+    from forkd.model.output import OutputBudget
 
 ERRORS: Mapping[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request, or the guest, is at fault"},
@@ -34,6 +39,13 @@ def _component(name: str) -> Callable[[HTTPConnection], Coroutine[object, object
         return getattr(connection.app.state.host, name)
 
     return find
+
+
+async def _keep(connection: HTTPConnection) -> Callable[[int], Kept]:
+    """Return what keeps an output, within the budget of all, until the request is over."""
+    budget: OutputBudget = connection.app.state.outputs
+    held: ExitStack = connection.scope[HELD]
+    return lambda bytes_max: held.enter_context(budget.keep(bytes_max))
 
 
 async def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word
@@ -56,6 +68,7 @@ ComparisonsOf = Annotated[api.Comparisons, Depends(_component("comparisons"))]
 TreesOf = Annotated[api.Trees, Depends(_component("trees"))]
 GuestsOf = Annotated[api.Guests, Depends(_component("guests"))]
 SystemOf = Annotated[api.System, Depends(_component("system"))]
+KeepOf = Annotated[Callable[[int], Kept], Depends(_keep)]
 IdOf = Annotated[SandboxId, Depends(_sandbox_id)]
 TagOf = Annotated[Tag, Depends(_tag)]
 

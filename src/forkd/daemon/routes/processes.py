@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import WebSocket
+from fastapi import Response, WebSocket
 
 from forkd.daemon import convert
-from forkd.daemon.exec import attach, run
-from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, router
+from forkd.daemon.exec import attach, evaluate, run
+from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, router
 from forkd.wire import v1
 
 routes = router("processes")
@@ -18,17 +18,20 @@ async def ping(sandbox: IdOf, caller: CallerOf, guests: GuestsOf) -> v1.Pong:
     return convert.pong(await guests.ping(caller, sandbox))
 
 
-@routes.post("/v1/sandboxes/{id}/exec", operation_id="exec")
-async def exec_(sandbox: IdOf, body: v1.Exec, caller: CallerOf, guests: GuestsOf) -> v1.ExecResult:
+@routes.post("/v1/sandboxes/{id}/exec", operation_id="exec", response_model=v1.ExecResult)
+async def exec_(
+    sandbox: IdOf, body: v1.Exec, caller: CallerOf, guests: GuestsOf, keep: KeepOf
+) -> Response:
     """Run a program, wait for it, and return what it wrote."""
-    return await run(guests, caller, sandbox, body)
+    return await run(guests, caller, sandbox, body, keep)
 
 
-@routes.post("/v1/sandboxes/{id}/eval", operation_id="eval")
-async def eval_(sandbox: IdOf, body: v1.Eval, caller: CallerOf, guests: GuestsOf) -> v1.EvalResult:
+@routes.post("/v1/sandboxes/{id}/eval", operation_id="eval", response_model=v1.EvalResult)
+async def eval_(
+    sandbox: IdOf, body: v1.Eval, caller: CallerOf, guests: GuestsOf, keep: KeepOf
+) -> Response:
     """Run code in the warm runtime; its exceptions are part of the answer."""
-    result = await guests.eval(caller, sandbox, body.code, timeout_s=body.timeout_secs)
-    return convert.eval_result(result)
+    return await evaluate(guests, caller, sandbox, body, keep)
 
 
 @routes.websocket("/v1/sandboxes/{id}/exec/stream")
