@@ -17,6 +17,8 @@ should do wrong is said in the kernel's command line, as words, and kept in its 
 
 Memory is the agent's namespace, pages are its names, and a disk's blocks are the guest's files.
     reset=die                    the machine ends when it is to be reset
+    reset=wait | rename=wait | stop=wait    it says so on the console, and goes on once there is a
+                                 file `go` in the state folder
     rename=fail | rename=hang    the agent refuses to be somebody else later; the first time it
                                  never answers, and says so on the console
     rename=unknown               the machine is of a forkd that knew no `identify`
@@ -144,6 +146,9 @@ class Agent:
             peer.send(Kind.ERROR, {"code": "exec_failed", "message": "no such program"})
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
+        if request["args"][0] in {"forever", "spew"}:
+            self.run_until_left(peer, request["args"][0])
+            return
         peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
         if request["args"][:2] == ["sh", "-c"] and request["args"][2].startswith("fail "):
             _, code, words = request["args"][2].split(" ", 2)
@@ -162,9 +167,32 @@ class Agent:
             peer.send_bytes(encode(Kind.STDOUT, frame.payload))
         peer.send(Kind.REPLY, ended)
 
+    def run_until_left(self, peer: Peer, program: str) -> None:
+        """Say nothing, or all the time, until nobody listens; the console says when."""
+        self.say(f"{program} began")
+        with contextlib.suppress(OSError):
+            while program == "spew":
+                peer.sock.sendall(encode(Kind.STDOUT, bytes(65536)))
+        while peer.receive() is not None:
+            pass
+        self.say(f"{program} ended")
+
+    def say(self, line: str) -> None:
+        with (Path(self.identity["directory"]) / "console.log").open("a") as console:
+            console.write(f"{line}\n")
+
+    def wait_for_go(self, op: str) -> None:
+        """Wait if this operation was to wait, until a test lets it go on."""
+        if f"{op}=wait" in self.knobs:
+            self.say(f"{op} waits")
+            while not (Path(self.identity["top_directory"]).parent / "go").exists():
+                time.sleep(0.001)
+
     def op_write_file(self, peer: Peer, request: Members) -> None:
         data = b""
-        while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
+        while (frame := peer.receive()) is None or frame.kind is Kind.DATA:
+            if frame is None:
+                return  # broken off: nothing is there
             data += frame.payload
             if request["path"] == "/full" and len(data) > 100_000:
                 peer.send(Kind.ERROR, {"code": "no_space", "message": "the disk is full"})
@@ -225,6 +253,7 @@ class Machine:
             elif op == "status":
                 peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})
             elif op == "stop":
+                self.agent.wait_for_go("stop")
                 peer.send(Kind.REPLY, {})
                 self.end()
             else:
@@ -249,6 +278,7 @@ class Machine:
             return
         if "reset=die" in self.agent.knobs:
             os.kill(os.getpid(), signal.SIGKILL)
+        self.agent.wait_for_go("reset")
         identity = {**self.config, **request}
         fresh = self.forked.agent(identity)
         self.agent.identity, self.agent.namespace = identity, fresh.namespace
@@ -261,6 +291,7 @@ class Machine:
             agent.knobs = [knob for knob in agent.knobs if knob != "rename=hang"]
             (self.directory / "console.log").write_bytes(b"hanging\n")
             threading.Event().wait()
+        agent.wait_for_go("rename")
         if "rename=fail" in agent.knobs:
             peer.send(Kind.ERROR, {"code": "guest", "message": "as asked (hook_failed)"})
             return
@@ -543,6 +574,8 @@ def run_compare(config: Members) -> None:
         return {path: text for layer in read for path, text in layer.items()}
 
     was, now = files("before"), files("after")
+    if "/forever" in now:
+        signal.pause()
     if "/no ext4" in {**was, **now}:
         fail("guest", "guest: the file system of the first: it is not ext4")
     changes = []

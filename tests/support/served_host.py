@@ -1,0 +1,103 @@
+"""A daemon in this process over the fake VMM, with real sockets, for clients that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from forkd.daemon.app import create_app
+from forkd.daemon.clients import UNIX, ClientLimits
+from forkd.daemon.server import listening
+from forkd.daemon.settings import Settings
+from tests.support.raw_http import RawClient
+from tests.support.service_host import FakeHost, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fastapi import FastAPI
+
+    from forkd.service.host import Host
+
+REQUEST = "{method} {path} HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A daemon, its host, and a client that does as it should."""
+
+    url: str
+    app: FastAPI
+    service: Host
+    host: FakeHost
+    http: httpx.AsyncClient
+
+    async def sandboxes(self) -> list[str]:
+        """Return the ids of all sandboxes."""
+        return [each["id"] for each in (await self.http.get("/v1/sandboxes")).json()]
+
+    async def fork(self, count: int = 1) -> list[str]:
+        """Fork sandboxes; return their ids."""
+        body = {"snapshot_tag": "python", "n": count}
+        answer = await self.http.post("/v1/sandboxes", json=body)
+        assert answer.status_code == 201, answer.text
+        return [each["id"] for each in answer.json()]
+
+    def console(self, sandbox: str) -> str:
+        """Return what a fake guest said; empty if it is gone."""
+        path = self.host.settings.sandboxes_dir / sandbox / "console.log"
+        return path.read_text() if path.exists() else ""
+
+    async def leave(  # noqa: PLR0913 - all that a request has
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        missing: int = 0,
+        begun: Callable[[], bool],
+        more: str = "",
+    ) -> None:
+        """Send a request, wait until it has begun, and go away.
+
+        Args:
+            method: The request's.
+            path: The request's.
+            body: As much of its body as is sent.
+            missing: How much of it is not.
+            begun: Whether it has; asked again and again.
+            more: More lines of its header.
+        """
+        more += f"Content-Length: {len(body) + missing}\r\n\r\n"
+        async with RawClient(self.url) as client:
+            client.say(REQUEST.format(method=method, path=path, more=more).encode() + body)
+            await until(begun)
+
+
+def descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its own descriptor is one, too
+
+
+@contextlib.asynccontextmanager
+async def served_host(
+    host: FakeHost, *, limits: ClientLimits = UNIX, knobs: str = ""
+) -> AsyncIterator[Served]:
+    """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then."""
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
+        settings = Settings(socket=Path(folder) / "forkd.sock")
+        async with host.service() as service:
+            await host.bake(service, host.recipe(knobs=knobs))
+            app = create_app(service, lambda: service.tasks.failure)
+            async with listening(app, settings, unix=limits) as (url,):
+                transport = httpx.AsyncHTTPTransport(uds=str(settings.socket), verify=False)
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://forkd", timeout=60.0
+                ) as http:
+                    yield Served(url, app, service, host, http)
