@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.daemon.logs import FORMAT, FieldsFormatter, log_to
+from forkd.model.caller import current_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,3 +69,14 @@ def test_a_traceback_comes_after_the_fields() -> None:
 
     assert first.endswith(": failed tag=base")
     assert second == "ValueError: bad"
+
+
+def test_a_line_of_a_request_ends_with_its_id(file: Path) -> None:
+    token = current_request.set("0123abcd")
+    logging.getLogger("forkd").warning("within", extra={"sandbox": "sb-1"})
+    current_request.reset(token)
+    logging.getLogger("forkd").warning("after")
+
+    within, after = file.read_text().splitlines()
+    assert within.endswith(" within sandbox=sb-1 request=0123abcd")
+    assert after.endswith(" after")

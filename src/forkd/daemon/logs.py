@@ -2,8 +2,9 @@
 
     2026-11-22 23:30:29,797 WARNING forkd.service.links: snapshot failed tag=s12 error="disk full"
 
-Values that are not one plain word are quoted as in JSON, so that nothing a guest or a client has
-said can look like another field or another line.
+A line that belongs to a request, or to a task that one began, ends with `request=` and the id that
+the answer's `X-Request-Id` had.  Values that are not one plain word are quoted as in JSON, so that
+nothing a guest or a client has said can look like another field or another line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import logging
 import re
 from typing import TYPE_CHECKING
+
+from forkd.model.caller import current_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +43,9 @@ class FieldsFormatter(logging.Formatter):
             for name, value in record.__dict__.items()
             if name not in _OF_EVERY_RECORD
         )
-        return " ".join([super().formatMessage(record), *words])
+        request = current_request.get()
+        ending = [] if request is None else [f"request={request}"]
+        return " ".join([super().formatMessage(record), *words, *ending])
 
 
 def _quoted(value: object) -> str:

@@ -24,6 +24,7 @@ from forkd.daemon.connections import too_much
 from forkd.daemon.errors import internal_error, plain, render
 from forkd.errors import ForkdError, NotFound
 from forkd.model.caller import current_request
+from forkd.service.supervision import is_reported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -85,8 +86,9 @@ class Requests:
                 await _until_gone(self._app, scope, receive, answer.send)
         except ForkdError as error:
             await render(error)(scope, receive, answer.send)
-        except Exception:  # the one place where a crash becomes an answer
-            log.exception("request crashed", extra={"path": scope.get("path")})
+        except Exception as error:
+            fields = {"path": scope["path"]}
+            log.error("request crashed", exc_info=not is_reported(error), extra=fields)  # noqa: TRY400 - once
             if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
         finally:

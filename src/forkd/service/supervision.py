@@ -27,6 +27,9 @@ T = TypeVar("T")
 
 STOPPING = "the daemon is stopping"
 
+_REPORTED = "_forkd_reported"
+"""What an exception has that was logged before somebody came to wait for it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -198,6 +201,12 @@ def report(error: BaseException, name: str) -> None:
         log.warning("task failed", extra={"task": name, "error": str(error), "code": error.code})
     else:
         log.error("task crashed", exc_info=error, extra={"task": name})
+        setattr(error, _REPORTED, True)
+
+
+def is_reported(error: BaseException) -> bool:
+    """Whether a crash is in the log already, with its traceback."""
+    return getattr(error, _REPORTED, False)
 
 
 async def to_end(work: Awaitable[T]) -> T:

@@ -1,0 +1,100 @@
+"""A daemon in a process of its own over the fake VMM, which may crash or be started again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Self
+
+import httpx
+
+from tests.support.service_host import ROOT, FakeHost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+SERVE = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}, {source!r}]
+from forkd.daemon import commands
+from forkd.daemon.settings import Settings
+from forkd.service.supervision import TaskKind
+from tests.support import crashing
+from tests.support.service_host import make_host
+
+folder, run_dir, crash = Path({folder!r}), Path({run_dir!r}), {crash!r}
+if crash is not None:
+    crashing.install(TaskKind(crash[0]), crash[1], folder)
+host = make_host(folder, run_dir)
+commands.host_settings = lambda _: host.settings
+settings = Settings(socket=run_dir / "forkd.sock", state_dir=host.settings.state_dir)
+sys.exit(commands.serve(settings, log_file=folder / "log", detach=False))
+"""
+
+END_TIMEOUT_S = 60.0
+
+
+class FakeDaemon:
+    """The daemon of a `FakeHost`; it runs within its `with` block.
+
+    Attributes:
+        http: A client of it.
+        status: How it ended.
+    """
+
+    def __init__(self, host: FakeHost, crash: Sequence[str] | None = None) -> None:
+        self.host = host
+        self._crash = None if crash is None else tuple(map(str, crash))
+        self.status: int | None = None
+        socket = str(host.settings.run_dir / "forkd.sock")
+        self.url = f"unix://{socket}"
+        transport = httpx.HTTPTransport(uds=socket, verify=False)
+        self.http = httpx.Client(
+            transport=transport, base_url="http://forkd", timeout=END_TIMEOUT_S
+        )
+
+    @property
+    def log(self) -> Path:
+        """Where it writes its log."""
+        return self.host.folder / "log"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        script = SERVE.format(
+            root=str(ROOT),
+            source=str(ROOT / "src"),
+            folder=str(self.host.folder),
+            run_dir=str(self.host.settings.run_dir),
+            crash=self._crash,
+        )
+        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
+        assert self._process.stdout is not None
+        said = json.loads(self._process.stdout.readline())
+        assert said["event"] == "listening", said
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        self.until_ended()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def until_ended(self) -> int:
+        """Return its exit status, once it has ended."""
+        self.status = self._process.wait(END_TIMEOUT_S)
+        return self.status
