@@ -370,7 +370,12 @@ def settings(programs: Programs, cache: Path, work: Path) -> Iterator[HostSettin
         for name in ("kernels", "initramfs", "images"):
             (ours / name).symlink_to(cache / name)
         yield HostSettings(
-            vmm=programs.vmm, agent=programs.agent, cache_dir=ours, state_dir=state, run_dir=run
+            vmm=programs.vmm,
+            agent=programs.agent,
+            cache_dir=ours,
+            state_dir=state,
+            run_dir=run,
+            recipe_dirs=(Path("/"),),
         )
     finally:
         shutil.rmtree(run)

@@ -103,6 +103,26 @@ LINK_EXEC_TIMEOUT_S_DEFAULT = 600.0
 TRUSTED_CHARS_MAX = 64 * 65
 """The keys that one request to unpack trusts: 64 of them, each 64 hex digits and a comma."""
 
+# Recipes
+
+RECIPE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+"""Names of recipes.  A recipe that is named by a request is in a folder of that name."""
+
+RECIPE_UPLOAD_BYTES_MAX = 2 * 1024 * 1024 * 1024
+"""Archive of one uploaded recipe: an image of a recipe's own fits in it."""
+
+RECIPE_ENTRIES_MAX = 10_000
+"""Files, folders and links in the archive of one uploaded recipe."""
+
+RECIPE_PATH_BYTES_MAX = 255
+"""Path of a file in the archive of an uploaded recipe, which the header of a plain tar holds."""
+
+RECIPES_UPLOADED_MAX = 10_000
+"""Most uploaded recipes that one host keeps."""
+
+ROOM_BYTES_MIN = 256 * 1024 * 1024
+"""Space that a pack or a recipe from elsewhere leaves free for the database and machines."""
+
 # Programs and code in a guest
 
 EXEC_ARGS_MAX = 4096

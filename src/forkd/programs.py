@@ -1,4 +1,4 @@
-"""Find the two programs that are not Python: the VMM and the guest agent.
+"""Find what comes with forkd and is not Python: the VMM, the guest agent, and recipes.
 
 Both sides need them, the daemon to start machines and `forkd up` to try whether it could, so this
 imports nothing of either.
@@ -17,6 +17,9 @@ VMM = "forkd-vmm"
 AGENT = "forkd-agent"
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
+
+RECIPES = _CHECKOUT / "recipes"
+"""The recipes that come with forkd."""
 
 _BUILT = ("build/bin", "target/x86_64-unknown-linux-gnu/release")
 """Where `make build` and cargo leave them, linked statically."""

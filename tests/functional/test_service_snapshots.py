@@ -17,8 +17,6 @@ from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.service_host import FakeHost
 
 ONE = ForkOptions()
@@ -95,10 +93,10 @@ async def test_a_kernel_that_is_no_kernel_is_one_clear_error(fake_host: FakeHost
         assert await service.snapshots.list(CALLER) == ()
 
 
-async def test_a_missing_recipe_is_not_found(fake_host: FakeHost, tmp_path: Path) -> None:
+async def test_a_missing_recipe_is_not_found(fake_host: FakeHost) -> None:
     async with fake_host.service() as service:
         with pytest.raises(NotFound):
-            await fake_host.bake(service, tmp_path / "nowhere")
+            await fake_host.bake(service, fake_host.folder / "recipes" / "nowhere")
 
 
 async def test_closing_the_events_ends_the_bake(fake_host: FakeHost) -> None:

@@ -45,6 +45,7 @@ from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
 from tests.support import fake_packs
 from tests.support.fake_programs import FakeExec, evaluate
+from tests.support.fake_recipes import FakeRecipes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
+    from forkd.model.recipe import RecipeSource
     from forkd.model.sandbox import BranchOptions
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
 
@@ -101,12 +103,11 @@ class Component:
 
 class FakeImages(Component):
     async def build(
-        self, caller: Caller, recipe_path: Path
+        self, caller: Caller, recipe: RecipeSource
     ) -> AsyncGenerator[Progress | Image, None]:
-        if not recipe_path.name.startswith("good"):
-            raise NotFound(f"no recipe at {recipe_path}", field="recipe")
+        name = await self.world.recipes.name(caller, recipe)
         yield Progress("rootfs", 0.5, "half of the root file system")
-        yield Image("key", "good", Path("/k"), None, Path("/r"), 2048 * MIB)
+        yield Image("key", name, Path("/k"), None, Path("/r"), 2048 * MIB)
 
 
 class FakeSnapshots(Component):
@@ -115,12 +116,13 @@ class FakeSnapshots(Component):
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         if request.tag in self.world.stored:
             raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        name = await self.world.recipes.name(caller, request.recipe)
         done = False
         try:
             yield Progress("boot", None, "booting")
-            await self.world.bake(request.recipe_path.name)
+            await self.world.bake(name)
             yield Progress("warm", 1.0, "warm")
-            made = a_snapshot(request.tag, recipe=request.recipe_path.name)
+            made = a_snapshot(request.tag, recipe=name)
             self.world.stored[request.tag] = made
             done = True
             yield made
@@ -481,6 +483,7 @@ class FakeService:
         self.exec_fed = asyncio.Event()
         self.crashes_expected = 0
         self.failure: str | None = None
+        self.recipes = FakeRecipes()
         self.images = FakeImages(self)
         self.snapshots = FakeSnapshots(self)
         self.chains = FakeChains(self)

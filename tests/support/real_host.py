@@ -271,5 +271,6 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         cache_dir=cache,
         state_dir=state,
         run_dir=run_dir,
+        recipe_dirs=(Path("/"),),
         packs=PackPolicy(allow_unsigned=True),
     )

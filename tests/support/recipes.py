@@ -20,7 +20,8 @@ NO_RECIPES = [
     pytest.param(b"#" * (RECIPE_BYTES_MAX + 1), "is larger than", id="one-byte-too-large"),
     pytest.param(b"x = " + b"[" * 5_000 + b"]" * 5_000, "nested too deeply", id="deep-arrays"),
     pytest.param(b"x = " + b"{x=" * 5_000 + b"1" + b"}" * 5_000, "nested too deeply", id="deep"),
-    pytest.param(b".".join([b"x"] * 5_000) + b" = 1", "unknown key", id="deep-keys"),
+    pytest.param(b".".join([b"x"] * 202) + b" = 1", "more than 200 dots", id="deep-keys"),
+    pytest.param(b".".join([b"x"] * 201) + b" = 1", "unknown key", id="deepest-keys"),
     pytest.param(b"x = " + b"9" * 5_000, "is not TOML", id="a-number-of-5000-digits"),
     pytest.param(b"", "recipe key 'name'", id="empty"),
 ]

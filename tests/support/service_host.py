@@ -116,6 +116,7 @@ def make_host(folder: Path, run_dir: Path) -> FakeHost:
         cache_dir=folder / "cache",
         state_dir=folder / "state",
         run_dir=run_dir,
+        recipe_dirs=(folder / "recipes",),
         cgroup_root=folder / "cgroup" / "forkd",
         settle_s=0.0,  # a fake guest puts nothing off
         packs=PackPolicy(allow_unsigned=True),

@@ -33,7 +33,7 @@ def sandbox(forkd: Forkd) -> str:
 def recipe(tmp_path: Path) -> Path:
     folder = tmp_path / "good"
     folder.mkdir()
-    (folder / "recipe.toml").write_text("")
+    (folder / "recipe.toml").write_text('name = "good"')
     return folder
 
 
@@ -51,19 +51,31 @@ def test_a_baked_snapshot_is_one_json_document(forkd: Forkd, recipe: Path) -> No
     assert (ended.document["tag"], ended.document["bootable"], ended.err) == ("new", True, "")
 
 
-def test_a_recipe_that_does_not_exist_is_named_beside_those_that_do(
-    forkd: Forkd, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shelf = recipe.parent / "recipes"
-    shelf.mkdir()
-    recipe.rename(shelf / "some-recipe")
-    monkeypatch.chdir(recipe.parent)
-
+def test_a_recipe_that_does_not_exist_is_named_beside_those_that_do(forkd: Forkd) -> None:
     ended = forkd("snapshot", "create", "new", "-r", "nothing")
 
     assert ended.code == 3
-    assert "no recipe 'nothing'" in ended.err
-    assert "some-recipe" in ended.err
+    assert "no recipe 'nothing'; there are: fails, good, hangs" in ended.err
+
+
+def test_a_recipe_of_this_host_is_uploaded_and_one_of_the_daemons_named(
+    forkd: Forkd, daemon: RunningDaemon, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forkd("build", "good").code == 0
+    assert daemon.service.recipes.uploads == []
+
+    monkeypatch.chdir(recipe.parent)
+    for named in ("good", "./good", str(recipe / "recipe.toml")):
+        assert forkd("build", named).code == 0
+
+    assert len(daemon.service.recipes.uploads) == 1
+
+
+def test_a_folder_without_a_recipe_ends_with_3(forkd: Forkd, tmp_path: Path) -> None:
+    ended = forkd("build", f"{tmp_path.name}/nothing")
+
+    assert ended.code == 3
+    assert "no folder with a recipe.toml" in ended.err
 
 
 def test_an_image_is_built(forkd: Forkd, recipe: Path) -> None:

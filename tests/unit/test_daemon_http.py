@@ -205,7 +205,7 @@ def test_a_client_that_leaves_a_stream_undoes_the_bake(
 
 
 def test_a_recipe_must_not_depend_on_where_the_daemon_runs(http: httpx.Client) -> None:
-    answer = http.post("/v1/snapshots", json={"tag": "new", "recipe": "good"})
+    answer = http.post("/v1/snapshots", json={"tag": "new", "recipe": "./good"})
 
     assert refused(answer, 400, "invalid_request")["field"] == "recipe"
 

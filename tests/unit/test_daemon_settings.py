@@ -46,6 +46,7 @@ EVERYTHING = {
     "disk_dir": ("/d", Path("/d")),
     "disk_limit_mib": ("512", 512),
     "disk_reserve_mib": ("0", 0),
+    "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
     "agent": ("/a", Path("/a")),
     "tree_live": ("7", 7),

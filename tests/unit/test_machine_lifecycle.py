@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import programs
 from forkd.errors import EngineError, NotFound
 from forkd.machine import build, lifecycle
 from forkd.machine.process import ProcessId
@@ -100,23 +101,17 @@ def test_a_recipe_for_another_daemon_stays_where_it_is(tmp_path: Path) -> None:
     assert build.prepare(tmp_path, "http://elsewhere:1", tmp_path / "none", str) == tmp_path
 
 
-def test_a_recipe_is_copied_to_a_place_named_by_its_contents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "recipe"
-    (folder / "files").mkdir(parents=True)
-    (folder / "recipe.toml").write_text("a = 1")
-    (folder / "files" / "x").write_text("x")
+def test_the_image_of_a_recipe_for_our_helper_machine_is_built_here(tmp_path: Path) -> None:
+    """Emulated, a build takes about twelve times as long."""
+    lifecycle.publish(tmp_path, daemon(tmp_path))
+    built: list[Path] = []
 
-    first = build.copy_where_seen(folder / "recipe.toml")
-    second = build.copy_where_seen(folder)
-    (folder / "files" / "x").write_text("y")
-    third = build.copy_where_seen(folder)
+    def prepared(recipe: Path | str) -> Path | str:
+        return build.prepare(
+            recipe, daemon(tmp_path).url, tmp_path, str, build=lambda path, _: built.append(path)
+        )
 
-    assert first == second / "recipe.toml"
-    assert (second / "files" / "x").read_text() == "x"
-    assert (third / "files" / "x").read_text() == "y"
-    assert sorted(each.name for each in second.parent.iterdir()) == sorted(
-        [second.name, third.name]
-    )
+    assert prepared(tmp_path) == tmp_path
+    assert prepared("python-numpy") == programs.RECIPES / "python-numpy"
+    assert prepared("of-the-daemon") == "of-the-daemon"
+    assert built == [tmp_path, programs.RECIPES / "python-numpy"]

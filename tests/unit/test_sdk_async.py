@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import signal
+import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +26,7 @@ from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from forkd import AsyncSandbox
     from forkd.wire.v1 import ProgressEvent
@@ -68,6 +72,59 @@ async def test_an_image_is_built_with_its_steps_reported(client: AsyncClient) ->
     made = await client.images.build("/recipes/good", on_progress=steps.append)
 
     assert (made.key, made.disk_mib, len(steps)) == ("key", 2048, 1)
+
+
+async def test_a_recipe_of_this_host_is_uploaded_once(
+    client: AsyncClient, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "good"')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to("../recipe.toml")
+
+    made = await client.images.build(tmp_path)
+    await client.snapshots.create("new", str(tmp_path))
+    again = await client.recipes.upload(tmp_path / "recipe.toml")
+
+    (sent,) = daemon.service.recipes.uploads
+    with tarfile.open(fileobj=io.BytesIO(sent)) as tar:
+        assert [each.name for each in tar] == ["data", "data/link", "recipe.toml"]
+    assert (made.name, again.name) == ("good", "good")
+    assert again.recipe == f"sha256:{hashlib.sha256(sent).hexdigest()}"
+
+
+async def test_any_toml_file_of_a_folder_is_its_recipe(
+    client: AsyncClient, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "fails"')
+    (tmp_path / "good.toml").write_text('name = "good"')
+
+    assert (await client.images.build(tmp_path / "good.toml")).name == "good"
+
+    with tarfile.open(fileobj=io.BytesIO(daemon.service.recipes.uploads[0])) as tar:
+        assert [each.name for each in tar] == ["recipe.toml"]
+
+
+async def test_a_long_upload_says_how_far_it_is(client: AsyncClient, tmp_path: Path) -> None:
+    steps: list[ProgressEvent] = []
+    (tmp_path / "recipe.toml").write_text('name = "good"')
+    (tmp_path / "data").write_bytes(bytes(20 << 20))
+
+    await client.recipes.upload(tmp_path, on_progress=steps.append)
+
+    assert [each.stage for each in steps] == ["upload", "upload"]
+    assert 0.3 < (steps[0].fraction or 0) < 0.5 < (steps[1].fraction or 0) < 1
+    assert "20 MiB" in steps[0].message
+
+
+async def test_a_recipe_that_is_nowhere_is_not_found(client: AsyncClient, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no recipe at"):
+        await client.images.build(tmp_path)
+    with pytest.raises(NotFound, match="no recipe at"):
+        await client.recipes.upload("good")
+    with pytest.raises(NotFound, match="no recipe 'nothing'"):
+        await client.images.build("nothing")
+    with pytest.raises(NotFound, match="upload it again"):
+        await client.images.build(f"sha256:{'0' * 64}")
 
 
 async def test_links_are_written_compacted_and_removed_with_what_stands_on_them(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forkd.cli import recipes, render
+from forkd.cli import render
 from forkd.cli.context import Json, shared
 from forkd.cli.sandboxes import kill_each
 from forkd.errors import NotFound
@@ -16,6 +16,7 @@ from forkd.machine import build as image_building
 from forkd.machine import lifecycle
 from forkd.sdk import Client
 from forkd.sdk._endpoint import state_dir
+from forkd.sdk._recipes import find_local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,18 +80,18 @@ def build(
     json: Json = False,
 ) -> None:
     """Build the image of a recipe, unless it is built already."""
-    path = recipes.find(recipe)
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
-        made = client.images.build(prepared(path, client, steps), on_progress=steps)
+        made = client.images.build(prepared(recipe, client, steps), on_progress=steps)
     if json:
         render.document(made)
     else:
         render.note(f"image {made.name}: {made.key}")
 
 
-def prepared(recipe: Path, client: Client, steps: render.Steps) -> Path:
-    """Return the recipe as the daemon will find it, its image built here if it should be."""
-    return image_building.prepare(recipe, client.endpoint.url, state_dir(), steps)
+def prepared(recipe: str, client: Client, steps: render.Steps) -> Path | str:
+    """Return what a client is given for a recipe, its image built here if it should be."""
+    found = find_local(recipe) or recipe
+    return image_building.prepare(found, client.endpoint.url, state_dir(), steps)
 
 
 def host(*, json: Json = False) -> None:

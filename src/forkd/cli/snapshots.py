@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import recipes, render
+from forkd.cli import render
 from forkd.cli.context import Json, shared
 from forkd.cli.host import prepared
 from forkd.errors import InvalidRequest
@@ -62,8 +62,8 @@ def create(  # noqa: PLR0913 - one for each option
         raise InvalidRequest("--exec, --network and --no-wait go with --from", field="exec")
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
         if source is None:
-            path = prepared(recipes.find(recipe or ""), client, steps)
-            made = client.snapshots.create(tag, path, on_progress=steps)
+            named = prepared(recipe or "", client, steps)
+            made = client.snapshots.create(tag, named, on_progress=steps)
         else:
             made = client.snapshots.link(
                 tag,

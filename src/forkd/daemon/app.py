@@ -8,7 +8,16 @@ from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
-from forkd.daemon.routes import files, packs, processes, sandboxes, snapshots, system, trees
+from forkd.daemon.routes import (
+    files,
+    packs,
+    processes,
+    recipes,
+    sandboxes,
+    snapshots,
+    system,
+    trees,
+)
 from forkd.limits import OUTPUTS_BYTES_MAX
 from forkd.model.output import OutputBudget
 
@@ -51,7 +60,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
     app.add_middleware(LimitBodies)
-    for module in (system, snapshots, packs, sandboxes, trees, processes, files):
+    for module in (system, recipes, snapshots, packs, sandboxes, trees, processes, files):
         app.include_router(module.routes)
     openapi.install(app)
     return app

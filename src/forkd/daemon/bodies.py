@@ -1,6 +1,7 @@
 """Bound the body of every request, before anything parses it.
 
-Contents of files and packs are the exception: they are streamed on and never held.
+Contents of files, packs and archives of recipes are the exception: they are streamed on and never
+held.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 TOO_LARGE = 413
 WORDS = f"the body is longer than {BODY_BYTES_MAX} bytes"
 
-_UPLOADS = ("/files", "/pack")
+_UPLOADS = {"PUT": ("/files", "/pack"), "POST": ("/v1/recipes",)}
+"""How the paths of those end, by the method of their requests."""
 
 
 class LimitBodies:
@@ -54,4 +56,4 @@ class _Counted:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return bool(scope["method"] == "PUT" and scope["path"].endswith(_UPLOADS))
+    return bool(scope["path"].endswith(_UPLOADS.get(scope["method"], ())))

@@ -155,6 +155,7 @@ def host_settings(settings: Settings) -> HostSettings:
         cache_dir=settings.cache_dir or settings.state_dir / "cache",
         state_dir=settings.state_dir,
         run_dir=settings.run_dir,
+        recipe_dirs=settings.recipe_dirs,
         budgets=TreeBudgets(
             live_max=settings.tree_live,
             depth_max=settings.tree_depth,

@@ -5,7 +5,6 @@ Requests become model values, which check themselves once more; model values bec
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
@@ -13,6 +12,7 @@ from forkd.model import exec as model_exec
 from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_tag
 from forkd.model.image import Image
 from forkd.model.pack import UnpackRequest
+from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
 from forkd.wire import v1, v1_trees
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forkd.model.host import HostInfo
     from forkd.model.pack import Unpacked
     from forkd.model.progress import Progress
+    from forkd.model.recipe import StoredRecipe
     from forkd.model.sandbox import (
         BranchResult,
         ForkFailure,
@@ -53,7 +54,7 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkReques
         if request.exec is not None or not request.wait or request.network:
             message = "exec, wait and network go with source, not with recipe"
             raise InvalidRequest(message, field="exec")
-        return SnapshotRequest(tag=tag, recipe_path=recipe_path(request.recipe))
+        return SnapshotRequest(tag=tag, recipe=parse_recipe_source(request.recipe))
     return LinkRequest(
         tag=tag,
         source=parse_tag(str(request.source), field="source"),
@@ -62,14 +63,6 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkReques
         wait=request.wait,
         network=request.network,
     )
-
-
-def recipe_path(text: str) -> Path:
-    """Return the path of a recipe, which must not depend on the daemon's working directory."""
-    path = Path(text)
-    if not path.is_absolute():
-        raise InvalidRequest(f"recipe must be an absolute path, not {text[:80]!r}", field="recipe")
-    return path
 
 
 def unpack_request(tag: Tag, terms: v1.Unpack) -> UnpackRequest:
@@ -161,6 +154,11 @@ def image_event(event: Progress | Image) -> v1.ProgressEvent | v1.ImageEvent:
     if isinstance(event, Image):
         return v1.ImageEvent(image=image(event))
     return progress(event)
+
+
+def recipe(stored: StoredRecipe) -> v1.RecipeInfo:
+    """Return an uploaded recipe as clients see it."""
+    return v1.RecipeInfo(recipe=str(stored.source), name=stored.name, bytes=stored.bytes)
 
 
 def image(built: Image) -> v1.ImageInfo:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from forkd import limits
+from forkd import limits, programs
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ def _bind(value: object) -> object:
     return Bind(host, int(port))
 
 
+def _folders(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(Path(each).absolute() for each in value.split(":") if each)
+    return value
+
+
 def _hosts(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -170,6 +176,13 @@ class Settings(BaseSettings):
         limits.DISK_RESERVE_MIB_DEFAULT,
         "What guests' writes leave free on the file system of `disk_dir`, in MiB; a write that "
         "would not fails in its guest.",
+    )
+    recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
+        (programs.RECIPES, Path("/etc/forkd/recipes")),
+        "Folders of recipes, separated by colons. A request may name a recipe in one of them, by "
+        "the name of its folder or by its path; any other recipe is uploaded. What these recipes "
+        "name of this host's files may be read into a guest.",
+        "`recipes` in forkd's checkout, then `/etc/forkd/recipes`",
     )
     vmm: _Path = _setting(
         None,

@@ -173,6 +173,24 @@ def read_end(path: Path, bytes_max: int, *, after: int = 0) -> bytes:
             return b""
 
 
+def append(path: Path, data: bytes) -> None:
+    """Write `data` to the end of a file, which is made if it does not exist."""
+    with kernel_call(f"write {path}"), path.open("ab") as file:
+        file.write(data)
+
+
+def touch(path: Path) -> None:
+    """Set the time at which a file or folder was changed to now."""
+    with kernel_call(f"touch {path}"):
+        os.utime(path)
+
+
+def changed_at_s(path: Path) -> float:
+    """Return when a file or folder was changed, in seconds since 1970."""
+    with kernel_call(f"look at {path}"):
+        return path.stat().st_mtime
+
+
 def rename(old: Path, new: Path) -> None:
     """Give a file or folder another name on its file system, replacing a file of that name."""
     with kernel_call(f"rename {old} to {new}"):

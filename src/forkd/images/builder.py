@@ -81,13 +81,14 @@ class Rootfs:
     config: ImageConfig
 
 
-def build(
+def build(  # noqa: PLR0913 - what a build is told
     recipe_path: Path,
     *,
     cache: Cache,
     agent: Path | None,
     progress: Callable[[Progress], None],
     cancel: Cancel | None = None,
+    confined: bool = False,
 ) -> BuiltImage:
     """Build the image of a recipe, unless the cache has it.
 
@@ -99,6 +100,7 @@ def build(
         agent: The guest agent, a static program; without it there is no initramfs.
         progress: Called in this thread with each step.
         cancel: Ends the build when set, from any thread.
+        confined: Refuse a recipe that names files outside of its folder.
 
     Raises:
         NotFound: There is no recipe.
@@ -106,7 +108,8 @@ def build(
         BuildError: Something it needs is missing, or failed, or changed meanwhile, or `cancel`
             was set.
     """
-    return build_recipe(load_recipe(recipe_path), cache, agent, Build(progress, cancel))
+    recipe = load_recipe(recipe_path, confined=confined)
+    return build_recipe(recipe, cache, agent, Build(progress, cancel))
 
 
 def build_recipe(recipe: Recipe, cache: Cache, agent: Path | None, build: Build) -> BuiltImage:

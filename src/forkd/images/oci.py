@@ -95,6 +95,15 @@ def parse_reference(text: str, folder: Path) -> OciReference:
     return OciReference("docker", f"//{text}", None)
 
 
+def local_paths(text: str) -> tuple[str, ...]:
+    """Return all that `parse_reference` might take for a path; none for a registry's reference."""
+    for scheme in _SCHEMES:
+        if text.startswith(scheme):
+            path = text.removeprefix(scheme).partition(":")[0]
+            return () if scheme == "docker:" else (path,)
+    return (text, text.partition(":")[0])
+
+
 def _explicit(transport: str, rest: str, folder: Path) -> OciReference:
     if transport == "docker":
         return OciReference(transport, f"//{rest.removeprefix('//')}", None)

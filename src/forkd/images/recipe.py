@@ -40,11 +40,16 @@ from pydantic import (
 
 from forkd.errors import InvalidRequest, NotFound
 from forkd.host import files
+from forkd.images import oci
+from forkd.limits import RECIPE_NAME_PATTERN
 
 RECIPE_FILE_NAME = "recipe.toml"
 
 RECIPE_BYTES_MAX = 1024 * 1024
 """Largest recipe, and largest warm-up file; a warm-up travels to the guest in one frame."""
+
+LINE_DOTS_MAX = 200
+"""Most dots in a line of a recipe: the time that a key takes grows with the square of its parts."""
 
 PACKAGES_MAX = 1_000
 """Most packages named by one recipe; what they depend on is not counted."""
@@ -124,7 +129,7 @@ def _pattern(pattern: str) -> StringConstraints:
 Text = Annotated[str, Field(max_length=TEXT_BYTES_MAX), AfterValidator(_no_nul)]
 GuestPath = Annotated[Text, AfterValidator(_guest_path)]
 InnerPath = Annotated[Text, AfterValidator(_inner_path)]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+Name = Annotated[str, StringConstraints(pattern=RECIPE_NAME_PATTERN)]
 Package = Annotated[str, _pattern(r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$")]
 Suite = Annotated[str, _pattern(r"^[a-z][a-z0-9-]*$")]
 Requirement = Annotated[
@@ -288,8 +293,13 @@ class Recipe(_Frozen):
         return self
 
 
-def load_recipe(path: Path) -> Recipe:
+def load_recipe(path: Path, *, confined: bool = False) -> Recipe:
     """Read the recipe in `path`, a folder or the TOML file itself.
+
+    Args:
+        path: Where it is.
+        confined: Refuse a recipe that names files outside of its folder, and name its own by their
+            paths in there: it comes from a client, who may see no others.
 
     Raises:
         NotFound: There is no such recipe.
@@ -297,14 +307,31 @@ def load_recipe(path: Path) -> Recipe:
             `context["field"]` is the key at fault.
     """
     file = path / RECIPE_FILE_NAME if files.is_folder(path) else path
-    text = _read_text(file, what="recipe")
     try:
-        table = tomllib.loads(text)
+        recipe = parse_recipe(_read_table(file), folder=file.parent.absolute())
+        if confined:
+            _check_confined(recipe)
+    except (NotFound, InvalidRequest) as error:
+        if not confined:
+            raise
+        message = str(error).replace(f"{file.parent.absolute()}/", "")
+        context = {key: value for key, value in error.context.items() if key != "path"}
+        raise type(error)(message, **context) from error
+    return recipe
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    text = _read_text(file, what="recipe")
+    if any(line.count(".") > LINE_DOTS_MAX for line in text.split("\n")):
+        raise InvalidRequest(
+            f"{file} has a line of more than {LINE_DOTS_MAX} dots; data belongs into warmup.file"
+        )
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise InvalidRequest(f"{file} is nested too deeply") from None
     except ValueError as error:  # a number of too many digits is no TOMLDecodeError
         raise InvalidRequest(f"{file} is not TOML: {error}") from error
-    return parse_recipe(table, folder=file.parent.absolute())
 
 
 def parse_recipe(table: Mapping[str, Any], *, folder: Path) -> Recipe:
@@ -330,15 +357,33 @@ def parse_recipe(table: Mapping[str, Any], *, folder: Path) -> Recipe:
     return recipe.model_copy(update={"warmup": recipe.warmup.model_copy(update={"code": code})})
 
 
-def inside(folder: Path, name: str) -> Path:
+def _check_confined(recipe: Recipe) -> None:
+    """Return if a recipe names no file outside of its folder.
+
+    Raises:
+        InvalidRequest: It does; the key is named.
+    """
+    machine, image = recipe.machine, recipe.image
+    named = {
+        "image.rootfs": () if image.rootfs is None else (image.rootfs,),
+        "image.oci": () if image.oci is None else oci.local_paths(image.oci),
+        "machine.kernel": () if machine.kernel == "debian" else (machine.kernel,),
+        "machine.modules": () if machine.modules is None else (machine.modules,),
+    }
+    for field, names in named.items():
+        for name in names:
+            inside(recipe.folder, name, field=field)
+
+
+def inside(folder: Path, name: str, *, field: str = "files") -> Path:
     """Return the path of `name` in `folder`, with links followed.
 
     Raises:
-        InvalidRequest: A symbolic link leads out of the folder.
+        InvalidRequest: It, or a symbolic link, leads out of the folder; `field` is at fault.
     """
     path = files.real_path(folder / name)
     if not path.is_relative_to(files.real_path(folder)):
-        raise InvalidRequest(f"{name} leads out of the recipe's folder", field="files")
+        raise InvalidRequest(f"{name} leads out of the recipe's folder", field=field)
     return path
 
 

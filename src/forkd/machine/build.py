@@ -1,34 +1,25 @@
 """Build images on the user's own host, for a daemon in the helper machine.
 
 An emulated build would take about twelve times as long.  The cache is shared with the machine,
-whose daemon then finds the image there, by its contents.  So is a copy of the recipe: the machine
-sees the host's files as they were when it started, and not those below /tmp.
+whose daemon then finds the image there, by its contents.  The recipe itself is uploaded to it, as
+to any daemon.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forkd import programs
 from forkd.errors import BuildError, NotFound
 from forkd.machine import lifecycle
 from forkd.machine.kernel import default_cache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-RECIPE_BYTES_MAX = 256 * 1024 * 1024
-"""Most bytes of a recipe's folder: it is copied, and was perhaps somebody's home."""
 
 STOP_DEADLINE_S = 30.0
 """Time a build has to clean up once nobody wants it."""
@@ -43,11 +34,28 @@ class Step:
     fraction: float | None
 
 
-def prepare(recipe: Path, url: str, state_dir: Path, progress: Callable[[Step], object]) -> Path:
-    """Return the recipe as the daemon at `url` will find it.
+Progress = Callable[[Step], object]
 
-    If that is the daemon in the helper machine of `state_dir`, its image is built here first;
+
+def prepare(
+    recipe: Path | str,
+    url: str,
+    state_dir: Path,
+    progress: Progress,
+    *,
+    build: Callable[[Path, Progress], object] | None = None,
+) -> Path | str:
+    """Return what a client of the daemon at `url` is given for a recipe.
+
+    If that is the daemon in the helper machine of `state_dir`, the image is built here first;
     any other daemon builds its images itself.
+
+    Args:
+        recipe: A path of this host, or text that the daemon knows: the name of a recipe, say.
+        url: Where the daemon is.
+        state_dir: That of `forkd up`.
+        progress: Called with each step.
+        build: What builds an image; `build_image` if None.
 
     Raises:
         BuildError: The image could not be built.
@@ -58,33 +66,14 @@ def prepare(recipe: Path, url: str, state_dir: Path, progress: Callable[[Step], 
         return recipe
     if daemon.mode != "helper" or daemon.url != url:
         return recipe
-    build_image(recipe, progress)
-    return copy_where_seen(recipe)
+    path = recipe if isinstance(recipe, Path) else programs.RECIPES / recipe
+    if not (isinstance(recipe, Path) or path.is_dir()):
+        return recipe
+    (build or build_image)(path, progress)
+    return path
 
 
-def copy_where_seen(recipe: Path) -> Path:
-    """Copy a recipe's folder to where the helper machine sees it, named by its contents."""
-    folder = recipe.parent if recipe.is_file() else recipe
-    files = sorted(each for each in folder.rglob("*") if each.is_file())
-    if sum(each.stat().st_size for each in files) > RECIPE_BYTES_MAX:
-        raise BuildError(
-            f"{folder} holds more than {RECIPE_BYTES_MAX} bytes: no folder of a recipe"
-        )
-    digest = hashlib.sha256()
-    for each in files:
-        contents = each.read_bytes()
-        digest.update(f"{each.relative_to(folder)}\0{len(contents)}\0".encode() + contents)
-    target = default_cache() / "recipes" / digest.hexdigest()[:32]
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-            copy = shutil.copytree(folder, Path(aside) / folder.name)
-            with contextlib.suppress(FileExistsError):
-                copy.rename(target)
-    return target / recipe.name if recipe.is_file() else target
-
-
-def build_image(recipe: Path, progress: Callable[[Step], object]) -> dict[str, Any]:
+def build_image(recipe: Path, progress: Progress) -> dict[str, Any]:
     """Build a recipe's image into this host's cache, unless it is there; return what it is.
 
     Raises:
@@ -102,7 +91,7 @@ def build_image(recipe: Path, progress: Callable[[Step], object]) -> dict[str, A
             raise
 
 
-def _follow(process: subprocess.Popen[bytes], progress: Callable[[Step], object]) -> dict[str, Any]:
+def _follow(process: subprocess.Popen[bytes], progress: Progress) -> dict[str, Any]:
     for line in process.stdout or ():
         said: dict[str, Any] = json.loads(line)
         match said["event"]:

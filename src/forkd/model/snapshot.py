@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.recipe import RecipeSource
 
 
 class SnapshotStatus(StrEnum):
@@ -85,11 +86,11 @@ class SnapshotRequest:
 
     Attributes:
         tag: Name of the snapshot, already checked.
-        recipe_path: Absolute path of a recipe's folder or of its TOML file, on the daemon's host.
+        recipe: What is baked.
     """
 
     tag: Tag
-    recipe_path: Path
+    recipe: RecipeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class Removed:
     """What was removed from the store.
 
     Attributes:
-        kind: What it was: `snapshot`, `failed`, `staging`, `folder`, `image` or `initramfs`.
+        kind: What it was: `snapshot`, `failed`, `staging`, `folder`, `image`, `initramfs`
+            or `recipe`.
         name: Its tag, or the name of its folder.
         bytes: What it took.
     """

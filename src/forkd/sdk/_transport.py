@@ -7,6 +7,7 @@ reached, and a connection that breaks, are both `TransportError`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from forkd.limits import MESSAGE_BYTES_MAX
 from forkd.sdk._errors import from_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from websockets.asyncio.client import ClientConnection as AsyncConnection
     from websockets.sync.client import ClientConnection as SyncConnection
@@ -85,6 +86,17 @@ def transport_errors(endpoint: Endpoint) -> Iterator[None]:
         raise TransportError(f"{endpoint.url} did not answer in time") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise TransportError(f"the connection to {endpoint.url} broke: {error}") from error
+
+
+async def async_pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield what `pieces` gives, which is read from files in another thread."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+def sync_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what `pieces` gives."""
+    return pieces
 
 
 class AsyncSocket:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-    from pathlib import Path
     from types import TracebackType
 
     from forkd.model.caller import Caller
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.progress import Progress
+    from forkd.model.recipe import RecipeSource, StoredRecipe, UploadedRecipe
     from forkd.model.sandbox import (
         BranchOptions,
         BranchResult,
@@ -116,13 +116,33 @@ class FileReader(Protocol):
     ) -> None: ...
 
 
+class Recipes(Protocol):
+    """Uploaded recipes.  Scope `snapshots`."""
+
+    async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
+        """Take a recipe's folder as a plain tar archive; one that is here already stays.
+
+        Raises:
+            InvalidRequest: The archive or the recipe holds what it may not; nothing is left of it.
+            CapacityError: There is no room for it, or too many are being uploaded.
+        """
+        ...
+
+    async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
+        """Return an uploaded recipe, which counts as used now."""
+        ...
+
+
 class Images(Protocol):
     """Images.  Scope `snapshots`."""
 
-    def build(self, caller: Caller, recipe_path: Path) -> AsyncGenerator[Progress | Image, None]:
+    def build(self, caller: Caller, recipe: RecipeSource) -> AsyncGenerator[Progress | Image, None]:
         """Build the image of a recipe, unless it is built already; the last event is the image.
 
         Raises:
+            NotFound: There is no such recipe; of a name, the error lists those that there are.
+            InvalidRequest: It is a path outside of the operator's folders, or a recipe that says
+                what it may not.
             BuildError: It could not be built.
             CapacityError: Too many builds wait already.
         """
@@ -140,6 +160,7 @@ class Snapshots(Protocol):
         Closing the iterator before that ends the bake and removes what it made.
 
         Raises:
+            NotFound: There is no such recipe.
             Conflict: A snapshot of that tag exists, or is being baked.
             BuildError: The image or the warm-up failed.
             CapacityError: Too many snapshots exist, or the disk is full.
@@ -177,7 +198,8 @@ class Snapshots(Protocol):
         """Remove what nobody can use any more; with `dry_run` only say what that is.
 
         That is what crashes left, records of snapshots that failed, snapshots whose chain lacks
-        a link, and images that no snapshot needs.  Scope `admin`.
+        a link, images that no snapshot needs, and uploaded recipes that no build has used for
+        long.  Scope `admin`.
         """
         ...
 
@@ -484,6 +506,11 @@ class System(Protocol):
 
 class Host(Protocol):
     """Every component of a host."""
+
+    @property
+    def recipes(self) -> Recipes:
+        """See `Recipes`."""
+        ...
 
     @property
     def images(self) -> Images:

@@ -25,6 +25,7 @@ from forkd.service.guests import Guests
 from forkd.service.images import Images
 from forkd.service.leases import Leases
 from forkd.service.packs import Packs
+from forkd.service.recipes import Recipes
 from forkd.service.records import Records
 from forkd.service.recovery import Recovery
 from forkd.service.sandboxes.component import Sandboxes
@@ -44,6 +45,7 @@ from forkd.service.trees.trees import Trees
 from forkd.service.zygotes import ZygotePool
 from forkd.store.database import Database
 from forkd.store.pending import PendingStore
+from forkd.store.recipes import RecipeStore
 from forkd.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Host:
         tasks: Runs what outlives a request; says whether the host can go on.
     """
 
+    recipes: Recipes
     images: Images
     snapshots: Snapshots
     chains: Chains
@@ -155,16 +158,19 @@ async def _compose(
     # Nobody writes any more what is left there of an earlier daemon.
     await asyncio.to_thread(store.prepare)
     await asyncio.to_thread(pending.prepare)
+    uploaded = RecipeStore(settings.state_dir)
+    await asyncio.to_thread(uploaded.prepare)
 
     tasks = Supervisor()
-    images = Images(settings, tasks)
+    recipes = Recipes(settings.recipe_dirs, uploaded)
+    images = Images(settings, tasks, recipes)
     stack.callback(images.close)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks))
     await stack.enter_async_context(tasks)
     roster = Roster()
     catalog = Catalog(store, pending, records, roster.users_of)
     await catalog.load()
-    upkeep = Upkeep(settings, store, pending, records, catalog, zygotes)
+    upkeep = Upkeep(settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
 
     leases = Leases(settings.sandboxes_dir, ground.cgroups, network)
@@ -175,6 +181,7 @@ async def _compose(
     branches = Branches(settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(tasks, store, catalog, zygotes)
     host = Host(
+        recipes=recipes,
         images=images,
         snapshots=Snapshots(settings, tasks, store, catalog, images, upkeep),
         chains=Chains(catalog, sandboxes, branches, guests, compaction),

@@ -20,12 +20,13 @@ from forkd.service.supervision import TaskKind, to_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
-    from pathlib import Path
 
     from forkd.images.builder import BuiltImage
     from forkd.model.caller import Caller
     from forkd.model.image import Image
     from forkd.model.progress import Progress
+    from forkd.model.recipe import RecipeSource
+    from forkd.service.recipes import Recipes
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
 
@@ -39,9 +40,10 @@ BUILDS_WAITING_MAX = 32
 class Images:
     """The images of one host; `forkd.service.api.Images` documents what a caller may ask."""
 
-    def __init__(self, settings: HostSettings, tasks: Supervisor) -> None:
+    def __init__(self, settings: HostSettings, tasks: Supervisor, recipes: Recipes) -> None:
         self._settings = settings
         self._tasks = tasks
+        self._recipes = recipes
         self._threads = ThreadPoolExecutor(BUILDS_MAX, "forkd-build")
         self._wanted = 0
 
@@ -50,27 +52,27 @@ class Images:
         self._threads.shutdown()
 
     async def build(
-        self, caller: Caller, recipe_path: Path
+        self, caller: Caller, recipe: RecipeSource
     ) -> AsyncGenerator[Progress | Image, None]:
         """Build the image of a recipe."""
         caller.require(Scope.SNAPSHOTS)
 
         async def work(tell: Callable[[Progress], None]) -> Image:
-            return (await self.built(recipe_path, tell)).image
+            return (await self.built(recipe, tell)).image
 
-        async for event in progress_of(self._tasks, TaskKind.BUILD, str(recipe_path), work):
+        async for event in progress_of(self._tasks, TaskKind.BUILD, str(recipe), work):
             yield event
 
-    async def built(self, recipe_path: Path, tell: Callable[[Progress], None]) -> BuiltImage:
+    async def built(self, recipe: RecipeSource, tell: Callable[[Progress], None]) -> BuiltImage:
         """Return the image of a recipe, built unless it is built already.
 
         Args:
-            recipe_path: A folder with a `recipe.toml`, or such a file.
+            recipe: Which one, as a caller names it.
             tell: Called in the event loop's thread with each step.
 
         Raises:
             CapacityError: As many builds wait as may.
-            ForkdError: As `forkd.images.builder.build`.
+            ForkdError: As `Recipes.find` and `forkd.images.builder.build`.
         """
         if self._wanted >= BUILDS_MAX + BUILDS_WAITING_MAX:
             raise CapacityError(
@@ -79,11 +81,11 @@ class Images:
             )
         self._wanted += 1
         try:
-            return await self._build(recipe_path, tell)
+            return await self._build(recipe, tell)
         finally:
             self._wanted -= 1
 
-    async def _build(self, recipe_path: Path, tell: Callable[[Progress], None]) -> BuiltImage:
+    async def _build(self, recipe: RecipeSource, tell: Callable[[Progress], None]) -> BuiltImage:
         loop = asyncio.get_running_loop()
         settings = self._settings
 
@@ -91,12 +93,14 @@ class Images:
             loop.call_soon_threadsafe(tell, step)
 
         def work() -> BuiltImage:
+            found = self._recipes.find(recipe)
             return builder.build(
-                recipe_path,
+                found.path,
                 cache=Cache.open(settings.cache_dir),
                 agent=settings.agent,
                 progress=tell_from_thread,
                 cancel=cancel,
+                confined=found.confined,
             )
 
         with Cancel() as cancel:

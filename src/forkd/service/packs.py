@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackError, StoreError
 from forkd.host import files, proc
 from forkd.host.pipes import piped
+from forkd.limits import ROOM_BYTES_MIN
 from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.model.pack import Unpacked, UnpackedLink
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from forkd.service.settings import PackPolicy
     from forkd.service.snapshots.catalog import Catalog
     from forkd.store.snapshots import SnapshotStore
-
-ROOM_BYTES_MIN = 256 * 1024 * 1024
-"""Space that unpacking leaves free, so that the database and running machines go on."""
 
 _PROGRAM = (sys.executable, "-m", "forkd.packs")
 _ERRORS = {each.code: each for each in (PackError, CapacityError, StoreError)}

@@ -88,6 +88,7 @@ class HostSettings:
         cache_dir: Where kernels and images are built and kept; may be removed at any time.
         state_dir: What must survive a restart: snapshots and the database.
         run_dir: Machines' sockets and logs; must have a short path.
+        recipe_dirs: Folders whose recipes a request may name.
         cgroup_root: The group below which limited sandboxes get theirs; None to derive it, and
             to stay with it.
         network: Which taps and addresses sandboxes get; None likewise.
@@ -107,6 +108,7 @@ class HostSettings:
     cache_dir: Path
     state_dir: Path = Path("/var/lib/forkd")
     run_dir: Path = Path("/run/forkd")
+    recipe_dirs: tuple[Path, ...] = ()
     cgroup_root: Path | None = None
     network: Plan | None = None
     zygote_idle_s: float = ZYGOTE_IDLE_S

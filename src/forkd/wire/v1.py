@@ -20,6 +20,13 @@ from forkd import limits
 
 Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
 Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_BYTES_MAX)]
+Recipe = Annotated[
+    Path,
+    Field(
+        description="Name of a recipe of the daemon's host, absolute path in one of its folders of "
+        "recipes, or the `recipe` that an upload answered.",
+    ),
+]
 Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.EXEC_TIMEOUT_S_MAX)]
@@ -109,10 +116,7 @@ class SnapshotCreate(Request):
     """
 
     tag: Tag
-    recipe: Path | None = Field(
-        default=None,
-        description="recipe.toml or the folder that holds it, as a path on the daemon's host.",
-    )
+    recipe: Recipe | None = None
     source: Tag | None = Field(
         default=None,
         description="Id of a running sandbox; or a snapshot, of which one is forked for `exec`.",
@@ -191,7 +195,7 @@ class RemovedInfo(Answer):
     """One thing that was removed, or would be."""
 
     kind: str = Field(
-        description="`snapshot`, `failed`, `staging`, `folder`, `image` or `initramfs`."
+        description="`snapshot`, `failed`, `staging`, `folder`, `image`, `initramfs` or `recipe`."
     )
     name: str
     bytes: int
@@ -204,13 +208,21 @@ class SnapshotGcInfo(Answer):
     bytes: int
 
 
-# Images
+# Recipes and images
+
+
+class RecipeInfo(Answer):
+    """One uploaded recipe."""
+
+    recipe: str = Field(description="What names it in a request: `sha256:` and a digest.")
+    name: str = Field(description="What it calls itself.")
+    bytes: int = Field(description="What its files take.")
 
 
 class ImageBuild(Request):
     """Build an image, or find it built already."""
 
-    recipe: Path
+    recipe: Recipe
 
 
 class ImageInfo(Answer):

@@ -57,6 +57,7 @@ async def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> 
 
 
 CallerOf = Annotated[Caller, Depends(_caller)]
+RecipesOf = Annotated[api.Recipes, Depends(_component("recipes"))]
 ImagesOf = Annotated[api.Images, Depends(_component("images"))]
 SnapshotsOf = Annotated[api.Snapshots, Depends(_component("snapshots"))]
 ChainsOf = Annotated[api.Chains, Depends(_component("chains"))]

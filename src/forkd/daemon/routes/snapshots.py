@@ -18,6 +18,7 @@ from forkd.daemon.routes import (
 )
 from forkd.model.ids import parse_tag
 from forkd.model.image import Image
+from forkd.model.recipe import parse_recipe_source
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from forkd.wire import v1
 
@@ -125,7 +126,7 @@ async def build_image(
     body: v1.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
 ) -> Response | v1.ImageInfo:
     """Build the image of a recipe, unless it is built already."""
-    source = images.build(caller, convert.recipe_path(body.recipe))
+    source = images.build(caller, parse_recipe_source(body.recipe))
     if _wants_stream(request):
         return await streaming.events(source, convert.image_event)
     return convert.image(await streaming.last(source, Image))

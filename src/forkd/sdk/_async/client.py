@@ -8,6 +8,7 @@ from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
 from forkd.sdk._async.http import AsyncHttp
+from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._endpoint import discover
 from forkd.wire import v1, v1_trees
 
@@ -32,8 +33,9 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
         self._http = AsyncHttp(discover(url, token))
-        self.snapshots = AsyncSnapshots(self._http)
-        self.images = AsyncImages(self._http)
+        self.recipes = AsyncRecipes(self._http)
+        self.snapshots = AsyncSnapshots(self._http, self.recipes)
+        self.images = AsyncImages(self._http, self.recipes)
         self.sandboxes = AsyncSandboxes(self._http)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from forkd.sdk._async.http import AsyncHttp
+    from forkd.sdk._async.recipes import AsyncRecipes
 
 FORK_MARGIN_S = 60.0
 """Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
@@ -33,8 +33,9 @@ _SANDBOXES = TypeAdapter(list[v1.SandboxInfo])
 class AsyncSnapshots:
     """The snapshots of a daemon."""
 
-    def __init__(self, http: AsyncHttp) -> None:
+    def __init__(self, http: AsyncHttp, recipes: AsyncRecipes) -> None:
         self._http = http
+        self._recipes = recipes
 
     async def create(
         self,
@@ -49,14 +50,18 @@ class AsyncSnapshots:
 
         Args:
             tag: Its name.
-            recipe: A recipe's folder or TOML file, on the daemon's host.
+            recipe: A recipe's folder or TOML file on this host, which is uploaded; or the name of
+                a recipe of the daemon's host, or a path in one of its folders of recipes.
             on_progress: Called with each step, as it comes.
 
         Raises:
+            NotFound: There is no such recipe.
+            InvalidRequest: The recipe says what it may not, or its folder holds too much.
             Conflict: A snapshot of that tag exists, or is being baked.
             BuildError: The image or the warm-up failed.
         """
-        request = build(v1.SnapshotCreate, tag=tag, recipe=_absolute(recipe))
+        named = await self._recipes.reference(recipe, on_progress)
+        request = build(v1.SnapshotCreate, tag=tag, recipe=named)
         event = await self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
         return event.snapshot
 
@@ -197,8 +202,9 @@ class AsyncSnapshots:
 class AsyncImages:
     """The images of a daemon."""
 
-    def __init__(self, http: AsyncHttp) -> None:
+    def __init__(self, http: AsyncHttp, recipes: AsyncRecipes) -> None:
         self._http = http
+        self._recipes = recipes
 
     async def build(
         self,
@@ -208,10 +214,16 @@ class AsyncImages:
     ) -> v1.ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
+        Args:
+            recipe: As for `snapshots.create`.
+            on_progress: Called with each step, as it comes.
+
         Raises:
+            NotFound: There is no such recipe.
             BuildError: It could not be built.
         """
-        request = build(v1.ImageBuild, recipe=_absolute(recipe))
+        named = await self._recipes.reference(recipe, on_progress)
+        request = build(v1.ImageBuild, recipe=named)
         event = await self._http.events("/v1/images", request, v1.ImageEvent, on_progress)
         return event.image
 
@@ -249,7 +261,3 @@ class AsyncSandboxes:
         ready = [each for each in found if isinstance(each, v1.SandboxInfo)]
         failed = [each for each in found if isinstance(each, v1.SandboxFailure)]
         return [AsyncSandbox(self._http, each) for each in ready], failed
-
-
-def _absolute(path: str | PathLike[str]) -> str:
-    return str(Path(path).absolute())

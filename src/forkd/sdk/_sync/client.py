@@ -10,6 +10,7 @@ from forkd.sdk import _requests
 from forkd.sdk._endpoint import discover
 from forkd.sdk._sync.collections import Images, Sandboxes, Snapshots
 from forkd.sdk._sync.http import Http
+from forkd.sdk._sync.recipes import Recipes
 from forkd.wire import v1, v1_trees
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ class Client:
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
         self._http = Http(discover(url, token))
-        self.snapshots = Snapshots(self._http)
-        self.images = Images(self._http)
+        self.recipes = Recipes(self._http)
+        self.snapshots = Snapshots(self._http, self.recipes)
+        self.images = Images(self._http, self.recipes)
         self.sandboxes = Sandboxes(self._http)
 
     @property

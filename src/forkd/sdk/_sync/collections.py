@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from forkd.sdk._sync.http import Http
+    from forkd.sdk._sync.recipes import Recipes
 
 FORK_MARGIN_S = 60.0
 """Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
@@ -34,8 +34,9 @@ _SANDBOXES = TypeAdapter(list[v1.SandboxInfo])
 class Snapshots:
     """The snapshots of a daemon."""
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, recipes: Recipes) -> None:
         self._http = http
+        self._recipes = recipes
 
     def create(
         self,
@@ -50,14 +51,18 @@ class Snapshots:
 
         Args:
             tag: Its name.
-            recipe: A recipe's folder or TOML file, on the daemon's host.
+            recipe: A recipe's folder or TOML file on this host, which is uploaded; or the name of
+                a recipe of the daemon's host, or a path in one of its folders of recipes.
             on_progress: Called with each step, as it comes.
 
         Raises:
+            NotFound: There is no such recipe.
+            InvalidRequest: The recipe says what it may not, or its folder holds too much.
             Conflict: A snapshot of that tag exists, or is being baked.
             BuildError: The image or the warm-up failed.
         """
-        request = build(v1.SnapshotCreate, tag=tag, recipe=_absolute(recipe))
+        named = self._recipes.reference(recipe, on_progress)
+        request = build(v1.SnapshotCreate, tag=tag, recipe=named)
         event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
         return event.snapshot
 
@@ -198,8 +203,9 @@ class Snapshots:
 class Images:
     """The images of a daemon."""
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, recipes: Recipes) -> None:
         self._http = http
+        self._recipes = recipes
 
     def build(
         self,
@@ -209,10 +215,16 @@ class Images:
     ) -> v1.ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
+        Args:
+            recipe: As for `snapshots.create`.
+            on_progress: Called with each step, as it comes.
+
         Raises:
+            NotFound: There is no such recipe.
             BuildError: It could not be built.
         """
-        request = build(v1.ImageBuild, recipe=_absolute(recipe))
+        named = self._recipes.reference(recipe, on_progress)
+        request = build(v1.ImageBuild, recipe=named)
         event = self._http.events("/v1/images", request, v1.ImageEvent, on_progress)
         return event.image
 
@@ -248,7 +260,3 @@ class Sandboxes:
         ready = [each for each in found if isinstance(each, v1.SandboxInfo)]
         failed = [each for each in found if isinstance(each, v1.SandboxFailure)]
         return [Sandbox(self._http, each) for each in ready], failed
-
-
-def _absolute(path: str | PathLike[str]) -> str:
-    return str(Path(path).absolute())

@@ -55,6 +55,7 @@ class Http:
         body: BaseModel | None = None,
         query: Mapping[str, Any] | None = None,
         content: Iterable[bytes] | bytes | None = None,
+        content_type: str | None = None,
         timeout_s: float | None = ANSWER_TIMEOUT_S,
     ) -> T:
         """Return the answer to one request as a `kind`.
@@ -63,12 +64,13 @@ class Http:
             ForkdError: What the daemon answered instead.
             TransportError: It did not answer, or not in a way we understand.
         """
+        kind_of_body = content_type if body is None else "application/json"
         with transport_errors(self.endpoint):
             answer = self._client.request(
                 method,
                 path,
                 params=_given(query),
-                headers=None if body is None else {"Content-Type": "application/json"},
+                headers=None if kind_of_body is None else {"Content-Type": kind_of_body},
                 content=content if body is None else _encoded(body),
                 timeout=timeout(timeout_s),
             )

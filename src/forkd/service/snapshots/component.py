@@ -107,7 +107,7 @@ class Snapshots:
     ) -> Snapshot:
         staged = await asyncio.to_thread(self.store.stage)
         try:
-            built = await self.images.built(request.recipe_path, tell)
+            built = await self.images.built(request.recipe, tell)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
                 asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)

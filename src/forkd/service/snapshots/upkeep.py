@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.ids import Tag
     from forkd.model.snapshot import Snapshot
+    from forkd.service.recipes import Recipes
     from forkd.service.records import Records
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
@@ -44,6 +45,7 @@ class Upkeep:
         records: Where it is remembered whose they are.
         catalog: Which there are.
         zygotes: Those of snapshots in use.
+        recipes: Which were uploaded.
     """
 
     settings: HostSettings
@@ -52,6 +54,7 @@ class Upkeep:
     records: Records
     catalog: Catalog
     zygotes: ZygotePool
+    recipes: Recipes
 
     async def delete(
         self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
@@ -85,7 +88,8 @@ class Upkeep:
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
         """Remove what nobody can use: leftovers, records of failures, orphans, unused images.
 
-        Archives that machines with an earlier agent were booted from go as well.
+        Archives that machines with an earlier agent were booted from go as well, and uploaded
+        recipes that no build has used for long.
 
         An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
         the damage may be repaired.  What is in use stays as well.
@@ -100,6 +104,7 @@ class Upkeep:
                 await to_end(self._remove(snapshot.tag))
         removed += await to_end(self._tidy_files(dry_run=dry_run))
         removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
+        removed += await to_end(asyncio.to_thread(self.recipes.tidy, dry_run=dry_run))
         return tuple(removed)
 
     async def drop_unused_images(self) -> None:

@@ -1,0 +1,90 @@
+"""Recipes of this host, on their way to the daemon."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from forkd.errors import NotFound
+from forkd.sdk._recipes import UPLOADED, Archive, find_local
+from forkd.sdk._transport import async_pieces
+from forkd.wire import v1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from os import PathLike
+
+    from forkd.sdk._async.http import AsyncHttp
+
+TOLD_BYTES = 8 * 1024 * 1024
+"""How far an upload comes between two steps; of a shorter one nothing is told."""
+
+
+class AsyncRecipes:
+    """The recipes of a daemon."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def upload(
+        self,
+        recipe: str | PathLike[str],
+        *,
+        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
+    ) -> v1.RecipeInfo:
+        """Upload the folder of a recipe of this host, unless the daemon has it.
+
+        `create` and `build` do this by themselves.  The daemon keeps it for as long as builds use
+        it, and for a week.
+
+        Args:
+            recipe: Its folder, or a TOML file in it; whatever else is in the folder goes along.
+            on_progress: Called with each step, if it is large.
+
+        Raises:
+            NotFound: There is no such recipe.
+            InvalidRequest: The recipe, or its folder, holds what it may not.
+        """
+        file = find_local(recipe)
+        if file is None:
+            raise NotFound(f"no recipe at {recipe}")
+        archive = Archive.of(file)
+        digest = hashlib.sha256()
+        async for piece in async_pieces(archive.pieces()):
+            digest.update(piece)
+        try:
+            known = f"/v1/recipes/{UPLOADED}{digest.hexdigest()}"
+            return await self._http.call(v1.RecipeInfo, "GET", known)
+        except NotFound:
+            pieces = self._told(archive, on_progress)
+            return await self._http.call(
+                v1.RecipeInfo,
+                "POST",
+                "/v1/recipes",
+                content=pieces,
+                content_type="application/x-tar",
+                timeout_s=None,
+            )
+
+    async def reference(
+        self,
+        recipe: str | PathLike[str],
+        on_progress: Callable[[v1.ProgressEvent], object] | None,
+    ) -> str:
+        """Return what a request says for a recipe: one of this host is uploaded first."""
+        if find_local(recipe) is None:
+            return str(recipe)
+        return (await self.upload(recipe, on_progress=on_progress)).recipe
+
+    async def _told(
+        self, archive: Archive, on_progress: Callable[[v1.ProgressEvent], object] | None
+    ) -> AsyncIterator[bytes]:
+        """Pass an archive's pieces on, and tell now and then how many there were."""
+        sent = 0
+        async for piece in async_pieces(archive.pieces()):
+            if on_progress is not None and sent // TOLD_BYTES != (sent + len(piece)) // TOLD_BYTES:
+                done = (sent + len(piece)) / archive.size_bytes
+                message = f"uploading {archive.name}, {archive.size_bytes >> 20} MiB"
+                on_progress(v1.ProgressEvent(stage="upload", message=message, fraction=done))
+            sent += len(piece)
+            yield piece

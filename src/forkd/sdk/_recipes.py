@@ -1,0 +1,170 @@
+"""A recipe's folder as the archive that is uploaded of it.
+
+A local recipe is a folder with a `recipe.toml`, or a TOML file.  The archive has all that is in
+that folder, and the TOML file as `recipe.toml`.  It says nothing of owners and times, so that the
+same files always make the same archive: the daemon, which names it by its digest, may have it.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkd.errors import InvalidRequest, NotFound
+from forkd.limits import RECIPE_ENTRIES_MAX, RECIPE_UPLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+RECIPE_FILE = "recipe.toml"
+UPLOADED = "sha256:"
+"""Begins a reference to a recipe that was uploaded."""
+
+READ_BYTES = 1024 * 1024
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def find_local(recipe: str | PathLike[str]) -> Path | None:
+    """Return the TOML file of a recipe of this host; None for one that the daemon is to find.
+
+    A path object, and a text that leads to a recipe here, are of this host.  A name, an absolute
+    path that leads to none, and a reference to an upload are the daemon's.
+
+    Raises:
+        NotFound: It can only be a path of this host, and there is no recipe.
+    """
+    path = Path(recipe)
+    if not (isinstance(recipe, str) and recipe.startswith(UPLOADED)):
+        for file in (path, path / RECIPE_FILE):
+            if file.suffix == ".toml" and _is_file(file):
+                return file.absolute()
+    if isinstance(recipe, str) and (path.is_absolute() or "/" not in recipe):
+        return None
+    raise NotFound(f"no recipe at {path}: no TOML file, and no folder with a {RECIPE_FILE}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have such a name
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: Path
+    header: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The archive of a recipe, which is read as it is sent.
+
+    Attributes:
+        name: The folder's, for messages.
+        size_bytes: Its length.
+    """
+
+    name: str
+    size_bytes: int
+    _entries: tuple[_Entry, ...]
+
+    @classmethod
+    def of(cls, file: Path) -> Archive:
+        """Return the archive of the recipe whose TOML file this is.
+
+        Raises:
+            InvalidRequest: Its folder cannot be read, holds too much, or what no archive may hold.
+        """
+        try:
+            return cls._of(file)
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot read {error.filename}: {error.strerror}", field="recipe"
+            ) from error
+
+    @classmethod
+    def _of(cls, file: Path) -> Archive:
+        entries, size = [], 0
+        for path in _walk(file.parent):
+            name = path.relative_to(file.parent).as_posix()
+            if name == RECIPE_FILE and path != file:
+                continue  # the one that was chosen has its name
+            entry = _entry(path, RECIPE_FILE if path == file else name)
+            entries.append(entry)
+            size += len(entry.header) + _padded(entry.size_bytes)
+            if len(entries) > RECIPE_ENTRIES_MAX or size > RECIPE_UPLOAD_BYTES_MAX:
+                raise InvalidRequest(
+                    f"{file.parent} holds more than {RECIPE_ENTRIES_MAX} files or "
+                    f"{RECIPE_UPLOAD_BYTES_MAX} bytes: give the recipe a folder of its own",
+                    field="recipe",
+                )
+        return cls(file.parent.name, size + 2 * _BLOCK, tuple(entries))
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the archive's bytes.
+
+        Raises:
+            InvalidRequest: A file cannot be read, or changed meanwhile.
+        """
+        for entry in self._entries:
+            yield entry.header
+            if entry.size_bytes:
+                yield from _contents(entry)
+        yield bytes(2 * _BLOCK)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Give all that is in a folder, each after the folder that it is in, always in one order."""
+    for each in sorted(folder.iterdir()):
+        yield each
+        if each.is_dir() and not each.is_symlink():
+            yield from _walk(each)
+
+
+def _entry(path: Path, name: str) -> _Entry:
+    status = path.lstat()
+    header = tarfile.TarInfo(name)
+    header.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+    if stat.S_ISREG(status.st_mode):
+        header.size = status.st_size
+    elif stat.S_ISDIR(status.st_mode):
+        header.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        header.type, header.linkname = tarfile.SYMTYPE, str(path.readlink())
+    else:
+        raise InvalidRequest(
+            f"{path} is no file, folder or link: a recipe's folder holds nothing else",
+            field="recipe",
+        )
+    try:
+        encoded = header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")
+    except ValueError as error:
+        raise InvalidRequest(f"{path} cannot be uploaded: {error}", field="recipe") from error
+    return _Entry(path, encoded, header.size)
+
+
+def _contents(entry: _Entry) -> Iterator[bytes]:
+    """Give the bytes of a file, as many as its header says."""
+    left = entry.size_bytes
+    try:
+        with entry.path.open("rb") as file:
+            while left and (data := file.read(min(left, READ_BYTES))):
+                left -= len(data)
+                yield data
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read {entry.path}: {error.strerror}", field="recipe"
+        ) from error
+    if left:
+        raise InvalidRequest(f"{entry.path} became shorter while it was read", field="recipe")
+    yield bytes(_padded(entry.size_bytes) - entry.size_bytes)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK

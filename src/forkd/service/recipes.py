@@ -1,0 +1,194 @@
+"""Recipes: those in the operator's folders, and those that clients upload.
+
+A recipe chooses what is read from this host's files into a guest, so a request may name only what
+the operator has put into a folder of recipes.  Anything else is uploaded, as a tar archive, and may
+use the files that came with it and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.errors import CapacityError, InvalidRequest
+from forkd.host import archives, files
+from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
+from forkd.limits import (
+    RECIPE_ENTRIES_MAX,
+    RECIPE_PATH_BYTES_MAX,
+    RECIPE_UPLOAD_BYTES_MAX,
+    ROOM_BYTES_MIN,
+)
+from forkd.model.caller import Scope
+from forkd.model.recipe import (
+    NamedRecipe,
+    StoredRecipe,
+    UploadedRecipe,
+    no_recipe,
+    no_upload,
+)
+from forkd.model.snapshot import Removed
+from forkd.service.supervision import to_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+    from pathlib import Path
+
+    from forkd.model.caller import Caller
+    from forkd.model.recipe import RecipeSource
+    from forkd.store.recipes import RecipeStore
+
+UPLOADS_MAX = 8
+"""Most recipes that are received at the same time."""
+
+UNUSED_S_MAX = 7 * 24 * 3_600.0
+"""How long an uploaded recipe that no build uses is kept: a week."""
+
+LIMITS = archives.ArchiveLimits(RECIPE_ENTRIES_MAX, RECIPE_PATH_BYTES_MAX)
+
+_ARCHIVE, _FOLDER = "archive.tar", "recipe"
+"""What a recipe that is being received consists of."""
+
+_WRITE_BYTES = 1024 * 1024
+"""How much of an upload is written at once."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecipe:
+    """Where a recipe is.
+
+    Attributes:
+        path: Its folder, or its TOML file.
+        confined: Whether it may use the files in its folder only.
+    """
+
+    path: Path
+    confined: bool
+
+
+class Recipes:
+    """The recipes of one host; `forkd.service.api.Recipes` documents what a caller may ask.
+
+    Args:
+        folders: The operator's folders of recipes.
+        store: Where uploaded ones are.
+    """
+
+    def __init__(self, folders: tuple[Path, ...], store: RecipeStore) -> None:
+        self._folders = folders
+        self._store = store
+        self._uploading = 0
+
+    async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
+        """Take the archive of a recipe's folder; nothing is left of one that is refused."""
+        caller.require(Scope.SNAPSHOTS)
+        if self._uploading >= UPLOADS_MAX:
+            raise CapacityError(f"{UPLOADS_MAX} recipes are being uploaded; try again later")
+        self._uploading += 1
+        aside = self._store.aside()
+        try:
+            await to_end(asyncio.to_thread(files.make_folder, aside))
+            recipe = await self._receive(aside / _ARCHIVE, pieces)
+            stored = await to_end(asyncio.to_thread(self._keep, aside, recipe))
+        finally:
+            self._uploading -= 1
+            await to_end(asyncio.to_thread(files.remove_tree, aside))
+        log.info("recipe uploaded", extra={"recipe": str(recipe), "recipe_name": stored.name})
+        return stored
+
+    async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
+        """Return an uploaded recipe, which is kept for another while."""
+        caller.require(Scope.SNAPSHOTS)
+        return await asyncio.to_thread(self._describe, recipe)
+
+    def find(self, source: RecipeSource) -> FoundRecipe:
+        """Return where a recipe is; blocks.
+
+        Raises:
+            NotFound: There is none.
+            InvalidRequest: It is a path outside of the operator's folders.
+        """
+        if isinstance(source, UploadedRecipe):
+            folder = self._store.find(source)
+            if folder is None:
+                raise no_upload(source)
+            return FoundRecipe(folder, confined=True)
+        if isinstance(source, NamedRecipe):
+            return FoundRecipe(self._named(source.name), confined=False)
+        return FoundRecipe(self._inside(source), confined=False)
+
+    def tidy(self, *, dry_run: bool = False) -> list[Removed]:
+        """Remove uploaded recipes that no build has used for long; blocks."""
+        removed = []
+        for folder in self._store.unused(time.time() - UNUSED_S_MAX):
+            removed.append(Removed("recipe", folder.name, files.tree_bytes(folder)))
+            if not dry_run:
+                self._store.remove(folder)
+        return removed
+
+    async def _receive(self, archive: Path, pieces: AsyncIterable[bytes]) -> UploadedRecipe:
+        """Write an archive, and return what it is called by its contents."""
+        free = await asyncio.to_thread(files.free_bytes, archive.parent) - ROOM_BYTES_MIN
+        room = free // 2  # what is in the archive will lie beside it
+        digest, waiting, size = hashlib.sha256(), bytearray(), 0
+        async for piece in pieces:
+            size += len(piece)
+            if size > RECIPE_UPLOAD_BYTES_MAX:
+                raise InvalidRequest(
+                    f"the archive is longer than {RECIPE_UPLOAD_BYTES_MAX} bytes", field="body"
+                )
+            if size > room:
+                raise CapacityError(f"no room for a recipe of {size} bytes; free space for it")
+            digest.update(piece)
+            waiting += piece
+            if len(waiting) >= _WRITE_BYTES:
+                await to_end(asyncio.to_thread(files.append, archive, bytes(waiting)))
+                waiting.clear()
+        await to_end(asyncio.to_thread(files.append, archive, bytes(waiting)))
+        return UploadedRecipe(digest.hexdigest())
+
+    def _keep(self, aside: Path, recipe: UploadedRecipe) -> StoredRecipe:
+        """Unpack an archive that was received, unless it was before; blocks."""
+        if self._store.find(recipe) is None:
+            folder = aside / _FOLDER
+            files.make_folder(folder)
+            archives.unpack(aside / _ARCHIVE, folder, LIMITS)
+            if not files.is_there(folder / RECIPE_FILE_NAME):
+                raise InvalidRequest(f"the archive holds no {RECIPE_FILE_NAME}", field="body")
+            load_recipe(folder, confined=True)
+            self._store.publish(folder, recipe)
+        return self._describe(recipe)
+
+    def _describe(self, recipe: UploadedRecipe) -> StoredRecipe:
+        folder = self._store.find(recipe)
+        if folder is None:
+            raise no_upload(recipe)
+        name = load_recipe(folder, confined=True).name
+        return StoredRecipe(recipe, name, files.tree_bytes(folder))
+
+    def _named(self, name: str) -> Path:
+        for folder in self._folders:
+            if files.is_there(folder / name / RECIPE_FILE_NAME):
+                return folder / name
+        present = (files.entries(each) for each in self._folders if files.is_folder(each))
+        known = (each for entries in present for each in entries)
+        raise no_recipe(
+            name, [each.name for each in known if files.is_there(each / RECIPE_FILE_NAME)]
+        )
+
+    def _inside(self, path: Path) -> Path:
+        real = files.real_path(path)
+        if any(real.is_relative_to(files.real_path(folder)) for folder in self._folders):
+            return real
+        folders = ", ".join(map(str, self._folders)) or "none"
+        raise InvalidRequest(
+            f"{path} is in no folder of recipes ({folders}): upload the recipe, or have the "
+            "operator add its folder to FORKD_RECIPE_DIRS",
+            field="recipe",
+        )
