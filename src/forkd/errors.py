@@ -5,7 +5,7 @@ ForkdError
 │   ├── InvalidRequest       a field is malformed or out of range
 │   ├── Denied               the caller is unknown: no token, or not a valid one
 │   ├── Forbidden            the caller is known, and may not do this
-│   ├── NotFound             no such sandbox, snapshot, image or file
+│   ├── NotFound             no such sandbox, snapshot, recipe, file or program
 │   ├── Conflict             the object exists but its state forbids this
 │   │   └── BudgetError      its tree may not grow any more
 │   └── PackError            a pack is damaged, hostile, unsigned or not trusted
@@ -76,7 +76,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """The named sandbox, snapshot, image or file does not exist."""
+    """The named sandbox, snapshot, recipe, file or program does not exist."""
 
     code = "not_found"
 

@@ -120,11 +120,11 @@ async def test_a_command_without_a_terminal_or_input_refuses_both(held: Held) ->
             await session.write_stdin(b"x")
 
 
-async def test_a_program_that_does_not_exist_is_an_error_with_the_agents_code(held: Held) -> None:
-    with pytest.raises(GuestError) as refusal:
+async def test_a_program_that_does_not_exist_is_not_found_and_named(held: Held) -> None:
+    with pytest.raises(NotFound, match="missing: no such program") as refusal:
         await held.service.guests.exec(CALLER, held.id, ExecRequest(("missing",)))
 
-    assert refusal.value.context["guest_code"] == "exec_failed"
+    assert refusal.value.context == {"guest_code": "not_found", "program": "missing"}
     assert (await held.service.guests.ping(CALLER, held.id)).version == "0"
 
 

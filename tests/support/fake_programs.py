@@ -11,7 +11,7 @@ import signal
 import traceback
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import Conflict, GuestError
+from forkd.errors import Conflict, GuestError, NotFound
 from forkd.model.exec import EvalFault, EvalResult, Exited, Started, Stderr, Stdout
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ class FakeExec:
 
     def __init__(self, request: ExecRequest, fed: asyncio.Event) -> None:
         if request.args[0] == "nope":
-            raise GuestError("nope: no such program", guest_code="exec_failed")
+            raise NotFound("nope: no such program", guest_code="not_found", program="nope")
+        if request.args[0] == "text":
+            raise GuestError("text: Exec format error (os error 8)", guest_code="exec_failed")
         self.request = request
         self.fed = fed
         self.closed = asyncio.Event()

@@ -135,7 +135,7 @@ class FakeSnapshots(Component):
 
     async def get(self, caller: Caller, tag: Tag) -> Snapshot:
         if tag not in self.world.stored:
-            raise NotFound(f"there is no snapshot {tag}", tag=tag)
+            raise NotFound(f"no snapshot {tag!r}", tag=tag)
         return self.world.stored[tag]
 
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
@@ -153,12 +153,16 @@ class FakeSnapshots(Component):
         await self.world.snapshots.get(caller, tag)
         standing = [each.tag for each in self.world.stored.values() if each.parent == tag]
         if standing and not cascade and not force:
-            raise Conflict(f"snapshot {tag} is the parent of {', '.join(standing)}", tag=tag)
+            raise Conflict(
+                f"snapshot {tag} is the parent of {', '.join(standing)}; delete those first, or "
+                "with cascade",
+                tag=tag,
+            )
         for child in standing if cascade else ():
             del self.world.stored[child]
         using = [each.sandbox.id for each in self.world.running.values() if each.sandbox.tag == tag]
         if using:
-            raise Conflict(f"snapshot {tag} is needed by {', '.join(using)}", tag=tag)
+            raise Conflict(f"snapshot {tag} is in use by {', '.join(using)}", tag=tag)
         del self.world.stored[tag]
 
 
@@ -535,7 +539,7 @@ class FakeService:
 
     def guest(self, sandbox: SandboxId) -> FakeGuest:
         if sandbox not in self.running:
-            raise NotFound(f"there is no sandbox {sandbox}", sandbox=sandbox)
+            raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         return self.running[sandbox]
 
 

@@ -143,7 +143,7 @@ class Agent:
     def op_exec(self, peer: Peer, request: Members) -> None:
         """Echo what comes in until it ends or a signal comes; the first argument is said first."""
         if request["args"][0] == "missing":
-            peer.send(Kind.ERROR, {"code": "exec_failed", "message": "no such program"})
+            peer.send(Kind.ERROR, {"code": "not_found", "message": "missing: no such program"})
             return
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
         if request["args"][0] in {"forever", "spew"}:

@@ -211,7 +211,11 @@ def test_a_program_that_does_not_exist_ends_with_127(forkd: Forkd, sandbox: str)
     ended = forkd("exec", sandbox, "nope")
 
     assert ended.code == 127
-    assert "error: nope: no such program (guest)" in ended.err
+    assert ended.err == "error: nope: no such program (not_found)\n"
+
+
+def test_a_file_that_cannot_be_executed_ends_with_126(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("exec", sandbox, "text").code == 126
 
 
 def test_a_program_in_no_sandbox_ends_with_125(forkd: Forkd) -> None:
@@ -291,9 +295,29 @@ def test_an_unknown_tag_is_an_error_a_hint_and_status_3(forkd: Forkd) -> None:
 
     assert ended.code == 3
     assert ended.err.splitlines() == [
-        "error: there is no snapshot nothing (not_found)",
-        "hint: `forkd ls` and `forkd snapshot ls` show what there is",
+        "error: no snapshot 'nothing' (not_found)",
+        "hint: `forkd snapshot ls` lists snapshots",
     ]
+
+
+def test_an_unknown_sandbox_is_an_error_with_a_hint_of_its_own(forkd: Forkd) -> None:
+    ended = forkd("logs", "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa")
+
+    assert ended.err.splitlines()[1:] == ["hint: `forkd ls` lists sandboxes"]
+
+
+def test_what_is_neither_has_no_hint(forkd: Forkd, sandbox: str, tmp_path: Path) -> None:
+    for command in (
+        ["cp", f"{sandbox}:/nothing", str(tmp_path)],
+        ["cp", str(tmp_path / "nothing"), f"{sandbox}:/tmp"],
+        ["build", "nothing"],
+        ["build", f"{tmp_path}/nothing/"],
+        ["key", "show", "nothing"],
+        ["unpack", str(tmp_path / "nothing")],
+    ):
+        ended = forkd(*command)
+        assert ended.code in (2, 3)
+        assert "hint:" not in ended.err
 
 
 def test_an_error_as_json_has_its_code(forkd: Forkd) -> None:

@@ -193,7 +193,7 @@ async def test_a_fork_of_which_nothing_remains_is_an_error(client: AsyncClient) 
 
 
 async def test_an_unknown_tag_is_not_found(client: AsyncClient) -> None:
-    with pytest.raises(NotFound, match="there is no snapshot nothing"):
+    with pytest.raises(NotFound, match="no snapshot 'nothing'"):
         await client.fork("nothing")
 
 
@@ -274,10 +274,10 @@ async def test_output_beyond_the_limit_is_dropped_and_said_to_be(sandbox: AsyncS
 
 
 async def test_a_program_that_does_not_exist_is_an_error(sandbox: AsyncSandbox) -> None:
-    with pytest.raises(GuestError, match="no such program") as caught:
+    with pytest.raises(NotFound, match="no such program") as caught:
         await sandbox.exec(["nope"])
 
-    assert caught.value.context["guest_code"] == "exec_failed"
+    assert caught.value.context == {"guest_code": "not_found", "program": "nope"}
 
 
 async def test_a_command_line_is_refused_because_no_shell_reads_it(sandbox: AsyncSandbox) -> None:
@@ -334,7 +334,7 @@ async def test_leaving_a_program_ends_it(daemon: RunningDaemon, sandbox: AsyncSa
 
 
 async def test_a_stream_of_a_program_that_does_not_exist_is_refused(sandbox: AsyncSandbox) -> None:
-    with pytest.raises(GuestError, match="no such program"):
+    with pytest.raises(NotFound, match="no such program"):
         async with sandbox.exec_stream(["nope"]):
             pass
 

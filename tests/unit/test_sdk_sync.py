@@ -194,7 +194,7 @@ def test_a_fork_of_which_nothing_remains_is_an_error(client: Client) -> None:
 
 
 def test_an_unknown_tag_is_not_found(client: Client) -> None:
-    with pytest.raises(NotFound, match="there is no snapshot nothing"):
+    with pytest.raises(NotFound, match="no snapshot 'nothing'"):
         client.fork("nothing")
 
 
@@ -275,10 +275,10 @@ def test_output_beyond_the_limit_is_dropped_and_said_to_be(sandbox: Sandbox) -> 
 
 
 def test_a_program_that_does_not_exist_is_an_error(sandbox: Sandbox) -> None:
-    with pytest.raises(GuestError, match="no such program") as caught:
+    with pytest.raises(NotFound, match="no such program") as caught:
         sandbox.exec(["nope"])
 
-    assert caught.value.context["guest_code"] == "exec_failed"
+    assert caught.value.context == {"guest_code": "not_found", "program": "nope"}
 
 
 def test_a_command_line_is_refused_because_no_shell_reads_it(sandbox: Sandbox) -> None:
@@ -335,7 +335,7 @@ def test_leaving_a_program_ends_it(daemon: RunningDaemon, sandbox: Sandbox) -> N
 
 
 def test_a_stream_of_a_program_that_does_not_exist_is_refused(sandbox: Sandbox) -> None:
-    with pytest.raises(GuestError, match="no such program"):
+    with pytest.raises(NotFound, match="no such program"):
         with sandbox.exec_stream(["nope"]):
             pass
 

@@ -13,12 +13,13 @@ from forkd.cli.attach import attached
 from forkd.cli.context import (
     EXIT_ERROR,
     EXIT_EXEC_FAILED,
+    EXIT_NO_EXECUTABLE,
     EXIT_NO_PROGRAM,
     EXIT_TIMED_OUT,
     Json,
     shared,
 )
-from forkd.errors import ForkdError, InvalidRequest
+from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
@@ -65,13 +66,21 @@ def exec_(  # noqa: PLR0913 - one for each option
             )
     except ForkdError as error:
         render.failure(error, as_json=json)
-        missing = error.context.get("guest_code") in {"exec_failed", "not_found"}
-        raise typer.Exit(EXIT_NO_PROGRAM if missing else EXIT_EXEC_FAILED) from None
+        raise typer.Exit(_not_started(error)) from None
     if ended.timed_out:
         render.note(f"its {timeout} s ran out")
         raise typer.Exit(EXIT_TIMED_OUT)
     code = ended.exit_code
     raise typer.Exit(SIGNAL_EXIT_BASE + (ended.signal or 0) if code is None else code)
+
+
+def _not_started(error: ForkdError) -> int:
+    """Return the exit status for a program that did not run, as a shell has it."""
+    if isinstance(error, NotFound) and "program" in error.context:
+        return EXIT_NO_PROGRAM
+    if error.context.get("guest_code") in {"exec_failed", "permission_denied"}:
+        return EXIT_NO_EXECUTABLE
+    return EXIT_EXEC_FAILED
 
 
 def _environment(settings: list[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@
 | 0 | it worked |
 | 1 | it did not: the host, the store, a machine or some of several sandboxes failed |
 | 2 | the command line, or a value in it, is wrong |
-| 3 | there is no such sandbox, snapshot or file |
+| 3 | there is no such sandbox, snapshot, recipe or file |
 | 4 | it exists, but its state forbids this |
 | 5 | the token is missing or wrong |
 | 6 | the host is full |
@@ -14,7 +14,8 @@
 | 141 | whoever read our output left |
 
 `forkd exec` ends with the exit code of the program, 128 + n if signal n ended it, and otherwise
-with 124 if its time ran out, 125 if forkd failed, 127 if there is no such program.
+with 124 if its time ran out, 125 if forkd failed, 126 if the program cannot be executed, 127 if
+there is no such program.
 """
 
 from __future__ import annotations

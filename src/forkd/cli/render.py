@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from forkd.errors import NotFound
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -29,12 +31,17 @@ WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
 
 HINTS = {
-    "not_found": "`forkd ls` and `forkd snapshot ls` show what there is",
     "denied": "pass --token, or set FORKD_TOKEN",
-    "capacity": "`forkd kill` makes room; the same command may work then",
-    "host": "`forkd doctor` looks for what this host lacks",
+    "capacity": "the same command may work later",
+    "host": "`forkd doctor` checks what this host can do",
 }
-"""What to do about an error, where its message does not say so itself."""
+"""What to do about an error, by its code, where its message does not say so itself."""
+
+NOT_FOUND_HINTS = {
+    "sandbox": "`forkd ls` lists sandboxes",
+    "tag": "`forkd snapshot ls` lists snapshots",
+}
+"""How to see what there is, by what was not found: a key of the error's context."""
 
 errors = Console(stderr=True, highlight=False)
 
@@ -78,13 +85,24 @@ def note(text: str) -> None:
 def failure(error: ForkdError, *, as_json: bool) -> None:
     """Say what went wrong and what to do about it."""
     if as_json:
-        said: dict[str, Any] = {"error": str(error), "code": error.code, "context": error.context}
-        sys.stderr.write(json.dumps(said) + "\n")
+        members: dict[str, Any] = {
+            "error": str(error),
+            "code": error.code,
+            "context": error.context,
+        }
+        sys.stderr.write(json.dumps(members) + "\n")
         return
     errors.print(f"error: {error} ({error.code})", markup=False, soft_wrap=True)
-    hint = HINTS.get(error.code)
-    if hint is not None:
-        errors.print(f"hint: {hint}", markup=False, soft_wrap=True)
+    said = hint(error)
+    if said is not None:
+        errors.print(f"hint: {said}", markup=False, soft_wrap=True)
+
+
+def hint(error: ForkdError) -> str | None:
+    """Return what to do about an error; None if there is no more to say than it says."""
+    if isinstance(error, NotFound):
+        return next((NOT_FOUND_HINTS[key] for key in error.context if key in NOT_FOUND_HINTS), None)
+    return HINTS.get(error.code)
 
 
 class Step(Protocol):

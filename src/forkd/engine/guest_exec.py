@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import Kind
 from forkd.engine.guest import ANSWER_TIMEOUT_S, answer
 from forkd.engine.replies import ExecEnded, ExecStarted
-from forkd.errors import Conflict, EngineError
+from forkd.errors import Conflict, EngineError, NotFound
 from forkd.limits import STDIN_CHUNK_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forkd.engine.channel import Channel
+    from forkd.engine.frames import Frame
     from forkd.engine.guest import Guest
     from forkd.model.exec import ExecEvent, ExecRequest, TtySize
     from forkd.model.json import JsonObject, JsonValue
@@ -47,6 +48,7 @@ class GuestExec:
         Raises:
             EngineTimeout: The agent did not answer.
             EngineExited: The machine is gone.
+            NotFound: There is no such program; it is named in the context.
             ForkdError: The agent refused; `forkd.engine.faults` has the classes.
         """
         async with contextlib.AsyncExitStack() as stack:
@@ -56,8 +58,7 @@ class GuestExec:
                 )
                 first = await channel.receive()
             if first.kind is not Kind.EVENT:
-                answer(first)
-                raise EngineError("an agent ended a command that it never started")
+                _refuse(first, request.args[0])
             started = Started(ExecStarted.read(first.members(), "exec").pid)
             return cls(channel, stack.pop_all(), started, request)
 
@@ -125,6 +126,15 @@ class GuestExec:
             # Input that the agent has not read would confuse the next operation.
             self._channel.close()
         await self._operation.aclose()
+
+
+def _refuse(first: Frame, program: str) -> NoReturn:
+    """Raise what an agent says instead of starting a program."""
+    try:
+        answer(first)
+    except NotFound as error:
+        raise NotFound(str(error), **{**error.context, "program": program}) from None
+    raise EngineError("an agent ended a command that it never started")
 
 
 def _members(request: ExecRequest) -> JsonObject:

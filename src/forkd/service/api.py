@@ -418,8 +418,10 @@ class Guests(Protocol):
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
         """Start a command; returns once the agent has accepted it.
 
-        A program that does not exist is an error here (`guest_code` `exec_failed`
-        or `not_found`), not an exit code.
+        Raises:
+            NotFound: There is no such program; `context["program"]` names it.
+            InvalidRequest: There is no such user or folder.
+            GuestError: The program cannot be executed.
         """
         ...
 

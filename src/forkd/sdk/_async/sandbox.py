@@ -231,7 +231,9 @@ class AsyncSandbox:
         program that writes more, reads long input or is watched as it runs needs `exec_stream`.
 
         Raises:
-            GuestError: There is no such program, user or folder.
+            NotFound: There is no such program; `context["program"]` names it.
+            InvalidRequest: There is no such user or folder.
+            GuestError: The program cannot be executed.
         """
         request = build(v1.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
         return await self._http.call(
