@@ -27,7 +27,9 @@ GOOD = Facts(
     architecture="x86_64",
     is_root=True,
     cpu_model="a CPU",
+    kvm_exists=True,
     kvm_opens=True,
+    kvm_nests=True,
     is_pvm=False,
     probe=Probe(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
@@ -81,6 +83,31 @@ def test_with_a_native_way_it_is_not() -> None:
     without = replace(GOOD, installed=GOOD.installed - {QEMU})
 
     assert check(without, "helper machine").status is Status.SKIP
+
+
+CLOSED = replace(GOOD, is_root=False, kvm_opens=False, probe=None)
+"""A user to whom /dev/kvm is closed; as a member of its group it would open."""
+
+
+@pytest.mark.parametrize("facts", [replace(CLOSED, kvm_nests=False), replace(CLOSED, is_pvm=True)])
+def test_the_group_kvm_is_not_advised_to_whom_it_does_not_help(facts: Facts) -> None:
+    """A user's machines run in the helper machine, which needs a KVM that nests."""
+    open_to_them = replace(facts, kvm_opens=True)
+
+    assert "emulates" in check(open_to_them, "helper machine").found
+    assert "group kvm" not in as_text(judge(facts))
+
+
+def test_the_group_kvm_is_advised_to_whom_it_helps() -> None:
+    assert "uses KVM" in check(replace(CLOSED, kvm_opens=True), "helper machine").found
+    assert "group kvm" in check(CLOSED, "KVM").advice
+
+
+def test_a_host_without_a_kvm_is_not_told_of_its_group() -> None:
+    found = check(replace(CLOSED, kvm_exists=False, kvm_nests=False), "KVM")
+
+    assert "firmware" in found.advice
+    assert "group kvm" not in found.advice
 
 
 def test_a_guest_that_could_not_be_tried_is_skipped() -> None:

@@ -6,7 +6,15 @@ import os
 from pathlib import Path
 
 _DEVICE = Path("/dev/kvm")
-_PVM_MODULE = Path("/sys/module/kvm_pvm")
+_MODULES = Path("/sys/module")
+_PVM = "kvm_pvm"
+_STOCK = ("kvm_amd", "kvm_intel")
+"""The modules whose guests can be stock Linux."""
+
+
+def exists() -> bool:
+    """Whether there is a /dev/kvm, open to us or not."""
+    return _DEVICE.exists()
 
 
 def is_usable() -> bool:
@@ -16,4 +24,16 @@ def is_usable() -> bool:
 
 def is_pvm() -> bool:
     """Whether KVM here is PVM, which interprets every guest kernel but its own."""
-    return _PVM_MODULE.exists()
+    return (_MODULES / _PVM).exists()
+
+
+def nests() -> bool:
+    """Whether KVM here lets a guest have a KVM of its own, as the helper machine must."""
+    return any(_is_on(_MODULES / each / "parameters/nested") for each in _STOCK)
+
+
+def _is_on(parameter: Path) -> bool:
+    try:
+        return parameter.read_text(encoding="ascii").strip() in {"1", "Y"}
+    except OSError:
+        return False

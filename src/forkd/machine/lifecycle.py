@@ -80,6 +80,10 @@ class RunningDaemon:
 def choose_mode(*, is_root: bool, native: str | None) -> tuple[Mode, str]:
     """Return where a daemon should run, and why, in a sentence.
 
+    On this host, if its KVM runs a stock guest and we are root: cgroups, taps and owners of
+    sandboxes are root's to make.  In the helper machine otherwise, which runs with KVM where that
+    can nest and is open to us, and else emulates (`forkd.machine.accel.choose_accel`).
+
     Args:
         is_root: Whether we may make machines' cgroups and network.
         native: Why this host's KVM cannot run a stock guest; None if it can.
@@ -87,7 +91,7 @@ def choose_mode(*, is_root: bool, native: str | None) -> tuple[Mode, str]:
     if native is not None:
         return "helper", f"machines run in the helper machine: {native}"
     if not is_root:
-        return "helper", "machines run in the helper machine: only root may make them here"
+        return "helper", "machines run in the helper machine: on this host only root can run them"
     return "native", "machines run on this host: its KVM runs a stock guest"
 
 

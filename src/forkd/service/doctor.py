@@ -96,7 +96,9 @@ class Facts:
     architecture: str
     is_root: bool
     cpu_model: str
+    kvm_exists: bool
     kvm_opens: bool
+    kvm_nests: bool
     is_pvm: bool
     probe: Probe | None
     controllers: frozenset[str]
@@ -124,7 +126,9 @@ def gather(places: Places) -> Facts:
         architecture=platform.machine(),
         is_root=os.geteuid() == 0,
         cpu_model=proc.cpu().model,
+        kvm_exists=kvm.exists(),
         kvm_opens=kvm.is_usable(),
+        kvm_nests=kvm.nests(),
         is_pvm=kvm.is_pvm(),
         probe=_probe(),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
@@ -212,14 +216,14 @@ def _programs(facts: Facts) -> Check:
 
 def _native(facts: Facts) -> Check:
     """Whether machines can run on this host itself."""
-    name, around = "KVM", "`forkd up` uses the helper machine instead"
+    name, around = "KVM", "`forkd up` uses the helper machine"
+    if not facts.kvm_exists:
+        advice = f"{around}; for KVM, enable virtualisation in the firmware"
+        return Check(name, Status.WARN, "/dev/kvm is missing", advice)
     if not facts.kvm_opens:
-        return Check(
-            name,
-            Status.WARN,
-            "/dev/kvm is missing or closed to you",
-            f"enable virtualisation in the firmware, or join the group kvm; {around}",
-        )
+        speeds_up = facts.kvm_nests and not facts.is_pvm
+        faster = ", which needs no emulation for a member of the group kvm" if speeds_up else ""
+        return Check(name, Status.WARN, "/dev/kvm is closed to you", f"{around}{faster}")
     if facts.probe is not None and not facts.probe.ok:
         return Check(name, Status.WARN, f"a stock guest does not run: {facts.probe.reason}", around)
     if facts.is_pvm:
@@ -233,7 +237,9 @@ def _helper(facts: Facts) -> Check:
     """Whether the helper machine could stand in."""
     name = "helper machine"
     if QEMU in facts.installed:
-        return Check(name, Status.PASS, f"{QEMU} is installed")
+        with_kvm = facts.kvm_opens and facts.kvm_nests and not facts.is_pvm
+        how = "uses KVM" if with_kvm else "emulates a processor, which is slow"
+        return Check(name, Status.PASS, f"{QEMU} is installed and {how}")
     needed = _native(facts).status is not Status.PASS or not facts.is_root
     status = Status.FAIL if needed else Status.SKIP
     return Check(name, status, f"{QEMU} is not installed", "apt install qemu-system-x86")
