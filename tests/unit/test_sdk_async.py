@@ -192,6 +192,15 @@ async def test_a_fork_of_which_nothing_remains_is_an_error(client: AsyncClient) 
         await client.try_fork("is-broken", 2)
 
 
+async def test_a_program_has_a_time_limit_unless_it_is_to_have_none(
+    sandbox: AsyncSandbox, daemon: RunningDaemon
+) -> None:
+    await sandbox.exec(["echo"])
+    await sandbox.exec(["echo"], timeout_s=None)
+
+    assert [each.request.timeout_s for each in daemon.service.execs] == [30.0, None]
+
+
 async def test_an_unknown_tag_is_not_found(client: AsyncClient) -> None:
     with pytest.raises(NotFound, match="no snapshot 'nothing'"):
         await client.fork("nothing")

@@ -193,6 +193,15 @@ def test_a_fork_of_which_nothing_remains_is_an_error(client: Client) -> None:
         client.try_fork("is-broken", 2)
 
 
+def test_a_program_has_a_time_limit_unless_it_is_to_have_none(
+    sandbox: Sandbox, daemon: RunningDaemon
+) -> None:
+    sandbox.exec(["echo"])
+    sandbox.exec(["echo"], timeout_s=None)
+
+    assert [each.request.timeout_s for each in daemon.service.execs] == [30.0, None]
+
+
 def test_an_unknown_tag_is_not_found(client: Client) -> None:
     with pytest.raises(NotFound, match="no snapshot 'nothing'"):
         client.fork("nothing")

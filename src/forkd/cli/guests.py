@@ -54,11 +54,12 @@ def exec_(  # noqa: PLR0913 - one for each option
     program = args[1:] if args[0] == "--" else args
     options: ExecOptions = {"env": _environment(env or []), "cwd": cwd, "user": user}
     try:
+        if json and tty:
+            raise InvalidRequest("--json and --tty exclude each other", field="tty")
         with shared.client(as_json=json) as client:
             found = client.sandboxes.get(sandbox)
             if json:
-                limit_s = timeout or EXEC_TIMEOUT_S_DEFAULT
-                result = found.exec(program, timeout_s=limit_s, **options)
+                result = found.exec(program, timeout_s=timeout, **options)
                 render.document(result)
                 raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
             ended = attached(

@@ -417,14 +417,19 @@ class _ExecBase(Request):
 class Exec(_ExecBase):
     """Run a program and wait for it."""
 
-    timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
+    timeout_secs: TimeoutSecs | None = Field(
+        default=limits.EXEC_TIMEOUT_S_DEFAULT,
+        description="Kill the program after this time; null: never.",
+    )
     stdin: str | None = Field(default=None, max_length=limits.EXEC_STDIN_CHARS_MAX)
 
 
 class ExecStart(_ExecBase):
     """Run a program with its streams attached: first message of the exec WebSocket."""
 
-    timeout_secs: TimeoutSecs | None = None
+    timeout_secs: TimeoutSecs | None = Field(
+        default=None, description="Kill the program after this time; null: never."
+    )
     stdin: bool = Field(default=False, description="False: standard input is /dev/null.")
     tty: TerminalSize | None = None
 

@@ -150,7 +150,7 @@ def _given(query: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _encoded(body: BaseModel) -> bytes:
-    return body.model_dump_json(exclude_none=True).encode()
+    return body.model_dump_json(exclude_unset=True).encode()
 
 
 def _parsed(kind: type[T] | TypeAdapter[T], answer: httpx.Response) -> T:

@@ -223,7 +223,7 @@ class Sandbox:
         args: Sequence[str],
         *,
         stdin: str | None = None,
-        timeout_s: float = EXEC_TIMEOUT_S_DEFAULT,
+        timeout_s: float | None = EXEC_TIMEOUT_S_DEFAULT,
         **options: Unpack[ExecOptions],
     ) -> v1.ExecResult:
         """Run a program, wait for it, and return what it wrote and its exit code.
@@ -231,18 +231,26 @@ class Sandbox:
         No shell reads `args`.  Output is kept to 8 MiB of each stream, see `truncated`; a
         program that writes more, reads long input or is watched as it runs needs `exec_stream`.
 
+        Args:
+            args: The program and its arguments.
+            stdin: Its whole input.
+            timeout_s: Kill it after this time; None: never.
+            options: Its environment, directory and user.
+
         Raises:
             NotFound: There is no such program; `context["program"]` names it.
             InvalidRequest: There is no such user or folder.
             GuestError: The program cannot be executed.
         """
         request = build(v1.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
+        if timeout_s is None:
+            request = request.model_copy(update={"timeout_secs": None})  # not the default
         return self._http.call(
             v1.ExecResult,
             "POST",
             f"{self._path}/exec",
             body=request,
-            timeout_s=timeout_s + TIMEOUT_MARGIN_S,
+            timeout_s=None if timeout_s is None else timeout_s + TIMEOUT_MARGIN_S,
         )
 
     def exec_stream(
@@ -260,7 +268,7 @@ class Sandbox:
             args: The program and its arguments.
             stdin: Whether it will be written to; else its standard input is /dev/null.
             tty: Rows and columns of the terminal it gets; None for pipes.
-            timeout_s: It is killed after this time.
+            timeout_s: Kill it after this time; None: never.
             options: As for `exec`.
         """
         size = None if tty is None else build(v1.TerminalSize, rows=tty[0], columns=tty[1])
