@@ -292,7 +292,7 @@ def _walk(group: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 -
 def _parameters(command: Any, name: str) -> list[str]:  # noqa: ANN401 - click's own types
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
-    options = [each for each in options if "--help" not in each.opts]
+    options = [each for each in options if "--help" not in each.opts and not each.hidden]
     group = " COMMAND" if hasattr(command, "commands") else ""
     usage = " ".join([name, "[OPTIONS]", *map(_placeholder, arguments)])
     lines = [f"    {usage}{group}\n", "| | default | |", "|---|---|---|"]

@@ -33,6 +33,9 @@ SANDBOXES_MAX = 20_000
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""
 
+SANDBOX_ID_PATTERN = r"^sb-[a-z2-7]{26}$"
+"""Ids of sandboxes."""
+
 ID_CHARS_MAX = 64
 """Longest id of a sandbox that a client must be ready for."""
 

@@ -22,6 +22,7 @@ from forkd.errors import (
 )
 from forkd.host.spawn import Process
 from forkd.limits import FORK_COUNT_MAX
+from forkd.model.caller import Scope, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.sandboxes.forking import REQUEST_CHILDREN_MAX
@@ -104,6 +105,19 @@ async def test_sandboxes_are_listed_oldest_first_and_by_tag(service: Host) -> No
 async def test_a_count_out_of_range_is_refused(service: Host, count: int) -> None:
     with pytest.raises(InvalidRequest):
         await service.sandboxes.fork(CALLER, TAG, count, OPTIONS)
+
+
+async def test_a_sandbox_is_found_by_a_beginning_that_no_other_has(service: Host) -> None:
+    made = (await service.sandboxes.fork(CALLER, TAG, 3, ForkOptions())).sandboxes
+    wanted = made[1]
+
+    assert (await service.sandboxes.find(CALLER, wanted.id)).id == wanted.id
+    assert (await service.sandboxes.find(CALLER, wanted.id[:-1])).id == wanted.id
+    assert (await service.sandboxes.find(CALLER, wanted.id[3:-1])).id == wanted.id
+    stranger = replace(CALLER, tenant=Tenant("other"), scopes=frozenset({Scope.READ}))
+    for start in (wanted.id, wanted.id[:-1]):
+        with pytest.raises(NotFound):
+            await service.sandboxes.find(stranger, start)
 
 
 async def test_an_unknown_snapshot_and_an_unknown_sandbox_are_not_found(

@@ -28,7 +28,13 @@ from forkd.model.diff import Change, Difference, FileChange
 from forkd.model.files import EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
-from forkd.model.ids import SandboxId, Tag, new_sandbox_id
+from forkd.model.ids import (
+    SandboxId,
+    Tag,
+    new_sandbox_id,
+    only_sandbox,
+    parse_sandbox_start,
+)
 from forkd.model.image import Image
 from forkd.model.progress import Progress
 from forkd.model.sandbox import (
@@ -226,6 +232,11 @@ class FakeSandboxes(Component):
 
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
         return self.world.guest(sandbox).sandbox
+
+    async def find(self, caller: Caller, start: str) -> Sandbox:
+        start = parse_sandbox_start(start)
+        found = (each for each in self.world.running if each.startswith(start))
+        return self.world.running[only_sandbox(start, found)].sandbox
 
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         self.world.guest(sandbox).ended.set()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.model.ids import SandboxId, Tag
+from forkd.model.sandbox import ForkOptions
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -138,7 +141,7 @@ def test_sandboxes_are_killed_by_id_by_tag_and_all(forkd: Forkd, sandbox: str) -
     forkd("fork", "warm", "-n", "2")
     forkd("fork", "is-flaky", "-n", "1")
 
-    assert forkd("kill", sandbox, "--json").document == {"killed": [sandbox]}
+    assert forkd("kill", sandbox, "--json").document == {"killed": [sandbox], "failed": []}
     assert "2 killed" in forkd("kill", "--tag", "warm").err
     assert "1 killed" in forkd("kill", "--all").err
 
@@ -146,6 +149,97 @@ def test_sandboxes_are_killed_by_id_by_tag_and_all(forkd: Forkd, sandbox: str) -
 @pytest.mark.parametrize("args", [[], ["--all", "--tag", "warm"]])
 def test_killing_wants_to_know_whom(forkd: Forkd, args: list[str]) -> None:
     assert forkd("kill", *args).code == 2
+
+
+GONE = "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+
+def test_what_can_be_killed_is_and_the_rest_is_reported(forkd: Forkd, sandbox: str) -> None:
+    other = forkd("fork", "warm").out.strip()
+
+    ended = forkd("kill", sandbox, GONE, other, sandbox[:10])
+
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == f"{GONE} not killed: no sandbox {GONE} (not_found)\n"
+    assert forkd("ls", "--quiet").out == ""
+
+
+def test_what_was_killed_and_what_was_not_are_one_document(forkd: Forkd, sandbox: str) -> None:
+    ended = forkd("kill", sandbox, GONE, "--json")
+
+    assert (ended.code, ended.document["killed"]) == (1, [sandbox])
+    assert [(each["id"], each["code"]) for each in ended.document["failed"]] == [
+        (GONE, "not_found")
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("exec", "ID", "true"),
+        ("exec", "--json", "ID", "true"),
+        ("eval", "ID", "1"),
+        ("logs", "ID"),
+        ("cp", "ID:/tmp", "NEW"),
+        ("branch", "ID"),
+        ("reset", "ID"),
+        ("tree", "ID"),
+        ("diff", "ID", "ID"),
+        ("snapshot", "create", "new", "--from", "ID"),
+        ("snapshot", "create", "new", "--from-sandbox", "ID"),
+        ("kill", "ID"),
+    ],
+)
+def test_every_command_takes_the_beginning_of_an_id(
+    forkd: Forkd, sandbox: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    start = sandbox[:12]
+    ended = forkd(*(each.replace("ID", start).replace("NEW", f"{tmp_path}/x") for each in command))
+
+    assert ended.code == 0, ended.err
+
+
+def test_an_id_may_be_given_without_what_all_begin_with(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("logs", sandbox.removeprefix("sb-")[:8]).code == 0
+
+
+def test_a_beginning_of_several_ids_names_them(forkd: Forkd, daemon: RunningDaemon) -> None:
+    for last in "abcdefg":
+        made = daemon.service.fork_one(Tag("warm"), ForkOptions())
+        guest = daemon.service.running.pop(made.id)
+        guest.sandbox = replace(made, id=SandboxId(f"sb-{'a' * 25}{last}"))
+        daemon.service.running[guest.sandbox.id] = guest
+
+    ended = forkd("logs", "sb-aaaa")
+
+    assert ended.code == 2
+    assert "7 ids begin with sb-aaaa: " in ended.err
+    assert f"sb-{'a' * 25}b, " in ended.err
+    assert "and 2 more" in ended.err
+    assert forkd("logs", f"sb-{'a' * 25}b").code == 0
+    assert forkd("kill", "aaaa", GONE).code == 1
+
+
+def test_a_snapshot_that_is_called_like_an_id_comes_first(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str
+) -> None:
+    daemon.service.stored |= some_snapshots(sandbox[:8])
+
+    made = forkd("snapshot", "create", "new", "--from", sandbox[:8], "--exec", "true", "--json")
+
+    assert made.code == 0
+    assert forkd("snapshot", "create", "other", "--from", "sb-zzzz").code == 3
+
+
+def test_a_program_runs_for_as_long_as_it_likes_with_json_and_without(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str
+) -> None:
+    for options in ([], ["--json"]):
+        assert forkd("exec", *options, sandbox, "echo").code == 0
+        assert forkd("exec", "--timeout", "5", *options, sandbox, "echo").code == 0
+
+    assert [each.request.timeout_s for each in daemon.service.execs] == [None, 5, None, 5]
+    assert forkd("exec", "--json", "--tty", sandbox, "echo").code == 125
 
 
 def test_an_evaluation_prints_what_a_prompt_would(forkd: Forkd, sandbox: str) -> None:
@@ -335,6 +429,7 @@ def test_an_error_as_json_has_its_code(forkd: Forkd) -> None:
         (["snapshot", "rm", "a..b"], 2),
         (["--url", "ftp://x", "ls"], 2),
         (["--url", "http://127.0.0.1:1", "ls"], 7),
+        (["--url", "http://127.0.0.1:1", "kill", "sb-a", "sb-b"], 7),
         (["nonsense"], 2),
     ],
 )

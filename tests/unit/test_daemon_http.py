@@ -98,7 +98,10 @@ def test_a_field_that_is_wrong_is_named(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", 404, "not_found"),
-        ("GET", "/v1/sandboxes/nonsense", 400, "invalid_request"),
+        ("GET", "/v1/sandboxes/nonsense", 404, "not_found"),
+        ("GET", "/v1/sandboxes/NONSENSE", 400, "invalid_request"),
+        ("GET", "/v1/sandboxes/sb-", 400, "invalid_request"),
+        ("DELETE", "/v1/sandboxes/nonsense", 400, "invalid_request"),
         ("GET", "/v1/snapshots/..%2f..%2fetc/info", 404, "not_found"),
         ("GET", "/v1/snapshots/a..b/info", 400, "invalid_request"),
         ("DELETE", "/v1/snapshots/nothing", 404, "not_found"),

@@ -60,7 +60,9 @@ def down(*, json: Json = False) -> None:
         daemon = None
     if daemon is not None and daemon.mode == "native":
         with Client() as client:
-            kill_each(client.sandboxes.list())
+            _, failed = kill_each(client.sandboxes.list())
+            for error in failed.values():
+                raise error
     ran = lifecycle.down(state_dir())
     if json:
         render.document({"was_running": ran})

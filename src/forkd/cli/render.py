@@ -85,17 +85,17 @@ def note(text: str) -> None:
 def failure(error: ForkdError, *, as_json: bool) -> None:
     """Say what went wrong and what to do about it."""
     if as_json:
-        members: dict[str, Any] = {
-            "error": str(error),
-            "code": error.code,
-            "context": error.context,
-        }
-        sys.stderr.write(json.dumps(members) + "\n")
+        sys.stderr.write(json.dumps(error_members(error)) + "\n")
         return
     errors.print(f"error: {error} ({error.code})", markup=False, soft_wrap=True)
     said = hint(error)
     if said is not None:
         errors.print(f"hint: {said}", markup=False, soft_wrap=True)
+
+
+def error_members(error: ForkdError) -> dict[str, Any]:
+    """Return an error as members of a JSON object."""
+    return {"error": str(error), "code": error.code, "context": error.context}
 
 
 def hint(error: ForkdError) -> str | None:

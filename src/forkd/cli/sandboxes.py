@@ -7,23 +7,32 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from forkd.cli import render
 from forkd.cli.context import EXIT_ERROR, Json, shared
-from forkd.errors import InvalidRequest, NotFound
+from forkd.errors import (
+    Denied,
+    Forbidden,
+    ForkdError,
+    InvalidRequest,
+    NotFound,
+    TransportError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from forkd import Sandbox
     from forkd.sdk._requests import ForkOptions
     from forkd.wire.v1 import SandboxFailure
 
+T = TypeVar("T")
+
 KILLERS_MAX = 16
-"""Sandboxes ended at once."""
+"""Sandboxes killed at once."""
 
 Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
 
@@ -127,27 +136,60 @@ def kill(
 ) -> None:
     """End sandboxes and remove everything that was their own."""
     if bool(ids) + bool(tag) + all_ != 1:
-        raise InvalidRequest("say which: ids, --tag TAG or --all", field="ids")
+        raise InvalidRequest("name sandboxes by ids, by --tag TAG or by --all", field="ids")
     with shared.client(as_json=json) as client:
-        listed = [client.sandboxes.get(each) for each in ids or ()]
-        chosen = listed or client.sandboxes.list(tag)
-        killed = kill_each(chosen)
+        missing: dict[str, ForkdError] = {}
+        if ids:
+            named, missing = at_once(client.sandboxes.get, ids)
+            chosen = list(named.values())
+        else:
+            chosen = client.sandboxes.list(tag)
+        killed, failed = kill_each(chosen)
+    failed = {**missing, **failed}
     if json:
-        render.document({"killed": killed})
-    elif not ids:
-        render.note(f"{len(killed)} killed")
+        members = [{"id": name, **render.error_members(error)} for name, error in failed.items()]
+        render.document({"killed": killed, "failed": members})
+    else:
+        for name, error in failed.items():
+            render.note(f"{name} not killed: {error} ({error.code})")
+        if not ids:
+            render.note(f"{len(killed)} killed")
+    if failed:
+        raise typer.Exit(EXIT_ERROR)
 
 
-def kill_each(chosen: Sequence[Sandbox]) -> list[str]:
-    """End sandboxes, several at a time; those that ended by themselves are fine."""
+def kill_each(chosen: Iterable[Sandbox]) -> tuple[list[str], dict[str, ForkdError]]:
+    """Kill sandboxes; return the ids of those killed, and why others were not."""
+    by_id = {each.id: each for each in chosen}
 
-    def end(sandbox: Sandbox) -> str:
-        with contextlib.suppress(NotFound):
-            sandbox.kill()
-        return sandbox.id
+    def end(id_: str) -> None:
+        with contextlib.suppress(NotFound):  # it is gone by now
+            by_id[id_].kill()
 
+    ended, failed = at_once(end, by_id)
+    return list(ended), failed
+
+
+def at_once(
+    work: Callable[[str], T], names: Iterable[str]
+) -> tuple[dict[str, T], dict[str, ForkdError]]:
+    """Do `work` for each name, several at a time; return results and errors by name.
+
+    Raises:
+        TransportError, Denied, Forbidden: What concerns all of them.
+    """
+    results: dict[str, T] = {}
+    errors: dict[str, ForkdError] = {}
     with ThreadPoolExecutor(KILLERS_MAX) as pool:
-        return list(pool.map(end, chosen))
+        doing = {name: pool.submit(work, name) for name in dict.fromkeys(names)}
+    for name, future in doing.items():
+        try:
+            results[name] = future.result()
+        except (TransportError, Denied, Forbidden):
+            raise
+        except ForkdError as error:
+            errors[name] = error
+    return results, errors
 
 
 def logs(

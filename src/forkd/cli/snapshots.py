@@ -9,6 +9,7 @@ import typer
 from forkd.cli import render
 from forkd.cli.context import Json, shared
 from forkd.cli.host import prepared
+from forkd.cli.names import machine
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ From = Annotated[
     str | None,
     typer.Option("--from", help="Id of a sandbox; or a snapshot, together with --exec."),
 ]
-FromSandbox = Annotated[
-    str | None, typer.Option("--from-sandbox", help="Id of a sandbox, as with --from.")
-]
+FromSandbox = Annotated[str | None, typer.Option("--from-sandbox", hidden=True)]
+"""What `--from` was called for sandboxes."""
 Exec = Annotated[
     str | None, typer.Option("--exec", help="Shell command to run in a fork of the snapshot.")
 ]
@@ -56,7 +56,7 @@ def create(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Make a snapshot: bake a recipe, or write down a sandbox or a fork with a difference."""
     if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
-        raise InvalidRequest("say one of --recipe, --from and --from-sandbox", field="source")
+        raise InvalidRequest("give either --recipe or --from", field="source")
     source = from_ or from_sandbox
     if source is None and (exec_ is not None or no_wait or network):
         raise InvalidRequest("--exec, --network and --no-wait go with --from", field="exec")
@@ -67,7 +67,7 @@ def create(  # noqa: PLR0913 - one for each option
         else:
             made = client.snapshots.link(
                 tag,
-                source,
+                machine(client, source),
                 exec=exec_,
                 exec_timeout_s=exec_timeout,
                 network=network,

@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from forkd.cli import render
 from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.cli.names import machine, sandbox_id
 from forkd.cli.sandboxes import Id  # noqa: TC001 - Typer reads it at run time
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def _show_branch(made: Branch[Sandbox]) -> None:
 def reset(sandbox: Id, *, json: Json = False) -> None:
     """Take a sandbox back to where it was forked from its snapshot; it keeps id and address."""
     with shared.client(as_json=json) as client:
-        reset_ms = client.sandboxes.get(sandbox).reset()
+        found = client.sandboxes.get(sandbox)
+        reset_ms = found.reset()
     if json:
-        render.document({"id": sandbox, "reset_ms": reset_ms})
+        render.document({"id": found.id, "reset_ms": reset_ms})
     else:
         render.note(f"back at its fork point in {reset_ms:.1f} ms")
 
@@ -91,12 +93,13 @@ def promote(sandbox: Id, *, json: Json = False) -> None:
     """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
+        before = found.id
         ended = found.promote()
     if json:
         render.document({"sandbox": found.info.model_dump(mode="json"), "ended": ended})
         return
     typer.echo(found.id)
-    render.note(f"{sandbox} is {found.id} now; {len(ended)} ended")
+    render.note(f"{before} is {found.id} now; {len(ended)} ended")
 
 
 def diff(
@@ -107,7 +110,7 @@ def diff(
 ) -> None:
     """Say which files were added (+), changed (~) and removed (-) from A to B."""
     with shared.client(as_json=json) as client:
-        found = client.diff(a, b)
+        found = client.diff(machine(client, a), machine(client, b))
     if json:
         render.document(found)
         return
@@ -125,7 +128,7 @@ def tree(
 ) -> None:
     """Draw who was branched from whom, when, and what memory each shares with nobody."""
     with shared.client(as_json=json) as client:
-        found = client.tree(sandbox)
+        found = client.tree(sandbox and sandbox_id(client, sandbox))
     if json:
         render.document(found)
     else:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
-from forkd.errors import InvalidRequest
+from forkd.errors import InvalidRequest, NotFound
+from forkd.limits import SANDBOX_ID_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SandboxId = NewType("SandboxId", str)
 Tag = NewType("Tag", str)
@@ -19,7 +23,14 @@ Tag = NewType("Tag", str)
 TAG_CHARS_MAX = 64
 """Longest tag; room for a suffix remains in a file name of 255 bytes."""
 
-_SANDBOX_ID = re.compile(r"sb-[a-z2-7]{26}")
+CANDIDATES_SHOWN_MAX = 5
+"""Most ids that an error lists."""
+
+SANDBOX_ID_PREFIX = "sb-"
+"""Begins every id of a sandbox."""
+
+_SANDBOX_ID = re.compile(SANDBOX_ID_PATTERN.removesuffix("$"))
+_SANDBOX_ID_START = re.compile(r"[a-z2-7]{1,26}")
 _TAG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{TAG_CHARS_MAX - 1}}}")
 _ID_BYTES = 16
 
@@ -41,6 +52,38 @@ def parse_sandbox_id(text: str, *, field: str = "id") -> SandboxId:
             f"{field} is not a sandbox id (sb- and 26 of a-z, 2-7): {text[:80]!r}", field=field
         )
     return SandboxId(text)
+
+
+def parse_sandbox_start(text: str, *, field: str = "id") -> str:
+    """Return the beginning of an id, with `sb-` before it; a whole id is one, too.
+
+    Raises:
+        InvalidRequest: No id begins so; `context["field"]` is `field`.
+    """
+    start = text.removeprefix(SANDBOX_ID_PREFIX)
+    if _SANDBOX_ID_START.fullmatch(start) is None:
+        raise InvalidRequest(
+            f"{field} is not the beginning of a sandbox id (sb- and 26 of a-z, 2-7): {text[:80]!r}",
+            field=field,
+        )
+    return f"{SANDBOX_ID_PREFIX}{start}"
+
+
+def only_sandbox(start: str, ids: Iterable[SandboxId]) -> SandboxId:
+    """Return the only one of the `ids`, all of which begin with `start`.
+
+    Raises:
+        NotFound: There is none.
+        InvalidRequest: There are several; the message names some.
+    """
+    found = sorted(ids)
+    if not found:
+        raise NotFound(f"no sandbox {start}", sandbox=start)
+    if len(found) > 1:
+        more = len(found) - CANDIDATES_SHOWN_MAX
+        candidates = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (f" and {more} more" * (more > 0))
+        raise InvalidRequest(f"{len(found)} ids begin with {start}: {candidates}", field="id")
+    return found[0]
 
 
 def is_sandbox_id(text: str) -> bool:

@@ -285,6 +285,14 @@ class Sandboxes(Protocol):
         """Return one sandbox."""
         ...
 
+    async def find(self, caller: Caller, start: str) -> Sandbox:
+        """Return the one sandbox whose id begins with `start`, with or without its `sb-`.
+
+        Raises:
+            InvalidRequest: Several ids begin so; the message names some.
+        """
+        ...
+
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         """End a sandbox and remove everything that was its own."""
         ...

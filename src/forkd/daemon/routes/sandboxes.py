@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Query, Response
+from fastapi import Path, Query, Response
 
 from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, IdOf, SandboxesOf, router
@@ -59,9 +59,13 @@ async def list_sandboxes(
 
 
 @routes.get("/v1/sandboxes/{id}", operation_id="get_sandbox")
-async def get_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> v1.SandboxInfo:
-    """Describe one sandbox."""
-    return convert.sandbox(await sandboxes.get(caller, sandbox))
+async def get_sandbox(
+    id: Annotated[str, Path(description="Id of a sandbox, or the beginning of no other's.")],  # noqa: A002 - the path's own word
+    caller: CallerOf,
+    sandboxes: SandboxesOf,
+) -> v1.SandboxInfo:
+    """Describe one sandbox; this route alone takes the beginning of an id, too."""
+    return convert.sandbox(await sandboxes.find(caller, id))
 
 
 @routes.delete("/v1/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)

@@ -241,7 +241,12 @@ class AsyncSandboxes:
         return [AsyncSandbox(self._http, each) for each in found]
 
     async def get(self, id: str) -> AsyncSandbox:  # noqa: A002 - the word for it
-        """Return one sandbox."""
+        """Return one sandbox, by its id or a beginning that no other has.
+
+        Raises:
+            NotFound: There is none.
+            InvalidRequest: Several ids begin so; the message names some.
+        """
         info = await self._http.call(
             v1.SandboxInfo, "GET", f"/v1/sandboxes/{self._http.quoted(id)}"
         )

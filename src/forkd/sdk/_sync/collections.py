@@ -242,7 +242,12 @@ class Sandboxes:
         return [Sandbox(self._http, each) for each in found]
 
     def get(self, id: str) -> Sandbox:  # noqa: A002 - the word for it
-        """Return one sandbox."""
+        """Return one sandbox, by its id or a beginning that no other has.
+
+        Raises:
+            NotFound: There is none.
+            InvalidRequest: Several ids begin so; the message names some.
+        """
         info = self._http.call(v1.SandboxInfo, "GET", f"/v1/sandboxes/{self._http.quoted(id)}")
         return Sandbox(self._http, info)
 

@@ -13,6 +13,7 @@ from forkd.errors import ForkdError
 from forkd.limits import FORK_DEADLINE_S_MAX, FORK_DEADLINE_S_MIN
 from forkd.model.caller import Scope
 from forkd.model.checks import in_range
+from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.service.sandboxes import console
 from forkd.service.sandboxes.forking import Forks, Origin, identity_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
     from forkd.model.caller import Caller, Owner
-    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.ids import Tag
     from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
     from forkd.service.leases import Lease, Leases
     from forkd.service.records import Records
@@ -84,6 +85,14 @@ class Sandboxes:
         """Return one sandbox."""
         caller.require(Scope.READ)
         return self.roster.get(caller, sandbox).sandbox
+
+    async def find(self, caller: Caller, start: str) -> Sandbox:
+        """Return the one sandbox whose id begins so."""
+        caller.require(Scope.READ)
+        start = parse_sandbox_start(start)
+        if is_sandbox_id(start):
+            return self.roster.get(caller, SandboxId(start)).sandbox
+        return self.roster.find_by_start(caller, start).sandbox
 
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         """End a sandbox."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import NotFound
 from forkd.limits import EXITED_KEPT_MAX
+from forkd.model.ids import only_sandbox
 from forkd.model.sandbox import SandboxState
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ class Roster:
         if found is None or not caller.may_touch(found.sandbox.owner):
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         return found
+
+    def find_by_start(self, caller: Caller, start: str) -> SandboxOwner:
+        """Return the owner of the one sandbox whose id begins so, of those a caller may touch.
+
+        Raises:
+            NotFound: There is none.
+            InvalidRequest: There are several; the message names some.
+        """
+        mine = (each.id for each in self.visible(caller) if each.id.startswith(start))
+        return self._owners[only_sandbox(start, mine)]
 
     def find(self, sandbox: SandboxId) -> SandboxOwner | None:
         """Return the owner of a sandbox, whosever it is; None if there is none."""
