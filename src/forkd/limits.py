@@ -170,6 +170,9 @@ EVAL_CODE_BYTES_MAX = 512 * 1024
 EVAL_OUTPUT_BYTES_MAX = 1024 * 1024
 """Most bytes kept of an evaluation's stdout, and as many of its stderr; the rest is dropped."""
 
+FILE_MODE_MAX = 0o7777
+"""Greatest permissions of a file in a guest: all twelve bits."""
+
 PATH_BYTES_MAX = 4096
 """A path, on the host or in a guest; Linux allows no longer one (PATH_MAX)."""
 

@@ -74,6 +74,7 @@ class FakeGuest:
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
     folders: set[str] = field(default_factory=lambda: {"/", "/tmp", "/root"})
+    modes: dict[str, int | None] = field(default_factory=dict)
     names: dict[str, object] = field(default_factory=dict)
     console: bytes = b"Linux version 6.1.0\n"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -400,8 +401,8 @@ class FakeGuests(Component):
         mode: int | None = None,
         make_parents: bool = False,
     ) -> int:
-        del mode
         guest = self.world.guest(sandbox)
+        guest.modes[path] = mode
         parent = str(Path(path).parent)
         if make_parents:
             await self.world.guests.make_dir(caller, sandbox, parent, parents=True)
@@ -439,8 +440,8 @@ class FakeGuests(Component):
         parents: bool = False,
         mode: int | None = None,
     ) -> None:
-        del mode
         guest = self.world.guest(sandbox)
+        guest.modes[path] = mode
         if path in guest.folders and not parents:
             raise Conflict(f"{path} exists", guest_code="exists")
         guest.folders.add(path)

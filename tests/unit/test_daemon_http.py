@@ -17,6 +17,8 @@ from tests.support.fake_service import some_snapshots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.fake_service import FakeGuest
+
 JSON = {"Content-Type": "application/json"}
 NDJSON = {"Accept": "application/x-ndjson"}
 
@@ -114,6 +116,39 @@ def test_every_refusal_has_a_code(
     http: httpx.Client, method: str, path: str, status: int, code: str
 ) -> None:
     refused(http.request(method, path), status, code)
+
+
+@pytest.fixture
+def guest(http: httpx.Client, daemon: RunningDaemon) -> FakeGuest:
+    """The guest of a sandbox."""
+    http.post("/v1/sandboxes", json={"snapshot_tag": "warm"})
+    (made,) = daemon.service.running.values()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"), [("0644", 0o644), ("420", 0o644), ("04755", 0o4755), ("0", 0), ("4095", 4095)]
+)
+def test_permissions_are_octal_or_a_decimal_number(
+    http: httpx.Client, guest: FakeGuest, said: str, mode: int
+) -> None:
+    path = f"/v1/sandboxes/{guest.sandbox.id}/files"
+
+    assert http.put(f"{path}?path=/tmp/x&mode={said}", content=b"").status_code == 200
+    for told in (mode, f"0{mode:o}"):
+        body = {"path": "/tmp/d", "parents": True, "mode": told}
+        assert http.post(f"{path}/mkdir", json=body).status_code == 204
+        assert guest.modes == {"/tmp/x": mode, "/tmp/d": mode}
+
+
+@pytest.mark.parametrize("said", ["0999", "00000644", "010000", "4096", "-1", "rw-", "0x1ff"])
+def test_what_is_no_permissions_is_refused(http: httpx.Client, guest: FakeGuest, said: str) -> None:
+    path = f"/v1/sandboxes/{guest.sandbox.id}/files"
+
+    answer = http.put(f"{path}?path=/tmp/x&mode={said}", content=b"")
+    assert refused(answer, 400, "invalid_request")["field"] == "mode"
+    answer = http.post(f"{path}/mkdir", json={"path": "/tmp/d", "mode": said})
+    assert refused(answer, 400, "invalid_request")["field"] == "mode"
 
 
 def test_a_body_that_is_no_json_is_refused(http: httpx.Client) -> None:

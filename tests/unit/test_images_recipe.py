@@ -48,6 +48,7 @@ def test_a_recipe_of_two_keys_has_defaults_for_all_others(tmp_path: Path) -> Non
             "mode",
         ),
         ({"warmup": {"ready": {"comand": ["true"]}}}, "warmup.ready.comand", "command"),
+        ({"warmup": {"timeout_seconds": 1}}, "warmup.timeout_seconds", "timeout_secs"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(
@@ -57,6 +58,11 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(
 
     assert str(error) == f"recipe has the unknown key '{field}'; did you mean '{nearest}'?"
     assert error.context == {"field": field}
+
+
+@pytest.mark.parametrize("key", ["timeout_secs", "timeout_s"])
+def test_a_time_is_said_as_over_the_api_or_as_it_first_was(tmp_path: Path, key: str) -> None:
+    assert parse_recipe({**MINIMAL, "warmup": {key: 7}}, folder=tmp_path).warmup.timeout_s == 7
 
 
 def test_the_folder_cannot_be_set_from_inside_a_recipe(tmp_path: Path) -> None:
@@ -79,6 +85,8 @@ def test_the_folder_cannot_be_set_from_inside_a_recipe(tmp_path: Path) -> None:
         ({"machine": {"cmdline": "a\nb"}}, "machine.cmdline"),
         ({"warmup": {"timeout_s": recipes.WARM_UP_S_MAX + 1}}, "warmup.timeout_s"),
         ({"warmup": {"timeout_s": float("nan")}}, "warmup.timeout_s"),
+        ({"warmup": {"timeout_secs": 0}}, "warmup.timeout_secs"),
+        ({"warmup": {"timeout_secs": 1, "timeout_s": 1}}, "warmup.timeout_s"),
         (
             {"warmup": {"runtime": "python", "code": "x" * (recipes.CODE_BYTES_MAX + 1)}},
             "warmup.code",

@@ -15,7 +15,7 @@ from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import v1, v1_trees
+from forkd.wire import v1, v1_files, v1_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -387,9 +387,9 @@ def _exception(fault: model_exec.EvalFault) -> v1.EvalException:
     return v1.EvalException(type=fault.type, message=fault.message, traceback=fault.traceback)
 
 
-def file_entry(entry: FileEntry) -> v1.FileEntry:
+def file_entry(entry: FileEntry) -> v1_files.FileEntry:
     """Return one entry of a guest's file system."""
-    return v1.FileEntry(
+    return v1_files.FileEntry(
         name=entry.name,
         kind=entry.kind.value,
         size_bytes=entry.size_bytes,

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -241,7 +242,8 @@ class WarmUp(_Frozen):
         post_fork: Code that the interpreter runs in each child.
         post_fork_command: A program that runs in each child.
         ready: What to wait for beside the code; None waits for nothing else.
-        timeout_s: Seconds that all of it may take.
+        timeout_s: Seconds that all of it may take: `timeout_secs` in a recipe, as in the REST API,
+            or `timeout_s`, its first name.
     """
 
     runtime: Literal["python", "none"] = "none"
@@ -250,7 +252,15 @@ class WarmUp(_Frozen):
     post_fork: Code = ""
     post_fork_command: Command | None = None
     ready: Ready | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=WARM_UP_S_MAX, allow_inf_nan=False)] = 120.0
+    timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=WARM_UP_S_MAX,
+            allow_inf_nan=False,
+            validation_alias=AliasChoices("timeout_secs", "timeout_s"),
+        ),
+    ] = 120.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -414,9 +424,15 @@ def _refusal(error: ValidationError) -> InvalidRequest:
 
 
 def _unknown_key(field: str, parts: tuple[int | str, ...]) -> str:
-    known = set(_model_at(parts[:-1]).model_fields) - {"folder"}
+    fields = _model_at(parts[:-1]).model_fields
+    known = {_key(name, fields[name].validation_alias) for name in fields} - {"folder"}
     nearest = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.0)
     return f"recipe has the unknown key '{field}'; did you mean '{nearest[0]}'?"
+
+
+def _key(name: str, alias: object) -> str:
+    """Return what a field is called in a recipe."""
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else name
 
 
 def _model_at(parts: tuple[int | str, ...]) -> type[BaseModel]:

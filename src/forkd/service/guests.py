@@ -12,7 +12,12 @@ from forkd.engine import guest_files
 from forkd.engine.guest_exec import GuestExec
 from forkd.engine.guest_files import GuestFile, write_file
 from forkd.errors import InvalidRequest
-from forkd.limits import EVAL_CODE_BYTES_MAX, EXEC_TIMEOUT_S_MAX, PATH_BYTES_MAX
+from forkd.limits import (
+    EVAL_CODE_BYTES_MAX,
+    EXEC_TIMEOUT_S_MAX,
+    FILE_MODE_MAX,
+    PATH_BYTES_MAX,
+)
 from forkd.model.caller import Scope
 from forkd.model.checks import guest_path, in_range
 
@@ -30,9 +35,6 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
-
-MODE_MAX = 0o7777
-"""All permission bits."""
 
 ECHO_BYTES_MAX = 64 * 1024
 """Longest text that is echoed; longer ones would measure something else."""
@@ -156,4 +158,4 @@ class Guests:
 
 def _check_mode(mode: int | None) -> None:
     if mode is not None:
-        in_range("mode", mode, 0, MODE_MAX)
+        in_range("mode", mode, 0, FILE_MODE_MAX)

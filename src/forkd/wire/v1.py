@@ -12,7 +12,7 @@ that a client written for that one works here too.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -343,6 +343,18 @@ class SandboxCreate(Request):
     )
 
 
+class LogsRead(Query):
+    """How to read a console log."""
+
+    follow: bool = Field(default=False, description="Go on until the sandbox ends.")
+
+
+class SandboxFilter(Query):
+    """Which sandboxes to list."""
+
+    snapshot_tag: Tag | None = None
+
+
 class ForkTimes(Answer):
     """Stages of one fork, in milliseconds; `total` from its clone to its agent's answer."""
 
@@ -512,88 +524,3 @@ class EvalResult(Answer):
     exception: EvalException | None = None
     timed_out: bool = False
     exit_code: int = Field(description="0; 1 if there was an exception or the time ran out.")
-
-
-# Files
-
-
-class FileEntry(Answer):
-    """One file, folder or link in a guest."""
-
-    name: str
-    kind: Literal["file", "directory", "symlink", "other"]
-    size_bytes: int
-    mode: int
-    uid: int
-    gid: int
-    modified_at_ns: int
-    target: str | None = None
-
-
-class FileList(Answer):
-    """What is in a folder, by name."""
-
-    entries: list[FileEntry]
-
-
-class FileWritten(Answer):
-    """A file was written whole."""
-
-    bytes: int
-
-
-class FilePath(Query):
-    """Which file."""
-
-    path: Path
-
-
-class FileRead(FilePath):
-    """Which part of which file."""
-
-    offset: int = Field(default=0, ge=0)
-    length: int | None = Field(default=None, ge=0)
-
-
-class FileWrite(FilePath):
-    """Where a file goes; its contents are the request's body."""
-
-    mode: int | None = Field(default=None, ge=0, le=0o7777, description="Decimal; 420 is 0644.")
-    make_parents: bool = False
-
-
-class FileRemove(FilePath):
-    """What to remove."""
-
-    recursive: bool = False
-
-
-class LogsRead(Query):
-    """How to read a console log."""
-
-    follow: bool = Field(default=False, description="Go on until the sandbox ends.")
-
-
-class SandboxFilter(Query):
-    """Which sandboxes to list."""
-
-    snapshot_tag: Tag | None = None
-
-
-class MakeDir(Request):
-    """Make a folder."""
-
-    path: Path
-    parents: bool = False
-    mode: int | None = Field(default=None, ge=0, le=0o7777)
-
-
-class Move(Request):
-    """Rename within one guest."""
-
-    source: Path
-    target: Path
-
-
-Json = dict[str, Any]
-"""A JSON object before a type has looked at it."""

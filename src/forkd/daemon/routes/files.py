@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, router
 from forkd.daemon.streaming import Stream
-from forkd.wire import v1
+from forkd.wire import v1_files
 
 routes = router("files")
 
@@ -24,7 +24,7 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
     responses={200: _BODY},
 )
 async def read_file(
-    sandbox: IdOf, query: Annotated[v1.FileRead, Query()], caller: CallerOf, guests: GuestsOf
+    sandbox: IdOf, query: Annotated[v1_files.FileRead, Query()], caller: CallerOf, guests: GuestsOf
 ) -> Response:
     """Return a file's bytes; `X-File-Size` and `X-File-Mode` describe the file as opened."""
     reader = await guests.read_file(
@@ -41,11 +41,11 @@ async def read_file(
 )
 async def write_file(
     sandbox: IdOf,
-    query: Annotated[v1.FileWrite, Query()],
+    query: Annotated[v1_files.FileWrite, Query()],
     request: Request,
     caller: CallerOf,
     guests: GuestsOf,
-) -> v1.FileWritten:
+) -> v1_files.FileWritten:
     """Write the request's body to a file: whole, or not at all."""
     written = await guests.write_file(
         caller,
@@ -55,12 +55,15 @@ async def write_file(
         mode=query.mode,
         make_parents=query.make_parents,
     )
-    return v1.FileWritten(bytes=written)
+    return v1_files.FileWritten(bytes=written)
 
 
 @routes.delete("/v1/sandboxes/{id}/files", operation_id="remove_file", status_code=204)
 async def remove_file(
-    sandbox: IdOf, query: Annotated[v1.FileRemove, Query()], caller: CallerOf, guests: GuestsOf
+    sandbox: IdOf,
+    query: Annotated[v1_files.FileRemove, Query()],
+    caller: CallerOf,
+    guests: GuestsOf,
 ) -> None:
     """Remove a file, an empty folder, or with `recursive` a whole one."""
     await guests.remove(caller, sandbox, query.path, recursive=query.recursive)
@@ -68,28 +71,30 @@ async def remove_file(
 
 @routes.get("/v1/sandboxes/{id}/files/stat", operation_id="stat_file")
 async def stat_file(
-    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], caller: CallerOf, guests: GuestsOf
-) -> v1.FileEntry:
+    sandbox: IdOf, query: Annotated[v1_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
+) -> v1_files.FileEntry:
     """Describe one file; symbolic links are not followed."""
     return convert.file_entry(await guests.stat(caller, sandbox, query.path))
 
 
 @routes.get("/v1/sandboxes/{id}/files/list", operation_id="list_files")
 async def list_files(
-    sandbox: IdOf, query: Annotated[v1.FilePath, Query()], caller: CallerOf, guests: GuestsOf
-) -> v1.FileList:
+    sandbox: IdOf, query: Annotated[v1_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
+) -> v1_files.FileList:
     """List a folder, by name."""
     entries = await guests.list_dir(caller, sandbox, query.path)
-    return v1.FileList(entries=[convert.file_entry(each) for each in entries])
+    return v1_files.FileList(entries=[convert.file_entry(each) for each in entries])
 
 
 @routes.post("/v1/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
-async def make_dir(sandbox: IdOf, body: v1.MakeDir, caller: CallerOf, guests: GuestsOf) -> None:
+async def make_dir(
+    sandbox: IdOf, body: v1_files.MakeDir, caller: CallerOf, guests: GuestsOf
+) -> None:
     """Make a folder."""
     await guests.make_dir(caller, sandbox, body.path, parents=body.parents, mode=body.mode)
 
 
 @routes.post("/v1/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
-async def move_file(sandbox: IdOf, body: v1.Move, caller: CallerOf, guests: GuestsOf) -> None:
+async def move_file(sandbox: IdOf, body: v1_files.Move, caller: CallerOf, guests: GuestsOf) -> None:
     """Rename a file or a folder within the sandbox."""
     await guests.move(caller, sandbox, body.source, body.target)

@@ -1,0 +1,107 @@
+"""Requests and answers of version 1 about files inside a sandbox.
+
+The rules are those of `wire.v1`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from forkd import limits
+from forkd.wire.v1 import Answer, Path, Query, Request
+
+
+def _mode(value: object) -> object:
+    """Return permissions as a number: text that begins with 0 is octal."""
+    if not isinstance(value, str) or not value.startswith("0") or value == "0":
+        return value
+    if _OCTAL.fullmatch(value) is None:
+        raise ValueError("must be octal, such as 0644")
+    return int(value, 8)
+
+
+_OCTAL = re.compile(r"0[0-7]{1,4}")
+
+Mode = Annotated[
+    Annotated[int, Field(ge=0, le=limits.FILE_MODE_MAX)] | None,
+    BeforeValidator(_mode),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": "^0[0-7]{1,4}$"},
+                {"type": "integer", "minimum": 0, "maximum": limits.FILE_MODE_MAX},
+                {"type": "null"},
+            ],
+            "description": "Permissions: octal as text, such as `0644`, or a decimal number.",
+        }
+    ),
+]
+
+
+class FileEntry(Answer):
+    """One file, folder or link in a guest."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size_bytes: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at_ns: int
+    target: str | None = None
+
+
+class FileList(Answer):
+    """What is in a folder, by name."""
+
+    entries: list[FileEntry]
+
+
+class FileWritten(Answer):
+    """A file was written whole."""
+
+    bytes: int
+
+
+class FilePath(Query):
+    """Which file."""
+
+    path: Path
+
+
+class FileRead(FilePath):
+    """Which part of which file."""
+
+    offset: int = Field(default=0, ge=0)
+    length: int | None = Field(default=None, ge=0)
+
+
+class FileWrite(FilePath):
+    """Where a file goes; its contents are the request's body."""
+
+    mode: Mode = None
+    make_parents: bool = False
+
+
+class FileRemove(FilePath):
+    """What to remove."""
+
+    recursive: bool = False
+
+
+class MakeDir(Request):
+    """Make a folder."""
+
+    path: Path
+    parents: bool = False
+    mode: Mode = None
+
+
+class Move(Request):
+    """Rename within one guest."""
+
+    source: Path
+    target: Path
