@@ -118,6 +118,9 @@ async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: 
     async with real_host.forked(1, options) as (sandbox,):
         group = real_host.names.cgroup_root / sandbox.id
         assert (group / "memory.max").read_text().strip() == str(700 << 20)
+        assert (group / "pids.max").read_text().strip() == "32"
+        assert (group / "cpu.max").read_text().split() == ["150000", "100000"]
+        assert (sandbox.pids_limit, sandbox.cpu_limit) == (32, 1.5)
         assert str(sandbox.pid) in (group / "cgroup.procs").read_text().split()
         assert await value(real_host.service, sandbox.id, "1 + 1") == 2
 

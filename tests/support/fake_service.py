@@ -544,6 +544,8 @@ class FakeService:
             address="10.200.0.2" if options.network else None,
             memory_limit_mib=options.memory_limit_mib,
             disk_limit_mib=options.disk_limit_mib,
+            cpu_limit=options.cpu_limit,
+            pids_limit=options.pids_limit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
         )
         self.running[made.id] = FakeGuest(made)

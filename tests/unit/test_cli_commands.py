@@ -137,6 +137,23 @@ def test_sandboxes_are_listed_in_a_table_that_no_pipe_cuts(forkd: Forkd, sandbox
     assert line.split()[:4] == [sandbox, "warm", "running", "4711"]
 
 
+def test_every_limit_of_a_fork_can_be_set_and_is_shown(forkd: Forkd) -> None:
+    limits = {
+        "memory_limit_mib": 64,
+        "disk_limit_mib": 32,
+        "cpu_limit": 0.5,
+        "pids_limit": 16,
+    }
+    options = ("--memory", "64", "--disk", "32", "--pids", "16")
+
+    (made,) = forkd("fork", "warm", *options, "--cpus", "0.5", "--json").document
+
+    assert {name: made[name] for name in limits} == limits
+    assert "64 MiB memory, 32 MiB disk, 0.5 CPUs, 16 threads" in forkd("ls").out
+    assert forkd("fork", "warm", "--cpu", "2", "--json").document[0]["cpu_limit"] == 2
+    assert forkd("fork", "warm", "--pids", "7").code == 2
+
+
 def test_sandboxes_are_killed_by_id_by_tag_and_all(forkd: Forkd, sandbox: str) -> None:
     forkd("fork", "warm", "-n", "2")
     forkd("fork", "is-flaky", "-n", "1")

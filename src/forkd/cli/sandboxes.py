@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from forkd import Sandbox
     from forkd.sdk._requests import ForkOptions
-    from forkd.wire.v1 import SandboxFailure
+    from forkd.wire.v1 import SandboxFailure, SandboxInfo
 
 T = TypeVar("T")
 
@@ -49,7 +49,11 @@ def fork(  # noqa: PLR0913 - one for each option
     *,
     memory: Annotated[int | None, typer.Option(help="Memory limit of each, in MiB.")] = None,
     disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
-    cpu: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
+    cpu: Annotated[float | None, typer.Option("--cpu", hidden=True)] = None,
+    pids: Annotated[
+        int | None, typer.Option(help="Limit of each VMM process's threads on the host.")
+    ] = None,
     network: Annotated[bool, typer.Option("--network", help="Give each an address.")] = False,
     ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
     no_wait: Annotated[
@@ -64,7 +68,8 @@ def fork(  # noqa: PLR0913 - one for each option
     options: ForkOptions = {
         "memory_limit_mib": memory,
         "disk_limit_mib": disk,
-        "cpu_limit": cpu,
+        "cpu_limit": cpu if cpus is None else cpus,
+        "pids_limit": pids,
         "network": network,
         "ttl_s": ttl,
         "wait": not no_wait,
@@ -110,7 +115,7 @@ def list_(
         for each in found:
             typer.echo(each.id)
     else:
-        columns = ("id", "snapshot", "status", "pid", "address", "memory limit", "age", "ended by")
+        columns = ("id", "snapshot", "status", "pid", "address", "limits", "age", "ended by")
         rows = [
             (
                 each.id,
@@ -118,13 +123,24 @@ def list_(
                 each.status,
                 each.pid,
                 each.guest_addr,
-                each.memory_limit_mib and f"{each.memory_limit_mib} MiB",
+                _limits(each),
                 render.age(each.created_at_unix),
                 each.exit_reason,
             )
             for each in found
         ]
         render.table(columns, rows)
+
+
+def _limits(sandbox: SandboxInfo) -> str | None:
+    """Return a sandbox's limits in a few words; None if it has none."""
+    limits = (
+        (sandbox.memory_limit_mib, "{} MiB memory"),
+        (sandbox.disk_limit_mib, "{} MiB disk"),
+        (sandbox.cpu_limit, "{:g} CPUs"),
+        (sandbox.pids_limit, "{} threads"),
+    )
+    return ", ".join(words.format(limit) for limit, words in limits if limit is not None) or None
 
 
 def kill(

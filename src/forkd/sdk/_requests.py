@@ -24,6 +24,7 @@ class ForkOptions(TypedDict, total=False):
         memory_limit_mib: Memory of each sandbox, its VMM included; no swap.
         disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
         cpu_limit: CPU time of each sandbox, in cores.
+        pids_limit: Threads of each sandbox's process on the host, not of its guest.
         network: Give each a network interface and an address of its own.
         deadline_s: Time each has until its agent has answered.
         ttl_s: Each is ended after this time.
@@ -33,6 +34,7 @@ class ForkOptions(TypedDict, total=False):
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     cpu_limit: float | None
+    pids_limit: int | None
     network: bool
     deadline_s: float | None
     ttl_s: float | None

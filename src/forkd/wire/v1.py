@@ -316,11 +316,29 @@ class SandboxCreate(Request):
     snapshot_tag: Tag
     n: int = Field(default=1, ge=1, le=limits.FORK_COUNT_MAX)
     memory_limit_mib: int | None = Field(
-        default=None, ge=limits.MEMORY_LIMIT_MIB_MIN, le=limits.MEMORY_LIMIT_MIB_MAX
+        default=None,
+        ge=limits.MEMORY_LIMIT_MIB_MIN,
+        le=limits.MEMORY_LIMIT_MIB_MAX,
+        description="Memory of each sandbox's process, guest and VMM together; no swap.",
     )
-    disk_limit_mib: int | None = Field(default=None, ge=1, le=limits.DISK_LIMIT_MIB_MAX)
+    disk_limit_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.DISK_LIMIT_MIB_MAX,
+        description="Disk blocks that each sandbox may have of its own.",
+    )
     cpu_limit: Number | None = Field(
-        default=None, ge=0.01, le=limits.CPU_LIMIT_MAX, description="In cores."
+        default=None,
+        ge=0.01,
+        le=limits.CPU_LIMIT_MAX,
+        description="CPU time of each sandbox, in cores.",
+    )
+    pids_limit: int | None = Field(
+        default=None,
+        ge=limits.PIDS_LIMIT_MIN,
+        le=limits.PIDS_LIMIT_MAX,
+        description="Threads of each sandbox's process on the host, not of its guest; "
+        f"{limits.PIDS_LIMIT_DEFAULT} if another limit is given and this one is not.",
     )
     network: bool = Field(default=False, description="Give each a network interface and address.")
     all_or_nothing: bool = Field(
@@ -377,6 +395,8 @@ class SandboxInfo(Answer):
     guest_addr: str | None = Field(description="None without a network.")
     memory_limit_mib: int | None
     disk_limit_mib: int | None
+    cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")
+    pids_limit: int | None = Field(default=None, description="Null if none was asked for.")
     fork_ms: ForkTimes | None
     exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")
     parent_id: str | None = Field(default=None, description="What it was branched from.")
