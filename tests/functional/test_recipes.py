@@ -17,7 +17,7 @@ from forkd import Client
 from forkd.limits import RECIPE_UPLOAD_BYTES_MAX
 from forkd.service.recipes import UNUSED_S_MAX
 from tests.support.archives import HOSTILE
-from tests.support.served_host import ServedHost, served
+from tests.support.daemon_program import ServedHost, served
 from tests.support.recipes import NO_FILES, NO_NAMES, NO_RECIPES
 from tests.support.service_host import make_host
 

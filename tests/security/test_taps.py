@@ -37,9 +37,10 @@ def is_asleep(pid: int) -> bool:
 async def test_frames_that_a_guest_does_not_take_do_not_keep_its_machine_awake(
     real_host: RealHost,
 ) -> None:
-    prefix = real_host.settings.network.tap_prefix
+    plan = real_host.settings.network
+    assert plan is not None
     async with real_host.forked(1, ForkOptions(network=True)) as (sandbox,):
-        (tap,) = [name for _, name in socket.if_nameindex() if name.startswith(prefix)]
+        (tap,) = [name for _, name in socket.if_nameindex() if name.startswith(plan.tap_prefix)]
         await shell(real_host, sandbox.id, UNBIND)
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
             wire.bind((tap, 0))

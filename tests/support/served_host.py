@@ -1,78 +1,103 @@
-"""`forkd-daemon` as it is installed, over the fake VMM, and `forkd` to talk to it."""
+"""A daemon in this process over the fake VMM, with real sockets, for clients that misbehave."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
+
+from forkd.daemon.app import create_app
+from forkd.daemon.clients import UNIX, ClientLimits
+from forkd.daemon.server import listening
+from forkd.daemon.settings import Settings
+from tests.support.raw_http import RawClient
+from tests.support.service_host import FakeHost, until
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable
 
-    from tests.support.service_host import FakeHost
+    from fastapi import FastAPI
 
-PROGRAMS = Path(sys.executable).parent
+    from forkd.service.host import Host
 
-END_TIMEOUT_S = 30.0
+REQUEST = "{method} {path} HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n{more}"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedHost:
-    """A fake host that a daemon serves.
+class Served:
+    """A daemon, its host, and a client that does as it should."""
 
-    Attributes:
-        url: Where it answers.
-        environment: That of `forkd`, as which it talks to this daemon and keeps nothing.
-    """
-
-    host: FakeHost
     url: str
-    environment: dict[str, str]
+    app: FastAPI
+    service: Host
+    host: FakeHost
+    http: httpx.AsyncClient
 
-    def forkd(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Run `forkd` to its end."""
-        return subprocess.run(  # noqa: S603 - our own
-            [PROGRAMS / "forkd", *args],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    async def sandboxes(self) -> list[str]:
+        """Return the ids of all sandboxes."""
+        return [each["id"] for each in (await self.http.get("/v1/sandboxes")).json()]
+
+    async def fork(self, count: int = 1) -> list[str]:
+        """Fork sandboxes; return their ids."""
+        body = {"snapshot_tag": "python", "n": count}
+        answer = await self.http.post("/v1/sandboxes", json=body)
+        assert answer.status_code == 201, answer.text
+        return [each["id"] for each in answer.json()]
+
+    def console(self, sandbox: str) -> str:
+        """Return what a fake guest said; empty if it is gone."""
+        path = self.host.settings.sandboxes_dir / sandbox / "console.log"
+        return path.read_text() if path.exists() else ""
+
+    async def leave(  # noqa: PLR0913 - all that a request has
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        missing: int = 0,
+        begun: Callable[[], bool],
+        more: str = "",
+    ) -> None:
+        """Send a request, wait until it has begun, and go away.
+
+        Args:
+            method: The request's.
+            path: The request's.
+            body: As much of its body as is sent.
+            missing: How much of it is not.
+            begun: Whether it has; asked again and again.
+            more: More lines of its header.
+        """
+        more += f"Content-Length: {len(body) + missing}\r\n\r\n"
+        async with RawClient(self.url) as client:
+            client.say(REQUEST.format(method=method, path=path, more=more).encode() + body)
+            await until(begun)
 
 
-@contextlib.contextmanager
-def served(host: FakeHost) -> Iterator[ServedHost]:
-    """Serve a host for as long as the block lasts; sandboxes are the caller's to end."""
-    settings, socket = host.settings, host.settings.run_dir / "forkd.sock"
-    environment = {
-        "PATH": os.defpath,
-        "HOME": str(host.folder),
-        "FORKD_HOME": str(host.folder / "home"),
-        "FORKD_URL": f"unix://{socket}",
-        "FORKD_SOCKET": str(socket),
-        "FORKD_STATE_DIR": str(settings.state_dir),
-        "FORKD_RUN_DIR": str(settings.run_dir),
-        "FORKD_CACHE_DIR": str(settings.cache_dir),
-        "FORKD_RECIPE_DIRS": ":".join(map(str, settings.recipe_dirs)),
-        "FORKD_VMM": str(settings.vmm),
-        "FORKD_AGENT": str(settings.agent),
-    }
-    log = host.folder / "daemon.log"
-    command = [str(PROGRAMS / "forkd-daemon"), "serve", "--log", str(log)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as daemon:  # noqa: S603 - our own
-        try:
-            assert daemon.stdout is not None
-            said = json.loads(daemon.stdout.readline() or "{}")
-            assert said.get("event") == "listening", log.read_text()
-            yield ServedHost(host, environment["FORKD_URL"], environment)
-            assert "crashed" not in log.read_text(), log.read_text()
-        finally:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(END_TIMEOUT_S)
+def descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its own descriptor is one, too
+
+
+@contextlib.asynccontextmanager
+async def served_host(
+    host: FakeHost, *, limits: ClientLimits = UNIX, knobs: str = ""
+) -> AsyncIterator[Served]:
+    """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then."""
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
+        settings = Settings(socket=Path(folder) / "forkd.sock")
+        async with host.service() as service:
+            await host.bake(service, host.recipe(knobs=knobs))
+            app = create_app(service, lambda: service.tasks.failure)
+            async with listening(app, settings, unix=limits) as (url,):
+                transport = httpx.AsyncHTTPTransport(uds=str(settings.socket), verify=False)
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://forkd", timeout=60.0
+                ) as http:
+                    yield Served(url, app, service, host, http)
