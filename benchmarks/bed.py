@@ -204,7 +204,7 @@ class Bed:
         chain: The memory files that it was loaded from, base first.
         disk: The layers of its disk.
         start_ms: How long it took to listen.
-        pause_ms: For a seed, how long its source stood still.
+        pause_ms: For a seed, how long its source was paused.
     """
 
     folder: Path
@@ -427,7 +427,7 @@ async def zygote(baked: Baked) -> AsyncIterator[Bed]:
 async def zygote_of(
     host: HostSettings, stored: Path, rootfs: Path, disk_bytes: int
 ) -> AsyncIterator[Bed]:
-    """Start a zygote on the files of a snapshot that stands on no other."""
+    """Start a zygote on the files of a snapshot that depends on no other."""
     disk = DiskConfig((rootfs, stored / LAYER_FILE), disk_bytes)
     folder = Path(tempfile.mkdtemp(prefix="z", dir=host.run_dir))
     config = ZygoteConfig(folder, stored / STATE_FILE, (stored / MEMORY_FILE,), disk)

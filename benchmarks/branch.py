@@ -112,7 +112,7 @@ QUICK = Repeats(pause=(5, 3, 1), sibling=5, wide=1, stall=4)
 
 @dataclass(slots=True)
 class Pauses:
-    """How long machines stood still that wrote to so much memory.
+    """How long machines were paused that wrote to so much memory.
 
     Attributes:
         own_mib: How much of its memory the machine had to itself in the end: what was dirty.
@@ -220,7 +220,7 @@ async def dirty(bed: Bed, source: Child, mib: int) -> None:
 
 
 async def pause_of(bed: Bed, source: Child) -> float:
-    """Branch a machine that writes to its memory; it stands still before and after.
+    """Branch a machine that writes to its memory; it is paused before and after.
 
     The seed lives until every page has been copied, and the probe's child as well: a page is in
     small pages then, as it is wherever siblings live on.
@@ -234,7 +234,7 @@ async def pause_of(bed: Bed, source: Child) -> float:
 
 @contextlib.asynccontextmanager
 async def running(source: Child) -> AsyncIterator[None]:
-    """Let a machine run within the block only, so that it takes nobody else's processor."""
+    """Let a machine run within the block only, so that it leaves the processors to others."""
     with source.explained():
         async with await source.control() as control:
             await control.resume()

@@ -78,7 +78,7 @@ class Probe:
     stages: list[dict[str, float]] = field(default_factory=list)
 
     async def round(self) -> None:
-        """Branch it once; it stands still before and after.
+        """Branch it once; it is paused before and after.
 
         Raises:
             EngineError: The floor program failed.

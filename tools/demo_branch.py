@@ -131,7 +131,7 @@ async def demo(client: AsyncClient, parent: AsyncSandbox) -> list[str]:
         raise EngineError(f"a sibling did not become ready: {branch.failures[0].error}")
     siblings = branch.sandboxes
     console.print(
-        f"branched after {len(before)} thoughts into {len(siblings)}; the parent stood still "
+        f"branched after {len(before)} thoughts into {len(siblings)}; the parent was paused "
         f"{branch.pause_ms:.1f} ms"
     )
     await ask_all(siblings, "telling each its way", tell)

@@ -102,7 +102,7 @@ async def gone_on(host: RealHost, sandbox: SandboxId, since: list[int]) -> None:
 
 
 async def check_undisturbed(host: RealHost, sandbox: SandboxId, since: list[int]) -> list[Any]:
-    """Let both programs go on and end; return what nobody but themselves can know."""
+    """Let both programs go on and end; return what only they can know."""
     found = await counted(host, sandbox)
     assert has_come(found, since)
     await gone_on(host, sandbox, found)

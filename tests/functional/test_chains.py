@@ -65,7 +65,7 @@ async def forked(host: RealHost, tag: Tag) -> SandboxId:
 
 
 async def extended(host: RealHost, tag: Tag, parent: Tag) -> str:
-    """Write a link with a MiB of memory and of disk that nobody else has; return its digest."""
+    """Write a link with a MiB of memory and of disk that no other has; return its digest."""
     sandbox = await forked(host, parent)
     digest = await value(host, sandbox, EXTEND.format(tag=tag))
     await host.service.branches.snapshot(CALLER, sandbox, tag, wait=True)

@@ -243,7 +243,7 @@ def wait_in(url: str, sandbox: str) -> None:
 
 
 def test_every_kind_of_task_crashes_in_a_test() -> None:
-    """`DELETE` takes back what nobody waits for; the tests of its two uses are below it."""
+    """`DELETE` takes back what has no waiter; the tests of its two uses are below it."""
     tried = {*CONCERNED, *UNATTENDED, TaskKind.OWNER, TaskKind.DELETE}
 
     assert tried == set(TaskKind)

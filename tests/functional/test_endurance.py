@@ -222,7 +222,7 @@ CHECK = """
 
 
 async def extended(host: RealHost, tag: Tag, parent: Tag, mib: int) -> str:
-    """Write a link of so much that nobody else has; return the digest of that."""
+    """Write a link of so much that no other has; return the digest of that."""
     source = await forked(host, parent)
     digest = await value(host, source, EXTEND.format(tag=tag, mib=mib))
     await host.service.branches.snapshot(CALLER, source, tag, wait=True)

@@ -156,7 +156,7 @@ async def test_a_deletion_that_a_killed_daemon_had_begun_is_finished_at_the_next
         await daemon.kill_when(
             lambda: [row.sandbox.state for row in database.rows()] == [SandboxState.STOPPING]
         )
-    assert len(fake_host.vmm_processes()) == 2  # the zygote, and the machine, which stands still
+    assert len(fake_host.vmm_processes()) == 2  # the zygote, and the machine, which is paused
 
     async with fake_host.service() as service:
         assert await service.sandboxes.list(CALLER) == ()

@@ -1,4 +1,4 @@
-"""The VMM on real KVM: odd shapes work, bad files are refused, and a death is nobody else's."""
+"""The VMM on real KVM: odd shapes work, bad files are refused, and a death stays one machine's."""
 
 from __future__ import annotations
 

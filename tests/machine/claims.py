@@ -25,7 +25,7 @@ DURATIONS = Path("tests/machine/durations.json")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--claims", type=Path, metavar="FOLDER", help="run what nobody has claimed")
+    parser.addoption("--claims", type=Path, metavar="FOLDER", help="run what is unclaimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ Memory is the agent's namespace, pages are its names, and a disk's blocks are th
     reset=die                    the machine ends when it is to be reset
     reset=wait | rename=wait | stop=wait    it says so on the console, and goes on once there is a
                                  file `go` in the state folder
-    rename=fail | rename=hang    the agent refuses to be somebody else later; the first time it
+    rename=fail | rename=hang    the agent refuses another identity later; the first time it
                                  never answers, and says so on the console
     rename=unknown               the machine is of a forkd that knew no `identify`
 """

@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, over the real VMM, on folders that it shares with nobody."""
+"""A daemon in a process of its own, over the real VMM, on folders of its own."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_branch_prints_ids_alone_on_standard_output(forkd: Forkd, sandbox: str
     ids = ended.out.splitlines()
     assert (ended.code, len(ids)) == (0, 3)
     assert (
-        "3 ready, 0 failed; the source stood still 1.2 ms, and saw a stall of 2.5 ms at most"
+        "3 ready, 0 failed; the source was paused for 1.2 ms, and saw a stall of 2.5 ms at most"
         in ended.err
     )
     assert set(forkd("ls", "--quiet").out.splitlines()) == {sandbox, *ids}

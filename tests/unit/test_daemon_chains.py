@@ -122,7 +122,7 @@ def test_the_command_writes_a_sandbox_down(forkd: Forkd, sandbox: str, option: s
     ended = forkd("snapshot", "create", "link", option, sandbox)
 
     assert ended.code == 0
-    assert "snapshot link over warm: 100 MiB, its source stood still for 1.2 ms" in ended.err
+    assert "snapshot link over warm: 100 MiB, its source was paused for 1.2 ms" in ended.err
 
 
 def test_the_command_need_not_wait(forkd: Forkd, sandbox: str) -> None:

@@ -1,4 +1,4 @@
-"""The daemon listens where it is told to, opens that to nobody else, and leaves nothing."""
+"""The daemon listens where it is told to, opens that to those who may, and leaves nothing."""
 
 from __future__ import annotations
 

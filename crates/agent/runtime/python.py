@@ -285,7 +285,7 @@ class Runtime:
         return REPLY, "{}"
 
     def post_fork(self, request):
-        """Become somebody else than the siblings: reseed, then run the image's hook."""
+        """Take an identity of its own, unlike the siblings': reseed, then run the image's hook."""
         try:
             reseeded = reseed(bytes.fromhex(request["seed"]))
         except Exception:  # whatever numpy and the like may raise

@@ -36,7 +36,7 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// Without them no fork could become somebody of its own.
+    /// Without them no fork could get an identity of its own.
     pub fn prepare(folder: &Path) -> io::Result<Self> {
         let over = |target: &str| bind(folder, Path::new(target));
         Ok(Self {

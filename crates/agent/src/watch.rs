@@ -1,4 +1,4 @@
-//! Watching for times at which the guest stands still.
+//! Watching for times at which the guest is paused.
 //!
 //! The poll loop looks at the clock each millisecond while a connection asks for it, and keeps the
 //! longest time between two looks.  So a pause of the machine is in it, and whatever it costs the

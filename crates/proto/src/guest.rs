@@ -61,7 +61,7 @@ pub enum Request {
     SetTime(SetTime),
     /// Moves the wall clock.
     AdjustTime(AdjustTime),
-    /// Begins to watch for times at which the guest stands still.
+    /// Begins to watch for times at which the guest is paused.
     Watch(Watch),
     /// Ends that, and says what it saw.
     Watched(Watched),

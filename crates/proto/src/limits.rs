@@ -69,5 +69,5 @@ pub const DISK_MAX_BYTES: u64 = 16 << 40;
 /// Longest kernel command line, in bytes: x86's `COMMAND_LINE_SIZE`, with its final zero.
 pub const CMDLINE_MAX: usize = 2_047;
 
-/// Most memory files of one chain: a base and as many deltas as a snapshot may stand on.
+/// Most memory files of one chain: a base and as many deltas as a snapshot may depend on.
 pub const MEMORY_FILES_MAX: usize = 65;

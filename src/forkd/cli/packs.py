@@ -59,7 +59,7 @@ def pack(  # noqa: PLR0913 - a command has that many options
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a snapshot, and all that it stands on, to one signed file."""
+    """Write a snapshot, and all that it depends on, to one signed file."""
     shared.as_json = json
     path = output or Path(f"{tag}.forkpack")
     if path.exists() and not force:

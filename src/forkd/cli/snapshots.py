@@ -85,7 +85,7 @@ def _made(made: SnapshotInfo) -> str:
     shape = f"{made.memory_mib} MiB, {made.vcpus} vCPUs"
     if made.parent_tag is None:
         return f"snapshot {made.tag}: {shape}"
-    stood = "" if made.pause_ms is None else f", its source stood still for {made.pause_ms:.1f} ms"
+    stood = "" if made.pause_ms is None else f", its source was paused for {made.pause_ms:.1f} ms"
     stored = "being written" if made.status == "writing" else render.mib(made.stored_bytes)
     return f"snapshot {made.tag} over {made.parent_tag}: {stored}{stood}"
 
@@ -142,14 +142,14 @@ def remove(
     tags: Annotated[list[str], typer.Argument(help="Names of snapshots.")],
     *,
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="Remove what stands on them as well.")
+        bool, typer.Option("--cascade", help="Remove what depends on them as well.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove them from under what stands on them.")
+        bool, typer.Option("--force", help="Remove them from under what depends on them.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Remove snapshots; refused while sandboxes, or snapshots that stand on them, need them."""
+    """Remove snapshots; refused while sandboxes, or snapshots that depend on them, need them."""
     with shared.client(as_json=json) as client:
         for tag in tags:
             client.snapshots.delete(tag, cascade=cascade, force=force)
@@ -166,7 +166,7 @@ def compact(
     *,
     json: Json = False,
 ) -> None:
-    """Write a snapshot so that it needs no other; what stands on it stays as it is."""
+    """Write a snapshot so that it needs no other; what depends on it stays as it is."""
     with shared.client(as_json=json) as client:
         made = client.snapshots.compact(tag, to)
     if json:
@@ -181,7 +181,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove what nobody can use: leftovers, failed and orphaned snapshots, idle images."""
+    """Remove what is unused: leftovers, failed and orphaned snapshots, idle images."""
     with shared.client(as_json=json) as client:
         done = client.snapshots.gc(dry_run=dry_run)
     if json:

@@ -74,7 +74,7 @@ def _show_branch(made: Branch[Sandbox]) -> None:
         render.note(f"snapshot {made.snapshot.tag} is {made.snapshot.status}")
     ready, failed = len(made.sandboxes), len(made.failures)
     stall = "" if made.stall_ms is None else f", and saw a stall of {made.stall_ms:.1f} ms at most"
-    stood = f"the source stood still {made.pause_ms:.1f} ms{stall}"
+    stood = f"the source was paused for {made.pause_ms:.1f} ms{stall}"
     render.note(f"{ready} ready, {failed} failed; {stood}")
 
 
@@ -126,7 +126,7 @@ def tree(
     *,
     json: Json = False,
 ) -> None:
-    """Draw who was branched from whom, when, and what memory each shares with nobody."""
+    """Draw who was branched from whom, when, and how much private memory each has."""
     with shared.client(as_json=json) as client:
         found = client.tree(sandbox and sandbox_id(client, sandbox))
     if json:

@@ -126,7 +126,7 @@ class Control:
         await self.request("stop")
 
     async def pause(self) -> None:
-        """Have a machine stand still; idempotent, as `request`."""
+        """Pause a machine; idempotent, as `request`."""
         await self.request("pause")
 
     async def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Watch a guest for times at which it stands still."""
+"""Watch a guest for times at which it is paused."""
 
 from __future__ import annotations
 

@@ -359,14 +359,14 @@ def lock(path: Path, *, wait: Callable[[], None] | None = None) -> Iterator[None
 
 @contextlib.contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock file `path` if nobody else does; the block is told whether."""
+    """Lock the file `path` if it is free; the block is told whether."""
     with _lock_file(path) as descriptor:
         yield _locked_now(descriptor, path)
 
 
 @contextlib.contextmanager
 def try_lock_folder(path: Path) -> Iterator[bool]:
-    """Hold a lock on a folder itself if nobody else does; the block is told whether."""
+    """Lock a folder itself if it is free; the block is told whether."""
     with kernel_call(f"open {path}"):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -44,7 +44,7 @@ MODULES = (
     "kvm_amd", "kvm_intel", "tun", "veth", "bridge", "dummy", "nf_tables", "nft_chain_nat",
     "nft_masq", "nft_ct", "nft_limit", "loop", "vhost_vsock",
 )  # fmt: skip
-"""Loaded before the executor starts: in a machine without udev nobody else does."""
+"""Loaded before the executor starts: in a machine without udev no other does."""
 
 SYSCTLS = (
     "vm/overcommit_memory=1", "vm/max_map_count=1048576", "kernel/pid_max=4194304",

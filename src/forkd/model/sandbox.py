@@ -229,9 +229,9 @@ class BranchResult:
 
     Attributes:
         fork: The siblings.
-        pause_ms: How long the source stood still, from its first vCPU stopped to its last running.
+        pause_ms: How long the source was paused, from its first vCPU stopped to its last running.
         branched_at: The instant that all of them share.
-        stall_ms: The longest time for which the source's guest saw itself stand still, from just
+        stall_ms: The longest time for which the source's guest saw itself paused, from just
             before the pause until siblings had answered; None if that is not known.
         stall_unknown: Why it is not known.
         snapshot: That instant as a snapshot, if one was asked for.

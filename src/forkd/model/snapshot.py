@@ -47,7 +47,7 @@ class Snapshot:
         depth: How many snapshots are under it.
         chain_bytes: What its files and those of all snapshots under it take in the store.
         source: The sandbox that it was taken of; None if it was baked, or compacted.
-        pause_ms: How long that sandbox stood still for it; None while that is not known.
+        pause_ms: How long that sandbox was paused for it; None while that is not known.
         sandboxes: How many sandboxes forked from it are alive.
         directory: Its folder in the store.
         error: Why it failed; None unless `failed`.

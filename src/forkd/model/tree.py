@@ -31,7 +31,7 @@ class TreeBudgets:
     Attributes:
         live_max: Most live descendants of its root.
         depth_max: Most branches between the root and any descendant.
-        private_mib_max: Most memory that its machines may hold and share with nobody.
+        private_mib_max: Most private memory of its machines.
 
     Raises:
         InvalidRequest: One is less than 1.
@@ -89,7 +89,7 @@ class TreeNode:
     Attributes:
         id: Who is there, or was.
         sandbox: The sandbox; None if it is gone.
-        private_bytes: What its machine shares with nobody; None unless it runs.
+        private_bytes: Private memory of its machine; None unless it runs.
         children: What was branched from it, the oldest first.
     """
 

@@ -1,4 +1,4 @@
-"""Write a pack: the head at once, then every file, read once more and held to its digest."""
+"""Write a pack: the head at once, then every file, read once more and compared with its digest."""
 
 from __future__ import annotations
 

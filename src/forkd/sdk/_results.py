@@ -22,8 +22,8 @@ class Branch(Generic[S]):
     Attributes:
         sandboxes: The siblings that became ready.
         failures: Why the others did not.
-        pause_ms: How long the source stood still.
-        stall_ms: The longest time for which its guest saw itself stand still, from just before
+        pause_ms: How long the source was paused.
+        stall_ms: The longest time for which its guest saw itself paused, from just before
             the pause until siblings had answered; None if that is not known.
         snapshot: Its instant as a snapshot, if one was asked for.
     """

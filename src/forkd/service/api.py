@@ -195,7 +195,7 @@ class Snapshots(Protocol):
         ...
 
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        """Remove what nobody can use any more; with `dry_run` only say what that is.
+        """Remove what is unused; with `dry_run` only say what that is.
 
         That is what crashes left, records of snapshots that failed, snapshots whose chain lacks
         a link, images that no snapshot needs, and uploaded recipes that no build has used for

@@ -76,7 +76,7 @@ class Leases:
         return self._folder / lease
 
     def reserve(self, sandboxes: Sequence[SandboxId], *, network: bool) -> tuple[Lease, ...]:
-        """Return leases that nobody else gets, of which nothing is made yet.
+        """Return exclusive leases, of which nothing is made yet.
 
         Raises:
             CapacityError: There are not so many network slots.

@@ -184,10 +184,10 @@ class Supervisor:
                 return
             await undo(result)
 
-        self.run(TaskKind.DELETE, take_back(), f"what nobody waits for: {subject}")
+        self.run(TaskKind.DELETE, take_back(), f"what has no waiter: {subject}")
 
     def _note_end(self, inner: asyncio.Task[T], task: Task[T], *, vital: bool) -> None:
-        """Log what nobody waits for, and end the service if the task was vital."""
+        """Log what has no waiter, and end the service if the task was vital."""
         error = None if inner.cancelled() else inner.exception()
         if error is not None and not task.waited_for:
             report(error, inner.get_name())

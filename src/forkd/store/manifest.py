@@ -57,9 +57,9 @@ class Link(_Part):
         parent_digest: What `Manifest.digest` of the parent was when this was written; None for
             a base.
         replaces: Digests of snapshots of the same content, which this one has replaced:
-            their children may stand on it.
+            their children may depend on it.
         source: The sandbox that it was taken of; None if it was made of snapshots alone.
-        pause_ms: How long that sandbox stood still for it.
+        pause_ms: How long that sandbox was paused for it.
     """
 
     parent_digest: str | None = None

@@ -155,14 +155,14 @@ class SnapshotInfo(Answer):
     chain_depth: int = Field(description="How many snapshots are under it.")
     source_id: str | None = Field(default=None, description="The sandbox that it was taken of.")
     pause_ms: float | None = Field(
-        default=None, description="How long that sandbox stood still for it."
+        default=None, description="How long that sandbox was paused for it."
     )
     sandboxes: int = Field(description="How many sandboxes forked from it are alive.")
     error: str | None = Field(default=None, description="Why `status` is `failed`.")
 
 
 class SnapshotInfoDetail(SnapshotInfo):
-    """One stored snapshot, with what it stands on and what stands on it."""
+    """One stored snapshot, with what it depends on and what depends on it."""
 
     memory_logical_bytes: int
     chain_bytes: int = Field(description="What its files and those of its ancestors take.")
@@ -173,7 +173,7 @@ class SnapshotInfoDetail(SnapshotInfo):
 
 
 class SnapshotDelete(Query):
-    """What to do about snapshots that stand on one that is removed; without either, refuse."""
+    """What to do about snapshots that depend on one that is removed; without either, refuse."""
 
     cascade: bool = Field(default=False, description="Remove them as well, all or nothing.")
     force: bool = Field(default=False, description="Leave them; they cannot be used any more.")
@@ -186,7 +186,7 @@ class SnapshotCompact(Request):
 
 
 class SnapshotGc(Request):
-    """Remove what nobody can use any more."""
+    """Remove what is unused."""
 
     dry_run: bool = Field(default=False, description="Only say what that is.")
 

@@ -54,11 +54,11 @@ class BranchInfo(Answer):
     """What became of a branch."""
 
     pause_ms: float = Field(
-        description="How long the source stood still: first vCPU stopped to last one running."
+        description="How long the source was paused: first vCPU stopped to last one running."
     )
     stall_ms: float | None = Field(
         default=None,
-        description="The longest time for which the source's guest saw itself stand still, from "
+        description="The longest time for which the source's guest saw itself paused, from "
         "just before the pause until siblings had answered, to a millisecond; null if that is "
         "not known.",
     )
@@ -135,7 +135,7 @@ class TreeLimits(Answer):
 
     live: int = Field(description="Live descendants of its root.")
     depth: int = Field(description="Branches between its root and any descendant.")
-    private_mib: int = Field(description="Memory that its machines share with nobody.")
+    private_mib: int = Field(description="Private memory of its machines.")
 
 
 class TreeNode(Answer):
@@ -145,7 +145,7 @@ class TreeNode(Answer):
     status: Literal["starting", "running", "stopping", "exited", "gone"]
     sandbox: SandboxInfo | None = Field(description="None if it is gone.")
     private_bytes: int | None = Field(
-        description="Memory that its machine shares with nobody; None unless it runs."
+        description="Private memory of its machine; None unless it runs."
     )
     children: list[TreeNode] = Field(description="What was branched from it, the oldest first.")
 

@@ -1,4 +1,4 @@
-//! Watching for times at which the guest stands still.
+//! Watching for times at which the guest is paused.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

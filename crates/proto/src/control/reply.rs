@@ -36,7 +36,7 @@ pub struct MachineStatus {
 /// Answer to `pause` and `resume`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PauseReply {
-    /// How long the machine stood still; in the answer to `resume`.
+    /// How long the machine was paused; in the answer to `resume`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<f64>,
 }

@@ -33,7 +33,7 @@ pub enum Branched {
     Source {
         /// The seed's process id.
         pid: i32,
-        /// For how long the guest stood still, in milliseconds; 0 if it did before.
+        /// For how long the guest was paused, in milliseconds; 0 if it was before.
         pause_ms: f64,
     },
     /// The seed, which has nothing more to do with the machine.

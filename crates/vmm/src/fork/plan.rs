@@ -14,9 +14,9 @@ use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::kvm::cpu::{self, VcpuState};
 use crate::layout;
-use crate::memory::held::Held;
 use crate::memory::question::Notebook;
 use crate::memory::ram::Ram;
+use crate::memory::seed_memory::SeedMemory;
 use crate::memory::warmth::Warmth;
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
@@ -48,7 +48,7 @@ pub struct ForkPlan {
     pub(super) host: Host,
     pub(super) warmth: OnceLock<Warmth>,
     pub(super) notebook: Arc<Notebook>,
-    held: Option<Held>,
+    seed_memory: Option<SeedMemory>,
 }
 
 impl ForkPlan {
@@ -111,7 +111,7 @@ impl ForkPlan {
     ) -> Result<Self, Error> {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
         let mut plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
-        plan.held = Some(Held::own()?);
+        plan.seed_memory = Some(SeedMemory::own()?);
         if let Some(origin) = origin {
             // Forks of forks write what forks write.
             plan.notebook = Arc::clone(&origin.notebook);
@@ -151,7 +151,7 @@ impl ForkPlan {
             host,
             warmth: OnceLock::new(),
             notebook: Arc::new(Notebook::new()?),
-            held: None,
+            seed_memory: None,
         })
     }
 
@@ -165,13 +165,13 @@ impl ForkPlan {
     /// from again.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.held.is_some()
+        self.seed_memory.is_some()
     }
 
     /// Memory at the fork point where no image has it: in the process that holds the plan.
     #[must_use]
-    pub fn held(&self) -> Option<&Held> {
-        self.held.as_ref()
+    pub fn seed_memory(&self) -> Option<&SeedMemory> {
+        self.seed_memory.as_ref()
     }
 
     /// The machine's state at the fork point.

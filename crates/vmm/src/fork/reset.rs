@@ -4,7 +4,7 @@
 //! private pages and the disk's top are dropped, registers and devices reloaded.
 //! The process stays with its VM, sockets, tap and cgroup, and nothing is left that
 //! could grow.  What a sibling of a live branch began with is in its seed
-//! ([`crate::memory::held`]).  The guest then is what it was at the fork, and is made somebody of
+//! ([`crate::memory::seed_memory`]).  The guest then is what it was at the fork, and gets an identity of
 //! its own in the same way ([`crate::control::handshake`]).
 
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use crate::io::bus::Bus;
 use crate::kvm::vm;
 use crate::machine::Machine;
 use crate::machine::devices::{saved_serial, saved_vsock};
-use crate::memory::held::Held;
+use crate::memory::seed_memory::SeedMemory;
 use crate::snapshot::state::MachineState;
 use crate::sys::pagemap::Pagemap;
 
@@ -30,7 +30,7 @@ pub fn fork_point(origin: Option<&Arc<ForkPlan>>) -> Result<Arc<ForkPlan>, Error
     let Some(plan) = origin else {
         return Err(Error::State("the machine was booted: it has no fork point"));
     };
-    plan.held().map_or(Ok(()), Held::check)?;
+    plan.seed_memory().map_or(Ok(()), SeedMemory::check)?;
     Ok(Arc::clone(plan))
 }
 
@@ -64,7 +64,7 @@ impl Machine {
     pub fn rewind(&mut self, plan: &Arc<ForkPlan>, means: &Means) -> Result<(), Error> {
         self.pause()?;
         let warm = |address| plan.warmth().is_some_and(|warmth| warmth.contains(address));
-        self.ram.rewind(&means.pagemap, plan.held(), warm)?;
+        self.ram.rewind(&means.pagemap, plan.seed_memory(), warm)?;
         if let Some(warmth) = plan.warmth() {
             warmth.apply();
         }

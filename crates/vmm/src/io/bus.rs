@@ -231,7 +231,7 @@ impl Bus {
         result
     }
 
-    /// Works with vsock while the guest stands still; it is told of nothing.
+    /// Works with vsock while the guest is paused; it is told of nothing.
     pub fn vsock_still<R>(&self, work: impl FnOnce(&mut VsockHost) -> R) -> R {
         work(&mut lock(&self.vsock))
     }
@@ -369,7 +369,7 @@ impl Bus {
         }
     }
 
-    /// Serves all that a guest which stands still has rung for, so that nothing is under way in
+    /// Serves all that a guest which is paused has rung for, so that nothing is under way in
     /// any queue.  A standing guest refills none, so this ends.  Returns whether there was any.
     pub fn settle(&self) -> bool {
         let any = self.has_any_rest();

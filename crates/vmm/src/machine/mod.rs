@@ -145,7 +145,7 @@ impl Machine {
         self.paused_since.is_none()
     }
 
-    /// Lets the guest run.  Returns for how long it stood still, in milliseconds, if it did.
+    /// Lets the guest run.  Returns for how long it was paused, in milliseconds, if it did.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl Machine {
     }
 
     /// Stops all vCPUs.  Devices act only for a vCPU or for a client, and clients are served by the
-    /// thread that calls this, so they stand still as well.
+    /// thread that calls this, so they are paused as well.
     ///
     /// # Errors
     ///

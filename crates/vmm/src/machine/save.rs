@@ -16,7 +16,7 @@ use crate::snapshot::state::MachineState;
 
 const FILES: [&str; 3] = ["disk.layer", "memory", "state"];
 
-/// A machine that stands still, or stood when it was forked.
+/// A machine that is paused, or was when it was forked.
 #[derive(Clone, Copy, Debug)]
 pub struct Still<'a> {
     /// Registers and devices.

@@ -102,7 +102,7 @@ impl Shared {
     /// Wakes whoever waits, and looks again.
     ///
     /// The lock is let go first: who is woken would only find it taken and sleep once more, and a
-    /// guest that stands still pays for each such turn.
+    /// guest that is paused pays for each such turn.
     fn tell<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         drop(inner);
         self.changed.notify_all();
@@ -272,7 +272,7 @@ impl Vcpus {
         self.shared.resume()
     }
 
-    /// Has the guest, which runs, wait for nobody else's threads in its next stop: its own and the
+    /// Has the guest, which runs, wait for no other's threads in its next stop: its own and the
     /// calling one come first, until it runs again.  What is returned is to be kept till then;
     /// `None` if the host does not let us.
     #[must_use]
@@ -280,7 +280,7 @@ impl Vcpus {
         self.shared.hurry()
     }
 
-    /// For how long the guest stood still before the last [`Self::resume`]: from the first vCPU
+    /// For how long the guest was paused before the last [`Self::resume`]: from the first vCPU
     /// that stopped to the last one that ran again.
     #[must_use]
     pub fn stood_still(&self) -> Duration {

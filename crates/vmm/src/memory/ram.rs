@@ -28,7 +28,7 @@ use vm_memory::{
 
 use crate::error::Error;
 use crate::layout::{self, PAGE_SIZE, address_of};
-use crate::memory::held::Held;
+use crate::memory::seed_memory::SeedMemory;
 use crate::memory::sheet::{GRANULE_BYTES, GRANULE_PAGES, Sheet, pages_by_granule};
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
@@ -162,11 +162,11 @@ impl Ram {
         self.lay(&sheet)
     }
 
-    /// Takes back every write since the memory was loaded, or since it was what `held` has.  `own`
+    /// Takes back every write since the memory was loaded, or since it was what `seed` has.  `own`
     /// is this process's page map.
     ///
     /// Pages that `keep` names are filled again where they are: whoever writes to them soon need
-    /// not have them copied, nor mapped, once more.  So are those that `held` has a copy of, which
+    /// not have them copied, nor mapped, once more.  So are those that `seed` has a copy of, which
     /// are nowhere else.  Others are given back.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Ram {
     pub fn rewind(
         &self,
         own: &Pagemap,
-        held: Option<&Held>,
+        seed: Option<&SeedMemory>,
         keep: impl Fn(u64) -> bool,
     ) -> Result<(), Error> {
         let (mut refill, mut copy) = (Vec::new(), Vec::new());
@@ -192,8 +192,8 @@ impl Ram {
                 }
             }
         };
-        match held {
-            Some(held) => own.differing(held.pagemap(), &self.view, &mut sort)?,
+        match seed {
+            Some(seed) => own.differing(seed.pagemap(), &self.view, &mut sort)?,
             None => own.private(&self.view, |Private { page, address, .. }| {
                 sort(Changed { page, address, theirs: false });
                 true
@@ -202,8 +202,8 @@ impl Ram {
         for (start, bytes) in give_back {
             mapping::drop_private(start, bytes)?;
         }
-        if let Some(held) = held {
-            self.copy_from(held, &copy)?;
+        if let Some(seed) = seed {
+            self.copy_from(seed, &copy)?;
         }
         let mut bytes = [0; 4096];
         for page in refill {
@@ -213,14 +213,14 @@ impl Ram {
         Ok(())
     }
 
-    /// Makes pages what they are in `held`.  One that is that already is not written: it may still
+    /// Makes pages what they are in `seed`.  One that is that already is not written: it may still
     /// be shared, and would be copied for nothing.
-    fn copy_from(&self, held: &Held, stretches: &[Stretch]) -> Result<(), Error> {
+    fn copy_from(&self, seed: &SeedMemory, stretches: &[Stretch]) -> Result<(), Error> {
         let mut theirs = vec![0; usize::try_from(STRETCH_BYTES_MAX).unwrap_or(0)];
         let mut ours = [0; 4096];
         for Stretch { page, address, bytes } in stretches {
             let theirs = &mut theirs[..usize::try_from(*bytes).unwrap_or(0)];
-            held.read(*address, theirs)?;
+            seed.read(*address, theirs)?;
             for (page, theirs) in (*page..).zip(theirs.chunks_exact(ours.len())) {
                 let at = GuestAddress(address_of(page));
                 self.view.read_slice(&mut ours, at).map_err(Error::guest_memory)?;
@@ -340,7 +340,7 @@ fn put(view: &GuestMemoryMmap, page: u64, bytes: &[u8]) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::memory::delta::save;
-    use crate::memory::held::tests::Holder;
+    use crate::memory::seed_memory::tests::Seed;
     use crate::snapshot::pages::Lineage;
 
     fn path(name: &str) -> PathBuf {
@@ -463,20 +463,20 @@ mod tests {
 
     #[test]
     fn memory_goes_back_to_what_another_process_holds() {
-        let (ram, base) = loaded("held", &[3, 4, 700]);
+        let (ram, base) = loaded("seed", &[3, 4, 700]);
         let ours = [4, 5, 600, 601, 602];
         for page in ours {
             set(&ram, page, 2);
         }
-        let holder = Holder::fork();
-        // One of the image, one of zeros, and some that only the holder has as they were.
+        let process = Seed::fork();
+        // One of the image, one of zeros, and some that only the process has as they were.
         let written = [3, 4, 9, 601, 602, 700];
         for page in written {
             set(&ram, page, 9);
         }
         set(&ram, 602, 2);
 
-        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&process.memory()), |_| false).unwrap();
 
         let pages = [3, 4, 5, 9, 600, 601, 602, 700];
         assert_eq!(pages.map(|page| byte(&ram, page)), [1, 2, 2, 0, 2, 2, 2, 1]);
@@ -488,14 +488,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_only_the_holder_has_written_is_read_from_it() {
-        let (ram, base) = loaded("held-only", &[]);
+    fn a_page_that_only_the_process_has_written_is_read_from_it() {
+        let (ram, base) = loaded("seed-only", &[]);
         set(&ram, 8, 2);
-        let holder = Holder::fork();
+        let process = Seed::fork();
         let address = ram.view().get_host_address(GuestAddress(8 * PAGE_SIZE)).unwrap() as u64;
         mapping::drop_private(address, PAGE_SIZE).unwrap();
 
-        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&process.memory()), |_| false).unwrap();
 
         assert_eq!(byte(&ram, 8), 2);
         std::fs::remove_file(base).unwrap();
@@ -504,12 +504,12 @@ mod tests {
     #[test]
     fn more_than_is_read_at_a_time_goes_back_page_by_page() {
         let pages = STRETCH_BYTES_MAX / PAGE_SIZE + 1;
-        let (ram, base) = loaded("held-long", &[]);
+        let (ram, base) = loaded("seed-long", &[]);
         (0..pages).for_each(|page| set(&ram, page, u8::try_from(page % 251).unwrap() + 1));
-        let holder = Holder::fork();
+        let process = Seed::fork();
         (0..pages).for_each(|page| set(&ram, page, 0));
 
-        ram.rewind(&own(), Some(&holder.held()), |_| false).unwrap();
+        ram.rewind(&own(), Some(&process.memory()), |_| false).unwrap();
 
         let wrong = (0..pages).find(|page| u64::from(byte(&ram, *page)) != page % 251 + 1);
         assert_eq!(wrong, None);
@@ -517,13 +517,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_whose_holder_has_ended_does_not_go_back() {
-        let (ram, base) = loaded("held-gone", &[]);
-        let holder = Holder::fork();
-        let held = holder.held();
-        drop(holder);
+    fn memory_whose_process_has_ended_does_not_go_back() {
+        let (ram, base) = loaded("seed-gone", &[]);
+        let process = Seed::fork();
+        let seed = process.memory();
+        drop(process);
 
-        assert!(ram.rewind(&own(), Some(&held), |_| false).is_err());
+        assert!(ram.rewind(&own(), Some(&seed), |_| false).is_err());
         std::fs::remove_file(base).unwrap();
     }
 

@@ -2,7 +2,7 @@
 //!
 //! It is watched for edges, so a client that cannot be accepted now does not wake
 //! the poll loop again and again.  Whoever makes room, and whoever wakes up after
-//! [`RETRY`], calls [`Listener::accept`] once more: nobody else says that there is
+//! [`RETRY`], calls [`Listener::accept`] once more: no other says that there is
 //! somebody in the backlog.
 
 use std::io::ErrorKind;

@@ -237,7 +237,7 @@ pub fn mind_children(mind: bool) {
 /// # Errors
 ///
 /// [`Error::State`] if it has ended already.
-pub fn end_with(parent: u32) -> Result<(), Error> {
+pub fn die_with_parent(parent: u32) -> Result<(), Error> {
     // SAFETY: takes a signal number; no memory involved.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if std::os::unix::process::parent_id() == parent {

@@ -3,7 +3,7 @@
 //! The kernel's fair scheduler puts who has slept before who has run, and a vCPU's thread has run:
 //! whoever else is awake when the guest could go on is let go on first, for milliseconds.  Already
 //! the client that asked for a branch made it longer by going back to sleep.  So while the guest
-//! stands still its threads are under `SCHED_FIFO` (sched(7)), with the lowest of its priorities.
+//! is paused its threads are under `SCHED_FIFO` (sched(7)), with the lowest of its priorities.
 //!
 //! Without the right to that (`CAP_SYS_NICE`, or `RLIMIT_RTPRIO` of two) they stay as they are, and
 //! so they do if somebody has given them another policy than the usual one.

@@ -75,7 +75,7 @@ impl Zygote {
             lineage: plan.lineage(),
             lower: plan.lower(),
         };
-        let saved = process::end_with(zygote)
+        let saved = process::die_with_parent(zygote)
             .and_then(|()| self.close_inherited())
             .and_then(|()| save::save(still, to));
         let failed = saved.is_err();

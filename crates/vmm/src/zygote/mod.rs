@@ -63,7 +63,7 @@ pub struct Zygote {
     signals: File,
     children: Children,
     stopping: bool,
-    /// Its children's memory is to be held after that.
+    /// It keeps its memory for its children after that.
     retiring: bool,
 }
 
@@ -161,14 +161,14 @@ impl Zygote {
                 Ok(ZygoteRequest::Retire) => {
                     self.stopping = true;
                     self.retiring = self.plan.is_live();
-                    let mut held = 0;
+                    let mut children = 0;
                     // Before the answer: whoever has it may look for the name, or at the folder.
                     if self.retiring {
-                        held = self.children.alive_and_ready();
+                        children = self.children.alive_and_ready();
                         process::rename(RETIRED_NAME);
                     }
                     self.control.unlink();
-                    self.control.answer(token, Ok(json!({"children": held})));
+                    self.control.answer(token, Ok(json!({"children": children})));
                 }
                 Ok(ZygoteRequest::Fork(fork)) => {
                     self.children.accept(token, fork, Instant::now());

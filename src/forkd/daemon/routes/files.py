@@ -1,4 +1,4 @@
-"""Files inside a sandbox.  Contents are streamed both ways and never held whole."""
+"""Files inside a sandbox.  Contents are streamed both ways and never whole in memory."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
     responses={200: _BODY},
 )
 async def pack_snapshot(tag: TagOf, caller: CallerOf, packs: PacksOf) -> Response:
-    """Return a snapshot and all that it stands on as an unsigned pack."""
+    """Return a snapshot and all that it depends on as an unsigned pack."""
     source = packs.pack(caller, tag)
     first = await anext(source)
     return Stream(_joined(first, source), owned=source, media_type=BYTES)

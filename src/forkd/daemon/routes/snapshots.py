@@ -80,7 +80,7 @@ async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v1.Sn
 async def get_snapshot(
     tag: TagOf, caller: CallerOf, snapshots: SnapshotsOf, sandboxes: SandboxesOf
 ) -> v1.SnapshotInfoDetail:
-    """Describe one snapshot, with what it stands on and what stands on it."""
+    """Describe one snapshot, with what it depends on and what depends on it."""
     stored = await snapshots.get(caller, tag)
     every, forks = await snapshots.list(caller), await sandboxes.list(caller, tag)
     return convert.snapshot_detail(stored, every, forks)
@@ -110,7 +110,7 @@ async def compact_snapshot(
 async def gc_snapshots(
     caller: CallerOf, snapshots: SnapshotsOf, body: v1.SnapshotGc | None = None
 ) -> v1.SnapshotGcInfo:
-    """Remove what nobody can use any more: leftovers, failures, orphans, idle images."""
+    """Remove what is unused: leftovers, failures, orphans, idle images."""
     dry_run = body is not None and body.dry_run
     return convert.removed(await snapshots.tidy(caller, dry_run=dry_run))
 

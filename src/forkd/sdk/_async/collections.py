@@ -112,7 +112,7 @@ class AsyncSnapshots:
         return await self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
 
     async def info(self, tag: str) -> v1.SnapshotInfoDetail:
-        """Return one snapshot, with what it stands on and what stands on it."""
+        """Return one snapshot, with what it depends on and what depends on it."""
         return await self._http.call(
             v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
         )
@@ -122,8 +122,8 @@ class AsyncSnapshots:
 
         Args:
             tag: Its name.
-            cascade: Remove those that stand on it as well, all or nothing.
-            force: Remove it from under those that stand on it, which are lost.
+            cascade: Remove those that depend on it as well, all or nothing.
+            force: Remove it from under those that depend on it, which are lost.
 
         Raises:
             Conflict: Sandboxes or other snapshots need it.
@@ -148,7 +148,7 @@ class AsyncSnapshots:
         )
 
     async def gc(self, *, dry_run: bool = False) -> v1.SnapshotGcInfo:
-        """Remove what nobody can use any more; with `dry_run` only say what that is."""
+        """Remove what is unused; with `dry_run` only say what that is."""
         return await self._http.call(
             v1.SnapshotGcInfo,
             "POST",
@@ -159,7 +159,7 @@ class AsyncSnapshots:
 
     @asynccontextmanager
     async def pack(self, tag: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Pack a snapshot and all that it stands on: gives an iterator of an unsigned pack.
+        """Pack a snapshot and all that it depends on: gives an iterator of an unsigned pack.
 
         Raises:
             Conflict: It is being written.

@@ -36,7 +36,7 @@ class AsyncFiles:
     async def open(
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a file for reading: gives an iterator of its bytes, which are never held whole."""
+        """Open a file for reading: gives an iterator of its bytes, in pieces."""
         query = {"path": path, "offset": offset or None, "length": length}
         async with self._http.streamed(self._path, query) as answer:
             yield answer.aiter_bytes()

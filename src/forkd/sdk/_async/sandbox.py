@@ -87,7 +87,7 @@ class AsyncSandbox:
     async def branch(self, n: int = 1, **options: Unpack[BranchOptions]) -> list[AsyncSandbox]:
         """Branch it into `n` siblings while it runs: all of them, or an error and none.
 
-        They have what it had at one instant, and go on from there; it stands still for some
+        They have what it had at one instant, and go on from there; it is paused for some
         milliseconds, and goes on, too.
 
         Raises:

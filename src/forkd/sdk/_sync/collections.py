@@ -113,7 +113,7 @@ class Snapshots:
         return self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
 
     def info(self, tag: str) -> v1.SnapshotInfoDetail:
-        """Return one snapshot, with what it stands on and what stands on it."""
+        """Return one snapshot, with what it depends on and what depends on it."""
         return self._http.call(
             v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
         )
@@ -123,8 +123,8 @@ class Snapshots:
 
         Args:
             tag: Its name.
-            cascade: Remove those that stand on it as well, all or nothing.
-            force: Remove it from under those that stand on it, which are lost.
+            cascade: Remove those that depend on it as well, all or nothing.
+            force: Remove it from under those that depend on it, which are lost.
 
         Raises:
             Conflict: Sandboxes or other snapshots need it.
@@ -149,7 +149,7 @@ class Snapshots:
         )
 
     def gc(self, *, dry_run: bool = False) -> v1.SnapshotGcInfo:
-        """Remove what nobody can use any more; with `dry_run` only say what that is."""
+        """Remove what is unused; with `dry_run` only say what that is."""
         return self._http.call(
             v1.SnapshotGcInfo,
             "POST",
@@ -160,7 +160,7 @@ class Snapshots:
 
     @contextmanager
     def pack(self, tag: str) -> Iterator[Iterator[bytes]]:
-        """Pack a snapshot and all that it stands on: gives an iterator of an unsigned pack.
+        """Pack a snapshot and all that it depends on: gives an iterator of an unsigned pack.
 
         Raises:
             Conflict: It is being written.

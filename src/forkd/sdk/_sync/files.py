@@ -37,7 +37,7 @@ class Files:
     def open(
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """Open a file for reading: gives an iterator of its bytes, which are never held whole."""
+        """Open a file for reading: gives an iterator of its bytes, in pieces."""
         query = {"path": path, "offset": offset or None, "length": length}
         with self._http.streamed(self._path, query) as answer:
             yield answer.iter_bytes()

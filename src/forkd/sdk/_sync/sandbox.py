@@ -88,7 +88,7 @@ class Sandbox:
     def branch(self, n: int = 1, **options: Unpack[BranchOptions]) -> list[Sandbox]:
         """Branch it into `n` siblings while it runs: all of them, or an error and none.
 
-        They have what it had at one instant, and go on from there; it stands still for some
+        They have what it had at one instant, and go on from there; it is paused for some
         milliseconds, and goes on, too.
 
         Raises:

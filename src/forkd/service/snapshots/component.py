@@ -87,7 +87,7 @@ class Snapshots:
         await self.upkeep.delete(caller, tag, cascade=cascade, force=force)
 
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        """Remove what nobody can use."""
+        """Remove what is unused."""
         return await self.upkeep.tidy(caller, dry_run=dry_run)
 
     async def _bake(self, request: SnapshotRequest, tell: Callable[[Progress], None]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Remove snapshots, and what nobody can use."""
+"""Remove snapshots, and what is unused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Upkeep:
         await self.drop_unused_images()
 
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
-        """Remove what nobody can use: leftovers, records of failures, orphans, unused images.
+        """Remove what is unused: leftovers, records of failures, orphans, unused images.
 
         Archives that machines with an earlier agent were booted from go as well, and uploaded
         recipes that no build has used for long.

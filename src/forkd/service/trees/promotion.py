@@ -1,6 +1,6 @@
 """Let a child take its parent's place: id, name, address, and what is above them both.
 
-    1  take the child, its parent and every loser exclusively, so that nobody else changes them
+    1  take the child, its parent and every loser exclusively
     2  one transaction: the child is the parent, the parent has the child's id and is
        stopping, and so are the losers
     3  end the losers and the old parent

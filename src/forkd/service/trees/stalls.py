@@ -1,4 +1,4 @@
-"""What a guest notices of a branch: the longest time for which it stood still.
+"""What a guest notices of a branch: the longest time for which it was paused.
 
 Its agent watches from just before the pause until siblings have answered.  A guest that cannot
 be asked is branched all the same, and the answer says why nothing is known.
@@ -33,7 +33,7 @@ class Stall:
     """What a guest noticed, once the watch is over.
 
     Attributes:
-        longest_ms: The longest time for which it stood still; None if that is not known.
+        longest_ms: The longest time for which it was paused; None if that is not known.
         unknown: Why it is not known.
     """
 

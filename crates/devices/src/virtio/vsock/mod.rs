@@ -79,7 +79,7 @@ pub const BUFFER_BYTES: u32 = 256 * 1024;
 /// Bytes that the host may send on a connection before the guest has buffers.
 pub const SEND_BYTES_MAX: usize = 64 * 1024;
 
-/// Most bytes from the guest held for all connections together.
+/// Most bytes from the guest buffered for all connections together.
 pub const RECEIVED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Longest payload of one packet from the guest.

@@ -10,7 +10,7 @@
 //! `pause_ms` is the vCPU thread's own: from the return of `KVM_RUN` until just before the next.
 //! `asked_ms` is what whoever asks sees: from the request until the vCPU runs.  The child must find
 //! the counters of one instant in its memory, which do not move, and run a machine over it.
-//! The vCPU stands still between rounds, and sweeps all pages before each and, while the child
+//! The vCPU is paused between rounds, and sweeps all pages before each and, while the child
 //! still has them, after it: so every page is a small one that was copied, as it is where siblings
 //! live on.
 
@@ -139,7 +139,7 @@ impl Memory {
 /// What both threads know.
 #[derive(Debug)]
 struct Shared {
-    /// The vCPU shall stand still.
+    /// The vCPU shall pause.
     hold: AtomicBool,
     /// It does.
     still: AtomicBool,
@@ -212,7 +212,7 @@ impl Source {
         let asked = Instant::now();
         self.stop();
         let (stopped, forking) = (asked.elapsed(), Instant::now());
-        // SAFETY: the vCPU's thread stands still, and holds no lock while it does.
+        // SAFETY: the vCPU's thread is paused, and holds no lock while it does.
         match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error().into()),
             0 => {
@@ -322,7 +322,7 @@ fn execute(mut vcpu: VcpuFd, shared: &Shared) -> Result<(), Failure> {
         shared.stopped_ns.store(shared.now_ns(), Ordering::Release);
         *shared.registers() = (vcpu.get_regs()?, vcpu.get_sregs()?);
         shared.still.store(true, Ordering::Release);
-        // Without looking again: between rounds the processor is that of what it is held beside.
+        // Without looking again: between rounds the processor is that of what it is compared with.
         while shared.hold.load(Ordering::Acquire) {
             std::thread::park();
         }
@@ -365,7 +365,7 @@ mod tests {
         let memory = Memory::new(4).unwrap();
         let set = |counts: [u32; 4]| {
             for (page, count) in (0..).zip(counts) {
-                // SAFETY: the page is in the mapping, aligned, and nobody else writes to it.
+                // SAFETY: the page is in the mapping, aligned, and no other writes to it.
                 unsafe { memory.counter(page).write_volatile(count) };
             }
             memory.consistent()

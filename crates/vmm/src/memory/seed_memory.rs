@@ -17,12 +17,12 @@ const MEMORY: &str = "/proc/self/mem";
 
 /// The memory of a process, to be read.
 #[derive(Debug)]
-pub struct Held {
+pub struct SeedMemory {
     memory: File,
     pagemap: Pagemap,
 }
 
-impl Held {
+impl SeedMemory {
     /// This process's own, for those that it will fork.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Held {
         if self.pagemap.lives()? {
             return Ok(());
         }
-        Err(Error::State("the seed of its branch, which held its fork point, has ended"))
+        Err(Error::State("the seed of its branch, which has its fork point, has ended"))
     }
 }
 
@@ -70,12 +70,12 @@ pub(crate) mod tests {
 
     /// A process that has what this one had when it was made, until it is dropped.
     #[derive(Debug)]
-    pub(crate) struct Holder {
+    pub(crate) struct Seed {
         pid: i32,
         _alive: File,
     }
 
-    impl Holder {
+    impl Seed {
         pub(crate) fn fork() -> Self {
             let (mut wait, alive) = descriptors::pipe().unwrap();
             match process::fork_into(None).unwrap() {
@@ -88,13 +88,13 @@ pub(crate) mod tests {
             }
         }
 
-        pub(crate) fn held(&self) -> Held {
+        pub(crate) fn memory(&self) -> SeedMemory {
             let memory = File::open(format!("/proc/{}/mem", self.pid)).unwrap();
-            Held { memory, pagemap: Pagemap::of(self.pid).unwrap() }
+            SeedMemory { memory, pagemap: Pagemap::of(self.pid).unwrap() }
         }
     }
 
-    impl Drop for Holder {
+    impl Drop for Seed {
         fn drop(&mut self) {
             process::kill(self.pid);
             await_end(self.pid);
@@ -108,7 +108,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_fork_reads_what_its_parent_has_and_not_what_itself_has_written() {
-        let held = Held::own().unwrap();
+        let seed = SeedMemory::own().unwrap();
         let (mut said, mut say) = descriptors::pipe().unwrap();
         let mut word = Box::new([7_u8]);
         let address = std::ptr::from_ref(&*word) as u64;
@@ -117,7 +117,7 @@ pub(crate) mod tests {
             // Nothing here may allocate: another thread may have held the allocator.
             **std::hint::black_box(&mut word) = [8];
             let mut found = [0];
-            let read = held.memory.read_at(&mut found, address);
+            let read = seed.memory.read_at(&mut found, address);
             let told = say.write_all(&[u8::from(read.is_ok()), found[0], word[0]]);
             process::exit_now(i32::from(told.is_err()));
         };
@@ -132,16 +132,16 @@ pub(crate) mod tests {
     fn what_a_process_held_is_gone_with_it() {
         let word = Box::new([7_u8]);
         let address = std::ptr::from_ref(&*word) as u64;
-        let holder = Holder::fork();
-        let held = holder.held();
+        let process = Seed::fork();
+        let seed = process.memory();
         let mut found = [0];
-        held.check().unwrap();
-        held.read(address, &mut found).unwrap();
+        seed.check().unwrap();
+        seed.read(address, &mut found).unwrap();
         assert_eq!(found, [7]);
 
-        drop(holder);
+        drop(process);
 
-        assert_eq!(held.check().unwrap_err().code(), forkd_proto::control::ErrorCode::State);
-        assert!(held.read(address, &mut found).is_err());
+        assert_eq!(seed.check().unwrap_err().code(), forkd_proto::control::ErrorCode::State);
+        assert!(seed.read(address, &mut found).is_err());
     }
 }
