@@ -14,6 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PROSE_COLUMNS_MAX = 120
+"""Longest line of a paragraph: one that a person can review in a diff."""
+
 RETIRED = {
     r"stands? still|stood still": "paused",
     r"(stands?|stood) on": "depends on",
@@ -62,3 +65,25 @@ def test_each_pattern_finds_its_word(word: str) -> None:
     examples = "It stands still. It stood on it. Shared with nobody, nobody else; what nobody "
     examples += "knows. Become somebody. memory/held.rs, end_with. Held to it."
     assert re.search(word, examples, re.IGNORECASE)
+
+
+def paragraphs(text: str) -> list[tuple[int, str]]:
+    """Return the lines of a Markdown text that could be wrapped, with their numbers."""
+    found, in_code = [], False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.startswith(("|", "#", "    ", "<")):
+            found.append((number, re.sub(r"`[^`]*`|\[[^]]*\]\([^)]*\)", "x", line)))
+    return found
+
+
+def test_prose_is_wrapped() -> None:
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in texts()
+        if path.suffix == ".md" and path.is_file()
+        for number, line in paragraphs(path.read_text(encoding="utf-8"))
+        if len(line) > PROSE_COLUMNS_MAX
+    ]
+    assert wide == [], f"wrap at {PROSE_COLUMNS_MAX} columns"

@@ -4,8 +4,8 @@
 //! private pages and the disk's top are dropped, registers and devices reloaded.
 //! The process stays with its VM, sockets, tap and cgroup, and nothing is left that
 //! could grow.  What a sibling of a live branch began with is in its seed
-//! ([`crate::memory::seed_memory`]).  The guest then is what it was at the fork, and gets an identity of
-//! its own in the same way ([`crate::control::handshake`]).
+//! ([`crate::memory::seed_memory`]).  The guest then is what it was at the fork, and gets an
+//! identity of its own in the same way ([`crate::control::handshake`]).
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
