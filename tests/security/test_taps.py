@@ -37,8 +37,7 @@ def is_asleep(pid: int) -> bool:
 async def test_frames_that_a_guest_does_not_take_do_not_keep_its_machine_awake(
     real_host: RealHost,
 ) -> None:
-    plan = real_host.settings.network
-    assert plan is not None
+    plan = real_host.names.network
     async with real_host.forked(1, ForkOptions(network=True)) as (sandbox,):
         (tap,) = [name for _, name in socket.if_nameindex() if name.startswith(plan.tap_prefix)]
         await shell(real_host, sandbox.id, UNBIND)
