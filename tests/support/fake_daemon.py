@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from tests.support.service_host import ROOT, FakeHost
+from tests.support.service_host import ROOT, FakeHost, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +26,21 @@ sys.path[:0] = [{root!r}, {source!r}]
 from forkd.daemon import commands
 from forkd.daemon.settings import Settings
 from forkd.service.supervision import TaskKind
-from tests.support import crashing
+from tests.support import crashing, fake_daemon
 from tests.support.service_host import make_host
 
 folder, run_dir, crash = Path({folder!r}), Path({run_dir!r}), {crash!r}
 if crash is not None:
     crashing.install(TaskKind(crash[0]), crash[1], folder)
+fake_daemon.tell_tasks(folder)
 host = make_host(folder, run_dir)
 commands.host_settings = lambda _: host.settings
 settings = Settings(socket=run_dir / "forkd.sock", state_dir=host.settings.state_dir)
 sys.exit(commands.serve(settings, log_file=folder / "log", detach=False))
 """
+
+TASKS = "tasks"
+"""The file in which a daemon that was sent `SIGUSR1` names its tasks, one a line."""
 
 END_TIMEOUT_S = 60.0
 
@@ -42,6 +49,7 @@ class FakeDaemon:
     """The daemon of a `FakeHost`; it runs within its `with` block.
 
     Attributes:
+        socket: Where it listens.
         http: A client of it.
         status: How it ended.
     """
@@ -50,9 +58,9 @@ class FakeDaemon:
         self.host = host
         self._crash = None if crash is None else tuple(map(str, crash))
         self.status: int | None = None
-        socket = str(host.settings.run_dir / "forkd.sock")
-        self.url = f"unix://{socket}"
-        transport = httpx.HTTPTransport(uds=socket, verify=False)
+        self.socket = host.settings.run_dir / "forkd.sock"
+        self.url = f"unix://{self.socket}"
+        transport = httpx.HTTPTransport(uds=str(self.socket), verify=False)
         self.http = httpx.Client(
             transport=transport, base_url="http://forkd", timeout=END_TIMEOUT_S
         )
@@ -66,6 +74,14 @@ class FakeDaemon:
     def pid(self) -> int:
         """Its process."""
         return self._process.pid
+
+    async def tasks(self) -> list[str]:
+        """Return the names of all tasks in its event loop, its service's and its server's."""
+        told = self.host.folder / TASKS
+        told.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        await until(told.exists)
+        return told.read_text().splitlines()
 
     def __enter__(self) -> Self:
         script = SERVE.format(
@@ -98,3 +114,15 @@ class FakeDaemon:
         """Return its exit status, once it has ended."""
         self.status = self._process.wait(END_TIMEOUT_S)
         return self.status
+
+
+def tell_tasks(folder: Path) -> None:
+    """Have this process say what tasks it has whenever it is asked to."""
+
+    def tell(*_: object) -> None:
+        names = sorted(task.get_name() for task in asyncio.all_tasks())
+        new = folder / f"{TASKS}.new"
+        new.write_text("\n".join(names))
+        new.replace(folder / TASKS)
+
+    signal.signal(signal.SIGUSR1, tell)

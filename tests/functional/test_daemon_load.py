@@ -1,0 +1,192 @@
+"""A daemon under many clients, and after many sandboxes, is what it was before.
+
+The daemon is a process of its own over the fake VMM; the last test has real machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forkd import Client
+from forkd.host import proc
+from tests.support.crowd import Crowd
+from tests.support.fake_daemon import FakeDaemon
+from tests.support.memory import Held
+from tests.support.raw_http import Answer, RawClient
+from tests.support.real_daemon import running_daemon
+from tests.support.real_host import REAL, RECIPE
+from tests.support.real_host import TAG as REAL_TAG
+from tests.support.service_host import TAG, UNTIL_DEADLINE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.bakes import Bakes
+    from tests.support.service_host import FakeHost
+    from tests.support.soak import Soak
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
+
+VISITORS = 200
+REQUESTS = 500
+WARMUP_REQUESTS = 100
+FORKS_EVERY = 10
+"""Of how many requests at once one is a fork: over a fake VMM each is a process."""
+
+ACT_EVERY = 25
+"""After how many answers each of the clients that want nothing does something more."""
+
+GROWTH_MAX = 0.05
+"""By which part of itself a daemon's private memory may grow after its warm-up."""
+
+SAMPLES = 20
+"""How often a daemon is looked at while sandboxes come and go."""
+
+
+@pytest.fixture
+def daemon(fake_host: FakeHost) -> Iterator[FakeDaemon]:
+    """A daemon with a snapshot that has been forked."""
+    proc.raise_open_files_limit()
+    with FakeDaemon(fake_host) as made:
+        body = {"tag": TAG, "recipe": str(fake_host.recipe())}
+        assert made.http.post("/v1/snapshots", json=body).status_code == 201
+        cycle(made)
+        yield made
+
+
+def cycle(daemon: FakeDaemon) -> None:
+    """Fork a sandbox and end it."""
+    answer = daemon.http.post("/v1/sandboxes", json={"snapshot_tag": TAG})
+    assert answer.status_code == 201, answer.text
+    assert daemon.http.delete(f"/v1/sandboxes/{answer.json()[0]['id']}").status_code == 204
+
+
+async def ask(daemon: FakeDaemon, method: str, path: str, body: object = None) -> Answer:
+    """Ask over a connection of its own, whose end is not announced."""
+    data = b"" if body is None else json.dumps(body).encode()
+    async with RawClient(daemon.url) as client:
+        client.say(
+            f"{method} {path} HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        return await client.answer()
+
+
+async def request(daemon: FakeDaemon, number: int, sandbox: str) -> None:
+    """Make a request that has to work."""
+    if number % FORKS_EVERY == 0:
+        made = await ask(daemon, "POST", "/v1/sandboxes", {"snapshot_tag": TAG})
+        assert made.status == 201, made
+        made = await ask(daemon, "DELETE", f"/v1/sandboxes/{made.json()[0]['id']}")
+        assert made.status == 204, made
+    elif number % 2:
+        told = await ask(daemon, "POST", f"/v1/sandboxes/{sandbox}/eval", {"code": "answer"})
+        assert (told.status, told.json()["value"]) == (200, 42)
+    else:
+        assert (await ask(daemon, "GET", "/v1/sandboxes")).status == 200
+
+
+async def rush(daemon: FakeDaemon, sandbox: str, requests: int = REQUESTS) -> None:
+    """Have a crowd there while so many requests are made at once, each of which is answered."""
+    crowd = Crowd(daemon.socket, VISITORS)
+    try:
+        await crowd.act()
+        asking = [request(daemon, number, sandbox) for number in range(requests)]
+        for number, answered in enumerate(asyncio.as_completed(asking)):
+            await answered
+            if number % ACT_EVERY == 0:
+                await crowd.act()
+        assert daemon.http.get("/readyz").status_code == 200
+    finally:
+        crowd.leave()
+
+
+async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
+    daemon: FakeDaemon, soak: Soak, tell: Callable[[str], None]
+) -> None:
+    sandbox = daemon.http.post("/v1/sandboxes", json={"snapshot_tag": TAG}).json()[0]["id"]
+    tasks = len(await daemon.tasks())
+    await rush(daemon, sandbox, WARMUP_REQUESTS)  # what is made once, such as threads, is made
+    async with asyncio.timeout(UNTIL_DEADLINE_S):
+        while len(await daemon.tasks()) > tasks:
+            pass
+    before = await examined(daemon)
+
+    for _ in range(soak.count(1, 20)):
+        await rush(daemon, sandbox)
+
+        await until_as(daemon, before)
+    tell(f"after {VISITORS} clients and {REQUESTS} requests at once: {before}")
+    assert before["tasks"] == tasks
+    assert before["sandboxes"] == [sandbox]
+    assert daemon.http.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
+
+
+async def examined(daemon: FakeDaemon) -> dict[str, Any]:
+    """Return all that a crowd could leave."""
+    return {
+        "descriptors": Held.by(daemon.pid).descriptors,
+        "tasks": len(await daemon.tasks()),
+        "sandboxes": [each["id"] for each in daemon.http.get("/v1/sandboxes").json()],
+        "machines": daemon.host.vmm_processes(),
+        "left_over": daemon.host.left_over(),
+    }
+
+
+async def until_as(daemon: FakeDaemon, before: dict[str, Any]) -> None:
+    """Return once a daemon and its host are as they were: connections end a moment later."""
+    after: dict[str, Any] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(UNTIL_DEADLINE_S):
+            while after != before:
+                after = await examined(daemon)
+    assert after == before
+
+
+def endure(
+    run: Callable[[], None], pid: int, warmup: int, times: int, tell: Callable[[str], None]
+) -> None:
+    """Check that what a daemon holds is the same however often `run` was done."""
+    for _ in range(warmup):
+        run()
+    samples = [Held.by(pid)]
+    for number in range(1, times + 1):
+        run()
+        if number % (times // SAMPLES) == 0:
+            samples.append(Held.by(pid))
+    first, most = samples[0], max(samples, key=lambda each: each.private_bytes)
+    growth = most.private_bytes / first.private_bytes - 1
+    tell(f"{times} times after {warmup}: {growth:.1%} more at most; first {first}")
+    tell(f"last {samples[-1]}; KiB {[each.private_bytes >> 10 for each in samples]}")
+    assert growth <= GROWTH_MAX
+    assert {each.descriptors for each in samples} == {first.descriptors}
+
+
+def test_sandboxes_come_and_go_and_the_daemon_does_not_grow(
+    daemon: FakeDaemon, soak: Soak, tell: Callable[[str], None]
+) -> None:
+    endure(lambda: cycle(daemon), daemon.pid, soak.count(60, 500), soak.count(40, 10_000), tell)
+
+
+def fork_and_kill(client: Client) -> None:
+    client.fork(REAL_TAG)[0].kill()
+
+
+@REAL
+def test_machines_come_and_go_and_the_daemon_does_not_grow(
+    bakes: Bakes, soak: Soak, tell: Callable[[str], None]
+) -> None:
+    with running_daemon(bakes.of(RECIPE)) as daemon, Client(daemon.url) as client:
+        endure(
+            lambda: fork_and_kill(client),
+            daemon.pid,
+            soak.count(10, 300),
+            soak.count(20, 3_000),
+            tell,
+        )
