@@ -267,5 +267,20 @@ def wait_in(url: str, sandbox: str) -> None:
         http.post(path, json={"args": ["forever"]})
 
 
+def test_a_service_manager_is_told_when_the_daemon_listens(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fake_host.folder / "notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(20)
+
+        with FakeDaemon(fake_host) as daemon:
+            assert manager.recv(100) == b"READY=1"
+            assert daemon.http.get("/readyz").status_code == 200
+    assert daemon.status == EXIT_STOPPED
+
+
 def test_every_kind_of_task_crashes_in_a_test() -> None:
     assert {*CONCERNED, *UNATTENDED, TaskKind.OWNER} == set(TaskKind)

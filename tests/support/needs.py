@@ -70,6 +70,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "nft": has_program("nft"),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),
+    "systemd-analyze": has_program("systemd-analyze"),
     "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),
     "network": has_network,

@@ -21,6 +21,7 @@ from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import misspelt
 from forkd.errors import ForkdError
+from forkd.host import sockets
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
@@ -118,6 +119,7 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
                 token = None if settings.bind is None else str(token_path(settings))
                 pid = os.getpid()
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
+                sockets.notify_manager("READY=1")
                 return await _until_over(host.tasks)
     except ForkdError as error:
         log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news

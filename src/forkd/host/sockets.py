@@ -19,6 +19,9 @@ Socket = socket.socket
 PATH_BYTES_MAX = 107
 """Longest path of a Unix socket: Linux's 108 bytes (`sun_path`), with the NUL at its end."""
 
+NOTIFY_VARIABLE = "NOTIFY_SOCKET"
+"""The environment variable that has the address of a service manager, for `notify_manager`."""
+
 _UCRED = struct.Struct("iII")
 
 
@@ -106,6 +109,27 @@ def is_served(path: Path) -> bool | None:
         except ConnectionRefusedError:
             return False
         return True
+
+
+def notify_manager(state: str) -> None:
+    """Tell the service manager that started us, if one waits to be told, as sd_notify(3) does.
+
+    Args:
+        state: Such as `READY=1`.
+
+    Raises:
+        HostError: It does not listen where it said.
+    """
+    address = os.environ.get(NOTIFY_VARIABLE, "")
+    if not address:
+        return
+    if address.startswith("@"):  # in the abstract namespace
+        address = f"\0{address[1:]}"
+    with (
+        kernel_call("tell the service manager that waits for us"),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.sendto(state.encode(), address)
 
 
 def take_name(name: str) -> Socket | None:
