@@ -282,7 +282,7 @@ class Bed:
             try:
                 await self._fill(herd, [_config(herd.folder) for _ in range(n)], ask)
             except BaseExceptionGroup as group:
-                raise _first_of(group) from group
+                raise first_of(group) from group
             yield herd
         finally:
             await herd.end()
@@ -318,10 +318,10 @@ class Bed:
             raise EngineError(f"{len(herd.children)} of {len(configs)} were forked; {why}")
 
 
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that the others followed from."""
     first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _first_question(child: Child, ask: Ask, clock: Stopwatch) -> None:

@@ -64,9 +64,9 @@ class RawClient:
             data = data.replace("\r\n", "\n").replace("\n", "\r\n").encode("latin-1")
         self.writer.write(data)
 
-    async def answer(self) -> Answer:
+    async def answer(self, timeout_s: float = DEADLINE_S) -> Answer:
         """Return the next answer, whose length must be said."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(timeout_s):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             first, *rest = head.strip().splitlines()
             headers = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import branch, chain
+from benchmarks import branch, chain, clients
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -81,7 +81,29 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "chain": chain.Depths([10.0], [11.0], [11.0]).figures(),
         "snapshot": {"durable_ms": {str(mib): 2.0 * mib for mib in chain.DURABLE_MIB}},
         "reset": chain.reset_figures([6.0], [12.0]),
+        "clients": of_clients().figures(),
     }
+
+
+def of_clients() -> clients.Samples:
+    samples = clients.Samples(answered_ms=[900.0, 700.0], visitors_cpu=0.07)
+    samples.forks_ms[clients.ALONE] += [[10.0, 11.0], [20.0, 21.0]]
+    samples.forks_ms[clients.BESIDE] += [[11.0, 12.0], [21.0, 22.0]]
+    samples.forks_ms[clients.AMONG] += [[800.0], [900.0]]
+    samples.forks_ms[clients.AFTER] += [[9.0, 10.0], [22.0, 30.0]]
+    for kind, taken_ms in ((clients.ALONE, 4.0), (clients.BESIDE, 5.0), (clients.AFTER, 4.0)):
+        samples.cpu_ms[kind] += [taken_ms, 2 * taken_ms]
+    return samples
+
+
+def test_what_clients_cost_a_fork_is_a_ratio_of_medians_with_its_spread() -> None:
+    figures = of_clients().figures()
+
+    assert figures["beside_ratio"] == 12.0 / 11.0
+    assert figures["beside_ratio_by_round"] == [21.0 / 20.0, 11.0 / 10.0]
+    assert (figures["beside_cpu_ms"], figures["beside_cpu_ratio"]) == (5.0, 1.25)
+    assert (figures["among"]["p50_ms"], figures["requests_answered_ms"]) == (800.0, 700.0)
+    assert [figures[kind]["count"] for kind in (clients.ALONE, clients.AMONG)] == [4, 2]
 
 
 def test_every_row_of_the_table_is_a_figure_of_the_run(bench: dict[str, object]) -> None:
