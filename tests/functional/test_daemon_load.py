@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,13 +160,22 @@ def endure(
     for number in range(1, times + 1):
         run()
         if number % (times // SAMPLES) == 0:
-            samples.append(Held.by(pid))
+            samples.append(settled(pid, samples[0].descriptors))
     first, most = samples[0], max(samples, key=lambda each: each.private_bytes)
     growth = most.private_bytes / first.private_bytes - 1
     tell(f"{times} times after {warmup}: {growth:.1%} more at most; first {first}")
     tell(f"last {samples[-1]}; KiB {[each.private_bytes >> 10 for each in samples]}")
     assert growth <= GROWTH_MAX
-    assert {each.descriptors for each in samples} == {first.descriptors}
+    assert max(each.descriptors for each in samples) == first.descriptors
+
+
+def settled(pid: int, descriptors: int) -> Held:
+    """Return what a daemon holds, once it has no more descriptors, or in the end."""
+    deadline_s = time.monotonic() + UNTIL_DEADLINE_S
+    while (held := Held.by(pid)).descriptors > descriptors:
+        if time.monotonic() > deadline_s:
+            break
+    return held
 
 
 def test_sandboxes_come_and_go_and_the_daemon_does_not_grow(
@@ -179,6 +189,7 @@ def fork_and_kill(client: Client) -> None:
 
 
 @REAL
+@pytest.mark.timeout(600)
 def test_machines_come_and_go_and_the_daemon_does_not_grow(
     bakes: Bakes, soak: Soak, tell: Callable[[str], None]
 ) -> None:
