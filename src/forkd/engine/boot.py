@@ -15,7 +15,7 @@ from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.engine.replies import Booted
 from forkd.engine.watch import Watch
 from forkd.errors import EngineError, EngineExited
-from forkd.host import files
+from forkd.host import files, sockets
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -43,8 +43,13 @@ class BootListener:
 
     async def __aenter__(self) -> Self:
         self._booted = asyncio.get_running_loop().create_future()
-        with kernel_call(f"listen on {self._path}"):
-            self._server = await asyncio.start_unix_server(self._greet, self._path)
+        listening = sockets.bind_unix(self._path, mode=0o600, backlog=1)
+        try:
+            with kernel_call(f"listen on {self._path}"):
+                self._server = await asyncio.start_unix_server(self._greet, sock=listening)
+        except BaseException:
+            listening.close()
+            raise
         return self
 
     async def __aexit__(

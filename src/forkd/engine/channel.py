@@ -1,9 +1,10 @@
 """A Unix socket that carries frames.
 
 Losing the peer is always `EngineExited`, and a missed deadline `EngineTimeout`, whichever
-call notices.  Reading and writing are independent: what the peer said before it went away
-can still be read after a write has failed, because that is where it said why.  For this
-the socket is used directly; a stream's transport drops what is unread when a write fails.
+call notices; what the kernel refuses besides is a `HostError` or a `CapacityError`.  Reading and
+writing are independent: what the peer said before it went away can still be read after a write has
+failed, because that is where it said why.  For this the socket is used directly; a stream's
+transport drops what is unread when a write fails.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
 from forkd.errors import EngineExited, EngineTimeout
 from forkd.host import sockets
+from forkd.host.faults import host_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
@@ -49,19 +51,9 @@ class Channel:
         Raises:
             EngineExited: Nobody listens there.
             EngineTimeout: Nobody accepted within `CONNECT_TIMEOUT_S`.
-            CapacityError: There are too many open files.
+            CapacityError: There are too many open files, or too little memory.
         """
-        sock = sockets.unix_stream()
-        try:
-            async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
-                await asyncio.get_running_loop().sock_connect(sock, str(path))
-        except OSError as error:
-            sock.close()
-            raise EngineExited(f"nobody listens at {path}: {error.strerror}") from error
-        except BaseException:
-            sock.close()
-            raise
-        return cls(sock)
+        return cls(await connected(path))
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,12 +135,14 @@ class Channel:
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:
-            with self._use():
-                try:
+            try:
+                with self._use():
                     await asyncio.get_running_loop().sock_sendall(self._sock, data)
-                except asyncio.CancelledError:
-                    self.close()  # half a frame may be on its way
-                    raise
+            except EngineExited:
+                raise  # what the peer said before it went away can still be read
+            except BaseException:
+                self.close()  # half a frame may be on its way
+                raise
 
     @contextlib.contextmanager
     def _use(self) -> Generator[None, None, None]:
@@ -158,12 +152,23 @@ class Channel:
         self._users += 1
         try:
             yield
-        except OSError as error:
+        except ConnectionError as error:
             raise EngineExited("the machine ended the connection") from error
+        except OSError as error:
+            raise host_error("speak with a machine", error) from error
         finally:
             self._users -= 1
             if self._closed and self._users == 0:
                 self._sock.close()
+
+
+async def connected(path: Path) -> Socket:
+    """Return a socket that is connected to `path`; raises as `Channel.connect`."""
+    async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
+        sock = await sockets.connected(path)
+    if sock is None:
+        raise EngineExited(f"nobody listens at {path}")
+    return sock
 
 
 @contextlib.asynccontextmanager

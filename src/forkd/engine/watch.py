@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from forkd.engine.channel import CONNECT_TIMEOUT_S, deadline
+from forkd.engine.channel import connected
 from forkd.engine.frames import FrameDecoder, Kind
 from forkd.engine.replies import MachineExited
-from forkd.errors import EngineError, EngineExited
+from forkd.errors import EngineError
+from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +45,16 @@ class Watch(asyncio.Protocol):
         Raises:
             EngineExited: Nobody listens there.
             EngineTimeout: Nobody accepts there.
+            CapacityError: There are too many open files, or too little memory.
         """
         loop = asyncio.get_running_loop()
+        sock = await connected(path)
         try:
-            async with deadline(CONNECT_TIMEOUT_S, f"{path.name} accepted no connection"):
-                _, watch = await loop.create_unix_connection(lambda: cls(on_end), str(path))
-        except OSError as error:
-            raise EngineExited(f"nobody listens at {path}: {error.strerror}") from error
+            with kernel_call(f"watch {path}"):
+                _, watch = await loop.create_unix_connection(lambda: cls(on_end), sock=sock)
+        except BaseException:
+            sock.close()
+            raise
         return watch
 
     def close(self) -> None:

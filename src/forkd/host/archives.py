@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
-from forkd.host.faults import kernel_call
+from forkd.host.faults import NO_FILE, kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,6 +173,8 @@ def _write(file: BinaryIO, folder: Path) -> None:
         try:
             target = os.path.realpath(folder / entry.name, strict=True)
         except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
             raise _refused(f"{entry.name!r} is a link to nothing") from error
         if not Path(target).is_relative_to(top):
             raise _refused(f"{entry.name!r} leads out of the archive")

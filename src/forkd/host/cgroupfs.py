@@ -24,19 +24,27 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def controllers(group: Path) -> frozenset[str]:
-    """Return the controllers that `group` may pass on; empty where there is no cgroup v2."""
-    try:
-        return frozenset((group / "cgroup.controllers").read_text().split())
-    except OSError:
-        return frozenset()
+    """Return the controllers that `group` may pass on; empty where there is no cgroup v2.
+
+    Raises:
+        CapacityError: There are too many open files, or too little memory.
+        HostError: The kernel does not say.
+    """
+    with kernel_call(f"look at the cgroup {group}"):
+        try:
+            return frozenset((group / "cgroup.controllers").read_text().split())
+        except (FileNotFoundError, NotADirectoryError):
+            return frozenset()
 
 
 def own() -> Path | None:
-    """Return the group that we are in; None where there is no cgroup v2."""
-    try:
+    """Return the group that we are in; None where there is no cgroup v2.
+
+    Raises:
+        HostError: As `controllers`.
+    """
+    with kernel_call("look at our own cgroup"):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
     paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
     return CGROUP_ROOT / paths[0] if paths else None
 

@@ -18,6 +18,9 @@ from forkd.errors import CapacityError, HostError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""What the kernel says of a path that leads to no file."""
+
 EXHAUSTED = {
     errno.ENOSPC: "free space on its file system",
     errno.EDQUOT: "raise the quota",
@@ -63,11 +66,6 @@ def kernel_call(doing: str, **context: str | int) -> Iterator[None]:
         yield
     except OSError as error:
         raise host_error(doing, error, **context) from error
-
-
-def is_missing(error: HostError | CapacityError) -> bool:
-    """Whether the kernel said that a file does not exist."""
-    return error.context.get("errno") == errno.ENOENT
 
 
 def strerror(number: int) -> str:

@@ -22,18 +22,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError, HostError, InvalidRequest, NotFound
-from forkd.host.faults import kernel_call
+from forkd.host.faults import NO_FILE, kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import BufferedReader
 
 _FICLONE = 0x40049409
 """ioctl that makes one file share another's blocks (linux/fs.h)."""
 
-_COPY_BYTES = 64 * 1024 * 1024
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""For what Python's `os` lacks."""
 
-_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What the kernel answers for a path that names nothing."""
+_COPY_BYTES = 64 * 1024 * 1024
 
 ASIDE_SUFFIX = ".gone"
 """Ends the name of a folder that is being removed."""
@@ -57,16 +58,32 @@ def entries(folder: Path) -> tuple[Path, ...]:
 def is_there(path: Path) -> bool:
     """Whether a path names anything, a broken symbolic link included."""
     with kernel_call(f"look at {path}"):
-        return os.path.lexists(path)
+        try:
+            path.lstat()
+        except OSError as error:
+            if error.errno in NO_FILE:
+                return False
+            raise
+        return True
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path names a folder; one that no file can have names none."""
+    """Whether a path leads to a folder; one that no file can have leads to none."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a regular file; one that no file can have leads to none."""
+    return stat.S_ISREG(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    """Return the type and permissions of what a path leads to; 0 if that is nothing."""
     try:
         with kernel_call(f"look at {path}"):
-            return stat.S_ISDIR(_status(path).st_mode)
+            return _status(path).st_mode
     except NotFound:
-        return False
+        return 0
 
 
 def real_path(path: Path) -> Path:
@@ -100,7 +117,7 @@ def _status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        if error.errno in _MISSING:
+        if error.errno in NO_FILE:
             raise NotFound(f"no file at {path}: {error.strerror}", path=str(path)) from error
         raise
 
@@ -141,6 +158,19 @@ def read(path: Path, bytes_max: int) -> bytes | None:
             return None
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Read a file within the block; what the kernel refuses in the block is raised as ours."""
+    with kernel_call(f"read {path}"), path.open("rb") as file:
+        yield file
+
+
+def read_all(path: Path) -> bytes:
+    """Return what is in a file, which is there and is ours."""
+    with opened(path) as file:
+        return file.read()
+
+
 def read_start(path: Path, bytes_max: int) -> tuple[bytes, int] | None:
     """Return the first bytes of a file, and its length; None if it does not exist."""
     with kernel_call(f"read {path}"):
@@ -179,22 +209,41 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def touch(path: Path) -> None:
-    """Set the time at which a file or folder was changed to now."""
+def touch(path: Path) -> bool:
+    """Note that a file or folder is used now; return False if there is none."""
     with kernel_call(f"touch {path}"):
-        os.utime(path)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
 
 
-def changed_at_s(path: Path) -> float:
-    """Return when a file or folder was changed, in seconds since 1970."""
+def changed_at_s(path: Path) -> float | None:
+    """Return when a file or folder was last changed, or touched; None if there is none."""
     with kernel_call(f"look at {path}"):
-        return path.stat().st_mtime
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            return None
 
 
 def rename(old: Path, new: Path) -> None:
     """Give a file or folder another name on its file system, replacing a file of that name."""
     with kernel_call(f"rename {old} to {new}"):
         old.rename(new)
+
+
+def rename_for_good(old: Path, new: Path) -> None:
+    """As `rename`, and on disk before returning; if this raises, `old` still has its name."""
+    rename(old, new)
+    try:
+        sync_folder(new.parent)
+        if old.parent != new.parent:
+            sync_folder(old.parent)
+    except ForkdError:
+        rename(new, old)
+        raise
 
 
 def rename_if_there(old: Path, new: Path) -> bool:
@@ -207,10 +256,20 @@ def rename_if_there(old: Path, new: Path) -> bool:
         return True
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file; one that is missing is fine."""
+def remove_file(path: Path) -> bool:
+    """Remove a file; return False if there is none."""
     with kernel_call(f"remove {path}"):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def reserve(path: Path, length_bytes: int) -> None:
+    """Give a file that exists its room on the disk; what is in it stays."""
+    with kernel_call(f"reserve {length_bytes} bytes for {path}"), path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, length_bytes)
 
 
 def free_bytes(path: Path) -> int:
@@ -230,11 +289,12 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         aside = Path(name)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
+            try:
+                _write_all(descriptor, data)
+                os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             aside.rename(path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -243,14 +303,20 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def publish(aside: Path, path: Path) -> None:
     """Give the finished folder `aside` its name `path`, with all that is in it on disk.
 
-    Both must be on one file system, and `path` must not exist or be an empty folder.
+    Both must be on one file system, and `path` must not exist or be an empty folder.  If this
+    raises, `aside` still has its name.
     """
     sync_file_system(aside)
-    rename(aside, path)
-    sync_folder(path.parent)
+    rename_for_good(aside, path)
 
 
 def sync_file_system(path: Path) -> None:
@@ -259,9 +325,13 @@ def sync_file_system(path: Path) -> None:
     One call where a tree of thousands of files would need an fsync each.
     """
     with kernel_call(f"write out the file system of {path}"), _opened(path) as descriptor:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+        _syncfs(descriptor)
+
+
+def _syncfs(descriptor: int) -> None:
+    if _LIBC.syncfs(descriptor) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def sync_folder(path: Path) -> None:

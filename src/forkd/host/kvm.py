@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from forkd.host.faults import kernel_call
+
 _DEVICE = Path("/dev/kvm")
 _MODULES = Path("/sys/module")
 _PVM = "kvm_pvm"
@@ -14,7 +16,8 @@ _STOCK = ("kvm_amd", "kvm_intel")
 
 def exists() -> bool:
     """Whether there is a /dev/kvm, open to us or not."""
-    return _DEVICE.exists()
+    with kernel_call(f"look for {_DEVICE}"):
+        return _DEVICE.exists()
 
 
 def is_usable() -> bool:
@@ -24,7 +27,8 @@ def is_usable() -> bool:
 
 def is_pvm() -> bool:
     """Whether KVM here is PVM, which interprets every guest kernel but its own."""
-    return (_MODULES / _PVM).exists()
+    with kernel_call("look for the module kvm_pvm"):
+        return (_MODULES / _PVM).exists()
 
 
 def nests() -> bool:

@@ -24,6 +24,8 @@ _TUNSETPERSIST = 0x400454CB
 _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
+_SIOCGIFINDEX = 0x8933
+_IFINDEX = struct.Struct("16si20x")
 _IFREQ = struct.Struct("16sH22x")
 
 
@@ -55,7 +57,7 @@ def set_up(name: str, address: str, prefix_length: int) -> None:
         HostError: The kernel refused, or there is no such link.
     """
     with _netlink(f"set up {name}") as route:
-        index = socket.if_nametoindex(name)
+        index = _index(name)
         route.addr("add", index=index, address=address, prefixlen=prefix_length)
         route.link("set", index=index, state="up")
 
@@ -67,7 +69,7 @@ def clear_addresses(name: str) -> None:
         HostError: The kernel refused, or there is no such link.
     """
     with _netlink(f"clear {name}") as route:
-        route.flush_addr(index=socket.if_nametoindex(name))
+        route.flush_addr(index=_index(name))
 
 
 def remove(name: str) -> None:
@@ -76,17 +78,33 @@ def remove(name: str) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    try:
-        index = socket.if_nametoindex(name)
-    except OSError:
-        return
     with _netlink(f"remove {name}") as route:
-        route.link("del", index=index)
+        try:
+            route.link("del", index=_index(name))
+        except (NetlinkError, OSError) as error:
+            if errno.ENODEV not in {error.errno, getattr(error, "code", None)}:
+                raise
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all links."""
-    return tuple(name for _, name in socket.if_nameindex())
+    """Return the names of all links.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call("list network links"):
+        return tuple(name for _, name in socket.if_nameindex())
+
+
+def _index(name: str) -> int:
+    """Return the number of a link; `socket.if_nametoindex` does not say what the kernel said.
+
+    Raises:
+        OSError: ENODEV if there is none of that name.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+        raw = fcntl.ioctl(asked.fileno(), _SIOCGIFINDEX, _IFINDEX.pack(name.encode(), 0))
+    return int(_IFINDEX.unpack(raw)[1])
 
 
 @contextlib.contextmanager
@@ -96,5 +114,4 @@ def _netlink(doing: str) -> Iterator[IPRoute]:
             with IPRoute() as route:
                 yield route
         except NetlinkError as error:
-            if error.code != errno.ENODEV:
-                raise OSError(error.code, os.strerror(error.code)) from error
+            raise OSError(error.code, os.strerror(error.code)) from error

@@ -6,6 +6,8 @@ import os
 from array import array
 from pathlib import Path
 
+from forkd.host.faults import kernel_call
+
 _PROC = Path("/proc")
 _ENTRY_BYTES = 8
 _PRESENT = 1 << 63
@@ -29,25 +31,32 @@ def apart(one: int, other: int, mapping: str) -> int | None:
 
     Returns:
         None if one has ended, or has no such mapping, or they do not have the same pieces.
+
+    Raises:
+        CapacityError: There are too many open files, or too little memory.
+        HostError: The kernel does not say.
     """
-    try:
-        pieces, others = _pieces(one, mapping), _pieces(other, mapping)
-        if not pieces or [length for _, length in pieces] != [length for _, length in others]:
+    with kernel_call(f"compare the memory of processes {one} and {other}"):
+        try:
+            return _count_apart(one, other, mapping)
+        except (FileNotFoundError, ProcessLookupError):
             return None
-        with (
-            (_PROC / f"{one}/pagemap").open("rb") as a,
-            (_PROC / f"{other}/pagemap").open("rb") as b,
-        ):
-            return sum(
-                _apart(
-                    _entries(a.fileno(), start + at, count), _entries(b.fileno(), twin + at, count)
-                )
-                for (start, length), (twin, _) in zip(pieces, others, strict=True)
-                for at in range(0, length, _READ_PAGES)
-                for count in (min(_READ_PAGES, length - at),)
-            )
-    except OSError:
+
+
+def _count_apart(one: int, other: int, mapping: str) -> int | None:
+    pieces, others = _pieces(one, mapping), _pieces(other, mapping)
+    if not pieces or [length for _, length in pieces] != [length for _, length in others]:
         return None
+    with (
+        (_PROC / f"{one}/pagemap").open("rb") as a,
+        (_PROC / f"{other}/pagemap").open("rb") as b,
+    ):
+        return sum(
+            _apart(_entries(a.fileno(), start + at, count), _entries(b.fileno(), twin + at, count))
+            for (start, length), (twin, _) in zip(pieces, others, strict=True)
+            for at in range(0, length, _READ_PAGES)
+            for count in (min(_READ_PAGES, length - at),)
+        )
 
 
 def _apart(entries: array[int], others: array[int]) -> int:

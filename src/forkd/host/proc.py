@@ -1,16 +1,25 @@
-"""What /proc says: memory, CPUs, processes, limits."""
+"""What /proc says: memory, CPUs, processes, limits.
+
+That a process is gone is an answer; that the kernel does not say is a `HostError`, or a
+`CapacityError`, since whoever asks may end what it does not find.
+"""
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
 import resource
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
 from forkd.host.faults import kernel_call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PROC = Path("/proc")
 _KIB = 1024
@@ -40,6 +49,31 @@ def cpu() -> Cpu:
     )
 
 
+def environment() -> Mapping[str, str]:
+    """Return this process's environment variables."""
+    return os.environ
+
+
+def home() -> Path:
+    """Return the home folder of whoever runs us."""
+    return Path.home()
+
+
+def own_pid() -> int:
+    """Return the number of this process."""
+    return os.getpid()
+
+
+def hostname() -> str:
+    """Return what this host calls itself."""
+    return os.uname().nodename
+
+
+def kernel() -> str:
+    """Return the release of the kernel."""
+    return os.uname().release
+
+
 def memory_bytes() -> tuple[int, int]:
     """Return the host's memory and how much of it could be given out now.
 
@@ -54,6 +88,21 @@ def memory_bytes() -> tuple[int, int]:
         return fields["MemTotal"], fields["MemAvailable"]
     except KeyError as error:
         raise HostError(f"/proc/meminfo does not have {error}") from error
+
+
+def is_root() -> bool:
+    """Whether we are root."""
+    return os.geteuid() == 0
+
+
+def user() -> tuple[str, int]:
+    """Return who we are, by name and number."""
+    return getpass.getuser(), os.getuid()
+
+
+def cpus_available() -> int:
+    """Return how many CPUs we may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def processes() -> tuple[int, ...]:
@@ -73,36 +122,22 @@ def _text(path: Path) -> str:
 
 def has_option_below(pid: int, option: str, folder: Path) -> bool:
     """Whether a process was started with `option` and, after it, a path below `folder`."""
-    words = _arguments(_PROC / str(pid))
-    prefix = os.fsencode(folder) + b"/"
-    return any(
-        name == option.encode() and value.startswith(prefix) for name, value in pairwise(words)
-    )
+    words = _of(pid, "cmdline").split("\0")
+    return any(name == option and value.startswith(f"{folder}/") for name, value in pairwise(words))
 
 
 def name(pid: int) -> str:
     """Return what a process calls itself; empty if it is gone."""
-    try:
-        return (_PROC / str(pid) / "comm").read_text().rstrip("\n")
-    except OSError:
-        return ""
+    return _of(pid, "comm").rstrip("\n")
 
 
 def parent(pid: int) -> int | None:
     """Return the process that another is a child of; None if it is gone."""
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
+    stat = _of(pid, "stat")
+    if not stat:
         return None
     _state, above, *_ = stat.rpartition(")")[2].split()
     return int(above)
-
-
-def _arguments(process: Path) -> list[bytes]:
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []  # it has ended meanwhile
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -110,10 +145,10 @@ def anonymous_bytes(pid: int) -> int:
 
     Cheap, and at least what `private_bytes` returns.
     """
-    try:
-        resident, shared = (_PROC / str(pid) / "statm").read_text().split()[1:3]
-    except OSError:
+    statm = _of(pid, "statm")
+    if not statm:
         return 0
+    resident, shared = statm.split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -122,17 +157,30 @@ def private_bytes(pid: int) -> int | None:
 
     The kernel walks the whole process for this: milliseconds, not microseconds.
     """
-    try:
-        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-    except OSError:
+    lines = _of(pid, "smaps_rollup").splitlines()[1:]
+    if not lines:
         return None
     fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
     names = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
     return sum(int(fields[name].split()[0]) for name in names if name in fields) * _KIB
 
 
+def _of(pid: int, file: str) -> str:
+    """Return what the kernel says of a process; empty if it is gone, or not ours to look at.
+
+    Raises:
+        CapacityError: There are too many open files, or too little memory: nothing is known.
+    """
+    with kernel_call(f"look at process {pid}", pid=pid):
+        try:
+            return os.fsdecode((_PROC / str(pid) / file).read_bytes())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return ""
+
+
 def raise_open_files_limit() -> int:
     """Let this process open as many files as it may ever; returns how many."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with kernel_call("raise the limit of open files"):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

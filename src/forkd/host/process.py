@@ -64,10 +64,14 @@ class Cancel:
     """A flag that one thread sets and a program run by another notices at once.
 
     Holds a file descriptor: close it, or use it in a `with`.
+
+    Raises:
+        CapacityError: There are too many open files, now or in `wait`.
     """
 
     def __init__(self) -> None:
-        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with kernel_call("make an event"):
+            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +89,7 @@ class Cancel:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `set` is called, for `timeout_s` at most; tell whether it was."""
-        with selectors.DefaultSelector() as selector:
+        with kernel_call("wait for an event"), selectors.DefaultSelector() as selector:
             selector.register(self._event, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
@@ -266,11 +270,13 @@ class _Running:
 
     def end(self) -> None:
         """Kill what is left of the group, reap the program and close its pipes."""
-        with contextlib.suppress(ProcessLookupError):  # it ended, and left nobody
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in self._streams():
-            stream.close()
+        try:
+            with contextlib.suppress(ProcessLookupError):  # it ended, and left nobody
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        finally:
+            for stream in self._streams():
+                stream.close()
 
     def finished(self) -> Finished:
         """Return what it wrote, if it ended well."""

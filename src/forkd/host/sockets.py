@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
@@ -22,17 +23,44 @@ PATH_BYTES_MAX = 107
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 """The environment variable that has the address of a service manager, for `notify_manager`."""
 
+QUEUE_RETRY_S = 0.005
+"""How long after the queue of a listener was full it is tried again: no event says when it has
+room."""
+
 _UCRED = struct.Struct("iII")
 
 
-def unix_stream() -> Socket:
-    """Return a socket that does not block and is connected to nothing.
+async def connected(path: Path) -> Socket | None:
+    """Return a socket that does not block and is connected to `path`; None if nobody listens there.
+
+    Waits as long as more are waiting there than the listener has room for.  The event loop's own
+    `sock_connect` would take that for a connection, which a Unix socket never makes later.
 
     Raises:
         CapacityError: There are too many open files.
+        HostError: The kernel refused.
     """
-    with kernel_call("open a socket"):
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    with kernel_call(f"connect to {path}"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            while not _connects(sock, path):  # noqa: ASYNC110 - see `QUEUE_RETRY_S`
+                await asyncio.sleep(QUEUE_RETRY_S)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _connects(sock: Socket, path: Path) -> bool:
+    """Connect a socket; return False if the listener has no room for it now."""
+    try:
+        sock.connect(str(path))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def descriptors_max() -> int:

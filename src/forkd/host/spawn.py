@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """A process, held by its pidfd; close it, or leave its `with` block, to let go."""
+    """A process, held by its pidfd; close it, or leave its `with` block, to let go.
+
+    Attributes:
+        pid: Its number.
+        status: How it ended, once `wait` has seen that, if it was a child of ours: its exit status,
+            or the number of the signal, negative.
+    """
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
+        self.status: int | None = None
         self._pidfd = pidfd
         self._watching: asyncio.AbstractEventLoop | None = None
 
@@ -83,8 +90,15 @@ class Process:
             self._watching = None
 
     def kill(self) -> None:
-        """Send SIGKILL; a process that has ended already is no error."""
-        with contextlib.suppress(ProcessLookupError):
+        """Send SIGKILL; a process that has ended already is no error.
+
+        Raises:
+            HostError: The kernel does not let us.
+        """
+        with (
+            kernel_call(f"kill process {self.pid}", pid=self.pid),
+            contextlib.suppress(ProcessLookupError),
+        ):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -116,7 +130,10 @@ class Process:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):  # it is somebody else's child
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if ended is not None:
+                killed = ended.si_code != os.CLD_EXITED
+                self.status = -ended.si_status if killed else ended.si_status
 
 
 class Output:
@@ -136,19 +153,17 @@ class Output:
 
         Raises:
             HostError: There are more than `bytes_max` bytes without an end of line.
+            CapacityError: The kernel has no room to watch another descriptor.
         """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=bytes_max)
-        descriptor, self._descriptor = self._descriptor, -1
-        pipe = os.fdopen(descriptor, "rb", buffering=0)
-        try:
-            with kernel_call("read from a pipe"):
-                transport, _ = await loop.connect_read_pipe(
-                    lambda: asyncio.StreamReaderProtocol(reader), pipe
-                )
-        except BaseException:
-            pipe.close()
-            raise
+        with kernel_call("read from a pipe"), contextlib.ExitStack() as undo:
+            pipe = undo.enter_context(os.fdopen(self._descriptor, "rb", buffering=0))
+            self._descriptor = -1
+            transport, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), pipe
+            )
+            undo.pop_all()
         try:
             return await reader.readline()
         except ValueError as error:

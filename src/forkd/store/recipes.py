@@ -59,14 +59,12 @@ class RecipeStore:
     def find(self, recipe: UploadedRecipe) -> Path | None:
         """Return the folder of a recipe, which is used now; None if there is none."""
         folder = self._folder(recipe)
-        if not files.is_there(folder):
-            return None
-        files.touch(folder)
-        return folder
+        return folder if files.touch(folder) else None
 
     def unused(self, since_s: float) -> tuple[Path, ...]:
         """Return the folders of the recipes that nobody has used since then."""
-        return tuple(each for each in self._all() if files.changed_at_s(each) < since_s)
+        changed = ((each, files.changed_at_s(each)) for each in self._all())
+        return tuple(each for each, at_s in changed if at_s is not None and at_s < since_s)
 
     def remove(self, folder: Path) -> None:
         """Remove a recipe; one that is gone is fine."""
