@@ -53,7 +53,7 @@ def test_a_kernel_that_is_no_kernel_ends_in_one_clear_error(tmp_path: Path) -> N
 
 
 def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"no kernel at .*/vmlinuz: No such file"):
+    with pytest.raises(BuildError, match=r"no kernel at .*/vmlinuz"):
         given_kernel(tmp_path / "vmlinuz", None)
 
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from forkd.errors import BuildError
-from forkd.host import files
+from forkd.errors import BuildError, HostError
+from forkd.host import files, folders
 from forkd.images import debian, initramfs, kernel, keys, namespace, oci, pip, rootfs
 from forkd.images.recipe import DISK_MIB_DEFAULT, load_recipe
 from forkd.images.steps import Build
@@ -107,6 +107,7 @@ def build(  # noqa: PLR0913 - what a build is told
         InvalidRequest: The recipe says something it may not.
         BuildError: Something it needs is missing, or failed, or changed meanwhile, or `cancel`
             was set.
+        CapacityError: The host has no room for it, or no more files, processes or memory.
     """
     recipe = load_recipe(recipe_path, confined=confined)
     return build_recipe(recipe, cache, agent, Build(progress, cancel))
@@ -118,8 +119,8 @@ def build_recipe(recipe: Recipe, cache: Cache, agent: Path | None, build: Build)
         chosen = _kernel(recipe, cache, build)
         first = initramfs.build_initramfs(chosen, agent, cache, build) if agent else None
         root = build_rootfs(recipe, cache, build)
-    except OSError as error:
-        raise BuildError(f"cannot build {recipe.name}: {error}") from error
+    except HostError as error:
+        raise BuildError(f"cannot build {recipe.name}: {error}", **error.context) from error
     image = Image(
         key=root.key,
         name=recipe.name,
@@ -142,7 +143,7 @@ def build_rootfs(recipe: Recipe, cache: Cache, build: Build) -> Rootfs:
     cache.sweep(remove)
     wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
     with cache.lock(f"image-{key}", wait):
-        if folder.exists():
+        if files.is_there(folder):
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
             return _stored(folder)
         with cache.partial(folder, remove) as aside:
@@ -166,16 +167,19 @@ def _kernel(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
 
 def _stored(folder: Path) -> Rootfs:
     path = folder / ROOTFS_NAME
-    values = json.loads((folder / "image.json").read_text())
+    values = json.loads(files.read_all(folder / "image.json"))
     config = ImageConfig(**{**values, "post_fork_command": tuple(values["post_fork_command"])})
-    return Rootfs(folder.name, path, path.stat().st_size, config)
+    disk_bytes = files.size_bytes(path)
+    if disk_bytes is None:
+        raise BuildError(f"{path} is missing: remove {folder}, and build it again")
+    return Rootfs(folder.name, path, disk_bytes, config)
 
 
 def _make(recipe: Recipe, key: str, aside: Path, build: Build) -> None:
     """Put everything that the cache holds of an image into the folder `aside`."""
     started = time.monotonic()
     scratch = aside / "scratch"
-    scratch.mkdir(mode=0o700)  # programs in it may be set-uid
+    files.make_folder(scratch)  # private: programs in it may be set-uid
     if recipe.image.rootfs is not None:
         given = recipe.folder / recipe.image.rootfs
         rootfs.check_ext4(given)
@@ -186,18 +190,18 @@ def _make(recipe: Recipe, key: str, aside: Path, build: Build) -> None:
         target, disk_mib = aside / ROOTFS_NAME, _disk_mib(recipe)
         rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=key, build=build)
     namespace.remove(scratch, build)
-    (aside / "image.json").write_text(_json(asdict(config)))
+    folders.write(aside / "image.json", _json(asdict(config)))
     manifest = {
         "key": key,
         "name": recipe.name,
         "builder": keys.BUILDER_VERSION,
         "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "build_s": round(time.monotonic() - started, 1),
-        "disk_bytes": (aside / ROOTFS_NAME).stat().st_size,
-        "stored_bytes": (aside / ROOTFS_NAME).stat().st_blocks * 512,
+        "disk_bytes": files.size_bytes(aside / ROOTFS_NAME),
+        "stored_bytes": files.tree_bytes(aside / ROOTFS_NAME),
         "packages": packages,
     }
-    (aside / "manifest.json").write_text(_json(manifest))
+    folders.write(aside / "manifest.json", _json(manifest))
 
 
 def _make_folder(
@@ -209,7 +213,7 @@ def _make_folder(
     packages: dict[str, str] = {}
     if source.debian is not None:
         folder = scratch / "rootfs"
-        folder.mkdir()
+        folders.make(folder)
         debian.build_debian(source.debian, folder, build)
         packages = debian.installed_packages(folder)
     else:
@@ -222,7 +226,7 @@ def _make_folder(
     for entry in recipe.files:
         for path, target in keys.recipe_files(recipe, entry):
             rootfs.install(folder, PurePosixPath(target), path, keys.file_mode(path, entry))
-    rootfs.install(folder, IMAGE_JSON, _json(asdict(config)).encode(), 0o644)
+    rootfs.install(folder, IMAGE_JSON, _json(asdict(config)), 0o644)
     return folder, config, packages
 
 
@@ -241,5 +245,5 @@ def _config(recipe: Recipe, found: oci.OciConfig | None) -> ImageConfig:
     )
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+def _json(value: dict[str, Any]) -> bytes:
+    return f"{json.dumps(value, indent=2, sort_keys=True)}\n".encode()

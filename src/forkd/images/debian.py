@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forkd.images.namespace import is_root, run_as_root
+from forkd.host import files, folders, proc
+from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
     archive = folder.with_suffix(".tar")
     build.tell("packages", f"Debian {source.suite} and {len(source.packages)} packages", 0.0)
     args: list[str | Path] = [
-        *("mmdebstrap", f"--mode={'root' if is_root() else 'unshare'}", "--format=tar"),
+        *("mmdebstrap", f"--mode={'root' if proc.is_root() else 'unshare'}", "--format=tar"),
         *(f"--variant={source.variant}", '--aptopt=Acquire::Languages "none"'),
         *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
         *(f"--dpkgopt=path-include={path}" for path in KEPT_AFTER_ALL),
@@ -80,7 +81,7 @@ def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
             if words in line:
                 build.tell("packages", line.removeprefix("I: "), fraction)
 
-    if is_root():
+    if proc.is_root():
         run_as_root(args, build, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
     else:  # mmdebstrap makes a user namespace of its own
         build.run(args, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
@@ -89,28 +90,29 @@ def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
         *("--exclude=./dev/*", "-C", folder, "-f", archive),
     ]
     run_as_root(unpack, build, timeout_s=UNPACK_TIMEOUT_S)
-    archive.unlink()
+    files.remove_file(archive)
     _clean(folder)
     build.tell("packages", "packages installed", 1.0)
 
 
 def _clean(folder: Path) -> None:
     for pattern in REMOVED:
-        for path in folder.glob(pattern):
-            path.unlink()
+        for path in folders.matching(folder, pattern):
+            files.remove_file(path)
     for name in BLANKED:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).touch(mode=0o644)
+        files.remove_file(folder / name)  # which may be a link
+        folders.write(folder / name, b"")
+        folders.set_mode(folder / name, 0o644)
     for name in MOUNT_POINTS:
-        (folder / name).mkdir(exist_ok=True)
+        folders.make(folder / name)
 
 
 def installed_packages(folder: Path) -> dict[str, str]:
     """Return the version of each Debian package in a root file system; empty if it is none."""
     status = folder / "var" / "lib" / "dpkg" / "status"
-    if status.is_symlink() or not status.is_file():
+    if folders.link_target(status) is not None or not files.is_file(status):
         return {}
-    return dict(_packages(status.read_text(errors="replace")))
+    return dict(_packages(files.read_all(status).decode(errors="replace")))
 
 
 def _packages(status: str) -> Iterator[tuple[str, str]]:

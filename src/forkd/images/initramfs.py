@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-import os
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError
-from forkd.host import files
+from forkd.errors import BuildError, HostError
+from forkd.host import files, folders
 from forkd.images import cpio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from forkd.images.kernel import Kernel
     from forkd.images.layout import Cache
@@ -63,16 +63,20 @@ def build_initramfs(kernel: Kernel, agent: Path, cache: Cache, build: Build) -> 
     data = cpio.archive(entries)
     key = hashlib.sha256(_FORMAT.encode() + data).hexdigest()[:32]
     path = cache.initramfs / f"{key}.cpio"
-    try:
-        os.utime(path)  # somebody still uses it
-    except FileNotFoundError:
+    if not _still_used(path):
         files.write_atomic(path, data)
         for old in unused(cache, agent):
-            old.unlink(missing_ok=True)
-    except OSError:
-        pass  # the cache is another's, who looks after it
+            files.remove_file(old)
     build.tell("initramfs", f"initramfs of {len(modules)} modules, {len(data) >> 10} KiB", 1.0)
     return path
+
+
+def _still_used(archive: Path) -> bool:
+    """Note that somebody uses an archive; return False if there is none."""
+    try:
+        return files.touch(archive)
+    except HostError:
+        return True  # the cache is another's, who looks after it
 
 
 def unused(cache: Cache, agent: Path) -> tuple[Path, ...]:
@@ -85,14 +89,16 @@ def unused(cache: Cache, agent: Path) -> tuple[Path, ...]:
         BuildError: The agent cannot be read.
     """
     program = _read_agent(agent)
-    if not os.access(cache.initramfs, os.W_OK):
+    if not folders.is_writable(cache.initramfs):
         return ()
     oldest = time.time() - IDLE_S
-    archives = sorted(cache.initramfs.glob("*.cpio"))
+    archives = folders.matching(cache.initramfs, "*.cpio")
     return tuple(
         path
         for path in archives
-        if path.stat().st_mtime < oldest and program not in path.read_bytes()
+        if (changed_at_s := files.changed_at_s(path)) is not None
+        and changed_at_s < oldest
+        and program not in files.read_all(path)
     )
 
 
@@ -120,12 +126,12 @@ def read_modules(folder: Path | None) -> dict[str, bytes]:
     if folder is None:
         return {}
     try:
-        dependencies = parse_dependencies((folder / "modules.dep").read_text())
+        dependencies = parse_dependencies(files.read_all(folder / "modules.dep").decode())
         built_in = _built_in(folder)
         paths = load_order(MODULES, dependencies, built_in)
         return {_file_name(path): _module(folder / path) for path in paths}
-    except OSError as error:
-        raise BuildError(f"cannot read the modules in {folder}: {error.strerror}") from error
+    except HostError as error:
+        raise BuildError(f"cannot read the modules in {folder}: {error}") from error
 
 
 def parse_dependencies(text: str) -> dict[str, tuple[str, ...]]:
@@ -180,7 +186,7 @@ def module_name(path: str) -> str:
 
 def _built_in(folder: Path) -> frozenset[str]:
     table = folder / "modules.builtin"
-    lines = table.read_text().splitlines() if table.exists() else []
+    lines = files.read_all(table).decode().splitlines() if files.is_there(table) else []
     return frozenset(module_name(line) for line in lines)
 
 
@@ -189,16 +195,17 @@ def _file_name(path: str) -> str:
 
 
 def _module(path: Path) -> bytes:
-    data = path.read_bytes()
+    data = files.read_all(path)
     return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
 def _read_agent(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(AGENT_BYTES_MAX + 1)
-    except OSError as error:
-        raise BuildError(f"no agent at {path}: {error.strerror}", path=str(path)) from error
+        data = files.read(path, AGENT_BYTES_MAX + 1)
+    except HostError as error:
+        raise BuildError(f"the agent is unusable: {error}", path=str(path)) from error
+    if data is None:
+        raise BuildError(f"no agent at {path}", path=str(path))
     if len(data) > AGENT_BYTES_MAX:
         raise BuildError(f"the agent {path} is larger than {AGENT_BYTES_MAX} bytes")
     if (wrong := _why_not_static(data)) is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
-from forkd.host import files, process
+from forkd.host import files, folders, process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ def debian_kernel(cache: Cache, build: Build) -> Kernel:
 
 def newest_cached(cache: Cache) -> Kernel | None:
     """Return the newest of Debian's kernels in the cache, or None."""
-    found = [path.parent for path in cache.kernels.glob("[!.]*/vmlinuz")]
+    found = [path.parent for path in folders.matching(cache.kernels, "[!.]*/vmlinuz")]
     return _cached(max(found, key=lambda path: _natural(path.name))) if found else None
 
 
@@ -85,14 +85,12 @@ def given_kernel(path: Path, modules: Path | None) -> Kernel:
     Raises:
         BuildError: There is none, it is no kernel, or `modules` has no `modules.dep`.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise BuildError(f"no kernel at {path}: {error.strerror}", path=str(path)) from error
+    head = files.read(path, _HEAD_BYTES)
+    if head is None:
+        raise BuildError(f"no kernel at {path}", path=str(path))
     if (wrong := why_no_kernel(head)) is not None:
         raise BuildError(f"{path} is no kernel: {wrong}", path=str(path))
-    if modules is not None and not (modules / "modules.dep").is_file():
+    if modules is not None and not files.is_file(modules / "modules.dep"):
         raise BuildError(f"no modules.dep in {modules}; run depmod", path=str(modules))
     return Kernel("custom", path, modules)
 
@@ -152,16 +150,16 @@ def _fetch(aside: Path, release: str, version: str, build: Build) -> None:
         timeout_s=APT_TIMEOUT_S,
         cwd=aside,
     )
-    (archive,) = aside.glob("*.deb")
+    (archive,) = folders.matching(aside, "*.deb")
     build.tell("kernel", f"unpacking Debian kernel {release}", 0.5)
     root = aside / "root"
     build.run(["dpkg-deb", "-x", archive, root], timeout_s=UNPACK_TIMEOUT_S)
     build.run(["depmod", "-b", root, release], timeout_s=UNPACK_TIMEOUT_S)
-    (root / "boot" / f"vmlinuz-{release}").rename(aside / "vmlinuz")
-    (root / "lib" / "modules" / release).rename(aside / "modules")
+    files.rename(root / "boot" / f"vmlinuz-{release}", aside / "vmlinuz")
+    files.rename(root / "lib" / "modules" / release, aside / "modules")
     about = {"release": release, "version": version}
-    (aside / "kernel.json").write_text(json.dumps(about) + "\n")
-    archive.unlink()
+    folders.write(aside / "kernel.json", f"{json.dumps(about)}\n".encode())
+    files.remove_file(archive)
     files.remove_tree(root)
 
 

@@ -17,7 +17,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from forkd.errors import BuildError
+from forkd.errors import BuildError, HostError
+from forkd.host import files
 from forkd.images.oci import parse_reference
 from forkd.images.recipe import DISK_MIB_DEFAULT, inside
 from forkd.images.rootfs import default_mode, walk_files
@@ -45,8 +46,8 @@ def image_key(recipe: Recipe) -> str:
     """
     try:
         ingredients = _ingredients(recipe)
-    except OSError as error:
-        raise BuildError(f"cannot read {error.filename}: {error.strerror}") from error
+    except HostError as error:
+        raise BuildError(str(error), **error.context) from error
     canonical = json.dumps(ingredients, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_CHARACTERS]
 
@@ -74,7 +75,8 @@ def _source(recipe: Recipe) -> dict[str, Any]:
         reference = parse_reference(source.oci, recipe.folder)
         if reference.path is None:
             return {"oci": str(reference)}
-        index = reference.path / "index.json" if reference.path.is_dir() else reference.path
+        is_layout = files.is_folder(reference.path)
+        index = reference.path / "index.json" if is_layout else reference.path
         tag = reference.rest.removeprefix(str(reference.path))
         return {"oci": [reference.transport, tag, file_digest(index)]}
     return {"rootfs": file_digest(recipe.folder / (source.rootfs or ""))}
@@ -93,9 +95,9 @@ def recipe_files(recipe: Recipe, entry: RecipeFile) -> Iterator[tuple[Path, str]
         BuildError: The entry's source does not exist.
     """
     source = inside(recipe.folder, entry.source)
-    if source.is_file():
+    if files.is_file(source):
         yield source, entry.target
-    elif source.is_dir():
+    elif files.is_folder(source):
         for path, relative in walk_files(source):
             yield path, f"{entry.target.rstrip('/')}/{relative}"
     else:
@@ -109,5 +111,5 @@ def file_mode(path: Path, entry: RecipeFile) -> int:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with files.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,13 +13,12 @@ Everything can be deleted at any time: it is built again when next needed.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError
-from forkd.host import files
+from forkd.errors import BuildError, HostError
+from forkd.host import files, folders, proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +28,8 @@ PARTIAL_PREFIX = ".partial-"
 
 def default_cache_folder() -> Path:
     """Return where a user's cache is: `$XDG_CACHE_HOME/forkd` or `~/.cache/forkd`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "forkd"
+    base = proc.environment().get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else proc.home() / ".cache") / "forkd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,14 @@ class Cache:
 
         Raises:
             BuildError: They cannot be made.
+            CapacityError: There is no room for them.
         """
         cache = cls((folder or default_cache_folder()).absolute())
         try:
             for each in (cache.kernels, cache.initramfs, cache.images, cache.locks):
-                each.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BuildError(f"cannot use the cache {cache.folder}: {error.strerror}") from error
+                folders.make(each)
+        except HostError as error:
+            raise BuildError(f"cannot use the cache {cache.folder}: {error}") from error
         return cache
 
     @property
@@ -91,7 +91,7 @@ class Cache:
         """
         aside = path.with_name(PARTIAL_PREFIX + path.name)
         remove(aside)
-        aside.mkdir()
+        folders.make(aside)
         try:
             yield aside
         finally:
@@ -99,7 +99,7 @@ class Cache:
 
     def sweep(self, remove: Callable[[Path], None] = files.remove_tree) -> None:
         """Remove what crashed builders of root file systems left and nobody is building now."""
-        for aside in self.images.glob(f"{PARTIAL_PREFIX}*"):
+        for aside in folders.matching(self.images, f"{PARTIAL_PREFIX}*"):
             name = f"image-{aside.name.removeprefix(PARTIAL_PREFIX)}"
             with files.try_lock(self.locks / f"{name}.lock") as mine:
                 if mine:

@@ -11,13 +11,11 @@ is killed leaves no mount behind.
 
 from __future__ import annotations
 
-import getpass
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
-from forkd.host import files, process
+from forkd.host import files, proc, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,12 +24,10 @@ if TYPE_CHECKING:
 
 REMOVE_TIMEOUT_S = 120.0
 
+TABLE_BYTES_MAX = 1024 * 1024
+"""How much is read of `/etc/subuid`: a line of some 20 bytes for each user."""
+
 _OWN_WORLD = ("--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-
-
-def is_root() -> bool:
-    """Tell whether we are root already."""
-    return os.geteuid() == 0
 
 
 def run_as_root(
@@ -59,7 +55,7 @@ def run_as_root(
 
 
 def _namespaces() -> tuple[str, ...]:
-    if is_root():
+    if proc.is_root():
         return ()
     if (missing := _missing()) is not None:
         raise BuildError(f"building without root needs {missing}; or build as root")
@@ -68,7 +64,7 @@ def _namespaces() -> tuple[str, ...]:
 
 def remove(path: Path, build: Build) -> None:
     """Remove a folder whose files may belong to any owner of the namespace."""
-    if not path.exists() or is_root():
+    if proc.is_root() or not files.is_there(path):
         files.remove_tree(path)
     else:
         run_as_root(["rm", "-rf", "--", path], build, timeout_s=REMOVE_TIMEOUT_S)
@@ -78,9 +74,9 @@ def _missing() -> str | None:
     """Name what this host lacks for namespaces of our own; None if nothing."""
     if not process.installed("newuidmap"):
         return "newuidmap (Debian package uidmap)"
-    owner = (f"{getpass.getuser()}:", f"{os.getuid()}:")
+    name, uid = proc.user()
     for table in (Path("/etc/subuid"), Path("/etc/subgid")):
-        lines = table.read_text().splitlines() if table.exists() else []
-        if not any(line.startswith(owner) for line in lines):
-            return f"a line for {getpass.getuser()} in {table}"
+        lines = (files.read(table, TABLE_BYTES_MAX) or b"").decode().splitlines()
+        if not any(line.startswith((f"{name}:", f"{uid}:")) for line in lines):
+            return f"a line for {name} in {table}"
     return None

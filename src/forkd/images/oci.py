@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from forkd.errors import BuildError
+from forkd.errors import BuildError, HostError
+from forkd.host import files
 from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS, make_folder
 
@@ -86,9 +87,10 @@ def parse_reference(text: str, folder: Path) -> OciReference:
         if text.startswith(scheme):
             return _explicit(scheme.removesuffix(":"), text.removeprefix(scheme), folder)
     path = folder / text
-    if path.is_dir() or (folder / text.partition(":")[0] / "oci-layout").is_file():
+    layout = folder / text.partition(":")[0] / "oci-layout"
+    if files.is_folder(path) or files.is_file(layout):
         return _explicit("oci", text, folder)
-    if path.is_file():
+    if files.is_file(path):
         return OciReference(_archive_kind(path), str(path), path)
     if text.startswith(("/", ".")) or text.endswith((".tar", ".tar.gz")):
         raise BuildError(f"no OCI image at {path}", path=str(path))
@@ -109,7 +111,7 @@ def _explicit(transport: str, rest: str, folder: Path) -> OciReference:
         return OciReference(transport, f"//{rest.removeprefix('//')}", None)
     name, colon, tag = rest.partition(":")
     path = folder / name
-    if not path.exists():
+    if not files.is_there(path):
         raise BuildError(f"no OCI image at {path}", path=str(path))
     return OciReference(transport, f"{path}{colon}{tag}", path)
 
@@ -118,7 +120,7 @@ def _archive_kind(path: Path) -> str:
     """Tell what `docker save` wrote from an OCI archive; newer ones are both."""
     found = set()
     try:
-        with tarfile.open(path) as archive:
+        with files.opened(path) as file, tarfile.open(fileobj=file) as archive:
             for count, member in enumerate(archive):
                 name = member.name.removeprefix("./")
                 if name == "manifest.json":
@@ -126,7 +128,7 @@ def _archive_kind(path: Path) -> str:
                 found.add(name)
                 if count > ENTRIES_SEARCHED_MAX:
                     break
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, HostError, EOFError) as error:
         raise BuildError(f"{path} is no image archive: {error}", path=str(path)) from error
     if "index.json" in found:
         return "oci-archive"
@@ -179,7 +181,7 @@ def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX
     left_bytes, left_entries = bytes_max, entries_max
     try:
         for blob in _layers(layout):
-            with tarfile.open(blob, "r|*") as archive:
+            with files.opened(blob) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
                 for member in archive:
                     left_bytes -= member.size
                     left_entries -= 1
@@ -188,14 +190,14 @@ def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX
                     if left_entries < 0:
                         raise BuildError(f"the image's layers hold more than {entries_max} names")
                     setattr(archive, "members", [])  # noqa: B010 - tarfile keeps them all, untyped
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, KeyError) as error:
+    except (tarfile.TarError, HostError, EOFError, zlib.error, ValueError, KeyError) as error:
         raise BuildError(f"a layer of the image is damaged: {error}") from error
 
 
 def _layers(layout: Path) -> list[Path]:
     """Return the files of the layers in a layout that skopeo has written and checked."""
-    index = json.loads((layout / "index.json").read_text())
-    manifest = json.loads(_blob(layout, index["manifests"][0]).read_text())
+    index = json.loads(files.read_all(layout / "index.json"))
+    manifest = json.loads(files.read_all(_blob(layout, index["manifests"][0])))
     return [_blob(layout, layer) for layer in manifest["layers"]]
 
 

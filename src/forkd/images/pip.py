@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
-from forkd.host import files, process
+from forkd.host import files, folders, process
 from forkd.images.rootfs import install_tree, resolve
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def _version(root: Path, path: PurePosixPath) -> str | None:
         if (match := re.fullmatch(r"python(3\.\d+)", path.name)) is not None:
             return match[1]
         here = resolve(root, path)
-        if not here.is_symlink():
+        if (link := folders.link_target(here)) is None:
             return None
-        path = path.parent / here.readlink()
+        path = path.parent / link
     return None
 
 

@@ -15,15 +15,14 @@ link out of it: an image from elsewhere may well have one.
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
 import struct
 import uuid
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError
+from forkd.errors import BuildError, HostError
+from forkd.host import files, folders
 from forkd.images.namespace import run_as_root
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def make_ext4(folder: Path, image: Path, *, disk_mib: int, key: str, build: Buil
             raise BuildError(_too_small(disk_mib), **error.context) from error
         raise
     build.run(["fallocate", "--dig-holes", image], timeout_s=EXT4_TIMEOUT_S)
-    build.tell("rootfs", f"file system of {image.stat().st_blocks >> 11} MiB written", 1.0)
+    build.tell("rootfs", f"file system of {files.tree_bytes(image) >> 20} MiB written", 1.0)
 
 
 def _too_small(disk_mib: int) -> str:
@@ -82,13 +81,11 @@ def check_ext4(path: Path) -> int:
     Raises:
         BuildError: It is missing, no ext4, or no whole number of blocks.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(_SUPERBLOCK_OFFSET)
-            superblock = file.read(BLOCK_BYTES - _SUPERBLOCK_OFFSET)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise BuildError(f"no root file system at {path}: {error.strerror}") from error
+    found = files.read_start(path, BLOCK_BYTES)
+    if found is None:
+        raise BuildError(f"no root file system at {path}", path=str(path))
+    start, size = found
+    superblock = start[_SUPERBLOCK_OFFSET:]
     if superblock[_MAGIC_OFFSET : _MAGIC_OFFSET + 2] != struct.pack("<H", _MAGIC):
         raise BuildError(f"{path} is no ext4 file system", path=str(path))
     if size % BLOCK_BYTES:
@@ -113,14 +110,14 @@ def resolve(root: Path, path: PurePosixPath) -> Path:
         here = root / done.relative_to("/")
         if not todo:
             return here
-        if here.is_symlink():
+        if (link := folders.link_target(here)) is not None:
             links += 1
             if links > LINKS_MAX:
                 raise BuildError(f"too many symbolic links on the way to {path}", path=str(path))
-            target = PurePosixPath(here.readlink())
+            target = PurePosixPath(link)
             todo.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
             done = PurePosixPath("/") if target.is_absolute() else done.parent
-        elif here.exists() and not here.is_dir():
+        elif files.is_there(here) and not files.is_folder(here):
             raise BuildError(f"{done} is not a folder, so there is no {path}", path=str(path))
     return root / done.relative_to("/")
 
@@ -128,10 +125,7 @@ def resolve(root: Path, path: PurePosixPath) -> Path:
 def make_folder(root: Path, path: PurePosixPath) -> Path:
     """Return the folder `path` under `root`, made with what leads to it where missing."""
     folder = resolve(root, path / "_").parent
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir()
-        each.chmod(0o755)  # whatever our umask is
+    folders.make(folder)
     return folder
 
 
@@ -144,16 +138,16 @@ def install(root: Path, target: PurePosixPath, data: Path | bytes, mode: int) ->
     try:
         make_folder(root, target.parent)
         here = resolve(root, target)
-        if here.is_dir() and not here.is_symlink():
+        if files.is_folder(here) and folders.link_target(here) is None:
             raise BuildError(f"{target} is a folder in the image", path=str(target))
-        here.unlink(missing_ok=True)
+        files.remove_file(here)
         if isinstance(data, bytes):
-            here.write_bytes(data)
+            folders.write(here, data)
         else:
-            shutil.copyfile(data, here)
-        here.chmod(mode)
-    except OSError as error:
-        raise BuildError(f"cannot install {target}: {error.strerror}") from error
+            folders.copy(data, here)
+        folders.set_mode(here, mode)
+    except HostError as error:
+        raise BuildError(f"cannot install {target}: {error}") from error
 
 
 def install_tree(root: Path, target: PurePosixPath, source: Path) -> None:
@@ -167,11 +161,11 @@ def walk_files(folder: Path) -> Iterator[tuple[Path, PurePosixPath]]:
 
     Symbolic links and what is no regular file are left out.
     """
-    for each in sorted(folder.rglob("*")):
-        if each.is_file() and not each.is_symlink():
+    for each in folders.matching(folder, "**/*"):
+        if files.is_file(each) and folders.link_target(each) is None:
             yield each, PurePosixPath(each.relative_to(folder))
 
 
 def default_mode(path: Path) -> int:
     """Return the permissions of a file that a recipe gives none for."""
-    return 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
+    return 0o755 if folders.mode(path) & stat.S_IXUSR else 0o644
