@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from forkd.cgroups.limits import CONTROLLERS, settings
-from forkd.errors import HostError
+from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class CgroupTree:
         try:
             for file, value in settings(limits):
                 cgroupfs.write(group, file, value)
-        except HostError:
+        except ForkdError:
             cgroupfs.remove_empty(group)
             raise
         return group

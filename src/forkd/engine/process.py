@@ -15,7 +15,7 @@ from forkd.engine.channel import Channel, deadline
 from forkd.engine.configs import members
 from forkd.engine.faults import control_fault
 from forkd.engine.replies import Compared
-from forkd.errors import EngineError, EngineExited, HostError
+from forkd.errors import EngineError, EngineExited, ForkdError
 from forkd.host import files, spawn
 from forkd.host.spawn import Process
 
@@ -102,7 +102,7 @@ async def end(process: Process, ask: Callable[[], Awaitable[object]] | None = No
     if ask is not None:
         try:
             await ask()
-        except EngineError:
+        except ForkdError:
             pass  # it could not be asked; it will be killed
         else:
             if await process.wait(KILL_TIMEOUT_S):
@@ -202,5 +202,5 @@ def last_words(directory: Path) -> str:
 def _tail(log: Path) -> str:
     try:
         return files.read_end(log, LOG_TAIL_BYTES).decode(errors="replace").strip()
-    except HostError:
+    except ForkdError:
         return ""

@@ -193,12 +193,6 @@ class Watched(Reply):
     longest_s: Seconds
 
 
-class Clock(Reply):
-    """To `adjust_time`: the guest's clock afterwards."""
-
-    realtime_ns: Instant
-
-
 class Booted(Reply):
     """The EVENT by which an agent announces itself."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forkd.errors import HostError
+from forkd.errors import ForkdError
 from forkd.host import netlink
 from forkd.network.plan import PREFIX_LENGTH
 
@@ -21,7 +21,7 @@ def create(slot: Slot) -> None:
     netlink.add_tap(slot.tap)
     try:
         netlink.set_up(slot.tap, slot.host, PREFIX_LENGTH)
-    except HostError:
+    except ForkdError:
         netlink.remove(slot.tap)
         raise
 

@@ -58,7 +58,7 @@ def write(source: Source) -> Iterator[bytes]:
     """
     with ExitStack() as stack:
         files = [_opened(stack, path) for path in _paths(source)]
-        image = None if source.rootfs is None else _measured(files[0])
+        image = None if source.rootfs is None else measured(files[0])
         manifest = PackManifest(links=source.links, image=image)
         yield head_of(manifest).encode()
         yield from chunks_of(_records(manifest, files))
@@ -79,13 +79,7 @@ def _opened(stack: ExitStack, path: Path) -> BinaryIO:
         raise StoreError(f"cannot pack {path.parent.name}/{path.name}: {error.strerror}") from error
 
 
-def measure(path: Path) -> PackedImage:
-    """Return length and digest of an image; reads all of it."""
-    with path.open("rb") as file:
-        return _measured(file)
-
-
-def _measured(file: BinaryIO) -> PackedImage:
+def measured(file: BinaryIO) -> PackedImage:
     """Return length and digest of an image, which no manifest knows."""
     digest, data_bytes = ImageDigest(), 0
     while piece := file.read(_READ_BYTES):

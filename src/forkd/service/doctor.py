@@ -11,16 +11,14 @@ opened says little, since a KVM of the PVM kind opens as well and then interpret
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forkd import programs
-from forkd.errors import HostError
-from forkd.host import cgroupfs, kvm, netlink, proc, process
+from forkd.errors import ForkdError, HostError
+from forkd.host import cgroupfs, files, kvm, netlink, proc, process
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
 
@@ -124,7 +122,7 @@ def gather(places: Places) -> Facts:
     return Facts(
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
-        is_root=os.geteuid() == 0,
+        is_root=proc.is_root(),
         cpu_model=proc.cpu().model,
         kvm_exists=kvm.exists(),
         kvm_opens=kvm.is_usable(),
@@ -137,8 +135,8 @@ def gather(places: Places) -> Facts:
         missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
         cached_kernel=_cached_kernel(places.cache_dir),
         memory_available_mib=proc.memory_bytes()[1] // MIB,
-        state_free_mib=_free_mib(places.state_dir),
-        cache_free_mib=_free_mib(places.cache_dir),
+        state_free_mib=files.free_bytes(places.state_dir) // MIB,
+        cache_free_mib=files.free_bytes(places.cache_dir) // MIB,
     )
 
 
@@ -150,7 +148,7 @@ def _probe() -> Probe | None:
         done = process.run([programs.find(programs.VMM), "probe"], timeout_s=PROBE_TIMEOUT_S)
         said = json.loads(done.stdout)
         return Probe(bool(said["ok"]), str(said.get("reason") or ""))
-    except HostError as error:
+    except ForkdError as error:
         return Probe(ok=False, reason=str(error).splitlines()[0])
     except (ValueError, LookupError, TypeError) as error:
         return Probe(ok=False, reason=f"the probe's answer makes no sense: {error}")
@@ -165,17 +163,10 @@ def _is_missing(program: str) -> bool:
 
 
 def _cached_kernel(folder: Path) -> str | None:
-    if not (folder / "kernels").is_dir():
+    if not files.is_folder(folder / "kernels"):
         return None
     found = newest_cached(Cache(folder))
     return None if found is None else found.version
-
-
-def _free_mib(folder: Path) -> int:
-    """Return the space where `folder` is, or would be made."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free // MIB
 
 
 # Judgement

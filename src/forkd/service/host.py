@@ -13,12 +13,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import Conflict
-from forkd.host import files, proc
+from forkd.host import files, proc, threads
 from forkd.service import names
 from forkd.service.chains import Chains
 from forkd.service.guests import Guests
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from forkd.service.names import Names
     from forkd.service.settings import HostSettings
     from forkd.store.database import SandboxRow
+
+THREADS_MIN, THREADS_MAX = 4, 32
+"""How many threads wait for the kernel: one for each CPU besides the least, up to the most."""
 
 LOCK_FILE = "daemon.lock"
 DATABASE_FILE = "forkd.db"
@@ -92,6 +96,7 @@ async def open_host(settings: HostSettings) -> AsyncGenerator[Host, None]:
         Conflict: Another daemon has the same state or run folder, or the same names.
         StoreError: The database is damaged, or of a later version.
         HostError: The kernel refused something.
+        CapacityError: It has no room for more files, processes or threads, or the disk is full.
     """
     async with contextlib.AsyncExitStack() as stack:
         ground = await _open_ground(settings, stack)
@@ -117,11 +122,13 @@ class _Ground:
 
 async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack) -> _Ground:
     proc.raise_open_files_limit()
+    _start_threads(stack)
     await asyncio.to_thread(_make_folders, settings)
     for folder in (settings.state_dir, settings.run_dir):
         if not stack.enter_context(files.try_lock(folder / LOCK_FILE)):
             raise Conflict(f"another daemon uses {folder}")
     database = await asyncio.to_thread(Database, settings.state_dir / DATABASE_FILE)
+    stack.callback(database.close)
     records = Records(database)
     stack.callback(records.close)
     chosen = await asyncio.to_thread(names.choose, settings, database)
@@ -133,6 +140,15 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)
     return _Ground(chosen, cgroups, records, store, pending)
+
+
+def _start_threads(stack: contextlib.AsyncExitStack) -> None:
+    """Have every thread run that `asyncio.to_thread` may need, so that none is refused later."""
+    loop = asyncio.get_running_loop()
+    executor = threads.start(min(THREADS_MAX, THREADS_MIN + proc.cpus_available()), "forkd")
+    stack.callback(executor.shutdown)
+    loop.set_default_executor(executor)
+    stack.callback(lambda: loop.set_default_executor(ThreadPoolExecutor()))
 
 
 def _make_folders(settings: HostSettings) -> None:

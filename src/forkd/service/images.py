@@ -7,10 +7,10 @@ never wait behind them, or behind a lock that another builder holds.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError
+from forkd.host import threads
 from forkd.host.process import Cancel
 from forkd.images import builder
 from forkd.images.layout import Cache
@@ -44,7 +44,7 @@ class Images:
         self._settings = settings
         self._tasks = tasks
         self._recipes = recipes
-        self._threads = ThreadPoolExecutor(BUILDS_MAX, "forkd-build")
+        self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = 0
 
     def close(self) -> None:

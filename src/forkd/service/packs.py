@@ -25,7 +25,7 @@ from forkd.model.pack import Unpacked, UnpackedLink
 from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import manifest as packs
 from forkd.packs.__main__ import Job, Outcome
-from forkd.packs.writer import measure
+from forkd.packs.writer import measured
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.supervision import to_end
 
@@ -215,7 +215,10 @@ class Packs:
         path = self._store.rootfs(key)
         if image is None or files.size_bytes(path) != image.bytes:
             return False
-        return key == content_key(image) or measure(path).digest == image.digest
+        if key == content_key(image):
+            return True
+        with files.opened(path) as file:
+            return measured(file).digest == image.digest
 
     def _publish(self, planned: list[_Planned], manifest: PackManifest, staged: Path) -> None:
         """Put the image and every new link in their places, base first; blocks."""

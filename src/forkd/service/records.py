@@ -7,8 +7,9 @@ never waits for images that are being built or files that are being hashed.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
+
+from forkd.host import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,11 +22,15 @@ T = TypeVar("T")
 
 
 class Records:
-    """What is remembered of sandboxes and snapshots; every method raises `StoreError`."""
+    """What is remembered of sandboxes and snapshots; every method raises `StoreError`.
+
+    Raises:
+        CapacityError: The thread cannot be started, or the disk is full.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._thread = ThreadPoolExecutor(1, "forkd-database")
+        self._thread = threads.start(1, "forkd-database")
 
     def close(self) -> None:
         """Close the database once what was asked for is written."""

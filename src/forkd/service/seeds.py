@@ -17,6 +17,7 @@ process is whose parent, also after a restart of the daemon.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Self
 from forkd.engine.configs import BranchConfig, LinkConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener
-from forkd.errors import EngineExited, ForkdError
+from forkd.errors import EngineError, EngineExited, ForkdError
 from forkd.host import cgroupfs, files, proc
 from forkd.host.spawn import Process
 from forkd.service.supervision import to_end
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 RETIRED_NAME = "forkd-seed"
 """What a retired seed calls itself."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class Seed:
         self.holders += 1
 
     async def release(self) -> None:
-        """Undo one `hold`; retires the seed after the last."""
+        """Undo one `hold`; retires the seed after the last.  Raises nothing of ours."""
         self.holders -= 1
         if self.holders == 0:
             await to_end(self.retire())
@@ -108,20 +111,27 @@ class Seed:
             return await control.save_link(config)
 
     async def retire(self) -> None:
-        """Let the process end with its siblings, and remove its folder; it may have ended."""
+        """Let the process end with its siblings, and remove its folder; it may have ended.
+
+        What was made with it is sound whether this works or not, so that what does not is logged,
+        and left to the next start.
+        """
         try:
             if not await self._leave_to_siblings():
                 await end(self.process)
+            await asyncio.to_thread(files.remove_from_under, self.directory)
+        except ForkdError as error:
+            about = {"pid": self.process.pid, "error": str(error)}
+            log.warning("seed not retired", extra=about)
         finally:
             self.process.close()
-            await asyncio.to_thread(files.remove_from_under, self.directory)
 
     async def _leave_to_siblings(self) -> bool:
         """Whether there are siblings, which the process ends with from now on."""
         try:
             async with await self.connect() as control:
                 return await control.retire() > 0
-        except ForkdError:  # it has ended, or is older than the request
+        except EngineError:  # it has ended, or is older than the request
             return False
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
+
+VERSION = version("forkd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class System:
     def _read(self, snapshots: int, sandboxes: int) -> HostInfo:
         memory_bytes, memory_available_bytes = proc.memory_bytes()
         return HostInfo(
-            version=version("forkd"),
-            hostname=platform.node(),
-            kernel=platform.release(),
+            version=VERSION,
+            hostname=proc.hostname(),
+            kernel=proc.kernel(),
             cpu_model=proc.cpu().model,
-            cpus=len(os.sched_getaffinity(0)),
+            cpus=proc.cpus_available(),
             memory_bytes=memory_bytes,
             memory_available_bytes=memory_available_bytes,
             kvm=kvm.is_usable(),

@@ -244,8 +244,8 @@ class ZygotePool:
             )
         except BaseException:
             self._forget_parent(entry)
-            await end(process)
-            process.close()
+            with process:
+                await end(process)
             raise
 
     def _forget_parent(self, entry: _Entry) -> None:
@@ -315,10 +315,10 @@ async def derived(control: Control, directory: Path, delta: LinkFiles) -> Proces
     try:
         # The zygote derives whether we wait or not, so we wait.
         pid = await to_end(control.derive(config))
+        process = Process.open(pid)
     except BaseException:
         await to_end(end_listener(directory / ZYGOTE_SOCKET))
         raise
-    process = Process.open(pid)
     if process is None:
         raise EngineExited(f"the zygote of {delta.tag} ended at once", pid=pid)
     return process

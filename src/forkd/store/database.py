@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 import threading
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, StoreError
+from forkd.errors import CapacityError, ForkdError, StoreError
+from forkd.host import files
 from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import SandboxId, Tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
@@ -242,9 +242,8 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")  # makes the log
         self._connection.execute("COMMIT")
         try:
-            with path.with_name(f"{path.name}-wal").open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-        except OSError as error:
+            files.reserve(path.with_name(f"{path.name}-wal"), RESERVED_BYTES)
+        except ForkdError as error:
             log.warning("no room for the database's log", extra={"error": str(error)})
 
     @contextlib.contextmanager

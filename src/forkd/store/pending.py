@@ -71,8 +71,8 @@ class PendingStore:
 
     def remove(self, tag: str) -> None:
         """Remove a record; one that is gone is fine."""
-        files.remove_file(self._folder / f"{tag}{_SUFFIX}")
-        files.sync_folder(self._folder)
+        if files.remove_file(self._folder / f"{tag}{_SUFFIX}"):
+            files.sync_folder(self._folder)
 
     def records(self) -> tuple[Record, ...]:
         """Return every record, by tag; what is none is removed."""

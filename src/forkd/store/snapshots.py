@@ -10,6 +10,7 @@ may block.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ ROOTFS_FILE = "rootfs.ext4"
 
 _REPLACED = "replaced-"
 """Begins the name under which a snapshot waits in staging until its successor has its place."""
+
+log = logging.getLogger(__name__)
 
 _MAGIC = {STATE_FILE: Magic.STATE, MEMORY_FILE: Magic.MEMORY, LAYER_FILE: Magic.LAYER}
 
@@ -91,18 +94,27 @@ class SnapshotStore:
         self._staged.add(folder)
         return folder
 
-    def discard(self, staged: Path) -> None:
+    def discard(self, staged: Path) -> bool:
         """Remove a staged folder and all that is in it; one that is gone is fine.
 
         It gets another name first, so that a writer that is about to end makes nothing in it.
+        Whoever discards has done what it was to do, so that what cannot be removed is logged, and
+        is one of the `leftovers` from then on.
+
+        Returns:
+            Whether nothing is left of it.
         """
         aside = self._staging / secrets.token_hex(8)
         self._staged.add(aside)
         try:
             files.rename_if_there(staged, aside)
             files.remove_tree(aside)
+        except ForkdError as error:
+            log.warning("folder not removed", extra={"path": str(staged), "error": str(error)})
+            return False
         finally:
             self._staged -= {staged, aside}
+        return True
 
     def leftovers(self) -> tuple[Path, ...]:
         """Return what lies in staging and nobody is at work on."""
@@ -132,13 +144,12 @@ class SnapshotStore:
         folder = self._snapshots / manifest.tag
         aside = self._staging / f"{_REPLACED}{manifest.tag}"
         self._staged.add(aside)
-        files.rename(folder, aside)
+        files.rename_for_good(folder, aside)
         try:
-            files.rename(staged, folder)
+            files.rename_for_good(staged, folder)
         except ForkdError:
             files.rename(aside, folder)
             raise
-        files.sync_folder(self._snapshots)
         self.discard(aside)
 
     def load(self, tag: Tag) -> Manifest:
@@ -182,16 +193,21 @@ class SnapshotStore:
         return manifest
 
     def delete(self, tag: Tag) -> None:
-        """Remove a snapshot, its name in one step, then its files; one that is gone is fine."""
+        """Remove a snapshot, its name in one step, then its files; one that is gone is fine.
+
+        If this raises, the snapshot is there as before.
+        """
         if self.exists(tag):
             self.discard(self.put_aside(self.folder(tag)))
 
     def put_aside(self, path: Path) -> Path:
-        """Move what is in the store out of the way, to be discarded; returns where it is now."""
+        """Move what is in the store out of the way, to be discarded; returns where it is now.
+
+        If this raises, it is where it was.
+        """
         aside = self._staging / secrets.token_hex(8)
-        files.rename(path, aside)
+        files.rename_for_good(path, aside)
         self._staged.add(aside)
-        files.sync_folder(path.parent)
         return aside
 
     def rootfs(self, image_key: str) -> Path:

@@ -192,6 +192,7 @@ class Batch:
 
         Raises:
             EngineError: One failed, and `all_or_nothing` was asked for.
+            CapacityError: Likewise, for want of something that the host may have later.
             StoreError: They could not be written down.
         """
         failures = tuple(child.failure for child in self._children if child.failure is not None)
@@ -315,9 +316,10 @@ def _times(stages: SpawnStages) -> SpawnTimes:
     )
 
 
-def _all_or_nothing_error(failures: tuple[ForkFailure, ...], asked: int) -> EngineError:
+def _all_or_nothing_error(failures: tuple[ForkFailure, ...], asked: int) -> ForkdError:
     first = failures[0]
-    return EngineError(
+    kind = CapacityError if first.code == CapacityError.code else EngineError
+    return kind(
         f"{len(failures)} of {asked} children failed, the first at {first.stage}: {first.message}",
         stage=first.stage,
         control_code=first.code,

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 REASON_TTL = "ttl"
 """Why a sandbox ended that has lived as long as it was given."""
 
-WATCH_RETRY_S = 5.0
-"""How long after the kernel had no room to watch a machine's end it is tried again."""
+RETRY_S = 5.0
+"""How long after a machine's end could not be watched, or brought about, it is tried again."""
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class SandboxOwner:
                 self._process.watch(self._note_end)
         except ForkdError as error:
             log.warning("sandbox not watched", extra=self._about(error))
-            asyncio.get_running_loop().call_later(WATCH_RETRY_S, self._watch_again)
+            asyncio.get_running_loop().call_later(RETRY_S, self._watch_again)
 
     def _watch_again(self) -> None:
         if self._process is not None:
@@ -186,12 +186,14 @@ class SandboxOwner:
         if now < expires_at:  # the clock was set back, or the sandbox was given more time
             self.watch_expiry()
             return
-        self._close()
         try:
             await stop_machine(self.control, self.sandbox.pid)
-        except EngineError as error:
+        except ForkdError as error:
             log.warning("sandbox not ended", extra=self._about(error))
-        await self._exit(REASON_TTL)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(RETRY_S, self._post, "expire", self._expire)
+        else:
+            await self._exit(REASON_TTL)
 
     async def _exit(self, reason: str | None = None) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:

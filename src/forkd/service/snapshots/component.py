@@ -13,6 +13,7 @@ from forkd.host import proc
 from forkd.model.caller import Scope
 from forkd.model.progress import Progress
 from forkd.service.snapshots.bake import BakePlan, bake
+from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
@@ -116,7 +117,7 @@ class Snapshots:
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
-            return await to_end(self.catalog.read(request.tag))
+            return from_manifest(manifest, self.store)
         finally:
             await to_end(asyncio.to_thread(self.store.discard, staged))
 

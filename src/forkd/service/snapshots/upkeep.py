@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest, StoreError
+from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest
 from forkd.host import files
 from forkd.images import initramfs
 from forkd.images.layout import Cache
@@ -108,9 +108,15 @@ class Upkeep:
         return tuple(removed)
 
     async def drop_unused_images(self) -> None:
-        """Remove the images that no snapshot needs, unless one may be on its way."""
-        for aside in [self.store.put_aside(path) for path in self._unused_images()]:
-            await asyncio.to_thread(self.store.discard, aside)
+        """Remove the images that no snapshot needs, unless one may be on its way.
+
+        What cannot be removed is logged, and stays until the next time.
+        """
+        try:
+            for aside in [self.store.put_aside(path) for path in self._unused_images()]:
+                await asyncio.to_thread(self.store.discard, aside)
+        except ForkdError as error:
+            log.warning("image not removed", extra={"error": str(error)})
 
     def _check_unused(self, tags: Iterable[Tag]) -> None:
         """Return if nothing uses any of `tags`.
@@ -132,14 +138,19 @@ class Upkeep:
     async def _remove(self, tag: Tag) -> None:
         """Remove one snapshot, or the record of one that failed."""
         try:
-            await asyncio.to_thread(self.store.delete, tag)
+            # If there is a record there is no snapshot, and the other way round.
             await asyncio.to_thread(self.pending.remove, tag)
+            await asyncio.to_thread(self.store.delete, tag)
         except ForkdError as error:
-            raise StoreError(f"cannot remove snapshot {tag}: {error}", tag=tag) from error
+            about = {**error.context, "tag": tag}
+            raise type(error)(f"cannot remove snapshot {tag}: {error}", **about) from error
         self.catalog.forget(tag)
-        await self.records.remove_snapshot_owners([tag])
-        await self.zygotes.stop(tag)
         log.info("snapshot deleted", extra={"tag": tag})
+        try:
+            await self.zygotes.stop(tag)
+            await self.records.remove_snapshot_owners([tag])
+        except ForkdError as error:  # the next start ends the one; the other hurts nobody
+            log.warning("snapshot not forgotten", extra={"tag": tag, "error": str(error)})
 
     def _orphans(self) -> list[Snapshot]:
         """Return the snapshots whose chain lacks a link, each after all that depend on it."""
@@ -164,9 +175,8 @@ class Upkeep:
         removed = []
         for (kind, path), now in zip(found, aside, strict=True):
             size = await asyncio.to_thread(files.tree_bytes, now)
-            removed.append(Removed(kind, path.name, size))
-            if not dry_run:
-                await asyncio.to_thread(store.discard, now)
+            if dry_run or await asyncio.to_thread(store.discard, now):
+                removed.append(Removed(kind, path.name, size))
         return removed
 
     def _tidy_cache(self, *, dry_run: bool) -> list[Removed]:

@@ -127,6 +127,8 @@ class LinkWriter:
         snapshot = from_manifest(manifest, self.store)
         try:
             await to_end(asyncio.to_thread(self.pending.remove, claim.tag))
+        except ForkdError as error:  # the next start sees that the snapshot is there
+            log.warning("record not removed", extra={"tag": claim.tag, "error": str(error)})
         finally:
             self.catalog.settle(claim.tag, snapshot)
         log.info("snapshot written", extra={"tag": claim.tag, "bytes": snapshot.stored_bytes})
