@@ -201,11 +201,11 @@ def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, Output]:
                     cwd="/",
                     start_new_session=True,
                 )
+                # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
+                child.returncode = 0
+                undo.callback(_end_child, child.pid)
         finally:
             os.close(writing)
-        # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
-        child.returncode = 0
-        undo.callback(_end_child, child.pid)
         process = Process(child.pid, os.pidfd_open(child.pid))
         undo.pop_all()
         return process, output
