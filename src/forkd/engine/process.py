@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from forkd.engine.channel import Channel, deadline
 from forkd.engine.configs import members
 from forkd.engine.faults import control_fault
+from forkd.engine.frames import Frame, Kind
 from forkd.engine.replies import Compared
 from forkd.errors import EngineError, EngineExited, ForkdError
 from forkd.host import files, spawn
@@ -177,8 +178,8 @@ def _check_said(role: str, line: bytes, place: _Place) -> JsonObject:
     """Return what a process has said, if that is what it was to say."""
     said: JsonObject | None
     try:
-        said = json.loads(line)
-    except ValueError:
+        said = Frame(Kind.EVENT, line).members()
+    except EngineError:
         said = None
     match said:
         case {"event": event} if said is not None and event == place.event:
