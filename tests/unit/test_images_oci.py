@@ -91,6 +91,7 @@ def test_an_image_that_says_nothing_runs_as_root_at_the_root(
         (b"{", "damaged"),
         (b"[]", "damaged"),
         (b"{}", "damaged"),
+        (b"[" * 20_000, "damaged"),
         (config(config={"Env": ["novalue"]}), "damaged"),
         (config(architecture="arm64"), "linux on arm64, not linux on amd64"),
         (config(os="windows"), "windows on amd64"),

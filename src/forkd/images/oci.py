@@ -218,7 +218,7 @@ def parse_config(data: bytes) -> OciConfig:
         settings: dict[str, Any] = document.get("config") or {}
         env = dict(line.split("=", 1) for line in settings.get("Env") or [])
         config = OciConfig(env, settings.get("WorkingDir") or "/", settings.get("User") or "root")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BuildError(f"the image's configuration is damaged: {error}") from error
     if (system, architecture) != ("linux", "amd64"):
         raise BuildError(f"the image is for {system} on {architecture}, not linux on amd64")
