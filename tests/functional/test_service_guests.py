@@ -89,14 +89,14 @@ async def test_echo_returns_what_it_was_given_up_to_its_limit(held: Held) -> Non
 async def test_a_commands_streams_and_its_end_come_in_order(held: Held) -> None:
     events: list[ExecEvent] = []
     async with await held.service.guests.exec(
-        CALLER, held.id, ExecRequest(("cat",), stdin=True)
+        CALLER, held.id, ExecRequest(("program",), stdin=True)
     ) as session:
         await session.write_stdin(b"data")
         await session.close_stdin()
         events += [event async for event in session]
 
     assert events[0] == Started(7)
-    assert events[1:-1] == [Stderr(b"cat"), Stdout(b"data")]
+    assert events[1:-1] == [Stderr(b"program"), Stdout(b"data")]
     assert events[-1] == Exited(0, None, timed_out=False, duration_s=0.1)
     with pytest.raises(Conflict):
         await session.write_stdin(b"late")

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import json
 import os
 import signal
@@ -39,7 +38,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forkd.engine.frames import Kind, encode, encode_json
+from forkd.engine.frames import Kind
+from tests.support.fake_agent import Agent
+from tests.support.nonsense import Speaker, say
 from tests.support.peer import Peer, serve
 from tests.support.stored import StoredError, read_stored, write_stored
 
@@ -47,169 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Members = dict[str, Any]
-
-
-class Agent:
-    """What answers in the guest."""
-
-    def __init__(self, identity: Members, knobs: list[str]) -> None:
-        self.identity = identity
-        self.knobs = knobs
-        self.configured: Members = {}
-        self.namespace: dict[str, Any] = {"identity": identity}
-        self.files: dict[str, bytes] = {}
-        self.frozen = False
-
-    def handle(self, sock: socket.socket) -> None:
-        greeting = b""
-        while not greeting.endswith(b"\n"):
-            byte = sock.recv(1)
-            if not byte:
-                return
-            greeting += byte
-        sock.sendall(b"OK 1024\n")
-        peer = Peer(sock)
-        while (frame := peer.receive()) is not None:
-            request = frame.members()
-            answer = getattr(self, f"op_{request['op']}", None)
-            if answer is None:
-                peer.send(Kind.ERROR, {"code": "invalid_request", "message": "no such op"})
-            else:
-                answer(peer, request)
-
-    def op_ping(self, peer: Peer, _: Members) -> None:
-        members = {"version": "0", "pid": os.getpid(), "uptime_s": 1.0, "runtime": "ready"}
-        peer.send(Kind.REPLY, members)
-
-    def op_echo(self, peer: Peer, request: Members) -> None:
-        peer.send(Kind.REPLY, {"data": request.get("data", "")})
-
-    def op_watch(self, peer: Peer, _: Members) -> None:
-        if "watch=hang" not in self.knobs:
-            peer.send(Kind.REPLY, {})
-
-    def op_watched(self, peer: Peer, _: Members) -> None:
-        if "watched=hang" not in self.knobs:
-            peer.send(Kind.REPLY, {"longest_s": 0.0015, "watched_s": 0.02})
-
-    def op_configure(self, peer: Peer, request: Members) -> None:
-        self.configured = request
-        peer.send(Kind.REPLY, {})
-
-    def op_quiesce(self, peer: Peer, _: Members) -> None:
-        peer.send(Kind.REPLY, {"available_bytes": 1})
-
-    def op_freeze(self, peer: Peer, _: Members) -> None:
-        if "freeze=fail" in self.knobs:
-            peer.send(Kind.ERROR, {"code": "io", "message": "it cannot be frozen"})
-            return
-        self.frozen = True
-        peer.send(Kind.REPLY, {})
-
-    def op_warm(self, peer: Peer, request: Members) -> None:
-        code = request.get("python", {}).get("code", "")
-        peer.send_bytes(encode(Kind.STDOUT, b"warming\n"))
-        if "hang" in code:
-            signal.pause()
-        if "raise" in code:
-            peer.send(Kind.ERROR, {"code": "warm_up_failed", "message": "ValueError: as asked"})
-            return
-        exec(code, self.namespace)  # noqa: S102 - a test's own code
-        peer.send(Kind.REPLY, {"duration_s": 0.5})
-
-    def op_eval(self, peer: Peer, request: Members) -> None:
-        if request["code"] == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        out = io.StringIO()
-        error = None
-        value = None
-        try:
-            with contextlib.redirect_stdout(out):
-                value = eval(request["code"], self.namespace)  # noqa: S307 - a test's own code
-        except Exception as raised:  # noqa: BLE001 - whatever the code raises is data
-            error = {"type": type(raised).__name__, "message": str(raised), "traceback": "…"}
-        if out.getvalue():
-            peer.send_bytes(encode(Kind.STDOUT, out.getvalue().encode()))
-        members = {
-            "has_value": error is None,
-            "repr": None if error else repr(value),
-            "value": value,
-            "value_is_json": True,
-            "error": error,
-            "timed_out": False,
-        }
-        peer.send(Kind.REPLY, members)
-
-    def op_exec(self, peer: Peer, request: Members) -> None:
-        """Echo what comes in until it ends or a signal comes; the first argument is said first."""
-        if request["args"][0] == "missing":
-            peer.send(Kind.ERROR, {"code": "not_found", "message": "missing: no such program"})
-            return
-        peer.send(Kind.EVENT, {"event": "started", "pid": 7})
-        if request["args"][0] in {"forever", "spew"}:
-            self.run_until_left(peer, request["args"][0])
-            return
-        peer.send_bytes(encode(Kind.STDERR, request["args"][0].encode()))
-        if request["args"][:2] == ["sh", "-c"] and request["args"][2].startswith("fail "):
-            _, code, words = request["args"][2].split(" ", 2)
-            peer.send_bytes(encode(Kind.STDERR, b"\n" + words.encode()))
-            failed = {"exit_code": int(code), "signal": None, "timed_out": False, "duration_s": 0.1}
-            peer.send(Kind.REPLY, failed)
-            return
-        ended: Members = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
-        while request.get("stdin"):
-            frame = peer.receive()
-            if frame is None or frame.kind is Kind.STDIN_EOF:
-                break
-            if frame.kind is Kind.CONTROL:
-                ended = {**ended, "exit_code": None, "signal": frame.members()["signal"]}
-                break
-            peer.send_bytes(encode(Kind.STDOUT, frame.payload))
-        peer.send(Kind.REPLY, ended)
-
-    def run_until_left(self, peer: Peer, program: str) -> None:
-        """Say nothing, or all the time, until nobody listens; the console says when."""
-        self.say(f"{program} began")
-        with contextlib.suppress(OSError):
-            while program == "spew":
-                peer.sock.sendall(encode(Kind.STDOUT, bytes(65536)))
-        while peer.receive() is not None:
-            pass
-        self.say(f"{program} ended")
-
-    def say(self, line: str) -> None:
-        with (Path(self.identity["directory"]) / "console.log").open("a") as console:
-            console.write(f"{line}\n")
-
-    def wait_for_go(self, op: str) -> None:
-        """Wait if this operation was to wait, until a test lets it go on."""
-        if f"{op}=wait" in self.knobs:
-            self.say(f"{op} waits")
-            while not (Path(self.identity["top_directory"]).parent / "go").exists():
-                time.sleep(0.001)
-
-    def op_write_file(self, peer: Peer, request: Members) -> None:
-        data = b""
-        while (frame := peer.receive()) is None or frame.kind is Kind.DATA:
-            if frame is None:
-                return  # broken off: nothing is there
-            data += frame.payload
-            if request["path"] == "/full" and len(data) > 100_000:
-                peer.send(Kind.ERROR, {"code": "no_space", "message": "the disk is full"})
-                peer.sock.shutdown(socket.SHUT_RDWR)
-                return
-        self.files[request["path"]] = data
-        peer.send(Kind.REPLY, {"bytes": len(data)})
-
-    def op_read_file(self, peer: Peer, request: Members) -> None:
-        data = self.files.get(request["path"])
-        if data is None:
-            peer.send(Kind.ERROR, {"code": "not_found", "message": "no such file"})
-            return
-        peer.send(Kind.EVENT, {"event": "file", "size_bytes": len(data), "mode": 0o644})
-        for start in range(0, len(data), 65536):
-            peer.send_bytes(encode(Kind.DATA, data[start : start + 65536]))
-        peer.send(Kind.REPLY, {"bytes": len(data)})
 
 
 class Machine:
@@ -225,6 +63,8 @@ class Machine:
         self.parent = os.getppid()
         self.below: list[dict[str, str]] = [{}]
         self.branching = threading.Lock()
+        self.peers: list[Speaker] = []
+        self.watched = threading.Event()
 
     def listen(self) -> None:
         (self.directory / "console.log").write_bytes(b"hello from the console\n")
@@ -232,7 +72,9 @@ class Machine:
         self.vsock = serve(self.directory / "vsock.sock", self.agent.handle)
 
     def handle(self, sock: socket.socket) -> None:
-        peer = Peer(sock)
+        peer = Speaker(sock)
+        self.peers.append(peer)
+        self.watched.set()
         while (frame := peer.receive()) is not None:
             request = frame.members()
             op = request["op"]
@@ -251,7 +93,11 @@ class Machine:
             elif op == "identify" and "rename=unknown" not in self.agent.knobs:
                 self.identify(peer, request)
             elif op == "status":
-                peer.send(Kind.REPLY, {"state": "running", "pid": os.getpid()})
+                state = "paused" if self.paused else "running"
+                peer.send(Kind.REPLY, {"state": state, "pid": os.getpid()})
+            elif op == "metrics":
+                disk = {"top_bytes": 4096, "reads": 1, "writes": 1, "flushes": 1}
+                peer.send(Kind.REPLY, {"exits": 1, "rejected": {"block": 0}, "disk": disk})
             elif op == "stop":
                 self.agent.wait_for_go("stop")
                 peer.send(Kind.REPLY, {})
@@ -320,6 +166,10 @@ class Machine:
         return [*self.below, _texts(self.agent.files)]
 
     def end(self) -> None:
+        for peer in self.peers:
+            peer.op = "watch"
+            with contextlib.suppress(OSError):  # nobody listens any more
+                peer.send(Kind.EVENT, {"event": "exited", "reason": "stopped"})
         for name in ("control.sock", "vsock.sock"):
             (self.directory / name).unlink(missing_ok=True)
         self.ended.set()
@@ -394,7 +244,7 @@ class Zygote:
         peer.send(Kind.REPLY, {"pid": pid})
 
     def handle(self, sock: socket.socket) -> None:
-        peer = Peer(sock)
+        peer = Speaker(sock)
         while (frame := peer.receive()) is not None:
             request = frame.members()
             if request["op"] in {"stop", "retire"}:
@@ -480,8 +330,10 @@ def fork_listener(run: Callable[[Callable[[], None]], None]) -> int:
             if descriptor != writing:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-        run(lambda: _tell(writing))
-        os._exit(0)
+        try:
+            run(lambda: _tell(writing))
+        finally:
+            os._exit(0)  # whatever it was: this is a thread, and others would go on without it
     os.close(writing)
     os.read(reading, 1)
     os.close(reading)
@@ -519,11 +371,6 @@ def _texts(files: dict[str, bytes]) -> dict[str, str]:
     return {path: data.decode(errors="replace") for path, data in files.items()}
 
 
-def say(members: Members) -> None:
-    sys.stdout.write(json.dumps(members) + "\n")
-    sys.stdout.flush()
-
-
 def fail(code: str, message: str) -> NoReturn:
     say({"event": "failed", "code": code, "message": message})
     raise SystemExit(1)
@@ -546,11 +393,15 @@ def run_machine(config: Members) -> None:
     machine.listen()
     say({"event": "listening", "pid": os.getpid()})
     if "boot=exit" in knobs:
+        machine.watched.wait()
+        machine.end()
         raise SystemExit(1)
     if "boot=never" not in knobs:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(machine.directory / "vsock.sock_1025"))
-            sock.sendall(encode_json(Kind.EVENT, {"event": "booted", "version": "0"}))
+            speaker = Speaker(sock)
+            speaker.op = "boot"
+            speaker.send(Kind.EVENT, {"event": "booted", "version": "0"})
     machine.ended.wait()
 
 
@@ -580,11 +431,12 @@ def run_compare(config: Members) -> None:
         fail("guest", "guest: the file system of the first: it is not ext4")
     changes = []
     for path in was.keys() | now.keys():
-        kind = "removed" if path not in now else "changed" if path in was else "added"
+        change = "removed" if path not in now else "changed" if path in was else "added"
         text = now.get(path, was.get(path, ""))
         if was.get(path) != now.get(path):
-            file = {"path": path, "change": kind, "kind": "f", "size_bytes": len(text)}
-            changes.append(file)
+            kind = "d" if path.endswith("/") else "f"
+            file = {"path": path.rstrip("/"), "change": change, "kind": kind}
+            changes.append({**file, "size_bytes": len(text)})
     say({"event": "compared", "changes": changes, "more": 0})
 
 

@@ -1,0 +1,71 @@
+"""No answer of a machine or a guest makes forkd hang, crash, lie, or harm anybody else."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.engine.replies import MachineExited, Reply
+from forkd.model.sandbox import ForkOptions
+from tests.support.fault_answers import Spoilt, spoilt_of, types_read
+from tests.support.fault_steps import STEPS
+from tests.support.fault_trial import Laboratory, laboratory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tests.support.soak import Soak
+
+pytestmark = [pytest.mark.timeout(300)]
+
+TRIALS = 40
+"""How many answers of all are spoilt in each run; `--soak` spoils every one."""
+
+MISSED_MAX = 0.1
+"""Of the answers that were to be spoilt, how many may not have been asked for again."""
+
+
+@pytest.fixture
+async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
+    """Steps over the fake VMM, without a network and without limits."""
+    async with laboratory(monkeypatch, ForkOptions()) as made:
+        yield made
+
+
+@pytest.fixture
+def decoy() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with forkd."""
+    with subprocess.Popen(["/bin/sleep", "infinity"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.soak
+async def test_whatever_is_answered_forkd_says_so_and_is_well_afterwards(
+    lab: Laboratory,
+    soak: Soak,
+    tell: Callable[[str], None],
+    decoy: subprocess.Popen[bytes],
+) -> None:
+    every, read = list[Spoilt](), set[type[Reply]]()
+    for step in STEPS:
+        recorded = await lab.record(step)
+        every += spoilt_of(step, recorded.said, recorded.readings, decoy.pid)
+        read |= types_read(recorded.readings.found)
+    # A machine that ends may be seen to before what it says of that is read.
+    unread = set(Reply.__subclasses__()) - read - {MachineExited}
+    assert unread == set(), "no step has anything answer with these"
+    soak.dice().shuffle(every)
+
+    problems = []
+    for trial in every[: soak.count(TRIALS, len(every))]:
+        problems += await lab.attempt(trial)
+        if decoy.poll() is not None:
+            problems.append(f"{trial}: somebody else's process was killed")
+            break
+
+    tell("\n".join([*problems, lab.summary(len(every))]))
+    assert problems == []
+    assert lab.missed <= MISSED_MAX * lab.tried

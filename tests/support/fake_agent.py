@@ -1,0 +1,203 @@
+"""What answers in the fake VMM's guests: the guest protocol, as far as the service speaks it.
+
+Its files are those of `file_tree`, its Python is `interpreter`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forkd.engine.frames import Kind, encode
+from tests.support import interpreter
+from tests.support.file_tree import FileTree, Refused
+from tests.support.nonsense import Speaker
+
+if TYPE_CHECKING:
+    from tests.support.peer import Peer
+
+Members = dict[str, Any]
+
+
+def no_operation(_: Peer, request: Members) -> None:
+    raise Refused("invalid_request", f"there is no operation {request['op']}")
+
+
+class Agent:
+    """What answers in the guest."""
+
+    def __init__(self, identity: Members, knobs: list[str]) -> None:
+        self.identity = identity
+        self.knobs = knobs
+        self.configured: Members = {}
+        self.namespace: dict[str, Any] = {"identity": identity}
+        self.files: dict[str, bytes] = {}
+        self.frozen = False
+
+    def handle(self, sock: socket.socket) -> None:
+        greeting = b""
+        while not greeting.endswith(b"\n"):
+            byte = sock.recv(1)
+            if not byte:
+                return
+            greeting += byte
+        sock.sendall(b"OK 1024\n")
+        peer = Speaker(sock)
+        while (frame := peer.receive()) is not None:
+            if frame.kind is not Kind.REQUEST:
+                return
+            request = frame.members()
+            try:
+                getattr(self, f"op_{request['op']}", no_operation)(peer, request)
+            except Refused as error:
+                peer.send(Kind.ERROR, {"code": error.code, "message": str(error)})
+
+    def op_ping(self, peer: Peer, _: Members) -> None:
+        members = {"version": "0", "pid": os.getpid(), "uptime_s": 1.0, "runtime": "ready"}
+        peer.send(Kind.REPLY, members)
+
+    def op_echo(self, peer: Peer, request: Members) -> None:
+        peer.send(Kind.REPLY, {"data": request.get("data", "")})
+
+    def op_watch(self, peer: Peer, _: Members) -> None:
+        if "watch=hang" not in self.knobs:
+            peer.send(Kind.REPLY, {})
+
+    def op_watched(self, peer: Peer, _: Members) -> None:
+        if "watched=hang" not in self.knobs:
+            peer.send(Kind.REPLY, {"longest_s": 0.0015, "watched_s": 0.02})
+
+    def op_configure(self, peer: Peer, request: Members) -> None:
+        self.configured = request
+        peer.send(Kind.REPLY, {})
+
+    def op_quiesce(self, peer: Peer, _: Members) -> None:
+        peer.send(Kind.REPLY, {"available_bytes": 1})
+
+    def op_freeze(self, peer: Peer, _: Members) -> None:
+        if "freeze=fail" in self.knobs:
+            peer.send(Kind.ERROR, {"code": "io", "message": "it cannot be frozen"})
+            return
+        self.frozen = True
+        peer.send(Kind.REPLY, {})
+
+    def op_warm(self, peer: Peer, request: Members) -> None:
+        code = request.get("python", {}).get("code", "")
+        peer.send_bytes(encode(Kind.STDOUT, b"warming\n"))
+        if "hang" in code:
+            signal.pause()
+        if "raise" in code:
+            peer.send(Kind.ERROR, {"code": "warm_up_failed", "message": "ValueError: as asked"})
+            return
+        exec(code, self.namespace)  # noqa: S102 - a test's own code
+        peer.send(Kind.REPLY, {"duration_s": 0.5})
+
+    def op_eval(self, peer: Peer, request: Members) -> None:
+        if request["code"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        output, members = interpreter.run(request["code"], self.namespace)
+        if output:
+            peer.send_bytes(encode(Kind.STDOUT, output.encode()))
+        peer.send(Kind.REPLY, members)
+
+    def op_exec(self, peer: Peer, request: Members) -> None:
+        """Run `echo`, `cat`, `sleep`, `sh -c "exit N"`; others do as `cat` and say their name."""
+        program, *rest = request["args"]
+        if program == "missing":
+            raise Refused("not_found", "missing: no such program")
+        peer.send(Kind.EVENT, {"event": "started", "pid": 7})
+        if program in {"forever", "spew"}:
+            self.run_until_left(peer, program)
+            return
+        ended: Members = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
+        script = rest[1].split(" ", 2) if program == "sh" else [""]
+        if program == "echo":
+            peer.send_bytes(encode(Kind.STDOUT, " ".join(rest).encode() + b"\n"))
+        elif program not in {"cat", "sleep"} and script[0] != "exit":
+            peer.send_bytes(encode(Kind.STDERR, program.encode()))
+        if script[0] == "fail":
+            peer.send_bytes(encode(Kind.STDERR, b"\n" + script[2].encode()))
+        if script[0] in {"exit", "fail"}:
+            ended["exit_code"] = int(script[1])
+        elif request.get("stdin") or program == "sleep":
+            ended |= self.run_until_told(peer)
+        peer.send(Kind.REPLY, ended)
+
+    def run_until_told(self, peer: Peer) -> Members:
+        """Say what comes in, until that ends or a signal comes; return how it has ended."""
+        while (frame := peer.receive()) is not None and frame.kind is not Kind.STDIN_EOF:
+            if frame.kind is Kind.CONTROL:
+                return {"exit_code": None, "signal": frame.members()["signal"]}
+            peer.send_bytes(encode(Kind.STDOUT, frame.payload))
+        return {}
+
+    def run_until_left(self, peer: Peer, program: str) -> None:
+        """Say nothing, or all the time, until nobody listens; the console says when."""
+        self.say(f"{program} began")
+        with contextlib.suppress(OSError):
+            while program == "spew":
+                peer.sock.sendall(encode(Kind.STDOUT, bytes(65536)))
+        while peer.receive() is not None:
+            pass
+        self.say(f"{program} ended")
+
+    def say(self, line: str) -> None:
+        with (Path(self.identity["directory"]) / "console.log").open("a") as console:
+            console.write(f"{line}\n")
+
+    def wait_for_go(self, op: str) -> None:
+        """Wait if this operation was to wait, until a test lets it go on."""
+        if f"{op}=wait" in self.knobs:
+            self.say(f"{op} waits")
+            while not (Path(self.identity["top_directory"]).parent / "go").exists():
+                time.sleep(0.001)
+
+    @property
+    def tree(self) -> FileTree:
+        """The guest's files."""
+        return FileTree(self.files)
+
+    def op_write_file(self, peer: Peer, request: Members) -> None:
+        path, data = str(request["path"]), b""
+        self.tree.check_place(path, make_parents=bool(request.get("make_parents")))
+        while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
+            data += frame.payload
+            if path == "/full" and len(data) > 100_000:
+                peer.send(Kind.ERROR, {"code": "no_space", "message": "the disk is full"})
+                peer.sock.shutdown(socket.SHUT_RDWR)
+                return
+        if frame is None:
+            return  # broken off: nothing is there
+        self.tree.write(path, data)
+        peer.send(Kind.REPLY, {"bytes": len(data)})
+
+    def op_read_file(self, peer: Peer, request: Members) -> None:
+        data, start = self.tree.read(str(request["path"])), int(request.get("offset", 0))
+        part = data[start:][: request.get("length")]
+        peer.send(Kind.EVENT, {"event": "file", "size_bytes": len(data), "mode": 0o644})
+        for at in range(0, len(part), 65536):
+            peer.send_bytes(encode(Kind.DATA, part[at : at + 65536]))
+        peer.send(Kind.REPLY, {"bytes": len(part)})
+
+    def op_stat(self, peer: Peer, request: Members) -> None:
+        peer.send(Kind.REPLY, self.tree.entry(str(request["path"])))
+
+    def op_list_dir(self, peer: Peer, request: Members) -> None:
+        peer.send(Kind.REPLY, {"entries": self.tree.list_dir(str(request["path"]))})
+
+    def op_make_dir(self, peer: Peer, request: Members) -> None:
+        self.tree.make_dir(str(request["path"]), parents=bool(request.get("parents")))
+        peer.send(Kind.REPLY, {})
+
+    def op_move(self, peer: Peer, request: Members) -> None:
+        self.tree.move(str(request["source"]), str(request["target"]))
+        peer.send(Kind.REPLY, {})
+
+    def op_remove(self, peer: Peer, request: Members) -> None:
+        self.tree.remove(str(request["path"]), recursive=bool(request.get("recursive")))
+        peer.send(Kind.REPLY, {})

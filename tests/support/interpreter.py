@@ -1,0 +1,42 @@
+"""The Python of the fakes' guests."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import traceback
+from typing import Any
+
+
+def run(code: str, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Run code as the runtime does; return what it printed, and the members of the answer."""
+    out, value, error = io.StringIO(), None, None
+    try:
+        tree = ast.parse(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        with contextlib.redirect_stdout(out):
+            exec(compile(tree, "<eval>", "exec"), names)  # noqa: S102 - a test's own code
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), "<eval>", "eval"), names)  # noqa: S307
+    except Exception as raised:  # noqa: BLE001 - whatever the code raises is data
+        kind, trace = type(raised).__name__, traceback.format_exc()
+        error = {"type": kind, "message": str(raised), "traceback": trace}
+    text = _json(value)
+    return out.getvalue(), {
+        "has_value": value is not None,
+        "repr": None if value is None else repr(value),
+        "value": None if text is None else json.loads(text),
+        "value_is_json": value is not None and text is not None,
+        "error": error,
+        "timed_out": False,
+    }
+
+
+def _json(value: object) -> str | None:
+    """Return a value as JSON; None if it has none."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
