@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,8 @@ from forkd.daemon.logs import log_to
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import misspelt
 from forkd.errors import ForkdError
-from forkd.host import sockets
+from forkd.host import proc, sockets
+from forkd.host.detach import detached
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
@@ -65,51 +65,31 @@ def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
 
 
 def _detached(settings: Settings, log_file: Path | None) -> int:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid != 0:
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            said = pipe.readline(LINE_BYTES_MAX)
-        sys.stdout.buffer.write(said or b'{"event": "failed", "code": "internal", "message": ""}\n')
-        sys.stdout.flush()
-        return 0 if json.loads(said or b"{}").get("event") == "listening" else 1
-    os.close(reader)
-    os.setsid()
-    _let_go_of_streams(log_file)
+    def work(tell: Callable[[bytes], None]) -> int:
+        try:
+            log_to(None)
+            return asyncio.run(_serve(settings, lambda event: tell(_line(event))))
+        finally:
+            logging.shutdown()
 
-    def say(event: dict[str, object]) -> None:
-        os.write(writer, json.dumps(event).encode() + b"\n")
-        os.close(writer)
-
-    status = 1
-    try:
-        log_to(None)
-        status = asyncio.run(_serve(settings, say))
-    finally:
-        logging.shutdown()
-        os._exit(status)
-
-
-def _let_go_of_streams(log_file: Path | None) -> None:
-    """Point standard input at nothing, and both outputs at the log."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    output = nothing
-    if log_file is not None:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    said = detached(work, log_file, LINE_BYTES_MAX)
+    said = said or _line({"event": "failed", "code": "internal", "message": ""})
+    sys.stdout.buffer.write(said)
+    sys.stdout.flush()
+    return 0 if json.loads(said).get("event") == "listening" else 1
 
 
 def _print(event: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.buffer.write(_line(event))
     sys.stdout.flush()
 
 
+def _line(event: dict[str, object]) -> bytes:
+    return json.dumps(event).encode() + b"\n"
+
+
 async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -> int:
-    for name, meant in misspelt(os.environ):
+    for name, meant in misspelt(proc.environment()):
         log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
         async with open_host(host_settings(settings)) as host:
@@ -117,7 +97,7 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
             async with listening(app, settings) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})
                 token = None if settings.bind is None else str(token_path(settings))
-                pid = os.getpid()
+                pid = proc.own_pid()
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 sockets.notify_manager("READY=1")
                 return await _until_over(host.tasks)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from forkd.daemon.clients import HEADER_BYTES_MAX, TCP, UNIX
 from forkd.daemon.connections import Gate
 from forkd.daemon.requests import Requests
 from forkd.errors import Conflict
-from forkd.host import files, sockets
+from forkd.host import files, signals, sockets
 from forkd.limits import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -91,14 +90,8 @@ async def listening(
 async def until_told_to_stop() -> None:
     """Return on SIGTERM or SIGINT."""
     told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    try:
+    with signals.on_stop_within(told.set):
         await told.wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import ForkdError
+from forkd.host import signals
 from forkd.host.process import Cancel
 from forkd.images.builder import BuiltImage, build_recipe
 from forkd.images.kernel import debian_kernel
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     report = _report_json if options.json else _report_text
     with Cancel() as cancel:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: cancel.set())
+        signals.on_stop(cancel.set)
         steps = Build(lambda progress: report(_progress_event(progress)), cancel)
         try:
             built = options.command(options, Cache.open(options.cache), steps)

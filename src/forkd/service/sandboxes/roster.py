@@ -91,7 +91,7 @@ class Roster:
         self._exited[owner.sandbox.id] = None
         return next(iter(self._exited)) if len(self._exited) > EXITED_KEPT_MAX else None
 
-    def rename(self, owners: Iterable[SandboxOwner]) -> None:
+    def reindex(self, owners: Iterable[SandboxOwner]) -> None:
         """Have sandboxes found under the ids that they have by now, among them their old ones."""
         for owner in owners:
             self._owners[owner.sandbox.id] = owner

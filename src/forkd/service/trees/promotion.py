@@ -151,7 +151,7 @@ class Promotions:
         for owner, sandbox in after:
             owner.sandbox = sandbox
         child.renaming = True
-        self.sandboxes.roster.rename((child, parent))
+        self.sandboxes.roster.reindex((child, parent))
         self.leases.transfer(parent.lease, child.lease)
         child.watch_expiry()
 
