@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import contextlib
-import io
 import json
 import signal
-import traceback
 from typing import TYPE_CHECKING, Self
 
 from forkd.errors import Conflict, GuestError, NotFound
 from forkd.model.exec import EvalFault, EvalResult, Exited, Started, Stderr, Stdout
+from tests.support import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,15 +18,19 @@ if TYPE_CHECKING:
 
 CHUNK = 64 * 1024
 
+PROGRAMS = {
+    "cat", "echo", "env", "exit", "fail", "sh", "size", "sleep", "spew", "text", "true",
+    "until-ctrl-c",
+}  # fmt: skip
+"""What there is: `exit N`, `sh -c "exit N"`, `spew BYTES`; `text` cannot be executed."""
+
 
 class FakeExec:
-    """One program: `echo`, `env`, `cat`, `exit N`, `spew BYTES`, `fail`, `sleep`, `size`,
-    `until-ctrl-c`.
-    """
+    """One program of `PROGRAMS`."""
 
     def __init__(self, request: ExecRequest, fed: asyncio.Event) -> None:
-        if request.args[0] == "nope":
-            raise NotFound("nope: no such program", guest_code="not_found", program="nope")
+        if (name := request.args[0]) not in PROGRAMS:
+            raise NotFound(f"{name}: no such program", guest_code="not_found", program=name)
         if request.args[0] == "text":
             raise GuestError("text: Exec format error (os error 8)", guest_code="exec_failed")
         self.request = request
@@ -38,6 +39,7 @@ class FakeExec:
         self._input: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._signal: asyncio.Queue[int] = asyncio.Queue()
         self._size: asyncio.Queue[TtySize] = asyncio.Queue()
+        self._takes_input = request.stdin
 
     async def __aiter__(self) -> AsyncIterator[ExecEvent]:
         yield Started(pid=42)
@@ -65,7 +67,7 @@ class FakeExec:
         else:
             for event in self._at_once(name, rest):
                 yield event
-        code = int(rest[0]) if name == "exit" else 0
+        code = int(rest[-1].split()[-1]) if name in {"exit", "sh"} else 0
         yield Exited(code, None, timed_out=False, duration_s=0.25)
 
     def _at_once(self, name: str, rest: list[str]) -> list[ExecEvent]:
@@ -76,12 +78,13 @@ class FakeExec:
         return [Stdout(" ".join(rest).encode() + b"\n")] if name == "echo" else []
 
     async def write_stdin(self, data: bytes) -> None:
-        if not self.request.stdin:
+        if not self._takes_input:
             raise Conflict("this program has no standard input")
         await self._input.put(data)
         self.fed.set()
 
     async def close_stdin(self) -> None:
+        self._takes_input = False
         await self._input.put(None)
 
     async def send_signal(self, signal: int) -> None:
@@ -104,30 +107,8 @@ class FakeExec:
 
 def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> EvalResult:
     """Run `code` here; a `timeout_s` below a second runs out at once."""
-    out, value, has_value, fault = io.StringIO(), None, False, None
+    output, said = interpreter.run(code, names)
+    fault = None if said["error"] is None else EvalFault(**said.pop("error"))
     timed_out = timeout_s is not None and timeout_s < 1
-    try:
-        tree = ast.parse(code)
-        last = tree.body[-1] if tree.body else None
-        if isinstance(last, ast.Expr):
-            del tree.body[-1]
-        with contextlib.redirect_stdout(out):
-            exec(compile(tree, "<eval>", "exec"), names)  # noqa: S102 - the test's own code
-            if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), "<eval>", "eval"), names)  # noqa: S307
-                has_value = True
-    except Exception as error:  # noqa: BLE001 - what the code raises is data
-        fault = EvalFault(type(error).__name__, str(error), traceback.format_exc())
-    said = repr(value) if has_value else None
-    is_json = has_value and isinstance(value, int | str | float | list | dict | None)
-    return EvalResult(
-        has_value=has_value,
-        repr=said,
-        value=value if is_json else None,
-        value_is_json=is_json,
-        stdout=out.getvalue(),
-        stderr="",
-        output_truncated=False,
-        error=fault,
-        timed_out=timed_out,
-    )
+    more = {"error": fault, "timed_out": timed_out, "stdout": output, "stderr": ""}
+    return EvalResult(**(said | more), output_truncated=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
+from forkd.model.caller import Scope
 from forkd.model.recipe import NamedRecipe, StoredRecipe, UploadedRecipe, no_recipe, no_upload
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class FakeRecipes:
         self._stored: dict[UploadedRecipe, StoredRecipe] = {}
 
     async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
+        caller.require(Scope.SNAPSHOTS)
         data = b"".join([each async for each in pieces])
         self.uploads.append(data)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -42,6 +44,7 @@ class FakeRecipes:
         return made
 
     async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
+        caller.require(Scope.SNAPSHOTS)
         if recipe not in self._stored:
             raise no_upload(recipe)
         return self._stored[recipe]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from forkd.errors import (
     BudgetError,
@@ -24,9 +25,8 @@ from forkd.errors import (
     NotFound,
     WarmUpError,
 )
+from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
-from forkd.model.files import EntryKind, FileEntry
-from forkd.model.guest import GuestStatus, RuntimeStatus
 from forkd.model.host import HostInfo
 from forkd.model.ids import (
     SandboxId,
@@ -50,55 +50,22 @@ from forkd.model.sandbox import (
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
 from tests.support import fake_packs
-from tests.support.fake_programs import FakeExec, evaluate
+from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_recipes import FakeRecipes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable
 
     from forkd.model.caller import Caller
-    from forkd.model.exec import EvalResult, ExecRequest
-    from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.recipe import RecipeSource
     from forkd.model.sandbox import BranchOptions
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
+    from tests.support.fake_programs import FakeExec
 
 FAKE_BUDGETS = TreeBudgets(live_max=100, depth_max=2, private_mib_max=1_024)
 THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MIB = 1 << 20
-
-
-@dataclass
-class FakeGuest:
-    sandbox: Sandbox
-    files: dict[str, bytes] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=lambda: {"/", "/tmp", "/root"})
-    modes: dict[str, int | None] = field(default_factory=dict)
-    names: dict[str, object] = field(default_factory=dict)
-    console: bytes = b"Linux version 6.1.0\n"
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class FakeReader:
-    def __init__(self, data: bytes, size_bytes: int) -> None:
-        self._data = data
-        self.size_bytes = size_bytes
-        self.mode = 0o644
-        self.closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._data), 65536):
-            yield self._data[start : start + 65536]
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 @dataclass
@@ -112,6 +79,7 @@ class FakeImages(Component):
     async def build(
         self, caller: Caller, recipe: RecipeSource
     ) -> AsyncGenerator[Progress | Image, None]:
+        caller.require(Scope.SNAPSHOTS)
         name = await self.world.recipes.name(caller, recipe)
         yield Progress("rootfs", 0.5, "half of the root file system")
         yield Image("key", name, Path("/k"), None, Path("/r"), 2048 * MIB)
@@ -121,8 +89,8 @@ class FakeSnapshots(Component):
     async def bake(
         self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
-        if request.tag in self.world.stored:
-            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        caller.require(Scope.SNAPSHOTS)
+        self.world.check_free(request.tag)
         name = await self.world.recipes.name(caller, request.recipe)
         done = False
         try:
@@ -138,14 +106,17 @@ class FakeSnapshots(Component):
                 self.world.bake_undone.set()
 
     async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
+        caller.require(Scope.READ)
         return tuple(self.world.stored[tag] for tag in sorted(self.world.stored))
 
     async def get(self, caller: Caller, tag: Tag) -> Snapshot:
+        caller.require(Scope.READ)
         if tag not in self.world.stored:
             raise NotFound(f"no snapshot {tag!r}", tag=tag)
         return self.world.stored[tag]
 
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
+        caller.require(Scope.ADMIN)
         failed = [tag for tag, each in self.world.stored.items() if each.status == "failed"]
         if not dry_run:
             for tag in failed:
@@ -155,30 +126,30 @@ class FakeSnapshots(Component):
     async def delete(
         self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
     ) -> None:
+        caller.require(Scope.SNAPSHOTS)
         if cascade and force:
             raise InvalidRequest("cascade and force exclude each other", field="force")
         await self.world.snapshots.get(caller, tag)
-        standing = [each.tag for each in self.world.stored.values() if each.parent == tag]
+        standing = self.world.standing_on(tag)
         if standing and not cascade and not force:
             raise Conflict(
                 f"snapshot {tag} is the parent of {', '.join(standing)}; delete those first, or "
                 "with cascade",
                 tag=tag,
             )
-        for child in standing if cascade else ():
-            del self.world.stored[child]
-        using = [each.sandbox.id for each in self.world.running.values() if each.sandbox.tag == tag]
-        if using:
+        running = [each.sandbox for each in self.world.running.values()]
+        if using := [each.id for each in running if each.tag in {tag, *standing}]:
             raise Conflict(f"snapshot {tag} is in use by {', '.join(using)}", tag=tag)
-        del self.world.stored[tag]
+        for each in (tag, *(standing if cascade else ())):
+            del self.world.stored[each]
 
 
 class FakeChains(Component):
     async def extend(
         self, caller: Caller, request: LinkRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
-        if request.tag in self.world.stored:
-            raise Conflict(f"snapshot {request.tag} exists", tag=request.tag)
+        caller.require(Scope.SNAPSHOTS)
+        self.world.check_free(request.tag)
         if request.of_sandbox:
             sandbox = SandboxId(request.source)
         else:
@@ -189,19 +160,26 @@ class FakeChains(Component):
         yield Progress("exec", None, request.command or "")
         if request.command == "false":
             raise BuildError("the command exited with 1: it printed nothing")
-        yield self.world.snapshot_sandbox(sandbox, request.tag, wait=request.wait)
+        yield self.world.snapshot_sandbox(
+            self.world.guest(caller, sandbox), request.tag, wait=request.wait
+        )
         if not request.of_sandbox:
             await self.world.sandboxes.delete(caller, sandbox)
 
     async def compact(self, caller: Caller, tag: Tag, to: Tag | None = None) -> Snapshot:
+        caller.require(Scope.SNAPSHOTS)
         old = await self.world.snapshots.get(caller, tag)
+        if to is not None:
+            self.world.check_free(to)
         made = replace(old, tag=to or tag, parent=None, depth=0, chain_bytes=old.stored_bytes)
         self.world.stored[made.tag] = made
+        self.world.contents[made.tag] = self.world.contents[tag]
         return made
 
 
 class FakePacks(Component):
     async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
+        caller.require(Scope.SNAPSHOTS)
         await self.world.snapshots.get(caller, tag)
         async with contextlib.aclosing(fake_packs.packed(tag)) as pieces:
             async for piece in pieces:
@@ -210,12 +188,14 @@ class FakePacks(Component):
     async def unpack(
         self, caller: Caller, request: UnpackRequest, pieces: AsyncIterable[bytes]
     ) -> Unpacked:
+        caller.require(Scope.SNAPSHOTS)
         made = a_snapshot(request.tag, recipe="python-numpy")
         return await fake_packs.unpacked(request, pieces, self.world.stored, made)
 
 
 class FakeSandboxes(Component):
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
+        caller.require(Scope.RUN)
         snapshot = await self.world.snapshots.get(caller, tag)
         if snapshot.status is SnapshotStatus.WRITING and not options.wait:
             raise Conflict(f"snapshot {tag} is still being written", tag=tag)
@@ -228,35 +208,37 @@ class FakeSandboxes(Component):
         return ForkResult(tuple(good), tuple(failures), wall_ms=12.5)
 
     async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+        caller.require(Scope.READ)
         every = (each.sandbox for each in self.world.running.values())
         return tuple(each for each in every if tag is None or each.tag == tag)
 
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
-        return self.world.guest(sandbox).sandbox
+        return self.world.guest(caller, sandbox, Scope.READ).sandbox
 
     async def find(self, caller: Caller, start: str) -> Sandbox:
+        caller.require(Scope.READ)
         start = parse_sandbox_start(start)
         found = (each for each in self.world.running if each.startswith(start))
         return self.world.running[only_sandbox(start, found)].sandbox
 
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
-        self.world.guest(sandbox).ended.set()
+        self.world.guest(caller, sandbox).ended.set()
         del self.world.running[sandbox]
 
     async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
-        guest = self.world.guest(sandbox)
+        guest = self.world.guest(caller, sandbox)
         if deadline_s < 1:
             raise EngineTimeout("the agent did not answer in time")
-        guest.names.clear()
+        guest.contents = guest.forked.copy()
         return 2.5
 
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
-        return self.world.guest(sandbox).console
+        return self.world.guest(caller, sandbox, Scope.READ).console
 
     async def follow_console_log(
         self, caller: Caller, sandbox: SandboxId
     ) -> AsyncGenerator[bytes, None]:
-        guest = self.world.guest(sandbox)
+        guest = self.world.guest(caller, sandbox, Scope.READ)
         yield guest.console
         await guest.ended.wait()
         yield b"reboot: Power down\n"
@@ -273,7 +255,10 @@ class FakeBranches(Component):
         tag: Tag | None = None,
         wait: bool = True,
     ) -> BranchResult:
-        source = self.world.guest(sandbox)
+        source = self.world.guest(caller, sandbox)
+        if tag is not None:
+            caller.require(Scope.SNAPSHOTS)
+            self.world.check_free(tag)
         if len(source.sandbox.ancestors) == FAKE_BUDGETS.depth_max:
             raise BudgetError("too deep", budget="depth")
         result = await self.world.sandboxes.fork(
@@ -282,21 +267,20 @@ class FakeBranches(Component):
         siblings = []
         for each in result.sandboxes:
             guest = self.world.running[each.id]
-            guest.names, guest.files = dict(source.names), dict(source.files)
+            guest.contents, guest.forked = source.contents.copy(), source.contents.copy()
             ancestors = (*source.sandbox.ancestors, sandbox)
             guest.sandbox = replace(each, ancestors=ancestors, branched_at=THEN)
             siblings.append(guest.sandbox)
         snapshot = None
         if tag is not None:
-            status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
-            snapshot = self.world.stored[tag] = a_snapshot(tag, status=status)
+            snapshot = self.world.snapshot_sandbox(source, tag, wait=wait)
         fork = replace(result, sandboxes=tuple(siblings))
         return BranchResult(fork, pause_ms=1.25, branched_at=THEN, stall_ms=2.5, snapshot=snapshot)
 
 
 class FakePromotions(Component):
     async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
-        guest = self.world.guest(sandbox)
+        guest = self.world.guest(caller, sandbox)
         parent = guest.sandbox.parent
         if parent is None:
             raise Conflict(f"sandbox {sandbox} was not branched from another", sandbox=sandbox)
@@ -314,10 +298,8 @@ class FakeComparisons(Component):
     async def compare(
         self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
     ) -> Difference:
-        was, now = (
-            {} if name in self.world.stored else self.world.guest(SandboxId(name)).files
-            for name in (before, after)
-        )
+        caller.require(Scope.RUN)
+        was, now = (self._files(caller, name) for name in (before, after))
         found = []
         for path in sorted(was.keys() | now.keys()):
             one, other = was.get(path), now.get(path)
@@ -328,146 +310,29 @@ class FakeComparisons(Component):
                 found.append(FileChange(path, change, "f", len(other)))
         return Difference(tuple(found), pages_apart=5)
 
+    def _files(self, caller: Caller, name: SandboxId | Tag) -> dict[str, bytes]:
+        if name in self.world.stored:
+            return self.world.contents[Tag(name)].files
+        return self.world.guest(caller, SandboxId(name)).contents.files
+
 
 class FakeTrees(Component):
     async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
+        caller.require(Scope.READ)
         everybody = [each.sandbox for each in self.world.running.values()]
         if member is not None:
-            root = self.world.guest(member).sandbox.root
+            root = self.world.guest(caller, member, Scope.READ).sandbox.root
             everybody = [each for each in everybody if each.root == root]
         return grow(everybody, {each.id: 3 * MIB for each in everybody})
 
     async def budgets(self, caller: Caller) -> TreeBudgets:
+        caller.require(Scope.READ)
         return FAKE_BUDGETS
-
-
-class FakeGuests(Component):
-    async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
-        self.world.guest(sandbox)
-        return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
-
-    async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
-        self.world.guest(sandbox)
-        return data
-
-    async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
-        self.world.guest(sandbox)
-        self.world.execs.append(FakeExec(request, self.world.exec_fed))
-        return self.world.execs[-1]
-
-    async def eval(
-        self,
-        caller: Caller,
-        sandbox: SandboxId,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        kept: tuple[Kept, Kept] | None = None,
-    ) -> EvalResult:
-        result = evaluate(code, self.world.guest(sandbox).names, timeout_s)
-        if kept is not None:
-            kept[0].add(result.stdout.encode())
-            return replace(result, output_truncated=kept[0].truncated)
-        return result
-
-    async def read_file(
-        self,
-        caller: Caller,
-        sandbox: SandboxId,
-        path: str,
-        *,
-        offset: int = 0,
-        length: int | None = None,
-    ) -> FakeReader:
-        data = self._file(sandbox, path)
-        end = None if length is None else offset + length
-        return FakeReader(data[offset:end], len(data))
-
-    def _file(self, sandbox: SandboxId, path: str) -> bytes:
-        guest = self.world.guest(sandbox)
-        if path in guest.folders:
-            raise Conflict(f"{path} is a directory", guest_code="is_a_directory")
-        if path not in guest.files:
-            raise NotFound(f"{path}: no such file", guest_code="not_found")
-        return guest.files[path]
-
-    async def write_file(
-        self,
-        caller: Caller,
-        sandbox: SandboxId,
-        path: str,
-        chunks: AsyncIterable[bytes],
-        *,
-        mode: int | None = None,
-        make_parents: bool = False,
-    ) -> int:
-        guest = self.world.guest(sandbox)
-        guest.modes[path] = mode
-        parent = str(Path(path).parent)
-        if make_parents:
-            await self.world.guests.make_dir(caller, sandbox, parent, parents=True)
-        if parent not in guest.folders:
-            raise NotFound(f"{parent}: no such directory", guest_code="not_found")
-        guest.files[path] = b"".join([each async for each in chunks])
-        return len(guest.files[path])
-
-    async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
-        if path in self.world.guest(sandbox).folders:
-            return an_entry(path, EntryKind.DIRECTORY, 4096)
-        return an_entry(path, EntryKind.FILE, len(self._file(sandbox, path)))
-
-    async def list_dir(
-        self, caller: Caller, sandbox: SandboxId, path: str
-    ) -> tuple[FileEntry, ...]:
-        guest = self.world.guest(sandbox)
-        if path not in guest.folders:
-            raise NotFound(f"{path}: no such directory", guest_code="not_found")
-        inside = {
-            each
-            for each in guest.folders | set(guest.files)
-            if each != "/" and str(Path(each).parent) == path
-        }
-        return tuple(
-            [await self.world.guests.stat(caller, sandbox, each) for each in sorted(inside)]
-        )
-
-    async def make_dir(
-        self,
-        caller: Caller,
-        sandbox: SandboxId,
-        path: str,
-        *,
-        parents: bool = False,
-        mode: int | None = None,
-    ) -> None:
-        guest = self.world.guest(sandbox)
-        guest.modes[path] = mode
-        if path in guest.folders and not parents:
-            raise Conflict(f"{path} exists", guest_code="exists")
-        guest.folders.add(path)
-        if parents:
-            guest.folders |= {str(each) for each in Path(path).parents}
-
-    async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
-        data = self._file(sandbox, source)
-        files = self.world.guest(sandbox).files
-        del files[source]
-        files[target] = data
-
-    async def remove(
-        self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
-    ) -> None:
-        guest = self.world.guest(sandbox)
-        if path in guest.folders and recursive:
-            guest.folders = {each for each in guest.folders if not each.startswith(path)}
-            guest.files = {k: v for k, v in guest.files.items() if not k.startswith(path + "/")}
-            return
-        self._file(sandbox, path)
-        del guest.files[path]
 
 
 class FakeSystem(Component):
     async def info(self, caller: Caller) -> HostInfo:
+        caller.require(Scope.READ)
         return HostInfo(
             version="0.1.0",
             hostname="fake",
@@ -492,6 +357,7 @@ class FakeService:
 
     def __init__(self) -> None:
         self.stored: dict[Tag, Snapshot] = {}
+        self.contents: dict[Tag, Contents] = defaultdict(Contents)
         self.running: dict[SandboxId, FakeGuest] = {}
         self.baking = asyncio.Event()
         self.bake_undone = asyncio.Event()
@@ -519,18 +385,26 @@ class FakeService:
         if recipe == "hangs":
             await asyncio.Event().wait()
 
-    def snapshot_sandbox(self, sandbox: SandboxId, tag: Tag, *, wait: bool) -> Snapshot:
-        source = self.guest(sandbox).sandbox
-        status = SnapshotStatus.READY if wait else SnapshotStatus.WRITING
+    def check_free(self, tag: Tag) -> None:
+        if tag in self.stored:
+            raise Conflict(f"snapshot {tag} exists", tag=tag)
+
+    def standing_on(self, tag: Tag) -> list[Tag]:
+        """Return every snapshot that depends on one, the nearest first."""
+        above = [each.tag for each in self.stored.values() if each.parent == tag]
+        return [*above, *(other for each in above for other in self.standing_on(each))]
+
+    def snapshot_sandbox(self, guest: FakeGuest, tag: Tag, *, wait: bool) -> Snapshot:
+        source = guest.sandbox
         made = replace(
-            a_snapshot(tag, status=status),
+            a_snapshot(tag, status=SnapshotStatus.READY if wait else SnapshotStatus.WRITING),
             parent=source.tag,
-            depth=1,
+            depth=self.stored[source.tag].depth + 1,
             chain_bytes=400 * MIB,
-            source=sandbox,
+            source=source.id,
             pause_ms=1.25,
         )
-        self.stored[tag] = made
+        self.stored[tag], self.contents[tag] = made, guest.contents.copy()
         return made
 
     def fork_one(self, tag: Tag, options: ForkOptions) -> Sandbox:
@@ -548,10 +422,12 @@ class FakeService:
             pids_limit=options.pids_limit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
         )
-        self.running[made.id] = FakeGuest(made)
+        stored = self.contents[tag]
+        self.running[made.id] = FakeGuest(made, stored.copy(), stored.copy())
         return made
 
-    def guest(self, sandbox: SandboxId) -> FakeGuest:
+    def guest(self, caller: Caller, sandbox: SandboxId, scope: Scope = Scope.RUN) -> FakeGuest:
+        caller.require(scope)
         if sandbox not in self.running:
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         return self.running[sandbox]
@@ -579,9 +455,3 @@ def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None 
 
 def some_snapshots(*tags: str) -> dict[Tag, Snapshot]:
     return {Tag(each): a_snapshot(each) for each in tags}
-
-
-def an_entry(path: str, kind: EntryKind, size_bytes: int) -> FileEntry:
-    return FileEntry(
-        Path(path).name or "/", kind, size_bytes, 0o644, 0, 0, 1_700_000_000_000_000_000
-    )

@@ -373,7 +373,7 @@ def test_a_guest_cannot_name_a_file_outside_the_target(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str, tmp_path: Path
 ) -> None:
     guest = next(iter(daemon.service.running.values()))
-    guest.folders.add("/root/..")
+    guest.contents.files["/root/../"] = b""
     (tmp_path / "target").mkdir()
 
     ended = forkd("cp", f"{sandbox}:/root", str(tmp_path / "target" / "new"))

@@ -17,7 +17,7 @@ from tests.support.fake_service import some_snapshots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.fake_service import FakeGuest
+    from tests.support.fake_guests import FakeGuest
 
 JSON = {"Content-Type": "application/json"}
 NDJSON = {"Accept": "application/x-ndjson"}

@@ -1,0 +1,178 @@
+"""The guests of `fake_service`: files, programs, and an interpreter, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from forkd.engine.faults import guest_fault
+from forkd.model.caller import Scope
+from forkd.model.files import EntryKind, FileEntry
+from forkd.model.guest import GuestStatus, RuntimeStatus
+from tests.support.fake_programs import FakeExec, evaluate
+from tests.support.file_tree import FileTree, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Iterator
+
+    from forkd.model.caller import Caller
+    from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.ids import SandboxId
+    from forkd.model.output import Kept
+    from forkd.model.sandbox import Sandbox
+    from tests.support.fake_service import FakeService
+
+
+@dataclass
+class Contents:
+    """What is in a guest: what forks, branches and snapshots copy."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def copy(self) -> Contents:
+        plain = {name: value for name, value in self.names.items() if name != "__builtins__"}
+        return Contents(dict(self.files), copy.deepcopy(plain))
+
+
+@dataclass
+class FakeGuest:
+    sandbox: Sandbox
+    forked: Contents
+    contents: Contents
+    modes: dict[str, int | None] = field(default_factory=dict)
+    console: bytes = b"Linux version 6.1.0\n"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeReader:
+    def __init__(self, data: bytes, size_bytes: int) -> None:
+        self._data = data
+        self.size_bytes = size_bytes
+        self.mode = 0o644
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._data), 65536):
+            yield self._data[start : start + 65536]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+@dataclass
+class FakeGuests:
+    world: FakeService
+
+    async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
+        self.world.guest(caller, sandbox, Scope.READ)
+        return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
+
+    async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
+        self.world.guest(caller, sandbox)
+        return data
+
+    async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
+        self.world.guest(caller, sandbox)
+        self.world.execs.append(FakeExec(request, self.world.exec_fed))
+        return self.world.execs[-1]
+
+    async def eval(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        kept: tuple[Kept, Kept] | None = None,
+    ) -> EvalResult:
+        result = evaluate(code, self.world.guest(caller, sandbox).contents.names, timeout_s)
+        if kept is not None:
+            kept[0].add(result.stdout.encode())
+            return replace(result, output_truncated=kept[0].truncated)
+        return result
+
+    async def read_file(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> FakeReader:
+        with self._files(caller, sandbox) as files:
+            data = files.read(path)
+        end = None if length is None else offset + length
+        return FakeReader(data[offset:end], len(data))
+
+    async def write_file(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        make_parents: bool = False,
+    ) -> int:
+        with self._files(caller, sandbox) as files:
+            files.check_place(path, make_parents=make_parents)
+            data = b"".join([each async for each in chunks])
+            files.write(path, data)
+        self.world.running[sandbox].modes[path] = mode
+        return len(data)
+
+    async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
+        with self._files(caller, sandbox) as files:
+            return an_entry(files.entry(path))
+
+    async def list_dir(
+        self, caller: Caller, sandbox: SandboxId, path: str
+    ) -> tuple[FileEntry, ...]:
+        with self._files(caller, sandbox) as files:
+            return tuple(map(an_entry, files.list_dir(path)))
+
+    async def make_dir(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        *,
+        parents: bool = False,
+        mode: int | None = None,
+    ) -> None:
+        with self._files(caller, sandbox) as files:
+            files.make_dir(path, parents=parents)
+        self.world.running[sandbox].modes[path] = mode
+
+    async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
+        with self._files(caller, sandbox) as files:
+            files.move(source, target)
+
+    async def remove(
+        self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
+    ) -> None:
+        with self._files(caller, sandbox) as files:
+            files.remove(path, recursive=recursive)
+
+    @contextlib.contextmanager
+    def _files(self, caller: Caller, sandbox: SandboxId) -> Iterator[FileTree]:
+        """Work on a guest's files; what the agent refuses is raised as the engine does."""
+        try:
+            yield FileTree(self.world.guest(caller, sandbox).contents.files)
+        except Refused as error:
+            raise guest_fault({"code": error.code, "message": str(error)}) from error
+
+
+def an_entry(members: dict[str, Any]) -> FileEntry:
+    return FileEntry(**(members | {"kind": EntryKind(members["kind"])}))
