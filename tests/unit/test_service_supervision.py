@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import TYPE_CHECKING
 
@@ -153,6 +154,27 @@ async def test_stopping_cancels_every_task_and_tells_who_waits() -> None:
     assert tasks.failure is None
     with pytest.raises(Conflict, match="stopping"):
         tasks.run(TaskKind.BAKE, work(), "x")
+
+
+async def test_to_end_logs_what_fails_after_its_caller_was_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = asyncio.Event()
+
+    async def work() -> None:
+        await go_on.wait()
+        raise Conflict("too late")
+
+    caller = asyncio.ensure_future(to_end(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    gc.collect()  # a task of which nobody has asked how it ended says so now
+    assert [each.getMessage() for each in caplog.records] == ["task failed"]
 
 
 async def test_to_end_outlives_every_cancellation_of_its_caller() -> None:

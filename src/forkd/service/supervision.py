@@ -212,7 +212,8 @@ def is_reported(error: BaseException) -> bool:
 async def to_end(work: Awaitable[T]) -> T:
     """Do `work` to its end even if the caller is cancelled, which then takes effect.
 
-    For what must not be left half-done: releasing, publishing.
+    For what must not be left half-done: releasing, publishing.  If it fails then, that is logged,
+    since nobody waits for it any more.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -223,6 +224,8 @@ async def to_end(work: Awaitable[T]) -> T:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(error, task.get_name())
         raise
 
 
