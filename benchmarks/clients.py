@@ -68,7 +68,7 @@ PACES = 5
 """For how many of their paces the 200 are looked at while nobody forks."""
 
 ALONE, BESIDE, AMONG, AFTER = "alone", "beside", "among", "after"
-"""Forks with nobody else there, beside the 200, among the 500, and when these were answered."""
+"""Forks with no other there, beside the 200, among the 500, and when these were answered."""
 
 REQUEST = "{method} {path} HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n"
 

@@ -1,4 +1,4 @@
-"""A service manager that waits is told, at either kind of address; nobody else is."""
+"""A service manager that waits is told, at either kind of address; no other is."""
 
 from __future__ import annotations
 
