@@ -1,4 +1,4 @@
-"""No call that the kernel refuses makes forkd hang, crash, lie, or leave what nobody removes."""
+"""No call that the kernel refuses makes forkd hang, crash, lie, or leave anything behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No process that is killed makes forkd hang, crash, lie, or leave what nobody removes."""
+"""No process that is killed makes forkd hang, crash, lie, or leave anything behind."""
 
 from __future__ import annotations
 
