@@ -222,7 +222,9 @@ class FakeSandboxes(Component):
         return self.world.running[only_sandbox(start, found)].sandbox
 
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
-        self.world.guest(caller, sandbox).ended.set()
+        guest = self.world.guest(caller, sandbox)
+        await asyncio.sleep(0)  # others go on meanwhile, as during a real one
+        guest.ended.set()
         del self.world.running[sandbox]
 
     async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
