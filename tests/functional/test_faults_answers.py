@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(300)]
 
+STEPS_WITH_PIDS = ("fork", "fork with a cold chain", "branch", "delete")
+"""Steps in which machines and zygotes name processes."""
+
 TRIALS = 40
 """How many answers of all are spoilt in each run; `--soak` spoils every one."""
 
-UNMENDED = "pid somebody's"
-"""What is left out: another's process number is believed.  In an answer to `branch` or `derive`
-that process may be killed; a child that is ready under one cannot be deleted."""
+PID_OF_ANOTHER = "pid somebody's"
+"""Answers that name a process which has nothing to do with forkd."""
 
 MISSED_MAX = 0.1
 """Of the answers that were to be spoilt, how many may not have been asked for again."""
@@ -61,7 +63,6 @@ async def test_whatever_is_answered_forkd_says_so_and_is_well_afterwards(
     # A machine that ends may be seen to before what it says of that is read.
     unread = set(Reply.__subclasses__()) - read - {MachineExited}
     assert unread == set(), "no step has anything answer with these"
-    every = [each for each in every if not each.nonsense.name.endswith(UNMENDED)]
     soak.dice().shuffle(every)
 
     problems = []
@@ -74,3 +75,19 @@ async def test_whatever_is_answered_forkd_says_so_and_is_well_afterwards(
     tell("\n".join([*problems, lab.summary(len(every))]))
     assert problems == []
     assert lab.missed <= MISSED_MAX * lab.tried
+
+
+async def test_no_process_is_ended_because_a_machine_names_it(
+    lab: Laboratory, decoy: subprocess.Popen[bytes]
+) -> None:
+    trials = list[Spoilt]()
+    for step in STEPS_WITH_PIDS:
+        recorded = await lab.record(step)
+        every = spoilt_of(step, recorded.said, recorded.readings, decoy.pid)
+        trials += [each for each in every if each.nonsense.name.endswith(PID_OF_ANOTHER)]
+
+    problems = [problem for trial in trials for problem in await lab.attempt(trial)]
+
+    assert problems == []
+    assert decoy.poll() is None
+    assert trials != []

@@ -113,6 +113,24 @@ async def end(process: Process, ask: Callable[[], Awaitable[object]] | None = No
         raise EngineError(f"process {process.pid} survives SIGKILL", pid=process.pid)
 
 
+async def listener(socket: Path) -> Process:
+    """Return the process that listens at a socket of ours, as the kernel knows it.
+
+    A number that a VMM has told may be any process's: one that was taken over would have us end
+    whatever it names.
+
+    Raises:
+        EngineExited: Nothing listens there.
+        ForkdError: The kernel does not let us look.
+    """
+    async with await Channel.connect(socket) as channel:
+        pid = channel.peer_pid()
+        process = Process.open(pid)
+    if process is None:
+        raise EngineExited(f"process {pid}, which listened at {socket}, ended at once", pid=pid)
+    return process
+
+
 async def end_listener(socket: Path) -> None:
     """End whatever process listens at a socket of ours; none is fine.
 
@@ -120,14 +138,11 @@ async def end_listener(socket: Path) -> None:
         EngineError: The kernel did not end it within `KILL_TIMEOUT_S`.
     """
     try:
-        channel = await Channel.connect(socket)
+        process = await listener(socket)
     except EngineExited:
         return
-    async with channel:
-        process = Process.open(channel.peer_pid())
-    if process is not None:
-        with process:
-            await end(process)
+    with process:
+        await end(process)
 
 
 async def _start(

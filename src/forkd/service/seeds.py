@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Self
 
 from forkd.engine.configs import BranchConfig, LinkConfig
 from forkd.engine.control import Control
-from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener
-from forkd.errors import EngineError, EngineExited, ForkdError
+from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener
+from forkd.errors import EngineError, ForkdError
 from forkd.host import cgroupfs, files, proc
-from forkd.host.spawn import Process
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forkd.engine.replies import SavedFile
+    from forkd.host.spawn import Process
     from forkd.model.sandbox import Sandbox
     from forkd.service.settings import HostSettings
 
@@ -179,9 +179,7 @@ async def take(settings: HostSettings, control: Path, cgroup: Path | None = None
 async def _branch(control: Path, config: BranchConfig) -> Seed:
     async with await Control.connect(control) as machine:
         branched = await machine.branch(config)
-    process = Process.open(branched.pid)
-    if process is None:
-        raise EngineExited("the seed ended at once", pid=branched.pid)
+    process = await listener(config.directory / ZYGOTE_SOCKET)
     return Seed(process, config.directory, branched.pause_ms)
 
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Self
 
 from forkd.engine.configs import DeriveConfig, ZygoteConfig
 from forkd.engine.control import Control
-from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, start_zygote
+from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener, start_zygote
 from forkd.engine.watch import Watch
 from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
-from forkd.host.spawn import Process
 from forkd.service.chain_files import load_chain
 from forkd.service.supervision import TaskKind, to_end
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from forkd.host.spawn import Process
     from forkd.model.ids import Tag
     from forkd.service.chain_files import Chain, LinkFiles
     from forkd.service.settings import HostSettings
@@ -314,11 +314,8 @@ async def derived(control: Control, directory: Path, delta: LinkFiles) -> Proces
     config = DeriveConfig(directory, delta.state, delta.memory, delta.disk)
     try:
         # The zygote derives whether we wait or not, so we wait.
-        pid = await to_end(control.derive(config))
-        process = Process.open(pid)
+        await to_end(control.derive(config))
+        return await listener(directory / ZYGOTE_SOCKET)
     except BaseException:
         await to_end(end_listener(directory / ZYGOTE_SOCKET))
         raise
-    if process is None:
-        raise EngineExited(f"the zygote of {delta.tag} ended at once", pid=pid)
-    return process

@@ -20,9 +20,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import ChildConfig, Identity, NetworkConfig
-from forkd.engine.process import CONTROL_SOCKET
+from forkd.engine.control import Control
+from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
+from forkd.host import proc
 from forkd.limits import SANDBOXES_MAX
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
@@ -35,7 +37,6 @@ from forkd.service.supervision import to_end
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from forkd.engine.control import Control
     from forkd.engine.replies import SpawnStages
     from forkd.model.caller import Owner
     from forkd.model.ids import SandboxId, Tag
@@ -182,6 +183,11 @@ class Batch:
             await zygote.fork(batch, deadline_s=self._options.deadline_s, on_outcome=note)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
+        run_dir = self._forks.settings.run_dir
+        for child in self._children:
+            pid = child.sandbox.pid
+            if pid is not None and not proc.has_option_below(pid, CONFIG_OPTION, run_dir):
+                await _identify(child)
         self._wall_ms = (loop.time() - began_s) * 1_000
 
     async def keep(self, *, branched_at: datetime | None = None) -> ForkResult:
@@ -304,6 +310,17 @@ def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
         spawn=_times(outcome.ms),
         attempts=outcome.attempts,
     )
+
+
+async def _identify(child: _Child) -> None:
+    """Ask the kernel which process a child is, if what the zygote has named is none of ours."""
+    try:
+        async with await Control.connect(child.lease.directory / CONTROL_SOCKET) as control:
+            child.sandbox = replace(child.sandbox, pid=control.peer_pid())
+    except ForkdError as error:
+        log.warning("child unknown", extra=_about(child, error))
+        child.fail("zygote", "engine", f"the zygote named process {child.sandbox.pid}, not ours")
+        child.sandbox = replace(child.sandbox, pid=None)
 
 
 def _times(stages: SpawnStages) -> SpawnTimes:
