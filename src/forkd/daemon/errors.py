@@ -39,6 +39,9 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.HostError: 500,
 }
 
+CRASH = "forkd.crash"
+"""Where a request's scope has what its handler raised that is no error of ours."""
+
 JSON = "application/json"
 """Media type of every body but a file's; a browser sends it nowhere without asking first."""
 
@@ -134,5 +137,6 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
     return answer
 
 
-def _bug(_: Request, __: Exception) -> JSONResponse:
+def _bug(request: Request, error: Exception) -> JSONResponse:
+    request.scope[CRASH] = error  # the client may leave before it is raised again
     return internal_error()

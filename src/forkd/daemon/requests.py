@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from forkd.daemon.auth import OPEN_PATHS
 from forkd.daemon.clients import HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
-from forkd.daemon.errors import internal_error, plain, render
+from forkd.daemon.errors import CRASH, internal_error, plain, render
 from forkd.errors import ForkdError, NotFound
 from forkd.model.caller import current_request
 from forkd.service.supervision import is_reported
@@ -86,12 +86,12 @@ class Requests:
                 await _until_gone(self._app, scope, receive, answer.send)
         except ForkdError as error:
             await render(error)(scope, receive, answer.send)
-        except Exception as error:
-            fields = {"path": scope["path"]}
-            log.error("request crashed", exc_info=not is_reported(error), extra=fields)  # noqa: TRY400 - once
+        except Exception as error:  # noqa: BLE001 - the one place where a crash becomes an answer
+            scope[CRASH] = error
             if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
         finally:
+            _report_crash(scope)
             current_request.reset(token)
 
     @contextlib.contextmanager
@@ -135,6 +135,14 @@ class _Answer:
             await self._send({"type": message["type"], **piece})
             # To a client that has gone everything is sent at once, and we would never be cancelled.
             await asyncio.sleep(0)
+
+
+def _report_crash(scope: Scope) -> None:
+    """Log what a handler raised that is no error of ours, with its traceback unless it has been."""
+    error: Exception | None = scope.get(CRASH)
+    if error is not None:
+        fields = {"path": scope["path"]}
+        log.error("request crashed", exc_info=None if is_reported(error) else error, extra=fields)
 
 
 def _header_bytes(scope: Scope) -> int:
