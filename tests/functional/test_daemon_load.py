@@ -124,7 +124,9 @@ async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
 
         await until_as(daemon, before)
     tell(f"after {VISITORS} clients and {REQUESTS} requests at once: {before}")
-    assert before["tasks"] == tasks
+    assert (
+        before["tasks"] <= tasks
+    )  # the first count may have those of requests that had just ended
     assert before["sandboxes"] == [sandbox]
     assert daemon.http.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
 
