@@ -17,7 +17,7 @@ from forkd import programs
 from forkd.engine.configs import LinkConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end_listener, start_zygote
-from forkd.errors import Conflict, HostError
+from forkd.errors import CapacityError, Conflict
 from forkd.host import proc
 from tests.support.mounts import mounted
 from tests.support.real_host import LARGE_MEMORY_MIB, LARGE_VCPUS, REAL, baked_host, large
@@ -195,7 +195,7 @@ async def test_a_full_disk_is_said_and_leaves_nothing_and_the_seed_serves(
 ) -> None:
     async with bench.forked(bench.root) as (source,), bench.branched(source) as (seed, _):
         async with await Control.connect(seed / ZYGOTE_SOCKET) as control:
-            with pytest.raises(HostError, match="No space"):
+            with pytest.raises(CapacityError, match="No space"):
                 await control.save_link(LinkConfig(small_disk))
         assert names_in(small_disk) == set()
 
@@ -253,7 +253,7 @@ async def test_a_sibling_whose_seed_was_told_to_stop_is_not_reset_and_lives_on(
         await end_listener(seed / ZYGOTE_SOCKET)
         assert branched.pid not in proc.processes()
 
-        with pytest.raises(Conflict, match="which held its fork point, has ended"):
+        with pytest.raises(Conflict, match="which has its fork point, has ended"):
             await sibling.reset()
 
         assert await sibling.value("6 * 7") == 42
