@@ -194,7 +194,7 @@ async def test_a_sibling_whose_seed_was_killed_says_so_and_is_unharmed(
     await until(lambda: seed not in proc.processes())
     await value(real_host, sibling.id, "thought = 'after'; None")
 
-    with pytest.raises(Conflict, match="which held its fork point, has ended"):
+    with pytest.raises(Conflict, match="which has its fork point, has ended"):
         await back(real_host, sibling)
 
     assert await value(real_host, sibling.id, "[thought, asked('there')]") == ["after", "there"]
