@@ -26,12 +26,15 @@ def taken_s(path: Path) -> dict[str, float]:
     """Return what each test took with its fixtures, in seconds; nothing without a whole file."""
     if not _is_whole(path):
         return {}
-    return {
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(
-            case.get("time", 0)
-        )
-        for case in _elements(path, "testcase")
-    }
+    return {_id_of(case): float(case.get("time", 0)) for case in _elements(path, "testcase")}
+
+
+def _id_of(case: ET.Element) -> str:
+    """Return pytest's own id of a test; a class of tests is the last part of `classname`."""
+    *folders, last = case.get("classname", "").split(".")
+    inside = [last] if last[:1].isupper() else []
+    module = "/".join(folders if inside else [*folders, last])
+    return "::".join([f"{module}.py", *inside, case.get("name", "")])
 
 
 def _is_whole(path: Path) -> bool:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,10 @@ if socket.gethostname() == "fails":
 """
 """The hook of `large`: it fails in a sandbox of that name."""
 
-EVAL_TIMEOUT_S = 60.0
+FORK_DEADLINE_S = 300.0
+"""Time that children have in a machine whose processor is emulated on a busy host."""
+
+EVAL_TIMEOUT_S = 240.0
 
 LAST_WORDS_BYTES = 4096
 """How much is shown of the console of a sandbox that ended by itself."""
@@ -133,7 +136,8 @@ class RealHost:
     @contextlib.asynccontextmanager
     async def forked(self, count: int, options: ForkOptions) -> AsyncIterator[tuple[Sandbox, ...]]:
         """Fork sandboxes that are deleted after the block; their processes are gone then."""
-        result = await self.service.sandboxes.fork(CALLER, TAG, count, options)
+        patient = replace(options, deadline_s=max(options.deadline_s, FORK_DEADLINE_S))
+        result = await self.service.sandboxes.fork(CALLER, TAG, count, patient)
         try:
             assert result.failures == ()
             yield result.sandboxes

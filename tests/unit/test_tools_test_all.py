@@ -30,6 +30,17 @@ def test_a_junit_file_says_what_passed_failed_and_was_skipped(tmp_path: Path) ->
     assert junit.counts(tmp_path / "junit.xml") == (3, 2, 2)
 
 
+def test_a_test_of_a_class_has_pytests_own_id(tmp_path: Path) -> None:
+    cases = '<testcase classname="tests.functional.test_a" name="test_b[x.y]" time="1"/>'
+    cases += '<testcase classname="tests.functional.test_a.TestC" name="test_d" time="2"/>'
+    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+
+    assert junit.taken_s(tmp_path / "junit.xml") == {
+        "tests/functional/test_a.py::test_b[x.y]": 1,
+        "tests/functional/test_a.py::TestC::test_d": 2,
+    }
+
+
 def test_a_suite_that_ended_before_it_counted_has_no_counts(tmp_path: Path) -> None:
     (tmp_path / "empty.xml").touch()
 
