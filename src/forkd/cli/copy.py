@@ -50,7 +50,7 @@ def copy(
     *,
     json: Json = False,
 ) -> None:
-    """Copy a file, or a whole folder, between this host and a sandbox."""
+    """Copy a file or a folder between this host and a sandbox."""
     copied = Copied()
     with shared.client(as_json=json) as client:
         match _remote(client, source), _remote(client, target):

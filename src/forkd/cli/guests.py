@@ -43,14 +43,20 @@ def exec_(  # noqa: PLR0913 - one for each option
     args: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
     *,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE")] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="Where it starts.")] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Who it runs as.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds until it is killed.")] = None,
-    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it this terminal.")] = False,
-    no_stdin: Annotated[bool, typer.Option("--no-stdin", "-n", help="No input.")] = False,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="Working directory.")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="User to run as.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Kill the program after this many seconds.")
+    ] = None,
+    tty: Annotated[
+        bool, typer.Option("--tty", "-t", help="Run the program in this terminal.")
+    ] = False,
+    no_stdin: Annotated[
+        bool, typer.Option("--no-stdin", "-n", help="Do not attach stdin.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Run a program in a sandbox, with this command's streams, and end as it ends."""
+    """Run a program in a sandbox with stdin, stdout and stderr attached; exit as it does."""
     program = args[1:] if args[0] == "--" else args
     options: ExecOptions = {"env": _environment(env or []), "cwd": cwd, "user": user}
     try:
@@ -95,10 +101,12 @@ def _environment(settings: list[str]) -> dict[str, str]:
 def eval_(
     sandbox: Id,
     code: Annotated[
-        str | None, typer.Argument(help="Python; - reads standard input.", show_default=False)
+        str | None, typer.Argument(help="Python code; - reads it from stdin.", show_default=False)
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read it from here.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until it is interrupted.")] = (
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the code from this file.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Interrupt the code after this many seconds.")] = (
         EXEC_TIMEOUT_S_DEFAULT
     ),
     *,

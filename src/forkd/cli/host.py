@@ -35,7 +35,7 @@ def up(
     *,
     json: Json = False,
 ) -> None:
-    """Start the daemon, on this host or in the helper machine, unless it runs."""
+    """Start the daemon, on this host or in the helper machine, unless it is running."""
     shared.as_json = json
     tell = (lambda _: None) if json else render.note
     daemon = lifecycle.up(state_dir(), mode=None if mode == "auto" else mode, progress=tell)
@@ -52,7 +52,7 @@ def _as_json(daemon: lifecycle.RunningDaemon) -> dict[str, Any]:
 
 
 def down(*, json: Json = False) -> None:
-    """End every sandbox, the daemon, and the helper machine; snapshots are kept."""
+    """Stop all sandboxes, the daemon and the helper machine; snapshots are kept."""
     shared.as_json = json
     try:
         daemon = lifecycle.find(state_dir())
@@ -71,7 +71,7 @@ def down(*, json: Json = False) -> None:
 
 
 def doctor(*, json: Json = False) -> None:
-    """Find out what this host can do, by trying, and say what to do about the rest."""
+    """Check what this host supports, and how to fix what it does not."""
     command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
 
@@ -97,7 +97,7 @@ def prepared(recipe: str, client: Client, steps: render.Steps) -> Path | str:
 
 
 def host(*, json: Json = False) -> None:
-    """Show the host that the daemon runs on, and how full it is."""
+    """Show the daemon's host: version, memory, disk, sandboxes."""
     with shared.client(as_json=json) as client:
         found = client.host()
     if json:

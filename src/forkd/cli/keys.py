@@ -31,27 +31,25 @@ def keyring(*, as_json: bool) -> Keyring:
 
 @commands.command()
 def new(name: Name = DEFAULT, *, json: Json = False) -> None:
-    """Make a key to sign packs with, and trust it."""
+    """Create a signing key, and trust it."""
     made = keyring(as_json=json).new(name)
     _show(made, as_json=json)
 
 
 @commands.command()
 def show(name: Name = DEFAULT, *, json: Json = False) -> None:
-    """Print a public key, for others to trust."""
+    """Print a public key."""
     _show(keyring(as_json=json).get(name), as_json=json)
 
 
 @commands.command()
 def trust(
     name: Name,
-    key: Annotated[
-        list[str], typer.Argument(help="What `forkd key show` prints there; - reads it.")
-    ],
+    key: Annotated[list[str], typer.Argument(help="As `forkd key show` prints it; - reads stdin.")],
     *,
     json: Json = False,
 ) -> None:
-    """Believe the signatures of somebody else's key."""
+    """Trust somebody's public key."""
     from forkd.packs.keys import parse_public  # noqa: PLC0415 - as above
 
     ring = keyring(as_json=json)
@@ -61,7 +59,7 @@ def trust(
 
 @commands.command("ls")
 def list_(*, json: Json = False) -> None:
-    """List keys: whose signature is believed, and which can sign."""
+    """List keys: trusted ones, and those that can sign."""
     found = keyring(as_json=json).list_all()
     if json:
         render.document([_plain(each) for each in found])
@@ -76,7 +74,7 @@ def list_(*, json: Json = False) -> None:
 
 @commands.command("rm")
 def remove(name: Name, *, json: Json = False) -> None:
-    """Forget a key, its secret too; what it signed is not believed any more."""
+    """Delete a key and its secret; packs that it has signed are no longer trusted."""
     keyring(as_json=json).remove(name)
     if json:
         render.document({"removed": name})

@@ -69,13 +69,15 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - Typer's callback
 @app.callback()
 def options(
     url: Annotated[
-        str | None, typer.Option(help="The daemon: http://… or unix:///…; else FORKD_URL.")
+        str | None,
+        typer.Option(help="URL of the daemon: http://… or unix:///… (default: FORKD_URL)."),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(help="Its bearer token; else FORKD_TOKEN.", show_default=False)
+        str | None, typer.Option(help="Bearer token (default: FORKD_TOKEN).", show_default=False)
     ] = None,
     version: Annotated[  # noqa: ARG001, FBT002 - acts by its callback
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """fork(2) for virtual machines."""

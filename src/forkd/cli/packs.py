@@ -34,11 +34,14 @@ TOLD_BYTES = 64 * 1024 * 1024
 """How far a pack comes between two lines that say so."""
 
 Tag = Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)]
-KeyName = Annotated[str | None, typer.Option("--key", help="The key that signs it.")]
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")]
-As = Annotated[str | None, typer.Option("--as", help="Name of the snapshot here.")]
+KeyName = Annotated[str | None, typer.Option("--key", help="Key to sign the pack with.")]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign the pack.")]
+As = Annotated[str | None, typer.Option("--as", help="Name for the imported snapshot.")]
 AllowUnsigned = Annotated[
-    bool, typer.Option("--allow-unsigned", help="Take it whoever signed it, or nobody.")
+    bool,
+    typer.Option(
+        "--allow-unsigned", help="Accept unsigned packs, and packs signed by untrusted keys."
+    ),
 ]
 
 
@@ -51,15 +54,15 @@ def register(app: typer.Typer) -> None:
 def pack(  # noqa: PLR0913 - a command has that many options
     tag: Tag,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to; else TAG.forkpack.")
+        Path | None, typer.Option("--output", "-o", help="Output file (default TAG.forkpack).")
     ] = None,
     *,
     key: KeyName = None,
     unsigned: Unsigned = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a snapshot, and all that it depends on, to one signed file."""
+    """Export a snapshot, and those it depends on, to one signed file."""
     shared.as_json = json
     path = output or Path(f"{tag}.forkpack")
     if path.exists() and not force:
@@ -76,13 +79,13 @@ def pack(  # noqa: PLR0913 - a command has that many options
 
 
 def unpack(
-    file: Annotated[Path, typer.Argument(help="A pack; - reads standard input.")],
+    file: Annotated[Path, typer.Argument(help="A pack; - reads it from stdin.")],
     *,
     as_: As = None,
     allow_unsigned: AllowUnsigned = False,
     json: Json = False,
 ) -> None:
-    """Take a pack into the store: all of it, or nothing."""
+    """Import a pack: all of its snapshots, or none."""
     with shared.client(as_json=json) as client, _opened(file) as source:
         pieces = iter(lambda: source.read(READ_BYTES), b"")
         taken = _take(client, pieces, as_, allow_unsigned=allow_unsigned, as_json=json)
@@ -91,14 +94,16 @@ def unpack(
 
 def push(  # noqa: PLR0913 - as above
     tag: Tag,
-    url: Annotated[str, typer.Argument(help="A folder, which ends with /, or a file.")],
+    url: Annotated[str, typer.Argument(help="URL of a file, or of a folder (ending with /).")],
     *,
-    version: Annotated[str | None, typer.Option(help="In a folder; else the next.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version in the folder (default: the next).")
+    ] = None,
     key: KeyName = None,
     unsigned: Unsigned = False,
     json: Json = False,
 ) -> None:
-    """Pack a snapshot and put it on a server, by HTTP PUT."""
+    """Pack a snapshot and upload it to a server (HTTP PUT)."""
     from forkd.packs.remote import Remote, shown, target_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json
@@ -124,13 +129,13 @@ def pull(
     source: Annotated[str, typer.Argument(help="A URL, or NAME or NAME@VERSION.")],
     *,
     folder: Annotated[
-        str | None, typer.Option("--from", help="URL of a folder; else FORKD_PACKS_URL.")
+        str | None, typer.Option("--from", help="URL of the folder (default: FORKD_PACKS_URL).")
     ] = None,
     as_: As = None,
     allow_unsigned: AllowUnsigned = False,
     json: Json = False,
 ) -> None:
-    """Fetch a pack from a server and take it into the store."""
+    """Download a pack and import it."""
     from forkd.packs.remote import Remote, source_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def fork(  # noqa: PLR0913 - one for each option
     tag: Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)],
-    n: Annotated[int, typer.Option("-n", "--n", help="How many.")] = 1,
+    n: Annotated[int, typer.Option("-n", "--n", help="Number of sandboxes.")] = 1,
     *,
     memory: Annotated[int | None, typer.Option(help="Memory limit of each, in MiB.")] = None,
     disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
@@ -54,13 +54,16 @@ def fork(  # noqa: PLR0913 - one for each option
     pids: Annotated[
         int | None, typer.Option(help="Limit of each VMM process's threads on the host.")
     ] = None,
-    network: Annotated[bool, typer.Option("--network", help="Give each an address.")] = False,
-    ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Give each a network interface with an address of its own."),
+    ] = False,
+    ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Refuse a snapshot that is still being written.")
+        bool, typer.Option("--no-wait", help="Fail at once if the snapshot is still being written.")
     ] = False,
     all_or_nothing: Annotated[
-        bool, typer.Option("--all-or-nothing", help="If one fails, keep none.")
+        bool, typer.Option("--all-or-nothing", help="If one fork fails, delete all of them.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -101,9 +104,9 @@ def _show_fork(ready: Sequence[Sandbox], failed: Sequence[SandboxFailure], wall_
 
 
 def list_(
-    tag: Annotated[str | None, typer.Option(help="Only forks of this snapshot.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only sandboxes of this snapshot.")] = None,
     *,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Ids only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
     json: Json = False,
 ) -> None:
     """List sandboxes."""
@@ -145,12 +148,12 @@ def _limits(sandbox: SandboxInfo) -> str | None:
 
 def kill(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of sandboxes.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Every fork of this snapshot.")] = None,
+    tag: Annotated[str | None, typer.Option(help="All sandboxes of this snapshot.")] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="Every sandbox.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
     json: Json = False,
 ) -> None:
-    """End sandboxes and remove everything that was their own."""
+    """Delete sandboxes, with their memory and disks."""
     if bool(ids) + bool(tag) + all_ != 1:
         raise InvalidRequest("name sandboxes by ids, by --tag TAG or by --all", field="ids")
     with shared.client(as_json=json) as client:
@@ -211,10 +214,12 @@ def at_once(
 def logs(
     sandbox: Id,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the log until the sandbox ends.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Print what the guest wrote to its console."""
+    """Print the guest's console log."""
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         if json:

@@ -23,7 +23,7 @@ Recipe = Annotated[
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="Id of a sandbox; or a snapshot, together with --exec."),
+    typer.Option("--from", help="Id of a sandbox; with --exec, name of a snapshot."),
 ]
 FromSandbox = Annotated[str | None, typer.Option("--from-sandbox", hidden=True)]
 """What `--from` was called for sandboxes."""
@@ -31,14 +31,13 @@ Exec = Annotated[
     str | None, typer.Option("--exec", help="Shell command to run in a fork of the snapshot.")
 ]
 ExecTimeout = Annotated[
-    float | None, typer.Option("--exec-timeout", help="Seconds that the command may take.")
+    float | None, typer.Option("--exec-timeout", help="Time limit of the command, in seconds.")
 ]
 Network = Annotated[
-    bool, typer.Option("--network", help="Give that fork an address while the command runs.")
+    bool,
+    typer.Option("--network", help="Give the fork a network interface while the command runs."),
 ]
-NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Return while the snapshot is still being written.")
-]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return before the snapshot is written.")]
 
 
 @commands.command()
@@ -54,7 +53,7 @@ def create(  # noqa: PLR0913 - one for each option
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Make a snapshot: bake a recipe, or write down a sandbox or a fork with a difference."""
+    """Create a snapshot: of a recipe, of a sandbox, or of a fork in which a command has run."""
     if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
         raise InvalidRequest("give either --recipe or --from", field="source")
     source = from_ or from_sandbox
@@ -142,14 +141,17 @@ def remove(
     tags: Annotated[list[str], typer.Argument(help="Names of snapshots.")],
     *,
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="Remove what depends on them as well.")
+        bool, typer.Option("--cascade", help="Delete dependent snapshots, too.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove them from under what depends on them.")
+        bool,
+        typer.Option(
+            "--force", help="Delete even if other snapshots depend on them; those become unusable."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Remove snapshots; refused while sandboxes, or snapshots that depend on them, need them."""
+    """Delete snapshots on which no sandbox and no other snapshot depends."""
     with shared.client(as_json=json) as client:
         for tag in tags:
             client.snapshots.delete(tag, cascade=cascade, force=force)
@@ -161,12 +163,12 @@ def remove(
 def compact(
     tag: Tag,
     to: Annotated[
-        str | None, typer.Option("--to", help="Name of the copy; without it, in its place.")
+        str | None, typer.Option("--to", help="Name of the compacted copy (default: in place).")
     ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Write a snapshot so that it needs no other; what depends on it stays as it is."""
+    """Compact a snapshot's chain into one snapshot; those that depend on it keep working."""
     with shared.client(as_json=json) as client:
         made = client.snapshots.compact(tag, to)
     if json:
@@ -178,10 +180,12 @@ def compact(
 @commands.command()
 def gc(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be deleted.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Remove what is unused: leftovers, failed and orphaned snapshots, idle images."""
+    """Delete unused files: leftovers, failed and orphaned snapshots, unused images."""
     with shared.client(as_json=json) as client:
         done = client.snapshots.gc(dry_run=dry_run)
     if json:

@@ -36,16 +36,16 @@ def branch(  # noqa: PLR0913 - one for each option
     sandbox: Id,
     n: Annotated[
         int | None,
-        typer.Option("-n", "--n", help="How many siblings; with --tag none, unless said."),
+        typer.Option("-n", "--n", help="Number of siblings (default 1; 0 with --tag)."),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(help="Also keep this instant, as a snapshot of this name.")
+        str | None, typer.Option(help="Also write this instant to a snapshot of this name.")
     ] = None,
     *,
     wait: Annotated[
-        bool, typer.Option(help="Return when the snapshot is ready, or while it is written.")
+        bool, typer.Option(help="Wait until the snapshot is written, or return at once.")
     ] = True,
-    ttl: Annotated[float | None, typer.Option(help="End each after so many seconds.")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     json: Json = False,
 ) -> None:
     """Branch a running sandbox into siblings; their ids are printed, one a line."""
@@ -79,7 +79,7 @@ def _show_branch(made: Branch[Sandbox]) -> None:
 
 
 def reset(sandbox: Id, *, json: Json = False) -> None:
-    """Take a sandbox back to where it was forked from its snapshot; it keeps id and address."""
+    """Reset a sandbox to its fork point, in place; it keeps its id and address."""
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         reset_ms = found.reset()
@@ -90,7 +90,7 @@ def reset(sandbox: Id, *, json: Json = False) -> None:
 
 
 def promote(sandbox: Id, *, json: Json = False) -> None:
-    """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
+    """Put a sandbox in its parent's place, under its id and address; parent and siblings end."""
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         before = found.id
@@ -104,11 +104,11 @@ def promote(sandbox: Id, *, json: Json = False) -> None:
 
 def diff(
     a: Annotated[str, typer.Argument(help="Id of a sandbox, or name of a snapshot.")],
-    b: Annotated[str, typer.Argument(help="The one after it.")],
+    b: Annotated[str, typer.Argument(help="Id of a sandbox, or name of a snapshot.")],
     *,
     json: Json = False,
 ) -> None:
-    """Say which files were added (+), changed (~) and removed (-) from A to B."""
+    """List the files added (+), changed (~) and removed (-) from A to B."""
     with shared.client(as_json=json) as client:
         found = client.diff(machine(client, a), machine(client, b))
     if json:
@@ -122,11 +122,11 @@ def diff(
 
 
 def tree(
-    sandbox: Annotated[str | None, typer.Argument(help="Only the tree that it is in.")] = None,
+    sandbox: Annotated[str | None, typer.Argument(help="Only the tree of this sandbox.")] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Draw who was branched from whom, when, and how much private memory each has."""
+    """Draw the tree of branches, with times and private memory."""
     with shared.client(as_json=json) as client:
         found = client.tree(sandbox and sandbox_id(client, sandbox))
     if json:
