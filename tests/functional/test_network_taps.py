@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,26 @@ def test_a_link_has_the_hosts_address_as_soon_as_it_is_made() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((slot.host, 0))
     assert slot.tap in {name for _, name in socket.if_nameindex()}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("ipv6/conf/{}/disable_ipv6", "1"),
+        ("ipv4/conf/{}/forwarding", "0"),
+        ("ipv4/conf/{}/rp_filter", "1"),
+        ("ipv4/conf/{}/accept_redirects", "0"),
+    ],
+)
+def test_the_host_learns_nothing_from_a_link_and_forwards_nothing(setting: str, value: str) -> None:
+    slot = PLAN.slot(0)
+
+    taps.create(slot)
+
+    path = Path("/proc/sys/net", setting.format(slot.tap))
+    assert not path.exists() or path.read_text().strip() == value
+    addresses = Path("/proc/net/if_inet6")
+    assert not addresses.exists() or slot.tap not in addresses.read_text()
 
 
 def test_a_link_takes_over_the_address_of_one_that_is_gone_and_may_do_so_twice() -> None:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyroute2 import IPRoute
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TUN = "/dev/net/tun"
+_SYSCTL = Path("/proc/sys/net")
+_ISOLATED = {
+    "ipv6/conf/{name}/disable_ipv6": "1",
+    "ipv4/conf/{name}/forwarding": "0",
+    "ipv4/conf/{name}/rp_filter": "1",
+    "ipv4/conf/{name}/accept_redirects": "0",
+    "ipv4/conf/{name}/send_redirects": "0",
+}
+"""What is written below `/proc/sys/net` for a link to a guest."""
+
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
 _IFF_TAP = 0x0002
@@ -48,6 +59,23 @@ def add_tap(name: str) -> None:
             fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
         finally:
             os.close(descriptor)
+
+
+def isolate(name: str) -> None:
+    """Have the host neither learn from a link nor forward what comes from it.
+
+    IPv6 is off, so that router advertisements of a guest do not make it the host's router; packets
+    are not forwarded, whatever the host's default is; those from addresses that are not the
+    link's are dropped.  Kernels without IPv6 have nothing to switch off
+    (`Documentation/networking/ip-sysctl.rst`).
+
+    Raises:
+        HostError: The kernel refused, or there is no such link.
+    """
+    for path, value in _ISOLATED.items():
+        setting = _SYSCTL / path.format(name=name)
+        with kernel_call(f"isolate {name}", tap=name), contextlib.suppress(FileNotFoundError):
+            setting.write_text(value)
 
 
 def set_up(name: str, address: str, prefix_length: int) -> None:

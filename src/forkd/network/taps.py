@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 def create(slot: Slot) -> None:
-    """Make a link's tap, with the host's address, or nothing.
+    """Make a link's tap, isolated and with the host's address, or nothing.
 
     Raises:
         HostError: The kernel refused.
     """
     netlink.add_tap(slot.tap)
     try:
+        netlink.isolate(slot.tap)
         netlink.set_up(slot.tap, slot.host, PREFIX_LENGTH)
     except ForkdError:
         netlink.remove(slot.tap)
