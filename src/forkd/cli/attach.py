@@ -54,7 +54,7 @@ def attached(  # noqa: PLR0913 - what a program is run with
         ForkdError: The program could not be started, or was lost.
     """
     if tty and not sys.stdin.isatty():
-        raise InvalidRequest("--tty wants standard input to be a terminal", field="tty")
+        raise InvalidRequest("--tty needs a terminal as standard input", field="tty")
     size = _size() if tty else None
     program = sandbox.exec_stream(args, stdin=stdin, tty=size, timeout_s=timeout_s, **options)
     with program as process, ExitStack() as stack:

@@ -153,7 +153,7 @@ def _download_entry(
 def _safe(name: str) -> str:
     """Return a name that a guest says is in a folder, if it can be."""
     if name in {"", ".", ".."} or "/" in name or "\0" in name:
-        raise InvalidRequest(f"the sandbox names a file {name!r}, which none can be called")
+        raise InvalidRequest(f"the sandbox names a file {name!r}, which is no file name")
     return name
 
 

@@ -75,7 +75,7 @@ def exec_(  # noqa: PLR0913 - one for each option
         render.failure(error, as_json=json)
         raise typer.Exit(_not_started(error)) from None
     if ended.timed_out:
-        render.note(f"its {timeout} s ran out")
+        render.note(f"timed out after {timeout} s")
         raise typer.Exit(EXIT_TIMED_OUT)
     code = ended.exit_code
     raise typer.Exit(SIGNAL_EXIT_BASE + (ended.signal or 0) if code is None else code)
@@ -128,7 +128,7 @@ def eval_(
 
 def _code(code: str | None, file: Path | None) -> str:
     if (code is None) == (file is None):
-        raise InvalidRequest("say what to run: code, or --file FILE", field="code")
+        raise InvalidRequest("nothing to run: give code, or --file FILE", field="code")
     if code == "-":
         return sys.stdin.read()
     if file is None:
@@ -162,7 +162,7 @@ def _show(result: EvalResult) -> None:
     if result.error is not None:
         sys.stderr.write(result.error.traceback.rstrip("\n") + "\n")
     elif result.timed_out:
-        render.note("its time ran out; its names live on")
+        render.note("timed out; variables that were defined are kept")
     elif result.repr not in {None, "None"}:
         typer.echo(result.repr)
     if result.truncated:

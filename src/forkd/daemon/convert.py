@@ -48,7 +48,7 @@ MIB = 1 << 20
 def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkRequest:
     """Return what to bake, or what to write down."""
     if (request.recipe is None) == (request.source is None):
-        raise InvalidRequest("say either recipe or source", field="source")
+        raise InvalidRequest("give exactly one of recipe and source", field="source")
     tag = parse_tag(request.tag)
     if request.recipe is not None:
         if request.exec is not None or not request.wait or request.network:

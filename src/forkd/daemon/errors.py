@@ -131,7 +131,7 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error.__cause__, errors.ForkdError):
         return render(error.__cause__)
     if error.status_code == STATUS[errors.InvalidRequest]:
-        return render(errors.InvalidRequest("the body is no JSON that can be read", field="body"))
+        return render(errors.InvalidRequest("the body is not valid JSON", field="body"))
     answer = plain(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     answer.headers.update(error.headers or {})
     return answer

@@ -72,7 +72,7 @@ class BootListener:
             EngineExited: The machine ended first; the message has the reason.
         """
         if self._booted is None:
-            raise EngineError("nobody listens for this machine's agent")
+            raise EngineError("no listener for this machine's agent")
         watch = await Watch.open(self._directory / CONTROL_SOCKET, self._ended)
         try:
             async with deadline(timeout_s, "the guest did not boot to its agent"):

@@ -72,7 +72,7 @@ class Frame:
         except (ValueError, RecursionError) as error:
             raise EngineError(f"a {self.kind.name} frame does not hold JSON: {error}") from error
         if not isinstance(value, dict):
-            raise EngineError(f"a {self.kind.name} frame does not hold a JSON object")
+            raise EngineError(f"a {self.kind.name} frame has no JSON object")
         return value
 
 

@@ -85,7 +85,7 @@ class EvalResult:
         if self.error is not None:
             raise GuestError(f"{self.error}\n{self.error.traceback}", guest_code="exception")
         if self.timed_out:
-            raise GuestError("the code's time ran out", guest_code="timed_out")
+            raise GuestError("the code timed out", guest_code="timed_out")
         return self
 
 
