@@ -36,6 +36,9 @@ CONNECT_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 60.0
 """Time for the first answer of a WebSocket, which a busy daemon may be slow to give."""
 
+CLOSE_TIMEOUT_S = 0.5
+"""Time for the daemon's part of a close: it comes behind all output that nobody reads any more."""
+
 CONNECTIONS_MAX = 256
 """Requests in flight at once; more wait their turn, however long that takes."""
 
@@ -184,6 +187,7 @@ def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
         "max_size": MESSAGE_BYTES_MAX,
         "open_timeout": OPEN_TIMEOUT_S,
         "ping_interval": None,
+        "close_timeout": CLOSE_TIMEOUT_S,
     }
 
 
