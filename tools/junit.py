@@ -22,6 +22,18 @@ def counts(path: Path) -> tuple[int, int, int] | None:
     return total - failed - skipped, failed, skipped
 
 
+def failed(path: Path) -> list[str]:
+    """Return each test that failed: its id and, after a colon, the first line of the reason."""
+    if not _is_whole(path):
+        return []
+    return [
+        f"{_id_of(case)}: {(said.get('message') or 'no reason given').splitlines()[0]}"
+        for case in _elements(path, "testcase")
+        for said in case
+        if said.tag in ("failure", "error")
+    ]
+
+
 def taken_s(path: Path) -> dict[str, float]:
     """Return what each test took with its fixtures, in seconds; nothing without a whole file."""
     if not _is_whole(path):

@@ -200,6 +200,8 @@ def main() -> int:
         outcomes = run_lanes(lanes, cores)
     missing = left_out(unmet, (suite.junit for suite in machines if suite.junit is not None))
     sys.stdout.write(f"\n{table(outcomes)}\n")
+    files = [outcome.suite.junit for outcome in outcomes if outcome.suite.junit is not None]
+    sys.stdout.writelines(f"failed: {each}\n" for path in files for each in junit.failed(path))
     sys.stdout.writelines(f"did not run: {name}\n" for name in missing)
     return 0 if all(outcome.passed for outcome in outcomes) and not missing else 1
 

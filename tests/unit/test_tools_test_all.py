@@ -30,6 +30,22 @@ def test_a_junit_file_says_what_passed_failed_and_was_skipped(tmp_path: Path) ->
     assert junit.counts(tmp_path / "junit.xml") == (3, 2, 2)
 
 
+def test_a_test_that_failed_is_named_with_the_first_line_of_its_reason(tmp_path: Path) -> None:
+    cases = '<testcase classname="tests.unit.test_a" name="test_good" time="1"/>'
+    cases += (
+        '<testcase classname="tests.unit.test_a" name="test_b[x]">'
+        '<failure message="assert 1 == 2&#10; +more">trace</failure></testcase>'
+        '<testcase classname="tests.unit.test_a" name="test_c"><error>trace</error></testcase>'
+    )
+    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+
+    assert junit.failed(tmp_path / "junit.xml") == [
+        "tests/unit/test_a.py::test_b[x]: assert 1 == 2",
+        "tests/unit/test_a.py::test_c: no reason given",
+    ]
+    assert junit.failed(tmp_path / "missing.xml") == []
+
+
 def test_a_test_of_a_class_has_pytests_own_id(tmp_path: Path) -> None:
     cases = '<testcase classname="tests.functional.test_a" name="test_b[x.y]" time="1"/>'
     cases += '<testcase classname="tests.functional.test_a.TestC" name="test_d" time="2"/>'
