@@ -116,7 +116,8 @@ async def test_text_that_cannot_be_said_on_is_replaced(tmp_path: Path) -> None:
 async def test_output_without_an_end_is_kept_up_to_its_limit_and_ends_with_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forkd.engine.guest.GRACE_S", 0.5)
+    for module in ("guest", "guest_bake"):
+        monkeypatch.setattr(f"forkd.engine.{module}.GRACE_S", 0.5)
     kept = 0
 
     def note(data: bytes) -> None:
