@@ -63,9 +63,22 @@ class Counts:
         self.steps += report.transfers
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=[1, LARGE_VCPUS], ids=["1cpu", "4cpus"]
-)
+QUICK = ((1, "fork"), (LARGE_VCPUS, "memory"), (LARGE_VCPUS, "disk"))
+"""Cells of every run: each kind of load that writes, on one virtual CPU or on several."""
+
+CELLS = [
+    pytest.param(
+        vcpus,
+        load,
+        id=f"{vcpus}cpu{'s' * (vcpus > 1)}-{load}",
+        marks=() if (vcpus, load) in QUICK else pytest.mark.soak(only=True),
+    )
+    for vcpus in (1, LARGE_VCPUS)
+    for load in ("idle", "memory", "disk", "fork")
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def host(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bakes: Bakes
 ) -> AsyncIterator[RealHost]:
@@ -145,7 +158,7 @@ async def branched(host: RealHost, source: SandboxId, number: int, counts: Count
     return source
 
 
-@pytest.mark.parametrize("load", ["idle", "memory", "disk", "fork"])
+@pytest.mark.parametrize(("host", "load"), CELLS, indirect=["host"], scope="module")
 async def test_all_that_comes_of_a_branch_of_a_machine_at_work_is_whole_and_goes_on(
     host: RealHost,
     load: str,

@@ -221,7 +221,14 @@ async def test_a_command_reaches_the_host_through_the_network_that_was_asked_for
     assert await value(real_host, sandbox, "open('/root/fetched').read()") == "a wheel"
 
 
-@pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "memory",  # the others of a base: tests/functional/test_service_machines.py
+        pytest.param("state", marks=pytest.mark.soak(only=True)),
+        pytest.param("disk.layer", marks=pytest.mark.soak(only=True)),
+    ],
+)
 async def test_a_flipped_bit_in_a_link_is_named_before_anything_runs(
     real_host: RealHost, file: str
 ) -> None:

@@ -191,15 +191,16 @@ def fork_and_kill(client: Client) -> None:
 
 
 @REAL
+@pytest.mark.soak(only=True)  # whatever the machines are, it is the daemon that must not grow
 @pytest.mark.timeout(600)
 def test_machines_come_and_go_and_the_daemon_does_not_grow(
-    bakes: Bakes, soak: Soak, tell: Callable[[str], None]
+    bakes: Bakes, tell: Callable[[str], None]
 ) -> None:
     with running_daemon(bakes.of(RECIPE)) as daemon, Client(daemon.url) as client:
         endure(
             lambda: fork_and_kill(client),
             daemon.pid,
-            soak.count(4, 300),
-            soak.count(8, 3_000),
-            tell,
+            warmup=300,
+            times=3_000,
+            tell=tell,
         )

@@ -166,6 +166,7 @@ def test_a_snapshot_cannot_be_named_out_of_its_folder(client: Client) -> None:
     assert [each.tag for each in client.snapshots.list()] == [TAG]
 
 
+@pytest.mark.soak(only=True)  # over a VMM of the test's: tests/functional/test_service_recovery.py
 def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(doomed: Daemon) -> None:
     warming = threading.Event()
 
@@ -187,6 +188,7 @@ def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(doomed: D
         assert client.snapshots.list() == []
 
 
+@pytest.mark.soak(only=True)  # as above, and tests/functional/test_crashes.py
 def test_a_daemon_killed_in_a_fork_adopts_what_was_ready_and_leaves_nothing_else(
     doomed_with_base: Daemon,
 ) -> None:

@@ -102,7 +102,7 @@ with open("/root/synced", "wb") as file:
 async def test_twenty_siblings_at_once_read_what_they_wrote_and_see_nobody_elses(
     real_host: RealHost, soak: Soak
 ) -> None:
-    steps = soak.count(50, 150)
+    steps = soak.count(20, 150)
     before = lower_layers(real_host)
     async with real_host.forked(SIBLINGS, ForkOptions()) as siblings:
         asked = [

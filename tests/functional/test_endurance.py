@@ -38,6 +38,8 @@ SETTLED = 10
 """After so many resets everything that is made once has been made: the pages that forks are known
 to write, Python's caches in the daemon, the log's first lines."""
 
+RESETS = 2_000
+
 MAY_GROW = {
     "private_bytes": MIB,
     "daemon_bytes": 8 * MIB,
@@ -139,20 +141,20 @@ def forked_ms(client: Client) -> float:
         return sandbox.info.fork_ms.total
 
 
+@pytest.mark.soak(only=True)  # a few resets: tests/functional/test_branch_reset.py
 def test_a_sandbox_is_reset_again_and_again_and_nothing_grows(
-    daemon: Daemon, soak: Soak, tell: Callable[[str], None]
+    daemon: Daemon, tell: Callable[[str], None]
 ) -> None:
     with Client(daemon.url) as client:
         (other,) = client.fork(TAG)
         wanted = other.eval(FINGERPRINT).check().value
         (sandbox,) = client.fork(TAG, memory_limit_mib=768, network=True)
-        _reset_often(
-            client, Patient(daemon, sandbox), wanted, soak.count(30, 2000), tell, may_grow=MAY_GROW
-        )
+        _reset_often(client, Patient(daemon, sandbox), wanted, RESETS, tell, may_grow=MAY_GROW)
 
 
+@pytest.mark.soak(only=True)  # as above
 def test_a_sibling_whose_source_has_ended_is_reset_again_and_again_and_nothing_grows(
-    daemon: Daemon, soak: Soak, tell: Callable[[str], None]
+    daemon: Daemon, tell: Callable[[str], None]
 ) -> None:
     with Client(daemon.url) as client:
         (source,) = client.fork(TAG, memory_limit_mib=768, network=True)
@@ -161,8 +163,9 @@ def test_a_sibling_whose_source_has_ended_is_reset_again_and_again_and_nothing_g
         wanted = other.eval(FINGERPRINT).check().value
         for each in (source, other):
             each.kill()
-        patient, resets = Patient(daemon, sandbox), soak.count(20, 2000)
-        _reset_often(client, patient, wanted, resets, tell, may_grow=SIBLING_MAY_GROW)
+        _reset_often(
+            client, Patient(daemon, sandbox), wanted, RESETS, tell, may_grow=SIBLING_MAY_GROW
+        )
 
 
 def _reset_often(  # noqa: PLR0913 - all of it is said by its tests

@@ -3,6 +3,9 @@
 A property such as "no kill tears a snapshot" has no natural end.  Every run of the suite tries it
 a few times; `make soak` tries it as often as the specification promises.  A test that repeats
 itself is marked `soak` and asks the fixture of that name how often; what it checks is the same.
+
+`soak(only=True)` marks what runs with `--soak` alone: a long test, or one case of it, each of whose
+promises a quicker test keeps in every run.
 """
 
 from __future__ import annotations
@@ -50,16 +53,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "soak: repeats itself, and more often with --soak")
+    config.addinivalue_line(
+        "markers", "soak(only=False): repeats itself, and more often, or only, with --soak"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--soak"):
+        left_out = [item for item in items if is_soak_only(item)]
+        items[:] = [item for item in items if not is_soak_only(item)]
+        config.hook.pytest_deselected(items=left_out)
         return
     for item in items:
         if item.get_closest_marker("soak") is not None:
             item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_S), append=False)
+
+
+def is_soak_only(item: pytest.Item) -> bool:
+    """Tell whether a test, or this case of it, runs with `--soak` alone."""
+    return any(mark.kwargs.get("only", False) for mark in item.iter_markers("soak"))
 
 
 @pytest.fixture
