@@ -149,9 +149,9 @@ class Daemon:
     async def fork_ms(self) -> float:
         """Fork a sandbox, and end it; return how long the fork took."""
         clock = Stopwatch()
-        (made,) = (await self._ask("POST", "/v1/sandboxes", {"snapshot_tag": self._tag})).json()
+        (made,) = (await self._ask("POST", "/v2/sandboxes", {"snapshot_tag": self._tag})).json()
         taken_ms = clock.ms()
-        await self._ask("DELETE", f"/v1/sandboxes/{made['id']}")
+        await self._ask("DELETE", f"/v2/sandboxes/{made['id']}")
         return taken_ms
 
     async def forks(self, count: int, latencies_ms: list[float], cpu_ms: list[float]) -> None:
@@ -245,7 +245,7 @@ async def rush(daemon: Daemon) -> tuple[float, float]:
 
     async def one() -> None:
         async with RawClient(f"unix://{daemon.socket}") as client:
-            client.say(request("GET", "/v1/sandboxes"))
+            client.say(request("GET", "/v2/sandboxes"))
             if next(said) == REQUESTS // 2:
                 half_said.set()
             checked(await client.answer(ANSWER_TIMEOUT_S))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from forkd.service.api import Host
 
-OPENAPI = ROOT / "protocol/rest/openapi-v1.json"
+OPENAPI = ROOT / "protocol/rest/openapi-v2.json"
 ERRORS = ROOT / "protocol/rest/errors.json"
 
 

@@ -10,7 +10,7 @@ import pytest
 from forkd import errors
 from forkd.daemon.errors import STATUS, body_of, status_of
 from forkd.sdk._errors import from_answer, from_body
-from forkd.wire.v1 import ErrorBody
+from forkd.wire.v2 import ErrorBody
 from tools.gen import walk
 
 ALL = list(walk(errors.ForkdError))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 DOCUMENT = json.loads(
-    (Path(__file__).parents[2] / "protocol/rest/openapi-v1.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "protocol/rest/openapi-v2.json").read_text(encoding="utf-8")
 )
 
 PUBLISHED = {"ExecExit.duration_s", "ExecResult.duration_s", "HostInfo.uptime_s", "Pong.uptime_s"}

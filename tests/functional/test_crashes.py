@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from forkd.sdk import Sandbox
-    from forkd.wire import v1
+    from forkd.wire import v2
     from tests.support.bakes import Bakes
     from tests.support.crash_load import Step
     from tests.support.real_daemon import Daemon
@@ -253,7 +253,7 @@ class Arena:
 
     # Keeping it small
 
-    def _leaves(self, snapshots: list[v1.SnapshotInfo], besides: set[str]) -> list[str]:
+    def _leaves(self, snapshots: list[v2.SnapshotInfo], besides: set[str]) -> list[str]:
         """Return the snapshots that can be removed, as far as nobody begins to use them."""
         parents = {each.parent_tag for each in snapshots} | besides | {TAG}
         return [s.tag for s in snapshots if s.tag not in parents and s.sandboxes == 0]

@@ -38,7 +38,7 @@ async def daemon(fake_host: FakeHost, knobs: str = "") -> AsyncIterator[Served]:
         before = descriptors()
         yield served
         for each in await served.sandboxes():
-            await served.http.delete(f"/v1/sandboxes/{each}")
+            await served.http.delete(f"/v2/sandboxes/{each}")
         await until(lambda: fake_host.left_over() == [] and len(fake_host.vmm_processes()) <= 1)
         await until(lambda: descriptors() <= before)
 
@@ -59,7 +59,7 @@ async def test_a_fork_leaves_no_sandbox(fake_host: FakeHost) -> None:
 
         await served.leave(
             "POST",
-            "/v1/sandboxes",
+            "/v2/sandboxes",
             body(snapshot_tag=TAG, n=FORK_COUNT),
             begun=lambda: len(fake_host.left_over()) > len(kept) + 1,
         )
@@ -75,7 +75,7 @@ async def test_a_branch_leaves_no_sibling_and_its_source_goes_on(fake_host: Fake
 
         await served.leave(
             "POST",
-            f"/v1/sandboxes/{source}/branch",
+            f"/v2/sandboxes/{source}/branch",
             body(n=SIBLINGS),
             begun=lambda: len(fake_host.left_over()) > 2,
         )
@@ -92,7 +92,7 @@ async def test_a_program_is_ended_in_the_guest(fake_host: FakeHost, program: str
 
         await served.leave(
             "POST",
-            f"/v1/sandboxes/{sandbox}/exec",
+            f"/v2/sandboxes/{sandbox}/exec",
             body(args=[program]),
             begun=lambda: f"{program} began" in served.console(sandbox),
         )
@@ -108,7 +108,7 @@ async def test_an_evaluation_is_let_go_of(fake_host: FakeHost, tmp_path: Path) -
         before = descriptors()
 
         await served.leave(
-            "POST", f"/v1/sandboxes/{sandbox}/eval", body(code=code), begun=begun.exists
+            "POST", f"/v2/sandboxes/{sandbox}/eval", body(code=code), begun=begun.exists
         )
 
         await until(lambda: descriptors() <= before)
@@ -121,14 +121,14 @@ async def test_a_bake_leaves_nothing(fake_host: FakeHost, stream: str) -> None:
 
         await served.leave(
             "POST",
-            "/v1/snapshots",
+            "/v2/snapshots",
             body(tag="hanging", recipe=str(recipe)),
             begun=lambda: any(fake_host.settings.bakes_dir.glob("*/vsock.sock")),
             more=stream,
         )
 
         await until(lambda: not any(fake_host.settings.bakes_dir.iterdir()) and not tasks("bake"))
-        snapshots = (await served.http.get("/v1/snapshots")).json()
+        snapshots = (await served.http.get("/v2/snapshots")).json()
         assert [each["tag"] for each in snapshots] == [TAG]
 
 
@@ -142,7 +142,7 @@ async def test_a_build_is_ended(fake_host: FakeHost, stream: str) -> None:
 
             await served.leave(
                 "POST",
-                "/v1/images",
+                "/v2/images",
                 body(recipe=str(fake_host.recipe(name="other"))),
                 begun=lambda: tasks("build") != [],
                 more=stream,
@@ -155,11 +155,11 @@ async def test_a_comparison_is_ended_and_leaves_no_copy(fake_host: FakeHost) -> 
     async with daemon(fake_host) as served:
         (first,) = await served.sandboxes()
         (second,) = await served.fork()
-        put = f"/v1/sandboxes/{second}/files?path=/forever"
+        put = f"/v2/sandboxes/{second}/files?path=/forever"
         assert (await served.http.put(put, content=b"x")).status_code == 200
 
         await served.leave(
-            "POST", "/v1/diff", body(a=first, b=second), begun=lambda: comparing(fake_host) != []
+            "POST", "/v2/diff", body(a=first, b=second), begun=lambda: comparing(fake_host) != []
         )
 
         await until(lambda: comparing(fake_host) == [] and len(fake_host.left_over()) == 2)
@@ -191,28 +191,28 @@ async def test_a_pack_that_is_sent_is_no_longer_written(fake_host: FakeHost) -> 
         big = fake_host.recipe(name="big")
         with (big / "rootfs.ext4").open("ab") as rootfs:
             rootfs.write(os.urandom(8 << 20))
-        answer = await served.http.post("/v1/snapshots", json={"tag": "big", "recipe": str(big)})
+        answer = await served.http.post("/v2/snapshots", json={"tag": "big", "recipe": str(big)})
         assert answer.status_code == 201
 
-        await served.leave("GET", "/v1/snapshots/big/pack", begun=lambda: packing() != [])
+        await served.leave("GET", "/v2/snapshots/big/pack", begun=lambda: packing() != [])
 
         await until(lambda: packing() == [])
 
 
 async def test_a_pack_that_is_received_leaves_nothing(fake_host: FakeHost) -> None:
     async with daemon(fake_host) as served:
-        pack = (await served.http.get(f"/v1/snapshots/{TAG}/pack")).content
+        pack = (await served.http.get(f"/v2/snapshots/{TAG}/pack")).content
 
         await served.leave(
             "PUT",
-            "/v1/snapshots/copy/pack",
+            "/v2/snapshots/copy/pack",
             pack[: len(pack) // 2],
             missing=len(pack),
             begun=lambda: packing() != [],
         )
 
         await until(lambda: packing() == [] and staged(fake_host) == [])
-        snapshots = (await served.http.get("/v1/snapshots")).json()
+        snapshots = (await served.http.get("/v2/snapshots")).json()
         assert [each["tag"] for each in snapshots] == [TAG]
 
 
@@ -223,7 +223,7 @@ def staged(host: FakeHost) -> list[Path]:
 async def test_a_file_that_is_received_is_not_there(fake_host: FakeHost) -> None:
     async with daemon(fake_host) as served:
         (sandbox,) = await served.sandboxes()
-        before, path = descriptors(), f"/v1/sandboxes/{sandbox}/files?path=/half"
+        before, path = descriptors(), f"/v2/sandboxes/{sandbox}/files?path=/half"
 
         await served.leave(
             "PUT", path, bytes(100_000), missing=1, begun=lambda: descriptors() > before + 2
@@ -245,13 +245,13 @@ async def test_what_must_not_be_half_done_goes_on_to_its_end(
         (source,) = await served.sandboxes()
         sandbox = source
         if op == "rename":
-            answer = await served.http.post(f"/v1/sandboxes/{source}/branch", json={"n": 1})
+            answer = await served.http.post(f"/v2/sandboxes/{source}/branch", json={"n": 1})
             sandbox = answer.json()["sandboxes"][0]["id"]
-        await served.http.post(f"/v1/sandboxes/{sandbox}/eval", json={"code": SET})
+        await served.http.post(f"/v2/sandboxes/{sandbox}/eval", json={"code": SET})
 
         await served.leave(
             method,
-            f"/v1/sandboxes/{sandbox}{path}",
+            f"/v2/sandboxes/{sandbox}{path}",
             begun=lambda: f"{op} waits" in served.console(sandbox),
         )
         go.touch()
@@ -269,7 +269,7 @@ async def test_what_must_not_be_half_done_goes_on_to_its_end(
 
 
 async def answer_of(served: Served, sandbox: str) -> object:
-    answer = await served.http.post(f"/v1/sandboxes/{sandbox}/eval", json={"code": "answer"})
+    answer = await served.http.post(f"/v2/sandboxes/{sandbox}/eval", json={"code": "answer"})
     return answer.json().get("value")
 
 

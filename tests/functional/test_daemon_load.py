@@ -55,16 +55,16 @@ def daemon(fake_host: FakeHost) -> Iterator[FakeDaemon]:
     proc.raise_open_files_limit()
     with FakeDaemon(fake_host) as made:
         body = {"tag": TAG, "recipe": str(fake_host.recipe())}
-        assert made.http.post("/v1/snapshots", json=body).status_code == 201
+        assert made.http.post("/v2/snapshots", json=body).status_code == 201
         cycle(made)
         yield made
 
 
 def cycle(daemon: FakeDaemon) -> None:
     """Fork a sandbox and end it."""
-    answer = daemon.http.post("/v1/sandboxes", json={"snapshot_tag": TAG})
+    answer = daemon.http.post("/v2/sandboxes", json={"snapshot_tag": TAG})
     assert answer.status_code == 201, answer.text
-    assert daemon.http.delete(f"/v1/sandboxes/{answer.json()[0]['id']}").status_code == 204
+    assert daemon.http.delete(f"/v2/sandboxes/{answer.json()[0]['id']}").status_code == 204
 
 
 async def ask(daemon: FakeDaemon, method: str, path: str, body: object = None) -> Answer:
@@ -82,15 +82,15 @@ async def ask(daemon: FakeDaemon, method: str, path: str, body: object = None) -
 async def request(daemon: FakeDaemon, number: int, sandbox: str) -> None:
     """Make a request that has to work."""
     if number % FORKS_EVERY == 0:
-        made = await ask(daemon, "POST", "/v1/sandboxes", {"snapshot_tag": TAG})
+        made = await ask(daemon, "POST", "/v2/sandboxes", {"snapshot_tag": TAG})
         assert made.status == 201, made
-        made = await ask(daemon, "DELETE", f"/v1/sandboxes/{made.json()[0]['id']}")
+        made = await ask(daemon, "DELETE", f"/v2/sandboxes/{made.json()[0]['id']}")
         assert made.status == 204, made
     elif number % 2:
-        told = await ask(daemon, "POST", f"/v1/sandboxes/{sandbox}/eval", {"code": "answer"})
+        told = await ask(daemon, "POST", f"/v2/sandboxes/{sandbox}/eval", {"code": "answer"})
         assert (told.status, told.json()["value"]) == (200, 42)
     else:
-        assert (await ask(daemon, "GET", "/v1/sandboxes")).status == 200
+        assert (await ask(daemon, "GET", "/v2/sandboxes")).status == 200
 
 
 async def rush(daemon: FakeDaemon, sandbox: str, requests: int = REQUESTS) -> None:
@@ -111,7 +111,7 @@ async def rush(daemon: FakeDaemon, sandbox: str, requests: int = REQUESTS) -> No
 async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
     daemon: FakeDaemon, soak: Soak, tell: Callable[[str], None]
 ) -> None:
-    sandbox = daemon.http.post("/v1/sandboxes", json={"snapshot_tag": TAG}).json()[0]["id"]
+    sandbox = daemon.http.post("/v2/sandboxes", json={"snapshot_tag": TAG}).json()[0]["id"]
     tasks = len(await daemon.tasks())
     await rush(daemon, sandbox, WARMUP_REQUESTS)  # what is made once, such as threads, is made
     async with asyncio.timeout(UNTIL_DEADLINE_S):
@@ -128,7 +128,7 @@ async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
         before["tasks"] <= tasks
     )  # the first count may have those of requests that had just ended
     assert before["sandboxes"] == [sandbox]
-    assert daemon.http.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
+    assert daemon.http.delete(f"/v2/sandboxes/{sandbox}").status_code == 204
 
 
 async def examined(daemon: FakeDaemon) -> dict[str, Any]:
@@ -136,7 +136,7 @@ async def examined(daemon: FakeDaemon) -> dict[str, Any]:
     return {
         "descriptors": Held.by(daemon.pid).descriptors,
         "tasks": len(await daemon.tasks()),
-        "sandboxes": [each["id"] for each in daemon.http.get("/v1/sandboxes").json()],
+        "sandboxes": [each["id"] for each in daemon.http.get("/v2/sandboxes").json()],
         "machines": daemon.host.vmm_processes(),
         "left_over": daemon.host.left_over(),
     }

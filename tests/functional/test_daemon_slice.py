@@ -20,7 +20,7 @@ from tests.support.service_host import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from forkd.wire import v1
+    from forkd.wire import v2
     from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
@@ -32,13 +32,13 @@ BAKE_TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def progress() -> list[v1.ProgressEvent]:
+def progress() -> list[v2.ProgressEvent]:
     """What the bake of the module's snapshot has told."""
     return []
 
 
 @pytest.fixture(scope="module")
-def daemon(progress: list[v1.ProgressEvent]) -> Iterator[Daemon]:
+def daemon(progress: list[v2.ProgressEvent]) -> Iterator[Daemon]:
     """A daemon with a snapshot and its zygote."""
     with running_daemon() as made:
         with Client(made.url) as client:
@@ -72,7 +72,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 def test_a_bake_tells_its_stages_and_its_snapshot_is_listed(
-    client: Client, progress: list[v1.ProgressEvent]
+    client: Client, progress: list[v2.ProgressEvent]
 ) -> None:
     stages = list(dict.fromkeys(event.stage for event in progress))
     assert stages[-4:] == ["boot", "warm", "quiesce", "save"]
@@ -174,7 +174,7 @@ def test_a_daemon_killed_in_a_bake_leaves_nothing_after_the_next_start(doomed: D
         with Client(doomed.url) as client:
             client.snapshots.create(TAG, RECIPE, on_progress=told)
 
-    def told(event: v1.ProgressEvent) -> None:
+    def told(event: v2.ProgressEvent) -> None:
         if event.stage == "warm":
             warming.set()
 

@@ -15,7 +15,7 @@ import pytest
 
 from forkd.daemon.clients import UNIX
 from forkd.limits import OUTPUTS_BYTES_MAX
-from forkd.wire.v1 import Kind
+from forkd.wire.v2 import Kind
 from tests.support.raw_http import DEADLINE_S, WEBSOCKET, RawClient
 from tests.support.served_host import REQUEST, Served, descriptors, served_host
 from tests.support.service_host import until
@@ -37,8 +37,8 @@ async def daemon(fake_host: FakeHost) -> AsyncIterator[tuple[Served, str]]:
     """Serve one sandbox; nothing is left of it, and no output is kept any more."""
     async with served_host(fake_host, limits=LIMITS) as served:
         (sandbox,) = await served.fork()
-        yield served, f"/v1/sandboxes/{sandbox}"
-        await served.http.delete(f"/v1/sandboxes/{sandbox}")
+        yield served, f"/v2/sandboxes/{sandbox}"
+        await served.http.delete(f"/v2/sandboxes/{sandbox}")
         await until(lambda: served.app.state.outputs.free_bytes == OUTPUTS_BYTES_MAX)
         assert fake_host.left_over() == []
 

@@ -49,12 +49,12 @@ class Scene:
         return self.daemon.http.post(path, json=body)
 
     def prepare(self) -> None:
-        answer = self.post("/v1/snapshots", tag=TAG, recipe=str(self.host.recipe()))
+        answer = self.post("/v2/snapshots", tag=TAG, recipe=str(self.host.recipe()))
         assert answer.status_code == 201, answer.text
         self.sandbox = self.fork()
 
     def fork(self) -> str:
-        answer = self.post("/v1/sandboxes", snapshot_tag=TAG)
+        answer = self.post("/v2/sandboxes", snapshot_tag=TAG)
         assert answer.status_code == 201, answer.text
         id_: str = answer.json()[0]["id"]
         return id_
@@ -63,14 +63,14 @@ class Scene:
         (self.host.folder / ARM).touch()
 
     def link(self, tag: str) -> httpx.Response:
-        return self.post("/v1/snapshots", tag=tag, source=self.sandbox)
+        return self.post("/v2/snapshots", tag=tag, source=self.sandbox)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return once something holds, for which there is no event."""
         asyncio.run(until(condition))
 
     def sandboxes(self) -> list[str]:
-        return sorted(each["id"] for each in self.daemon.http.get("/v1/sandboxes").json())
+        return sorted(each["id"] for each in self.daemon.http.get("/v2/sandboxes").json())
 
     def crash(self) -> list[str]:
         """Return the lines of the log that tell of the crash, of which one has its traceback."""
@@ -83,32 +83,32 @@ class Scene:
         for path in ("/healthz", "/readyz"):
             assert self.daemon.http.get(path).status_code == 200
         made = self.fork()
-        answer = self.post(f"/v1/sandboxes/{made}/eval", code="answer")
+        answer = self.post(f"/v2/sandboxes/{made}/eval", code="answer")
         assert answer.json()["value"] == 42
         for each in self.sandboxes():
-            answer = self.daemon.http.delete(f"/v1/sandboxes/{each}")
+            answer = self.daemon.http.delete(f"/v2/sandboxes/{each}")
             assert answer.status_code in {204, 404}, answer.text  # it may have been ending
         assert self.sandboxes() == []
 
 
 def fork(scene: Scene) -> httpx.Response:
     scene.arm()
-    return scene.post("/v1/sandboxes", snapshot_tag=TAG, n=3)
+    return scene.post("/v2/sandboxes", snapshot_tag=TAG, n=3)
 
 
 def branch(scene: Scene) -> httpx.Response:
     scene.arm()
-    return scene.post(f"/v1/sandboxes/{scene.sandbox}/branch", n=2)
+    return scene.post(f"/v2/sandboxes/{scene.sandbox}/branch", n=2)
 
 
 def bake(scene: Scene) -> httpx.Response:
     scene.arm()
-    return scene.post("/v1/snapshots", tag="other", recipe=str(scene.host.recipe(name="other")))
+    return scene.post("/v2/snapshots", tag="other", recipe=str(scene.host.recipe(name="other")))
 
 
 def build(scene: Scene) -> httpx.Response:
     scene.arm()
-    return scene.post("/v1/images", recipe=str(scene.host.recipe(name="other")))
+    return scene.post("/v2/images", recipe=str(scene.host.recipe(name="other")))
 
 
 def write(scene: Scene) -> httpx.Response:
@@ -119,7 +119,7 @@ def write(scene: Scene) -> httpx.Response:
 def compact(scene: Scene) -> httpx.Response:
     assert scene.link("written").status_code == 201
     scene.arm()
-    return scene.post("/v1/snapshots/written/compact", to="compacted")
+    return scene.post("/v2/snapshots/written/compact", to="compacted")
 
 
 CONCERNED: dict[TaskKind, Callable[[Scene], httpx.Response]] = {
@@ -158,19 +158,19 @@ def test_the_request_that_waits_for_a_crashed_task_has_a_500_that_the_log_explai
 
 def lose_zygote(scene: Scene) -> None:
     """Have the daemon find that a zygote has ended."""
-    pids = {each["pid"] for each in scene.daemon.http.get("/v1/sandboxes").json()}
+    pids = {each["pid"] for each in scene.daemon.http.get("/v2/sandboxes").json()}
     (zygote,) = set(scene.host.vmm_processes()) - pids
     scene.arm()
     os.kill(zygote, signal.SIGKILL)
-    scene.post("/v1/sandboxes", snapshot_tag=TAG)
+    scene.post("/v2/sandboxes", snapshot_tag=TAG)
 
 
 def fail_promotion(scene: Scene) -> None:
     """Have a promotion fail after its transaction, so that it is finished in the background."""
-    made = scene.post(f"/v1/sandboxes/{scene.sandbox}/branch", n=1).json()
+    made = scene.post(f"/v2/sandboxes/{scene.sandbox}/branch", n=1).json()
     scene.arm()
     child = made["sandboxes"][0]["id"]
-    assert scene.post(f"/v1/sandboxes/{child}/promote").status_code >= 400
+    assert scene.post(f"/v2/sandboxes/{child}/promote").status_code >= 400
 
 
 def leave_fork(scene: Scene) -> None:
@@ -181,7 +181,7 @@ def leave_fork(scene: Scene) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(scene.daemon.socket))
         client.sendall(
-            "POST /v1/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n"
+            "POST /v2/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         scene.until(lambda: scene.host.left_over() != before)
@@ -205,7 +205,7 @@ def test_a_crash_that_nobody_waits_for_is_in_the_log_and_the_rest_goes_on(
     with FakeDaemon(fake_host, (kind, where)) as daemon:
         scene = Scene(daemon, fake_host)
         fake_host.recipe(knobs=knobs)
-        answer = scene.post("/v1/snapshots", tag=TAG, recipe=str(fake_host.recipe(knobs=knobs)))
+        answer = scene.post("/v2/snapshots", tag=TAG, recipe=str(fake_host.recipe(knobs=knobs)))
         assert answer.status_code == 201
         scene.sandbox = scene.fork()
 
@@ -220,12 +220,12 @@ def test_a_crash_that_nobody_waits_for_is_in_the_log_and_the_rest_goes_on(
 
 def reset(scene: Scene) -> None:
     scene.arm()
-    scene.post(f"/v1/sandboxes/{scene.sandbox}/reset")
+    scene.post(f"/v2/sandboxes/{scene.sandbox}/reset")
 
 
 def own(scene: Scene) -> None:
     scene.arm()
-    scene.post("/v1/sandboxes", snapshot_tag=TAG)
+    scene.post("/v2/sandboxes", snapshot_tag=TAG)
 
 
 @pytest.mark.parametrize(("where", "begin"), [("start", own), ("middle", reset)])
@@ -259,7 +259,7 @@ def test_an_owner_that_crashes_ends_the_daemon_and_the_next_one_adopts_all(
 def wait_in(url: str, sandbox: str) -> None:
     """Run a program that does not end, over a connection of its own, until that breaks."""
     transport = httpx.HTTPTransport(uds=url.removeprefix("unix://"), verify=False)
-    path = f"/v1/sandboxes/{sandbox}/exec"
+    path = f"/v2/sandboxes/{sandbox}/exec"
     with (
         contextlib.suppress(httpx.TransportError),
         httpx.Client(transport=transport, base_url="http://forkd", timeout=60) as http,

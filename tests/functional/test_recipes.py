@@ -42,8 +42,8 @@ def http(daemon: ServedHost) -> Iterator[httpx.Client]:
 
 
 def requests(recipe: str) -> Iterator[tuple[str, dict[str, str]]]:
-    yield "/v1/images", {"recipe": recipe}
-    yield "/v1/snapshots", {"tag": "new", "recipe": recipe}
+    yield "/v2/images", {"recipe": recipe}
+    yield "/v2/snapshots", {"tag": "new", "recipe": recipe}
 
 
 def check_refused(http: httpx.Client, recipe: str, *statuses: int) -> None:
@@ -55,7 +55,7 @@ def check_refused(http: httpx.Client, recipe: str, *statuses: int) -> None:
             (True, "not_found"),
         ), answer.text
     assert http.get("/readyz").json() == {"ready": True}
-    assert http.get("/v1/snapshots").json() == []
+    assert http.get("/v2/snapshots").json() == []
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_request_for_what_is_no_recipe_is_one_clear_error(
     (shelf / "recipe.toml").write_bytes(data)
 
     check_refused(http, "odd", 400)
-    assert words in http.post("/v1/images", json={"recipe": "odd"}).json()["error"]
+    assert words in http.post("/v2/images", json={"recipe": "odd"}).json()["error"]
 
 
 @pytest.mark.parametrize("name", NO_NAMES[:-1])  # JSON has no half characters
@@ -117,8 +117,8 @@ def test_what_names_no_recipe_is_refused(http: httpx.Client, recipe: str) -> Non
 def test_a_reference_to_no_upload_and_an_unknown_name_are_not_found(http: httpx.Client) -> None:
     check_refused(http, "sha256:" + "0" * 64, 404)
     check_refused(http, "unknown", 404)
-    assert http.get(f"/v1/recipes/sha256:{'0' * 64}").status_code == 404
-    assert http.get("/v1/recipes/nonsense").status_code == 400
+    assert http.get(f"/v2/recipes/sha256:{'0' * 64}").status_code == 404
+    assert http.get("/v2/recipes/nonsense").status_code == 400
 
 
 def test_the_files_of_the_host_are_nobodys_recipe(http: httpx.Client) -> None:
@@ -130,7 +130,7 @@ def test_the_files_of_the_host_are_nobodys_recipe(http: httpx.Client) -> None:
 def test_a_hostile_upload_is_a_400(http: httpx.Client, name: str) -> None:
     data, words = HOSTILE[name]
 
-    answer = http.post("/v1/recipes", content=data, headers={"Content-Type": "application/x-tar"})
+    answer = http.post("/v2/recipes", content=data, headers={"Content-Type": "application/x-tar"})
 
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
     assert words in answer.json()["error"]
@@ -138,7 +138,7 @@ def test_a_hostile_upload_is_a_400(http: httpx.Client, name: str) -> None:
 
 def test_an_upload_must_be_called_a_tar(http: httpx.Client) -> None:
     """A page in a browser can post a form, but not this."""
-    answer = http.post("/v1/recipes", data={"x": "y"})
+    answer = http.post("/v2/recipes", data={"x": "y"})
 
     assert "application/x-tar" in answer.json()["error"]
 

@@ -20,7 +20,7 @@ from forkd.host import cgroupfs, proc
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from forkd.wire import v1
+    from forkd.wire import v2
     from tests.support.real_daemon import Daemon
 
 _LISTENING, _CONNECTED = "01", "03"
@@ -106,7 +106,7 @@ def _sockets(run_dir: Path, state: str) -> Iterator[tuple[str, Path]]:
             yield fields[6], Path(fields[7])
 
 
-def untrue(daemon: Daemon, listed: Collection[v1.SandboxInfo]) -> list[str]:
+def untrue(daemon: Daemon, listed: Collection[v2.SandboxInfo]) -> list[str]:
     """Return a line for everything on the host that is not as a daemon at rest says."""
     running = {each.id: each for each in listed if each.status == "running"}
     kept = {each.id for each in listed if each.status == "exited"}
@@ -114,7 +114,7 @@ def untrue(daemon: Daemon, listed: Collection[v1.SandboxInfo]) -> list[str]:
     return [*strange, *_processes(daemon, running), *_files(daemon, running, kept)]
 
 
-def _processes(daemon: Daemon, running: dict[str, v1.SandboxInfo]) -> Iterator[str]:
+def _processes(daemon: Daemon, running: dict[str, v2.SandboxInfo]) -> Iterator[str]:
     """Yield what is wrong with the processes: a machine is listed, a zygote the daemon's."""
     census = take(daemon)
     said = {each.pid: id_ for id_, each in running.items()}
@@ -133,7 +133,7 @@ def _processes(daemon: Daemon, running: dict[str, v1.SandboxInfo]) -> Iterator[s
         yield f"folders of zygotes are {folders}, not {set(census.zygotes.values())}"
 
 
-def _files(daemon: Daemon, running: dict[str, v1.SandboxInfo], kept: set[str]) -> Iterator[str]:
+def _files(daemon: Daemon, running: dict[str, v2.SandboxInfo], kept: set[str]) -> Iterator[str]:
     """Yield what is wrong with folders, cgroups and taps."""
     settings = daemon.settings
     folders = {entry.name for entry in settings.sandboxes_dir.iterdir()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forkd import Client
     from forkd.sdk import Sandbox
-    from forkd.wire import v1
+    from forkd.wire import v2
 
 EVAL_TIMEOUT_S = 120.0
 """For an evaluation on a host that is busy, emulated, and has just lost a process."""
@@ -239,6 +239,6 @@ def look(sandbox: Sandbox, known: Known) -> None:
     known.states, known.seen = frozenset({state}), True
 
 
-def ready(snapshots: Iterable[v1.SnapshotInfo]) -> set[str]:
+def ready(snapshots: Iterable[v2.SnapshotInfo]) -> set[str]:
     """Return the tags of those that can be forked."""
     return {each.tag for each in snapshots if each.status == "ready"}

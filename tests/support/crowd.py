@@ -21,9 +21,9 @@ from typing import cast
 
 from forkd.host import proc
 
-HEADER = b"POST /v1/sandboxes HTTP/1.1\r\nHost: forkd\r\nX-Slow: "
-BODY = b"POST /v1/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Length: 100000\r\n\r\n{"
-HALF = b'POST /v1/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Length: 100\r\n\r\n{"snap'
+HEADER = b"POST /v2/sandboxes HTTP/1.1\r\nHost: forkd\r\nX-Slow: "
+BODY = b"POST /v2/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Length: 100000\r\n\r\n{"
+HALF = b'POST /v2/sandboxes HTTP/1.1\r\nHost: forkd\r\nContent-Length: 100\r\n\r\n{"snap'
 
 
 class Manner(StrEnum):

@@ -40,12 +40,12 @@ class Served:
 
     async def sandboxes(self) -> list[str]:
         """Return the ids of all sandboxes."""
-        return [each["id"] for each in (await self.http.get("/v1/sandboxes")).json()]
+        return [each["id"] for each in (await self.http.get("/v2/sandboxes")).json()]
 
     async def fork(self, count: int = 1) -> list[str]:
         """Fork sandboxes; return their ids."""
         body = {"snapshot_tag": "python", "n": count}
-        answer = await self.http.post("/v1/sandboxes", json=body)
+        answer = await self.http.post("/v2/sandboxes", json=body)
         assert answer.status_code == 201, answer.text
         return [each["id"] for each in answer.json()]
 

@@ -45,8 +45,8 @@ def sandbox(forkd: Forkd) -> str:
 def test_a_snapshot_of_a_sandbox_is_answered_ready_or_being_written_as_asked(
     http: httpx.Client, sandbox: str
 ) -> None:
-    ready = http.post("/v1/snapshots", json={"tag": "a", "source": sandbox})
-    later = http.post("/v1/snapshots", json={"tag": "b", "source": sandbox, "wait": False})
+    ready = http.post("/v2/snapshots", json={"tag": "a", "source": sandbox})
+    later = http.post("/v2/snapshots", json={"tag": "b", "source": sandbox, "wait": False})
 
     assert (ready.status_code, ready.json()["status"]) == (201, "ready")
     assert (later.status_code, later.json()["status"]) == (202, "writing")
@@ -74,7 +74,7 @@ def test_a_snapshot_of_a_sandbox_is_answered_ready_or_being_written_as_asked(
 def test_a_snapshot_of_nothing_or_of_two_things_is_refused(
     http: httpx.Client, body: dict[str, Any], field: str
 ) -> None:
-    answer = http.post("/v1/snapshots", json=body)
+    answer = http.post("/v2/snapshots", json=body)
 
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
     assert answer.json()["field"].startswith(field)
@@ -82,7 +82,7 @@ def test_a_snapshot_of_nothing_or_of_two_things_is_refused(
 
 def test_the_longest_command_between_two_links_is_taken(http: httpx.Client) -> None:
     body = {"tag": "a", "source": "warm", "exec": "x" * LINK_EXEC_CHARS_MAX}
-    assert http.post("/v1/snapshots", json=body).status_code == 201
+    assert http.post("/v2/snapshots", json=body).status_code == 201
 
 
 def test_a_description_says_what_is_shared(forkd: Forkd, snapshots: dict[Tag, Any]) -> None:
@@ -104,7 +104,7 @@ def test_a_parent_is_removed_only_as_asked(
 
     refused = forkd("snapshot", "rm", "warm")
     assert (refused.code, "warm is the parent of link" in refused.err) == (4, True)
-    both = http.delete("/v1/snapshots/warm", params={"cascade": "true", "force": "true"})
+    both = http.delete("/v2/snapshots/warm", params={"cascade": "true", "force": "true"})
     assert (both.status_code, both.json()["field"]) == (400, "force")
     assert forkd("snapshot", "rm", "--cascade", "warm").code == 0
     assert snapshots == {}
@@ -139,7 +139,7 @@ def test_a_fork_of_what_is_being_written_waits_or_is_refused_as_asked(
 
     refused = forkd("fork", "link", "--no-wait")
     assert (refused.code, "link is still being written" in refused.err) == (4, True)
-    answer = http.post("/v1/sandboxes", json={"snapshot_tag": "link", "wait": False})
+    answer = http.post("/v2/sandboxes", json={"snapshot_tag": "link", "wait": False})
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
     assert forkd("fork", "link").code == 0
 
@@ -187,8 +187,8 @@ def test_a_snapshot_is_compacted_in_its_place_or_to_another_name(
     assert snapshots[LINK].depth == 1
     assert "snapshot link: 100 MiB, needs no other" in forkd("snapshot", "compact", "link").err
     assert snapshots[LINK].depth == 0
-    assert http.post("/v1/snapshots/link/compact").status_code == 200
-    wrong = http.post("/v1/snapshots/link/compact", json={"to": "a..b"})
+    assert http.post("/v2/snapshots/link/compact").status_code == 200
+    wrong = http.post("/v2/snapshots/link/compact", json={"to": "a..b"})
     assert (wrong.status_code, wrong.json()["field"]) == (400, "to")
 
 
@@ -204,5 +204,5 @@ def test_tidying_says_what_goes_and_how_much_that_frees(
         "removed": [{"kind": "failed", "name": "link", "bytes": 1 << 20}],
         "bytes": 1 << 20,
     }
-    assert http.post("/v1/snapshots:gc").json() == {"removed": [], "bytes": 0}
+    assert http.post("/v2/snapshots:gc").json() == {"removed": [], "bytes": 0}
     assert "0 MiB freed" in forkd("snapshot", "gc").err

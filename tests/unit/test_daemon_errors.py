@@ -8,14 +8,14 @@ import pytest
 
 from forkd.daemon.clients import HEADER_BYTES_MAX
 from forkd.limits import BODY_BYTES_MAX
-from forkd.wire.v1 import ErrorBody
+from forkd.wire.v2 import ErrorBody
 from tests.support.daemon import TOKEN
 from tests.support.raw_http import WEBSOCKET, RawClient
 
 if TYPE_CHECKING:
     from tests.support.daemon import RunningDaemon
 
-SANDBOX = "/v1/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa"
+SANDBOX = "/v2/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa"
 HOST = "Host: localhost\n"
 JSON = f"{HOST}Content-Type: application/json\n"
 SOCKET = WEBSOCKET.format(path=f"{SANDBOX}/exec/stream", more="")
@@ -28,31 +28,31 @@ def get(path: str) -> str:
     return f"GET {path} HTTP/1.1\n{HOST}\n"
 
 
-def post(body: bytes, path: str = "/v1/sandboxes", more: str = JSON) -> bytes:
+def post(body: bytes, path: str = "/v2/sandboxes", more: str = JSON) -> bytes:
     head = f"POST {path} HTTP/1.1\n{more}Content-Length: {len(body)}\n\n"
     return head.replace("\n", "\r\n").encode() + body
 
 
 def chunked(body: bytes) -> bytes:
-    head = f"POST /v1/sandboxes HTTP/1.1\n{JSON}Transfer-Encoding: chunked\n\n"
+    head = f"POST /v2/sandboxes HTTP/1.1\n{JSON}Transfer-Encoding: chunked\n\n"
     return head.replace("\n", "\r\n").encode() + body
 
 
 CASES: dict[str, tuple[str | bytes, int, str]] = {
     # What no route has.
     "no such path": (get("/nothing"), 404, MISSING),
-    "a path that is no text": (get("/v1/%ff%fe"), 404, MISSING),
-    "a path with a NUL": (get("/v1/snapshots/%00/info"), 400, INVALID),
-    "not this method": (f"PATCH /v1/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
-    "a method of its own": (f"FROB /v1/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
-    "TRACE": (f"TRACE /v1/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
+    "a path that is no text": (get("/v2/%ff%fe"), 404, MISSING),
+    "a path with a NUL": (get("/v2/snapshots/%00/info"), 400, INVALID),
+    "not this method": (f"PATCH /v2/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
+    "a method of its own": (f"FROB /v2/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
+    "TRACE": (f"TRACE /v2/snapshots HTTP/1.1\n{HOST}\n", 405, REQUEST),
     "a proxy's request": (f"CONNECT example.com:443 HTTP/1.1\n{HOST}\n", 404, MISSING),
     "every path": (f"OPTIONS * HTTP/1.1\n{HOST}\n", 404, MISSING),
     "an exec stream that is no WebSocket": (get(f"{SANDBOX}/exec/stream"), 404, MISSING),
     # Queries.
-    "a parameter that is none": (get("/v1/sandboxes?x=1"), 400, INVALID),
+    "a parameter that is none": (get("/v2/sandboxes?x=1"), 400, INVALID),
     "a parameter that is no text": (
-        get("/v1/sandboxes?snapshot_tag=%ff"), 400, INVALID
+        get("/v2/sandboxes?snapshot_tag=%ff"), 400, INVALID
     ),
     "a parameter that is missing": (get(f"{SANDBOX}/files"), 400, INVALID),
     "a number without end": (
@@ -88,23 +88,23 @@ CASES: dict[str, tuple[str | bytes, int, str]] = {
     ),
     "a line too long": (get(f"/{'x' * HEADER_BYTES_MAX}"), 431, REQUEST),
     "a length that is none": (
-        f"POST /v1/sandboxes HTTP/1.1\n{JSON}Content-Length: -1\n\n", 400, REQUEST
+        f"POST /v2/sandboxes HTTP/1.1\n{JSON}Content-Length: -1\n\n", 400, REQUEST
     ),
     "a length without end": (
-        f"POST /v1/sandboxes HTTP/1.1\n{JSON}Content-Length: {'9' * 5000}\n\n", 400, REQUEST
+        f"POST /v2/sandboxes HTTP/1.1\n{JSON}Content-Length: {'9' * 5000}\n\n", 400, REQUEST
     ),
     "two lengths": (
-        f"POST /v1/sandboxes HTTP/1.1\n{JSON}Content-Length: 1\nContent-Length: 2\n\n", 400, REQUEST
+        f"POST /v2/sandboxes HTTP/1.1\n{JSON}Content-Length: 1\nContent-Length: 2\n\n", 400, REQUEST
     ),
     "a chunk that is none": (chunked(b"zz\r\n"), 400, REQUEST),
     "a chunk without end": (chunked(b"2\r\n{}junk\r\n"), 400, REQUEST),
     "a coding that is none": (
-        f"POST /v1/sandboxes HTTP/1.1\n{JSON}Transfer-Encoding: frob\n\n", 501, REQUEST
+        f"POST /v2/sandboxes HTTP/1.1\n{JSON}Transfer-Encoding: frob\n\n", 501, REQUEST
     ),
     # WebSockets.
     "a WebSocket nowhere": (WEBSOCKET.format(path="/nothing", more=""), 404, MISSING),
     "a WebSocket where there is none": (
-        WEBSOCKET.format(path="/v1/sandboxes", more=""), 404, MISSING
+        WEBSOCKET.format(path="/v2/sandboxes", more=""), 404, MISSING
     ),
     "a WebSocket without a key": (SOCKET.replace("Sec-WebSocket-Key", "X"), 400, REQUEST),
     "a WebSocket with a bad key": (SOCKET.replace("dGhlIHNhbXBsZSBub25jZQ==", "x"), 400, REQUEST),

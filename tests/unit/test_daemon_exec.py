@@ -11,7 +11,7 @@ from websockets.sync.client import connect, unix_connect
 
 from forkd.daemon import exec as daemon_exec
 from forkd.limits import MESSAGE_BYTES_MAX
-from forkd.wire.v1 import Kind
+from forkd.wire.v2 import Kind
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def sandbox(daemon: RunningDaemon) -> SandboxId:
 
 
 def path_of(sandbox: str) -> str:
-    return f"ws://forkd/v1/sandboxes/{sandbox}/exec/stream"
+    return f"ws://forkd/v2/sandboxes/{sandbox}/exec/stream"
 
 
 @pytest.fixture

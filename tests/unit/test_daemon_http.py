@@ -58,7 +58,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def test_a_fork_answers_a_list_like_its_predecessor_did(http: httpx.Client) -> None:
-    answer = http.post("/v1/sandboxes", json={"snapshot_tag": "warm", "n": 2})
+    answer = http.post("/v2/sandboxes", json={"snapshot_tag": "warm", "n": 2})
 
     assert answer.status_code == 201
     assert [each["snapshot_tag"] for each in answer.json()] == ["warm", "warm"]
@@ -66,7 +66,7 @@ def test_a_fork_answers_a_list_like_its_predecessor_did(http: httpx.Client) -> N
 
 
 def test_a_fork_that_failed_in_part_is_207_and_has_one_element_for_each(http: httpx.Client) -> None:
-    answer = http.post("/v1/sandboxes", json={"snapshot_tag": "is-flaky", "n": 2})
+    answer = http.post("/v2/sandboxes", json={"snapshot_tag": "is-flaky", "n": 2})
 
     assert answer.status_code == 207
     assert [each["status"] for each in answer.json()] == ["running", "failed"]
@@ -89,7 +89,7 @@ def test_a_fork_that_failed_in_part_is_207_and_has_one_element_for_each(http: ht
 def test_a_field_that_is_wrong_is_named(
     http: httpx.Client, body: dict[str, Any], field: str
 ) -> None:
-    answer = http.post("/v1/sandboxes", content=json.dumps(body).encode(), headers=JSON)
+    answer = http.post("/v2/sandboxes", content=json.dumps(body).encode(), headers=JSON)
 
     said = refused(answer, 400, "invalid_request")
     assert said["field"] == field
@@ -99,17 +99,17 @@ def test_a_field_that_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/v1/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", 404, "not_found"),
-        ("GET", "/v1/sandboxes/nonsense", 404, "not_found"),
-        ("GET", "/v1/sandboxes/NONSENSE", 400, "invalid_request"),
-        ("GET", "/v1/sandboxes/sb-", 400, "invalid_request"),
-        ("DELETE", "/v1/sandboxes/nonsense", 400, "invalid_request"),
-        ("GET", "/v1/snapshots/..%2f..%2fetc/info", 404, "not_found"),
-        ("GET", "/v1/snapshots/a..b/info", 400, "invalid_request"),
-        ("DELETE", "/v1/snapshots/nothing", 404, "not_found"),
+        ("GET", "/v2/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", 404, "not_found"),
+        ("GET", "/v2/sandboxes/nonsense", 404, "not_found"),
+        ("GET", "/v2/sandboxes/NONSENSE", 400, "invalid_request"),
+        ("GET", "/v2/sandboxes/sb-", 400, "invalid_request"),
+        ("DELETE", "/v2/sandboxes/nonsense", 400, "invalid_request"),
+        ("GET", "/v2/snapshots/..%2f..%2fetc/info", 404, "not_found"),
+        ("GET", "/v2/snapshots/a..b/info", 400, "invalid_request"),
+        ("DELETE", "/v2/snapshots/nothing", 404, "not_found"),
         ("GET", "/nothing", 404, "not_found"),
-        ("PATCH", "/v1/snapshots", 405, "request"),
-        ("GET", "/v1/sandboxes?colour=red", 400, "invalid_request"),
+        ("PATCH", "/v2/snapshots", 405, "request"),
+        ("GET", "/v2/sandboxes?colour=red", 400, "invalid_request"),
     ],
 )
 def test_every_refusal_has_a_code(
@@ -121,7 +121,7 @@ def test_every_refusal_has_a_code(
 @pytest.fixture
 def guest(http: httpx.Client, daemon: RunningDaemon) -> FakeGuest:
     """The guest of a sandbox."""
-    http.post("/v1/sandboxes", json={"snapshot_tag": "warm"})
+    http.post("/v2/sandboxes", json={"snapshot_tag": "warm"})
     (made,) = daemon.service.running.values()
     return made
 
@@ -132,7 +132,7 @@ def guest(http: httpx.Client, daemon: RunningDaemon) -> FakeGuest:
 def test_permissions_are_octal_or_a_decimal_number(
     http: httpx.Client, guest: FakeGuest, said: str, mode: int
 ) -> None:
-    path = f"/v1/sandboxes/{guest.sandbox.id}/files"
+    path = f"/v2/sandboxes/{guest.sandbox.id}/files"
 
     assert http.put(f"{path}?path=/tmp/x&mode={said}", content=b"").status_code == 200
     for told in (mode, f"0{mode:o}"):
@@ -143,7 +143,7 @@ def test_permissions_are_octal_or_a_decimal_number(
 
 @pytest.mark.parametrize("said", ["0999", "00000644", "010000", "4096", "-1", "rw-", "0x1ff"])
 def test_what_is_no_permissions_is_refused(http: httpx.Client, guest: FakeGuest, said: str) -> None:
-    path = f"/v1/sandboxes/{guest.sandbox.id}/files"
+    path = f"/v2/sandboxes/{guest.sandbox.id}/files"
 
     answer = http.put(f"{path}?path=/tmp/x&mode={said}", content=b"")
     assert refused(answer, 400, "invalid_request")["field"] == "mode"
@@ -152,21 +152,21 @@ def test_what_is_no_permissions_is_refused(http: httpx.Client, guest: FakeGuest,
 
 
 def test_a_body_that_is_no_json_is_refused(http: httpx.Client) -> None:
-    said = refused(http.post("/v1/sandboxes", content=b"{", headers=JSON), 400, "invalid_request")
+    said = refused(http.post("/v2/sandboxes", content=b"{", headers=JSON), 400, "invalid_request")
 
     assert "JSON" in said["error"]
 
 
 def test_a_body_must_be_called_json(http: httpx.Client) -> None:
     """A page in a browser can post plain text to a loopback address, but not this."""
-    answer = http.post("/v1/sandboxes", content=b"{}", headers={"Content-Type": "text/plain"})
+    answer = http.post("/v2/sandboxes", content=b"{}", headers={"Content-Type": "text/plain"})
 
     assert "application/json" in refused(answer, 400, "invalid_request")["error"]
 
 
 def test_a_body_at_the_limit_is_read_and_one_byte_more_is_not(http: httpx.Client) -> None:
-    within = http.post("/v1/sandboxes", content=b" " * BODY_BYTES_MAX, headers=JSON)
-    beyond = http.post("/v1/sandboxes", content=b" " * (BODY_BYTES_MAX + 1))
+    within = http.post("/v2/sandboxes", content=b" " * BODY_BYTES_MAX, headers=JSON)
+    beyond = http.post("/v2/sandboxes", content=b" " * (BODY_BYTES_MAX + 1))
 
     assert "longer than" not in refused(within, 400, "invalid_request")["error"]
     assert "longer than" in refused(beyond, 413, "invalid_request")["error"]
@@ -175,18 +175,18 @@ def test_a_body_at_the_limit_is_read_and_one_byte_more_is_not(http: httpx.Client
 def test_a_body_that_does_not_say_how_long_it_is_is_counted(http: httpx.Client) -> None:
     pieces = [b" " * 65536] * (BODY_BYTES_MAX // 65536 + 1)
 
-    answer = http.post("/v1/sandboxes", content=iter(pieces), headers=JSON)
+    answer = http.post("/v2/sandboxes", content=iter(pieces), headers=JSON)
 
     said = refused(answer, 413, "invalid_request")
     assert "longer than" in said["error"]
 
 
 def test_a_file_may_be_longer_than_a_body(http: httpx.Client) -> None:
-    sandbox = http.post("/v1/sandboxes", json={"snapshot_tag": "warm"}).json()[0]["id"]
+    sandbox = http.post("/v2/sandboxes", json={"snapshot_tag": "warm"}).json()[0]["id"]
     data = b"x" * (BODY_BYTES_MAX + 1)
 
-    answer = http.put(f"/v1/sandboxes/{sandbox}/files", params={"path": "/tmp/x"}, content=data)
-    back = http.get(f"/v1/sandboxes/{sandbox}/files", params={"path": "/tmp/x"})
+    answer = http.put(f"/v2/sandboxes/{sandbox}/files", params={"path": "/tmp/x"}, content=data)
+    back = http.get(f"/v2/sandboxes/{sandbox}/files", params={"path": "/tmp/x"})
 
     assert answer.json() == {"bytes": len(data)}
     assert (back.content, back.headers["X-File-Size"]) == (data, str(len(data)))
@@ -194,7 +194,7 @@ def test_a_file_may_be_longer_than_a_body(http: httpx.Client) -> None:
 
 
 def test_a_bake_without_a_stream_answers_when_it_is_done(http: httpx.Client) -> None:
-    answer = http.post("/v1/snapshots", json={"tag": "new", "recipe": "/recipes/good"})
+    answer = http.post("/v2/snapshots", json={"tag": "new", "recipe": "/recipes/good"})
 
     assert (answer.status_code, answer.json()["status"]) == (201, "ready")
 
@@ -202,7 +202,7 @@ def test_a_bake_without_a_stream_answers_when_it_is_done(http: httpx.Client) -> 
 def test_a_bake_with_a_stream_is_a_line_for_each_step(http: httpx.Client) -> None:
     body = {"tag": "new", "recipe": "/recipes/good"}
 
-    answer = http.post("/v1/snapshots", json=body, headers=NDJSON)
+    answer = http.post("/v2/snapshots", json=body, headers=NDJSON)
 
     assert answer.headers["Content-Type"] == "application/x-ndjson"
     events = [json.loads(line) for line in answer.text.splitlines()]
@@ -212,7 +212,7 @@ def test_a_bake_with_a_stream_is_a_line_for_each_step(http: httpx.Client) -> Non
 def test_a_stream_that_fails_ends_in_an_error_event(http: httpx.Client) -> None:
     body = {"tag": "new", "recipe": "/recipes/fails"}
 
-    answer = http.post("/v1/snapshots", json=body, headers=NDJSON)
+    answer = http.post("/v2/snapshots", json=body, headers=NDJSON)
 
     last = json.loads(answer.text.splitlines()[-1])
     assert (answer.status_code, last["event"], last["code"]) == (200, "error", "warm_up")
@@ -221,13 +221,13 @@ def test_a_stream_that_fails_ends_in_an_error_event(http: httpx.Client) -> None:
 def test_what_is_refused_at_once_is_no_stream(http: httpx.Client) -> None:
     body = {"tag": "warm", "recipe": "/recipes/good"}
 
-    refused(http.post("/v1/snapshots", json=body, headers=NDJSON), 409, "conflict")
+    refused(http.post("/v2/snapshots", json=body, headers=NDJSON), 409, "conflict")
 
 
 def test_a_bake_that_fails_without_a_stream_has_a_status(http: httpx.Client) -> None:
     body = {"tag": "new", "recipe": "/recipes/fails"}
 
-    refused(http.post("/v1/snapshots", json=body), 422, "warm_up")
+    refused(http.post("/v2/snapshots", json=body), 422, "warm_up")
 
 
 def test_a_client_that_leaves_a_stream_undoes_the_bake(
@@ -235,7 +235,7 @@ def test_a_client_that_leaves_a_stream_undoes_the_bake(
 ) -> None:
     body = {"tag": "new", "recipe": "/recipes/hangs"}
 
-    with http.stream("POST", "/v1/snapshots", json=body, headers=NDJSON) as answer:
+    with http.stream("POST", "/v2/snapshots", json=body, headers=NDJSON) as answer:
         next(answer.iter_lines())
 
     daemon.wait_for(lambda: daemon.service.bake_undone)
@@ -243,18 +243,18 @@ def test_a_client_that_leaves_a_stream_undoes_the_bake(
 
 
 def test_a_recipe_must_not_depend_on_where_the_daemon_runs(http: httpx.Client) -> None:
-    answer = http.post("/v1/snapshots", json={"tag": "new", "recipe": "./good"})
+    answer = http.post("/v2/snapshots", json={"tag": "new", "recipe": "./good"})
 
     assert refused(answer, 400, "invalid_request")["field"] == "recipe"
 
 
 def test_the_address_answers_nobody_without_the_token(tcp: httpx.Client) -> None:
-    refused(tcp.get("/v1/snapshots"), 401, "denied")
-    refused(tcp.get("/v1/snapshots", headers={"Authorization": "Bearer x"}), 401, "denied")
-    refused(tcp.get("/v1/snapshots", headers={"Authorization": TOKEN}), 401, "denied")
+    refused(tcp.get("/v2/snapshots"), 401, "denied")
+    refused(tcp.get("/v2/snapshots", headers={"Authorization": "Bearer x"}), 401, "denied")
+    refused(tcp.get("/v2/snapshots", headers={"Authorization": TOKEN}), 401, "denied")
     assert tcp.get("/version").headers["WWW-Authenticate"] == "Bearer"
 
-    allowed = tcp.get("/v1/snapshots", headers={"Authorization": f"Bearer {TOKEN}"})
+    allowed = tcp.get("/v2/snapshots", headers={"Authorization": f"Bearer {TOKEN}"})
     assert allowed.status_code == 200
 
 
@@ -268,7 +268,7 @@ def test_a_crash_is_a_500_that_tells_nothing(http: httpx.Client, daemon: Running
 
     heard = Heard()
     logging.getLogger().addHandler(heard)
-    said = refused(http.get("/v1/host"), 500, "internal")
+    said = refused(http.get("/v2/host"), 500, "internal")
 
     assert "NoneType" not in said["error"]
     assert heard.crash.wait(5)
@@ -276,4 +276,4 @@ def test_a_crash_is_a_500_that_tells_nothing(http: httpx.Client, daemon: Running
 
 
 def test_the_openapi_document_is_served(http: httpx.Client) -> None:
-    assert http.get("/v1/openapi.json").json()["info"]["title"] == "forkd"
+    assert http.get("/v2/openapi.json").json()["info"]["title"] == "forkd"

@@ -36,8 +36,8 @@ def http(daemon: RunningDaemon) -> Iterator[httpx.Client]:
     daemon.service.stored = some_snapshots("warm")
     transport = httpx.HTTPTransport(uds=daemon.url.removeprefix("unix://"), verify=False)
     with httpx.Client(transport=transport, base_url="http://forkd") as client:
-        id_ = client.post("/v1/sandboxes", json={"snapshot_tag": "warm"}).json()[0]["id"]
-        client.base_url = client.base_url.join(f"/v1/sandboxes/{id_}/")
+        id_ = client.post("/v2/sandboxes", json={"snapshot_tag": "warm"}).json()[0]["id"]
+        client.base_url = client.base_url.join(f"/v2/sandboxes/{id_}/")
         yield client
 
 

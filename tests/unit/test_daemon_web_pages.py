@@ -43,7 +43,7 @@ def say(daemon: RunningDaemon, request: str) -> tuple[int, dict[str, str], str]:
 
 
 FORM = """
-POST /v1/snapshots:gc HTTP/1.1
+POST /v2/snapshots:gc HTTP/1.1
 Host: {host}
 Origin: {origin}
 Content-Type: application/x-www-form-urlencoded
@@ -51,7 +51,7 @@ Cookie: token=guess
 """
 
 SIMPLE_FETCH = """
-POST /v1/sandboxes HTTP/1.1
+POST /v2/sandboxes HTTP/1.1
 Host: {host}
 Origin: {origin}
 Content-Type: text/plain;charset=UTF-8
@@ -59,7 +59,7 @@ Sec-Fetch-Mode: no-cors
 """
 
 PREFLIGHT = """
-OPTIONS /v1/sandboxes HTTP/1.1
+OPTIONS /v2/sandboxes HTTP/1.1
 Host: {host}
 Origin: {origin}
 Access-Control-Request-Method: POST
@@ -67,7 +67,7 @@ Access-Control-Request-Headers: authorization,content-type
 """
 
 WEBSOCKET = """
-GET /v1/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa/exec/stream HTTP/1.1
+GET /v2/sandboxes/sb-aaaaaaaaaaaaaaaaaaaaaaaaaa/exec/stream HTTP/1.1
 Host: {host}
 Origin: {origin}
 Upgrade: websocket
@@ -77,7 +77,7 @@ Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==
 """
 
 IMAGE = """
-GET /v1/sandboxes HTTP/1.1
+GET /v2/sandboxes HTTP/1.1
 Host: {host}
 Sec-Fetch-Mode: no-cors
 """

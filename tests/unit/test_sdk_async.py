@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd import AsyncSandbox
-    from forkd.wire.v1 import ProgressEvent
+    from forkd.wire.v2 import ProgressEvent
     from tests.support.daemon import RunningDaemon
 
 
@@ -424,7 +424,7 @@ async def test_logs_are_read_and_followed_to_the_end(sandbox: AsyncSandbox) -> N
 
 async def test_the_host_and_the_version_are_told(client: AsyncClient) -> None:
     assert (await client.host()).memory_total_mib == 16384
-    assert (await client.version()).api == "v1"
+    assert (await client.version()).api == "v2"
 
 
 async def test_a_daemon_that_is_not_there_is_a_transport_error() -> None:

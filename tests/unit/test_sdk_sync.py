@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd import Sandbox
-    from forkd.wire.v1 import ProgressEvent
+    from forkd.wire.v2 import ProgressEvent
     from tests.support.daemon import RunningDaemon
 
 
@@ -425,7 +425,7 @@ def test_logs_are_read_and_followed_to_the_end(sandbox: Sandbox) -> None:
 
 def test_the_host_and_the_version_are_told(client: Client) -> None:
     assert (client.host()).memory_total_mib == 16384
-    assert (client.version()).api == "v1"
+    assert (client.version()).api == "v2"
 
 
 def test_a_daemon_that_is_not_there_is_a_transport_error() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from forkd import Process, Sandbox
     from forkd.sdk._requests import ExecOptions
-    from forkd.wire.v1 import ExecExit
+    from forkd.wire.v2 import ExecExit
 
 READ_BYTES = 64 * 1024
 

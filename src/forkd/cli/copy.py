@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forkd import Client, Sandbox
-    from forkd.wire.v1_files import FileEntry
+    from forkd.wire.v2_files import FileEntry
 
 READ_BYTES = 256 * 1024
 PERMISSIONS = 0o777

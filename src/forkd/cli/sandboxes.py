@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from forkd import Sandbox
     from forkd.sdk._requests import ForkOptions
-    from forkd.wire.v1 import SandboxFailure, SandboxInfo
+    from forkd.wire.v2 import SandboxFailure, SandboxInfo
 
 T = TypeVar("T")
 

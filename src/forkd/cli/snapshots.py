@@ -13,7 +13,7 @@ from forkd.cli.names import machine
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from forkd.wire.v1 import SnapshotInfo
+    from forkd.wire.v2 import SnapshotInfo
 
 commands = typer.Typer(help="Make, list and remove snapshots.", no_args_is_help=True)
 

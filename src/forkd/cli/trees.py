@@ -16,8 +16,8 @@ from forkd.cli.sandboxes import Id  # noqa: TC001 - Typer reads it at run time
 
 if TYPE_CHECKING:
     from forkd.sdk import Branch, Sandbox
-    from forkd.wire.v1 import SandboxInfo
-    from forkd.wire.v1_trees import TreeInfo, TreeNode
+    from forkd.wire.v2 import SandboxInfo
+    from forkd.wire.v2_trees import TreeInfo, TreeNode
 
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 """What stands before a file that differs."""

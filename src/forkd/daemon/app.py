@@ -53,7 +53,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/v1/openapi.json",
+        openapi_url="/v2/openapi.json",
     )
     app.state.host = host
     app.state.failure = failure

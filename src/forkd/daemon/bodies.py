@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOO_LARGE = 413
 WORDS = f"the body is longer than {BODY_BYTES_MAX} bytes"
 
-_UPLOADS = {"PUT": ("/files", "/pack"), "POST": ("/v1/recipes",)}
+_UPLOADS = {"PUT": ("/files", "/pack"), "POST": ("/v2/recipes",)}
 """How the paths of those end, by the method of their requests."""
 
 

@@ -15,7 +15,7 @@ from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import v1, v1_files, v1_trees
+from forkd.wire import v2, v2_files, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ MIB = 1 << 20
 # Requests
 
 
-def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkRequest:
+def snapshot_request(request: v2.SnapshotCreate) -> SnapshotRequest | LinkRequest:
     """Return what to bake, or what to write down."""
     if (request.recipe is None) == (request.source is None):
         raise InvalidRequest("give exactly one of recipe and source", field="source")
@@ -65,13 +65,13 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest | LinkReques
     )
 
 
-def unpack_request(tag: Tag, terms: v1.Unpack) -> UnpackRequest:
+def unpack_request(tag: Tag, terms: v2.Unpack) -> UnpackRequest:
     """Return under which name and on which terms a pack is taken."""
     keys = filter(None, terms.trusted.split(","))
     return UnpackRequest(tag, tuple(map(bytes.fromhex, keys)), terms.allow_unsigned)
 
 
-def fork_options(request: v1.SandboxCreate) -> ForkOptions:
+def fork_options(request: v2.SandboxCreate) -> ForkOptions:
     """Return what each child of a fork gets."""
     return ForkOptions(
         network=request.network,
@@ -86,7 +86,7 @@ def fork_options(request: v1.SandboxCreate) -> ForkOptions:
     )
 
 
-def branch_options(request: v1_trees.BranchCreate) -> BranchOptions:
+def branch_options(request: v2_trees.BranchCreate) -> BranchOptions:
     """Return how siblings are made."""
     return BranchOptions(
         all_or_nothing=request.all_or_nothing,
@@ -95,9 +95,9 @@ def branch_options(request: v1_trees.BranchCreate) -> BranchOptions:
     )
 
 
-def exec_request(request: v1.Exec | v1.ExecStart) -> model_exec.ExecRequest:
+def exec_request(request: v2.Exec | v2.ExecStart) -> model_exec.ExecRequest:
     """Return a command to run."""
-    tty = request.tty if isinstance(request, v1.ExecStart) else None
+    tty = request.tty if isinstance(request, v2.ExecStart) else None
     return model_exec.ExecRequest(
         args=tuple(request.args),
         env=request.env,
@@ -109,7 +109,7 @@ def exec_request(request: v1.Exec | v1.ExecStart) -> model_exec.ExecRequest:
     )
 
 
-def tty_size(size: v1.TerminalSize) -> model_exec.TtySize:
+def tty_size(size: v2.TerminalSize) -> model_exec.TtySize:
     """Return a terminal's size."""
     return model_exec.TtySize(rows=size.rows, columns=size.columns)
 
@@ -117,9 +117,9 @@ def tty_size(size: v1.TerminalSize) -> model_exec.TtySize:
 # Answers
 
 
-def host_info(host: HostInfo) -> v1.HostInfo:
+def host_info(host: HostInfo) -> v2.HostInfo:
     """Return the host as clients see it."""
-    return v1.HostInfo(
+    return v2.HostInfo(
         version=host.version,
         hostname=host.hostname,
         kernel=host.kernel,
@@ -138,33 +138,33 @@ def host_info(host: HostInfo) -> v1.HostInfo:
     )
 
 
-def progress(event: Progress) -> v1.ProgressEvent:
+def progress(event: Progress) -> v2.ProgressEvent:
     """Return one step of a long operation."""
-    return v1.ProgressEvent(stage=event.stage, message=event.message, fraction=event.fraction)
+    return v2.ProgressEvent(stage=event.stage, message=event.message, fraction=event.fraction)
 
 
-def snapshot_event(event: Progress | Snapshot) -> v1.ProgressEvent | v1.SnapshotEvent:
+def snapshot_event(event: Progress | Snapshot) -> v2.ProgressEvent | v2.SnapshotEvent:
     """Return one event of a bake."""
     if isinstance(event, Snapshot):
-        return v1.SnapshotEvent(snapshot=snapshot(event))
+        return v2.SnapshotEvent(snapshot=snapshot(event))
     return progress(event)
 
 
-def image_event(event: Progress | Image) -> v1.ProgressEvent | v1.ImageEvent:
+def image_event(event: Progress | Image) -> v2.ProgressEvent | v2.ImageEvent:
     """Return one event of a build."""
     if isinstance(event, Image):
-        return v1.ImageEvent(image=image(event))
+        return v2.ImageEvent(image=image(event))
     return progress(event)
 
 
-def recipe(stored: StoredRecipe) -> v1.RecipeInfo:
+def recipe(stored: StoredRecipe) -> v2.RecipeInfo:
     """Return an uploaded recipe as clients see it."""
-    return v1.RecipeInfo(recipe=str(stored.source), name=stored.name, bytes=stored.bytes)
+    return v2.RecipeInfo(recipe=str(stored.source), name=stored.name, bytes=stored.bytes)
 
 
-def image(built: Image) -> v1.ImageInfo:
+def image(built: Image) -> v2.ImageInfo:
     """Return an image as clients see it."""
-    return v1.ImageInfo(
+    return v2.ImageInfo(
         key=built.key,
         name=built.name,
         kernel=str(built.kernel),
@@ -174,9 +174,9 @@ def image(built: Image) -> v1.ImageInfo:
     )
 
 
-def snapshot(stored: Snapshot) -> v1.SnapshotInfo:
+def snapshot(stored: Snapshot) -> v2.SnapshotInfo:
     """Return a snapshot as clients see it."""
-    return v1.SnapshotInfo(
+    return v2.SnapshotInfo(
         tag=stored.tag,
         dir=str(stored.directory),
         created_at_unix=_unix(stored.created_at),
@@ -200,11 +200,11 @@ def snapshot(stored: Snapshot) -> v1.SnapshotInfo:
 
 def snapshot_detail(
     stored: Snapshot, every: Iterable[Snapshot], forks: Iterable[Sandbox]
-) -> v1.SnapshotInfoDetail:
+) -> v2.SnapshotInfoDetail:
     """Return a snapshot with its place among `every` other and its live `forks`."""
     by_tag = {each.tag: each for each in every}
     ancestors = _ancestors(stored, by_tag)
-    return v1.SnapshotInfoDetail(
+    return v2.SnapshotInfoDetail(
         **snapshot(stored).model_dump(),
         memory_logical_bytes=stored.memory_bytes,
         chain_bytes=stored.chain_bytes,
@@ -215,10 +215,10 @@ def snapshot_detail(
     )
 
 
-def removed(things: Iterable[Removed]) -> v1.SnapshotGcInfo:
+def removed(things: Iterable[Removed]) -> v2.SnapshotGcInfo:
     """Return what was removed from the store."""
-    each = [v1.RemovedInfo(kind=one.kind, name=one.name, bytes=one.bytes) for one in things]
-    return v1.SnapshotGcInfo(removed=each, bytes=sum(one.bytes for one in each))
+    each = [v2.RemovedInfo(kind=one.kind, name=one.name, bytes=one.bytes) for one in things]
+    return v2.SnapshotGcInfo(removed=each, bytes=sum(one.bytes for one in each))
 
 
 def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
@@ -231,19 +231,19 @@ def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
     return found
 
 
-def unpacked(pack: Unpacked) -> v1.Unpacked:
+def unpacked(pack: Unpacked) -> v2.Unpacked:
     """Return a pack that was taken, as clients see it."""
-    return v1.Unpacked(
+    return v2.Unpacked(
         snapshot=snapshot(pack.snapshot),
-        links=[v1.UnpackedLink(tag=each.tag, reused=each.reused) for each in pack.links],
+        links=[v2.UnpackedLink(tag=each.tag, reused=each.reused) for each in pack.links],
         signed_by=None if pack.signed_by is None else pack.signed_by.hex(),
         missing_features=list(pack.missing_features),
     )
 
 
-def sandbox(live: Sandbox) -> v1.SandboxInfo:
+def sandbox(live: Sandbox) -> v2.SandboxInfo:
     """Return a sandbox as clients see it."""
-    return v1.SandboxInfo(
+    return v2.SandboxInfo(
         id=live.id,
         snapshot_tag=live.tag,
         status=live.state.value,
@@ -263,8 +263,8 @@ def sandbox(live: Sandbox) -> v1.SandboxInfo:
     )
 
 
-def _times(spawn: SpawnTimes) -> v1.ForkTimes:
-    return v1.ForkTimes(
+def _times(spawn: SpawnTimes) -> v2.ForkTimes:
+    return v2.ForkTimes(
         clone=spawn.clone_ms,
         build=spawn.build_ms,
         resume=spawn.resume_ms,
@@ -273,14 +273,14 @@ def _times(spawn: SpawnTimes) -> v1.ForkTimes:
     )
 
 
-def outcomes(tag: str, result: ForkResult) -> list[v1.ForkOutcome]:
+def outcomes(tag: str, result: ForkResult) -> list[v2.ForkOutcome]:
     """Return what became of each child: the ready first, then the failed."""
     failed = [_failure(tag, each) for each in result.failures]
     return [*(sandbox(each) for each in result.sandboxes), *failed]
 
 
-def _failure(tag: str, failure: ForkFailure) -> v1.SandboxFailure:
-    return v1.SandboxFailure(
+def _failure(tag: str, failure: ForkFailure) -> v2.SandboxFailure:
+    return v2.SandboxFailure(
         id=failure.id,
         snapshot_tag=tag,
         stage=failure.stage,
@@ -289,9 +289,9 @@ def _failure(tag: str, failure: ForkFailure) -> v1.SandboxFailure:
     )
 
 
-def branch(tag: str, result: BranchResult) -> v1_trees.BranchInfo:
+def branch(tag: str, result: BranchResult) -> v2_trees.BranchInfo:
     """Return what became of a branch."""
-    return v1_trees.BranchInfo(
+    return v2_trees.BranchInfo(
         pause_ms=result.pause_ms,
         stall_ms=result.stall_ms,
         stall_unknown=result.stall_unknown,
@@ -301,15 +301,15 @@ def branch(tag: str, result: BranchResult) -> v1_trees.BranchInfo:
     )
 
 
-def promotion(result: Promotion) -> v1_trees.PromotionInfo:
+def promotion(result: Promotion) -> v2_trees.PromotionInfo:
     """Return what became of a promotion."""
-    return v1_trees.PromotionInfo(sandbox=sandbox(result.sandbox), ended=list(result.ended))
+    return v2_trees.PromotionInfo(sandbox=sandbox(result.sandbox), ended=list(result.ended))
 
 
-def tree(budgets: TreeBudgets, roots: Iterable[TreeNode]) -> v1_trees.TreeInfo:
+def tree(budgets: TreeBudgets, roots: Iterable[TreeNode]) -> v2_trees.TreeInfo:
     """Return trees, and how far each may grow."""
-    return v1_trees.TreeInfo(
-        limits=v1_trees.TreeLimits(
+    return v2_trees.TreeInfo(
+        limits=v2_trees.TreeLimits(
             live=budgets.live_max,
             depth=budgets.depth_max,
             private_mib=budgets.private_mib_max,
@@ -318,10 +318,10 @@ def tree(budgets: TreeBudgets, roots: Iterable[TreeNode]) -> v1_trees.TreeInfo:
     )
 
 
-def difference(found: Difference) -> v1_trees.DiffInfo:
+def difference(found: Difference) -> v2_trees.DiffInfo:
     """Return how two machines differ."""
     changes = [
-        v1_trees.FileChange(
+        v2_trees.FileChange(
             path=each.path,
             change=each.change.value,
             kind=each.kind,
@@ -329,7 +329,7 @@ def difference(found: Difference) -> v1_trees.DiffInfo:
         )
         for each in found.changes
     ]
-    return v1_trees.DiffInfo(changes=changes, more=found.more, pages_apart=found.pages_apart)
+    return v2_trees.DiffInfo(changes=changes, more=found.more, pages_apart=found.pages_apart)
 
 
 def machine_name(text: str, field: str) -> SandboxId | Tag:
@@ -337,8 +337,8 @@ def machine_name(text: str, field: str) -> SandboxId | Tag:
     return SandboxId(text) if is_sandbox_id(text) else parse_tag(text, field=field)
 
 
-def _tree_node(node: TreeNode) -> v1_trees.TreeNode:
-    return v1_trees.TreeNode(
+def _tree_node(node: TreeNode) -> v2_trees.TreeNode:
+    return v2_trees.TreeNode(
         id=node.id,
         status="gone" if node.sandbox is None else node.sandbox.state.value,
         sandbox=None if node.sandbox is None else sandbox(node.sandbox),
@@ -347,9 +347,9 @@ def _tree_node(node: TreeNode) -> v1_trees.TreeNode:
     )
 
 
-def pong(status: GuestStatus) -> v1.Pong:
+def pong(status: GuestStatus) -> v2.Pong:
     """Return how a guest's agent is."""
-    return v1.Pong(
+    return v2.Pong(
         version=status.version,
         pid=status.pid,
         uptime_s=status.uptime_s,
@@ -358,9 +358,9 @@ def pong(status: GuestStatus) -> v1.Pong:
     )
 
 
-def exec_exit(ended: model_exec.Exited) -> v1.ExecExit:
+def exec_exit(ended: model_exec.Exited) -> v2.ExecExit:
     """Return how a command ended."""
-    return v1.ExecExit(
+    return v2.ExecExit(
         exit_code=ended.exit_code,
         signal=ended.signal,
         timed_out=ended.timed_out,
@@ -368,10 +368,10 @@ def exec_exit(ended: model_exec.Exited) -> v1.ExecExit:
     )
 
 
-def eval_result(result: model_exec.EvalResult) -> v1.EvalResult:
+def eval_result(result: model_exec.EvalResult) -> v2.EvalResult:
     """Return what an evaluation gave."""
     fault = result.error
-    return v1.EvalResult(
+    return v2.EvalResult(
         result=result.repr,
         has_value=result.has_value,
         value=result.value,
@@ -386,13 +386,13 @@ def eval_result(result: model_exec.EvalResult) -> v1.EvalResult:
     )
 
 
-def _exception(fault: model_exec.EvalFault) -> v1.EvalException:
-    return v1.EvalException(type=fault.type, message=fault.message, traceback=fault.traceback)
+def _exception(fault: model_exec.EvalFault) -> v2.EvalException:
+    return v2.EvalException(type=fault.type, message=fault.message, traceback=fault.traceback)
 
 
-def file_entry(entry: FileEntry) -> v1_files.FileEntry:
+def file_entry(entry: FileEntry) -> v2_files.FileEntry:
     """Return one entry of a guest's file system."""
-    return v1_files.FileEntry(
+    return v2_files.FileEntry(
         name=entry.name,
         kind=entry.kind.value,
         size_bytes=entry.size_bytes,

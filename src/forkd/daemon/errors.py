@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from forkd import errors
-from forkd.wire.v1 import ErrorBody
+from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request

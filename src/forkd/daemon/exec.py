@@ -17,7 +17,7 @@ from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 from forkd.model.ids import SandboxId, parse_sandbox_id
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ SIGNAL_EXIT_BASE = 128
 
 
 async def run(
-    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Exec, keep: Keep
+    guests: Guests, caller: Caller, sandbox: SandboxId, request: v2.Exec, keep: Keep
 ) -> Response:
     """Run a program to its end and answer its output, the first `EXEC_OUTPUT_BYTES_MAX` of each.
 
@@ -57,7 +57,7 @@ async def run(
                 feeder = group.create_task(_feed(session, request.stdin))
                 ended = await _collect(session, stdout, stderr)
                 feeder.cancel()
-    result = v1.ExecResult(
+    result = v2.ExecResult(
         exit_code=_shell_code(ended),
         signal=ended.signal,
         timed_out=ended.timed_out,
@@ -70,7 +70,7 @@ async def run(
 
 
 async def evaluate(
-    guests: Guests, caller: Caller, sandbox: SandboxId, request: v1.Eval, keep: Keep
+    guests: Guests, caller: Caller, sandbox: SandboxId, request: v2.Eval, keep: Keep
 ) -> Response:
     """Run code in the warm runtime and answer what it gave.
 
@@ -129,19 +129,19 @@ async def _serve(websocket: WebSocket, guests: Guests, caller: Caller, sandbox: 
         async with session:
             await _converse(websocket, session)
     except ForkdError as error:
-        await _send(websocket, v1.Kind.ERROR, body_of(error).model_dump_json().encode())
+        await _send(websocket, v2.Kind.ERROR, body_of(error).model_dump_json().encode())
 
 
-async def _first_message(websocket: WebSocket) -> v1.ExecStart:
+async def _first_message(websocket: WebSocket) -> v2.ExecStart:
     try:
         async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
             kind, payload = await _receive(websocket)
     except TimeoutError as error:
         raise EngineTimeout("no REQUEST came") from error
-    if kind is not v1.Kind.REQUEST:
+    if kind is not v2.Kind.REQUEST:
         raise InvalidRequest(f"the first message must be a REQUEST, not {kind.name}")
     try:
-        return v1.ExecStart.model_validate_json(payload)
+        return v2.ExecStart.model_validate_json(payload)
     except ValidationError as error:
         raise invalid(error) from error
 
@@ -155,16 +155,16 @@ async def _converse(websocket: WebSocket, session: ExecSession) -> None:
             listener.cancel()
 
 
-def _message(event: ExecEvent) -> tuple[v1.Kind, bytes]:
+def _message(event: ExecEvent) -> tuple[v2.Kind, bytes]:
     match event:
         case Stdout(data):
-            return v1.Kind.STDOUT, data
+            return v2.Kind.STDOUT, data
         case Stderr(data):
-            return v1.Kind.STDERR, data
+            return v2.Kind.STDERR, data
         case Started(pid):
-            return v1.Kind.EVENT, v1.ExecStarted(pid=pid).model_dump_json().encode()
+            return v2.Kind.EVENT, v2.ExecStarted(pid=pid).model_dump_json().encode()
         case Exited():
-            return v1.Kind.REPLY, convert.exec_exit(event).model_dump_json().encode()
+            return v2.Kind.REPLY, convert.exec_exit(event).model_dump_json().encode()
 
 
 async def _listen(websocket: WebSocket, session: ExecSession) -> None:
@@ -172,11 +172,11 @@ async def _listen(websocket: WebSocket, session: ExecSession) -> None:
     while True:
         kind, payload = await _receive(websocket)
         match kind:
-            case v1.Kind.STDIN:
+            case v2.Kind.STDIN:
                 await session.write_stdin(payload)
-            case v1.Kind.STDIN_EOF:
+            case v2.Kind.STDIN_EOF:
                 await session.close_stdin()
-            case v1.Kind.CONTROL:
+            case v2.Kind.CONTROL:
                 await _control(session, payload)
             case _:
                 raise InvalidRequest(f"a client does not send {kind.name} here")
@@ -184,7 +184,7 @@ async def _listen(websocket: WebSocket, session: ExecSession) -> None:
 
 async def _control(session: ExecSession, payload: bytes) -> None:
     try:
-        order = v1.ExecControl.model_validate_json(payload)
+        order = v2.ExecControl.model_validate_json(payload)
     except ValidationError as error:
         raise invalid(error) from error
     if order.signal is not None:
@@ -193,7 +193,7 @@ async def _control(session: ExecSession, payload: bytes) -> None:
         await session.resize(convert.tty_size(order.resize))
 
 
-async def _receive(websocket: WebSocket) -> tuple[v1.Kind, bytes]:
+async def _receive(websocket: WebSocket) -> tuple[v2.Kind, bytes]:
     message = await websocket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
@@ -201,12 +201,12 @@ async def _receive(websocket: WebSocket) -> tuple[v1.Kind, bytes]:
     if not data:
         raise InvalidRequest("messages are binary: a kind and a payload")
     try:
-        return v1.Kind(data[0]), data[1:]
+        return v2.Kind(data[0]), data[1:]
     except ValueError as error:
         raise InvalidRequest(f"{data[0]} is not a kind of message") from error
 
 
-async def _send(websocket: WebSocket, kind: v1.Kind, payload: bytes) -> None:
+async def _send(websocket: WebSocket, kind: v2.Kind, payload: bytes) -> None:
     await websocket.send_bytes(bytes([kind]) + payload)
 
 

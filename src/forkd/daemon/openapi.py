@@ -8,17 +8,17 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 REFERENCE = "#/components/schemas/{model}"
 
-STREAMED = (v1.ProgressEvent, v1.SnapshotEvent, v1.ImageEvent, v1.ErrorEvent)
+STREAMED = (v2.ProgressEvent, v2.SnapshotEvent, v2.ImageEvent, v2.ErrorEvent)
 """Types that no route names, because they travel as lines of a stream."""
 
-MESSAGES = (v1.ExecStart, v1.ExecControl, v1.ExecStarted, v1.ExecExit)
+MESSAGES = (v2.ExecStart, v2.ExecControl, v2.ExecStarted, v2.ExecExit)
 """Types that no route names, because they travel as messages of the exec WebSocket."""
 
 
@@ -52,8 +52,8 @@ def _streamed_schemas() -> dict[str, Any]:
         [(each, "serialization") for each in STREAMED + MESSAGES], ref_template=REFERENCE
     )
     unions: dict[str, TypeAdapter[Any]] = {
-        "SnapshotStreamEvent": TypeAdapter(v1.SnapshotStreamEvent),
-        "ImageStreamEvent": TypeAdapter(v1.ImageStreamEvent),
+        "SnapshotStreamEvent": TypeAdapter(v2.SnapshotStreamEvent),
+        "ImageStreamEvent": TypeAdapter(v2.ImageStreamEvent),
     }
     schemas: dict[str, Any] = models["$defs"]
     for name, union in unions.items():

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from forkd.daemon.errors import JSON, body_of
 from forkd.errors import EngineError, ForkdError
 from forkd.model.output import PIECE_BYTES
-from forkd.wire.v1 import ErrorEvent
+from forkd.wire.v2 import ErrorEvent
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from forkd.errors import Denied, ForkdError, RequestError
-from forkd.wire.v1 import ErrorBody
+from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

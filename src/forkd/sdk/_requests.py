@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from pydantic import ValidationError
 
 from forkd.errors import InvalidRequest
-from forkd.wire import v1, v1_trees
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,10 +82,10 @@ def build(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks
         raise InvalidRequest(f"{field}: {first['msg']}", field=field) from None
 
 
-def fork(tag: str, n: int, options: ForkOptions, *, all_or_nothing: bool) -> v1.SandboxCreate:
+def fork(tag: str, n: int, options: ForkOptions, *, all_or_nothing: bool) -> v2.SandboxCreate:
     """Return the request for a fork."""
     return build(
-        v1.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **_wire(options)
+        v2.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **_wire(options)
     )
 
 
@@ -96,10 +96,10 @@ def branch(
     *,
     all_or_nothing: bool,
     wait: bool = True,
-) -> v1_trees.BranchCreate:
+) -> v2_trees.BranchCreate:
     """Return the request for a branch."""
     return build(
-        v1_trees.BranchCreate,
+        v2_trees.BranchCreate,
         n=n,
         tag=tag,
         wait=wait,

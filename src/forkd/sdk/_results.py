@@ -10,7 +10,7 @@ from forkd.errors import GuestError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from forkd.wire import v1
+    from forkd.wire import v2
 
 S = TypeVar("S")
 
@@ -29,10 +29,10 @@ class Branch(Generic[S]):
     """
 
     sandboxes: list[S]
-    failures: list[v1.SandboxFailure]
+    failures: list[v2.SandboxFailure]
     pause_ms: float
     stall_ms: float | None
-    snapshot: v1.SnapshotInfo | None
+    snapshot: v2.SnapshotInfo | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class EvalResult:
         return self
 
 
-def eval_result(answer: v1.EvalResult) -> EvalResult:
+def eval_result(answer: v2.EvalResult) -> EvalResult:
     """Return the daemon's answer as callers see it."""
     fault = answer.exception
     return EvalResult(

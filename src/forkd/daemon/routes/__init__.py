@@ -13,7 +13,7 @@ from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
 from forkd.model.output import Kept
 from forkd.service import api
-from forkd.wire.v1 import ErrorBody
+from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, router
 from forkd.daemon.streaming import Stream
-from forkd.wire import v1_files
+from forkd.wire import v2_files
 
 routes = router("files")
 
@@ -18,13 +18,13 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 @routes.get(
-    "/v1/sandboxes/{id}/files",
+    "/v2/sandboxes/{id}/files",
     operation_id="read_file",
     response_class=Response,
     responses={200: _BODY},
 )
 async def read_file(
-    sandbox: IdOf, query: Annotated[v1_files.FileRead, Query()], caller: CallerOf, guests: GuestsOf
+    sandbox: IdOf, query: Annotated[v2_files.FileRead, Query()], caller: CallerOf, guests: GuestsOf
 ) -> Response:
     """Return a file's bytes; `X-File-Size` and `X-File-Mode` describe the file as opened."""
     reader = await guests.read_file(
@@ -35,17 +35,17 @@ async def read_file(
 
 
 @routes.put(
-    "/v1/sandboxes/{id}/files",
+    "/v2/sandboxes/{id}/files",
     operation_id="write_file",
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
 async def write_file(
     sandbox: IdOf,
-    query: Annotated[v1_files.FileWrite, Query()],
+    query: Annotated[v2_files.FileWrite, Query()],
     request: Request,
     caller: CallerOf,
     guests: GuestsOf,
-) -> v1_files.FileWritten:
+) -> v2_files.FileWritten:
     """Write the request's body to a file: whole, or not at all."""
     written = await guests.write_file(
         caller,
@@ -55,13 +55,13 @@ async def write_file(
         mode=query.mode,
         make_parents=query.make_parents,
     )
-    return v1_files.FileWritten(bytes=written)
+    return v2_files.FileWritten(bytes=written)
 
 
-@routes.delete("/v1/sandboxes/{id}/files", operation_id="remove_file", status_code=204)
+@routes.delete("/v2/sandboxes/{id}/files", operation_id="remove_file", status_code=204)
 async def remove_file(
     sandbox: IdOf,
-    query: Annotated[v1_files.FileRemove, Query()],
+    query: Annotated[v2_files.FileRemove, Query()],
     caller: CallerOf,
     guests: GuestsOf,
 ) -> None:
@@ -69,32 +69,32 @@ async def remove_file(
     await guests.remove(caller, sandbox, query.path, recursive=query.recursive)
 
 
-@routes.get("/v1/sandboxes/{id}/files/stat", operation_id="stat_file")
+@routes.get("/v2/sandboxes/{id}/files/stat", operation_id="stat_file")
 async def stat_file(
-    sandbox: IdOf, query: Annotated[v1_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
-) -> v1_files.FileEntry:
+    sandbox: IdOf, query: Annotated[v2_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
+) -> v2_files.FileEntry:
     """Describe one file; symbolic links are not followed."""
     return convert.file_entry(await guests.stat(caller, sandbox, query.path))
 
 
-@routes.get("/v1/sandboxes/{id}/files/list", operation_id="list_files")
+@routes.get("/v2/sandboxes/{id}/files/list", operation_id="list_files")
 async def list_files(
-    sandbox: IdOf, query: Annotated[v1_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
-) -> v1_files.FileList:
+    sandbox: IdOf, query: Annotated[v2_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
+) -> v2_files.FileList:
     """List a folder, by name."""
     entries = await guests.list_dir(caller, sandbox, query.path)
-    return v1_files.FileList(entries=[convert.file_entry(each) for each in entries])
+    return v2_files.FileList(entries=[convert.file_entry(each) for each in entries])
 
 
-@routes.post("/v1/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
+@routes.post("/v2/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
 async def make_dir(
-    sandbox: IdOf, body: v1_files.MakeDir, caller: CallerOf, guests: GuestsOf
+    sandbox: IdOf, body: v2_files.MakeDir, caller: CallerOf, guests: GuestsOf
 ) -> None:
     """Make a folder."""
     await guests.make_dir(caller, sandbox, body.path, parents=body.parents, mode=body.mode)
 
 
-@routes.post("/v1/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
-async def move_file(sandbox: IdOf, body: v1_files.Move, caller: CallerOf, guests: GuestsOf) -> None:
+@routes.post("/v2/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
+async def move_file(sandbox: IdOf, body: v2_files.Move, caller: CallerOf, guests: GuestsOf) -> None:
     """Rename a file or a folder within the sandbox."""
     await guests.move(caller, sandbox, body.source, body.target)

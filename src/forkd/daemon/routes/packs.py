@@ -10,7 +10,7 @@ from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, PacksOf, TagOf, router
 from forkd.daemon.routes.files import BYTES
 from forkd.daemon.streaming import Stream
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ _BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 @routes.get(
-    "/v1/snapshots/{tag}/pack",
+    "/v2/snapshots/{tag}/pack",
     operation_id="pack_snapshot",
     response_class=Response,
     responses={200: _BODY},
@@ -34,18 +34,18 @@ async def pack_snapshot(tag: TagOf, caller: CallerOf, packs: PacksOf) -> Respons
 
 
 @routes.put(
-    "/v1/snapshots/{tag}/pack",
+    "/v2/snapshots/{tag}/pack",
     operation_id="unpack_snapshot",
     status_code=201,
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
 async def unpack_snapshot(
     tag: TagOf,
-    terms: Annotated[v1.Unpack, Query()],
+    terms: Annotated[v2.Unpack, Query()],
     request: Request,
     caller: CallerOf,
     packs: PacksOf,
-) -> v1.Unpacked:
+) -> v2.Unpacked:
     """Take the pack in the request's body; nothing of it is kept unless all of it is good."""
     wanted = convert.unpack_request(tag, terms)
     return convert.unpacked(await packs.unpack(caller, wanted, request.stream()))

@@ -7,34 +7,34 @@ from fastapi import Response, WebSocket
 from forkd.daemon import convert
 from forkd.daemon.exec import attach, evaluate, run
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, router
-from forkd.wire import v1
+from forkd.wire import v2
 
 routes = router("processes")
 
 
-@routes.post("/v1/sandboxes/{id}/ping", operation_id="ping")
-async def ping(sandbox: IdOf, caller: CallerOf, guests: GuestsOf) -> v1.Pong:
+@routes.post("/v2/sandboxes/{id}/ping", operation_id="ping")
+async def ping(sandbox: IdOf, caller: CallerOf, guests: GuestsOf) -> v2.Pong:
     """Ask the agent in the guest how it is."""
     return convert.pong(await guests.ping(caller, sandbox))
 
 
-@routes.post("/v1/sandboxes/{id}/exec", operation_id="exec", response_model=v1.ExecResult)
+@routes.post("/v2/sandboxes/{id}/exec", operation_id="exec", response_model=v2.ExecResult)
 async def exec_(
-    sandbox: IdOf, body: v1.Exec, caller: CallerOf, guests: GuestsOf, keep: KeepOf
+    sandbox: IdOf, body: v2.Exec, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> Response:
     """Run a program, wait for it, and return what it wrote."""
     return await run(guests, caller, sandbox, body, keep)
 
 
-@routes.post("/v1/sandboxes/{id}/eval", operation_id="eval", response_model=v1.EvalResult)
+@routes.post("/v2/sandboxes/{id}/eval", operation_id="eval", response_model=v2.EvalResult)
 async def eval_(
-    sandbox: IdOf, body: v1.Eval, caller: CallerOf, guests: GuestsOf, keep: KeepOf
+    sandbox: IdOf, body: v2.Eval, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> Response:
     """Run code in the warm runtime; its exceptions are part of the answer."""
     return await evaluate(guests, caller, sandbox, body, keep)
 
 
-@routes.websocket("/v1/sandboxes/{id}/exec/stream")
+@routes.websocket("/v2/sandboxes/{id}/exec/stream")
 async def exec_stream(websocket: WebSocket, id: str, caller: CallerOf, guests: GuestsOf) -> None:  # noqa: A002 - the path's own word
     """Run a program with its streams attached; protocol/rest/README.md describes the messages."""
     await attach(websocket, guests, caller, id)

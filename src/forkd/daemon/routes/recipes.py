@@ -8,7 +8,7 @@ from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, RecipesOf, router
 from forkd.errors import InvalidRequest
 from forkd.model.recipe import parse_uploaded
-from forkd.wire import v1
+from forkd.wire import v2
 
 routes = router("recipes")
 
@@ -17,12 +17,12 @@ _BODY = {"content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 @routes.post(
-    "/v1/recipes",
+    "/v2/recipes",
     operation_id="upload_recipe",
     status_code=201,
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
-async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) -> v1.RecipeInfo:
+async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) -> v2.RecipeInfo:
     """Take a recipe's folder as a plain (ustar) archive, for as long as builds use it."""
     kind = request.headers.get("content-type", "nothing")
     if kind != TAR:
@@ -30,7 +30,7 @@ async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) 
     return convert.recipe(await recipes.upload(caller, request.stream()))
 
 
-@routes.get("/v1/recipes/{recipe}", operation_id="get_recipe")
-async def get_recipe(recipe: str, caller: CallerOf, recipes: RecipesOf) -> v1.RecipeInfo:
+@routes.get("/v2/recipes/{recipe}", operation_id="get_recipe")
+async def get_recipe(recipe: str, caller: CallerOf, recipes: RecipesOf) -> v2.RecipeInfo:
     """Describe an uploaded recipe, and keep it for another while."""
     return convert.recipe(await recipes.get(caller, parse_uploaded(recipe)))

@@ -11,7 +11,7 @@ from forkd.daemon.routes import CallerOf, IdOf, SandboxesOf, router
 from forkd.daemon.streaming import Stream
 from forkd.errors import EngineError
 from forkd.model.ids import parse_tag
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     from forkd.model.sandbox import ForkResult
@@ -20,14 +20,14 @@ routes = router("sandboxes")
 
 
 @routes.post(
-    "/v1/sandboxes",
+    "/v2/sandboxes",
     operation_id="fork",
     status_code=201,
-    responses={207: {"model": list[v1.ForkOutcome], "description": "Some failed, some are ready"}},
+    responses={207: {"model": list[v2.ForkOutcome], "description": "Some failed, some are ready"}},
 )
 async def fork(
-    body: v1.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
-) -> list[v1.ForkOutcome]:
+    body: v2.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
+) -> list[v2.ForkOutcome]:
     """Fork sandboxes; one element for each, 207 if any of them failed, an error if all did."""
     tag = parse_tag(body.snapshot_tag, field="snapshot_tag")
     result = await sandboxes.fork(caller, tag, body.n, convert.fork_options(body))
@@ -49,39 +49,39 @@ def none_ready(result: ForkResult) -> EngineError:
     )
 
 
-@routes.get("/v1/sandboxes", operation_id="list_sandboxes")
+@routes.get("/v2/sandboxes", operation_id="list_sandboxes")
 async def list_sandboxes(
-    query: Annotated[v1.SandboxFilter, Query()], caller: CallerOf, sandboxes: SandboxesOf
-) -> list[v1.SandboxInfo]:
+    query: Annotated[v2.SandboxFilter, Query()], caller: CallerOf, sandboxes: SandboxesOf
+) -> list[v2.SandboxInfo]:
     """List sandboxes, oldest first."""
     tag = query.snapshot_tag and parse_tag(query.snapshot_tag, field="snapshot_tag")
     return [convert.sandbox(each) for each in await sandboxes.list(caller, tag or None)]
 
 
-@routes.get("/v1/sandboxes/{id}", operation_id="get_sandbox")
+@routes.get("/v2/sandboxes/{id}", operation_id="get_sandbox")
 async def get_sandbox(
     id: Annotated[str, Path(description="Id of a sandbox, or the beginning of no other's.")],  # noqa: A002 - the path's own word
     caller: CallerOf,
     sandboxes: SandboxesOf,
-) -> v1.SandboxInfo:
+) -> v2.SandboxInfo:
     """Describe one sandbox; this route alone takes the beginning of an id, too."""
     return convert.sandbox(await sandboxes.find(caller, id))
 
 
-@routes.delete("/v1/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
+@routes.delete("/v2/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
 async def delete_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> None:
     """End a sandbox and remove everything that was its own."""
     await sandboxes.delete(caller, sandbox)
 
 
 @routes.get(
-    "/v1/sandboxes/{id}/logs",
+    "/v2/sandboxes/{id}/logs",
     operation_id="read_logs",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def read_logs(
-    sandbox: IdOf, query: Annotated[v1.LogsRead, Query()], caller: CallerOf, sandboxes: SandboxesOf
+    sandbox: IdOf, query: Annotated[v2.LogsRead, Query()], caller: CallerOf, sandboxes: SandboxesOf
 ) -> Response:
     """Return the end of what the guest wrote to its console; with `follow` also what comes."""
     if not query.follow:

@@ -20,7 +20,7 @@ from forkd.model.ids import parse_tag
 from forkd.model.image import Image
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
-from forkd.wire import v1
+from forkd.wire import v2
 
 routes = router("snapshots")
 
@@ -40,23 +40,23 @@ def _wants_stream(request: Request) -> bool:
 
 
 @routes.post(
-    "/v1/snapshots",
+    "/v2/snapshots",
     operation_id="create_snapshot",
     status_code=201,
-    response_model=v1.SnapshotInfo,
+    response_model=v2.SnapshotInfo,
     responses={
         **_streamed("SnapshotStreamEvent"),
-        202: {"model": v1.SnapshotInfo, "description": "It is being written, for `wait` false"},
+        202: {"model": v2.SnapshotInfo, "description": "It is being written, for `wait` false"},
     },
 )
 async def create_snapshot(
-    body: v1.SnapshotCreate,
+    body: v2.SnapshotCreate,
     request: Request,
     caller: CallerOf,
     snapshots: SnapshotsOf,
     chains: ChainsOf,
     response: Response,
-) -> Response | v1.SnapshotInfo:
+) -> Response | v2.SnapshotInfo:
     """Make a snapshot; answers when it is ready, or tells how far it is if asked to."""
     wanted = convert.snapshot_request(body)
     if isinstance(wanted, LinkRequest):
@@ -70,26 +70,26 @@ async def create_snapshot(
     return convert.snapshot(made)
 
 
-@routes.get("/v1/snapshots", operation_id="list_snapshots")
-async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v1.SnapshotInfo]:
+@routes.get("/v2/snapshots", operation_id="list_snapshots")
+async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v2.SnapshotInfo]:
     """List every snapshot, by tag, those being written included."""
     return [convert.snapshot(each) for each in await snapshots.list(caller)]
 
 
-@routes.get("/v1/snapshots/{tag}/info", operation_id="get_snapshot")
+@routes.get("/v2/snapshots/{tag}/info", operation_id="get_snapshot")
 async def get_snapshot(
     tag: TagOf, caller: CallerOf, snapshots: SnapshotsOf, sandboxes: SandboxesOf
-) -> v1.SnapshotInfoDetail:
+) -> v2.SnapshotInfoDetail:
     """Describe one snapshot, with what it depends on and what depends on it."""
     stored = await snapshots.get(caller, tag)
     every, forks = await snapshots.list(caller), await sandboxes.list(caller, tag)
     return convert.snapshot_detail(stored, every, forks)
 
 
-@routes.delete("/v1/snapshots/{tag}", operation_id="delete_snapshot", status_code=204)
+@routes.delete("/v2/snapshots/{tag}", operation_id="delete_snapshot", status_code=204)
 async def delete_snapshot(
     tag: TagOf,
-    query: Annotated[v1.SnapshotDelete, Query()],
+    query: Annotated[v2.SnapshotDelete, Query()],
     caller: CallerOf,
     snapshots: SnapshotsOf,
 ) -> None:
@@ -97,34 +97,34 @@ async def delete_snapshot(
     await snapshots.delete(caller, tag, cascade=query.cascade, force=query.force)
 
 
-@routes.post("/v1/snapshots/{tag}/compact", operation_id="compact_snapshot")
+@routes.post("/v2/snapshots/{tag}/compact", operation_id="compact_snapshot")
 async def compact_snapshot(
-    tag: TagOf, caller: CallerOf, chains: ChainsOf, body: v1.SnapshotCompact | None = None
-) -> v1.SnapshotInfo:
+    tag: TagOf, caller: CallerOf, chains: ChainsOf, body: v2.SnapshotCompact | None = None
+) -> v2.SnapshotInfo:
     """Write a snapshot so that it needs no other, in its place or under another name."""
     to = None if body is None or body.to is None else parse_tag(body.to, field="to")
     return convert.snapshot(await chains.compact(caller, tag, to))
 
 
-@routes.post("/v1/snapshots:gc", operation_id="gc_snapshots")
+@routes.post("/v2/snapshots:gc", operation_id="gc_snapshots")
 async def gc_snapshots(
-    caller: CallerOf, snapshots: SnapshotsOf, body: v1.SnapshotGc | None = None
-) -> v1.SnapshotGcInfo:
+    caller: CallerOf, snapshots: SnapshotsOf, body: v2.SnapshotGc | None = None
+) -> v2.SnapshotGcInfo:
     """Remove what is unused: leftovers, failures, orphans, idle images."""
     dry_run = body is not None and body.dry_run
     return convert.removed(await snapshots.tidy(caller, dry_run=dry_run))
 
 
 @routes.post(
-    "/v1/images",
+    "/v2/images",
     operation_id="build_image",
     status_code=201,
-    response_model=v1.ImageInfo,
+    response_model=v2.ImageInfo,
     responses=_streamed("ImageStreamEvent"),
 )
 async def build_image(
-    body: v1.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
-) -> Response | v1.ImageInfo:
+    body: v2.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
+) -> Response | v2.ImageInfo:
     """Build the image of a recipe, unless it is built already."""
     source = images.build(caller, parse_recipe_source(body.recipe))
     if _wants_stream(request):

@@ -8,38 +8,38 @@ from fastapi.requests import HTTPConnection
 import forkd
 from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, SystemOf, router
-from forkd.wire import v1
+from forkd.wire import v2
 
 routes = router("system")
 
 
 @routes.get("/healthz", operation_id="health")
-async def health() -> v1.Health:
+async def health() -> v2.Health:
     """Say that the daemon lives.  Needs no token."""
-    return v1.Health(ok=True)
+    return v2.Health(ok=True)
 
 
 @routes.get(
     "/readyz",
     operation_id="ready",
     responses={
-        503: {"model": v1.Readiness, "description": "It does not serve, and is about to end"}
+        503: {"model": v2.Readiness, "description": "It does not serve, and is about to end"}
     },
 )
-async def ready(connection: HTTPConnection, response: Response) -> v1.Readiness:
+async def ready(connection: HTTPConnection, response: Response) -> v2.Readiness:
     """Say whether the daemon serves.  Needs no token."""
     failure: str | None = connection.app.state.failure()
     response.status_code = 200 if failure is None else 503
-    return v1.Readiness(ready=failure is None)
+    return v2.Readiness(ready=failure is None)
 
 
 @routes.get("/version", operation_id="version")
-async def version() -> v1.Version:
+async def version() -> v2.Version:
     """Say which forkd this is."""
-    return v1.Version(version=forkd.__version__)
+    return v2.Version(version=forkd.__version__)
 
 
-@routes.get("/v1/host", operation_id="get_host")
-async def get_host(caller: CallerOf, system: SystemOf) -> v1.HostInfo:
+@routes.get("/v2/host", operation_id="get_host")
+async def get_host(caller: CallerOf, system: SystemOf) -> v2.HostInfo:
     """Say what the host is and how full it is."""
     return convert.host_info(await system.info(caller))

@@ -20,25 +20,25 @@ from forkd.daemon.routes import (
 from forkd.daemon.routes.sandboxes import none_ready
 from forkd.errors import InvalidRequest
 from forkd.model.ids import parse_sandbox_id, parse_tag
-from forkd.wire import v1_trees
+from forkd.wire import v2_trees
 
 routes = router("trees")
 
 
 @routes.post(
-    "/v1/sandboxes/{id}/branch",
+    "/v2/sandboxes/{id}/branch",
     operation_id="branch",
     status_code=201,
-    responses={207: {"model": v1_trees.BranchInfo, "description": "Some siblings failed"}},
+    responses={207: {"model": v2_trees.BranchInfo, "description": "Some siblings failed"}},
 )
 async def branch(
     sandbox: IdOf,
-    body: v1_trees.BranchCreate,
+    body: v2_trees.BranchCreate,
     caller: CallerOf,
     branches: BranchesOf,
     sandboxes: SandboxesOf,
     response: Response,
-) -> v1_trees.BranchInfo:
+) -> v2_trees.BranchInfo:
     """Branch a running sandbox: `n` siblings, a snapshot `tag`, or both, of one instant."""
     tag = None if body.tag is None else parse_tag(body.tag)
     count = body.n if body.n is not None else int(tag is None)
@@ -56,38 +56,38 @@ async def branch(
     return convert.branch(found.tag, result)
 
 
-@routes.post("/v1/sandboxes/{id}/reset", operation_id="reset")
+@routes.post("/v2/sandboxes/{id}/reset", operation_id="reset")
 async def reset(
-    sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf, body: v1_trees.Reset | None = None
-) -> v1_trees.ResetInfo:
+    sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf, body: v2_trees.Reset | None = None
+) -> v2_trees.ResetInfo:
     """Take a sandbox back to its fork point; it keeps its id and its address."""
-    terms = body or v1_trees.Reset()
+    terms = body or v2_trees.Reset()
     reset_ms = await sandboxes.reset(caller, sandbox, deadline_s=terms.deadline_secs)
-    return v1_trees.ResetInfo(reset_ms=reset_ms)
+    return v2_trees.ResetInfo(reset_ms=reset_ms)
 
 
-@routes.post("/v1/sandboxes/{id}/promote", operation_id="promote")
+@routes.post("/v2/sandboxes/{id}/promote", operation_id="promote")
 async def promote(
     sandbox: IdOf, caller: CallerOf, promotions: PromotionsOf
-) -> v1_trees.PromotionInfo:
+) -> v2_trees.PromotionInfo:
     """Let a sandbox take its parent's id, name, address and place; parent and siblings end."""
     return convert.promotion(await promotions.promote(caller, sandbox))
 
 
-@routes.get("/v1/tree", operation_id="tree")
+@routes.get("/v2/tree", operation_id="tree")
 async def tree(
-    query: Annotated[v1_trees.TreeFilter, Query()], caller: CallerOf, trees: TreesOf
-) -> v1_trees.TreeInfo:
+    query: Annotated[v2_trees.TreeFilter, Query()], caller: CallerOf, trees: TreesOf
+) -> v2_trees.TreeInfo:
     """Say who was branched from whom, and what each holds."""
     member = query.sandbox_id and parse_sandbox_id(query.sandbox_id, field="sandbox_id")
     roots = await trees.draw(caller, member or None)
     return convert.tree(await trees.budgets(caller), roots)
 
 
-@routes.post("/v1/diff", operation_id="diff")
+@routes.post("/v2/diff", operation_id="diff")
 async def diff(
-    body: v1_trees.DiffCreate, caller: CallerOf, comparisons: ComparisonsOf
-) -> v1_trees.DiffInfo:
+    body: v2_trees.DiffCreate, caller: CallerOf, comparisons: ComparisonsOf
+) -> v2_trees.DiffInfo:
     """Say which files of two sandboxes or snapshots differ, and how far their memory does."""
     before, after = convert.machine_name(body.a, "a"), convert.machine_name(body.b, "b")
     return convert.difference(await comparisons.compare(caller, before, after))

@@ -10,7 +10,7 @@ from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnaps
 from forkd.sdk._async.http import AsyncHttp
 from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._endpoint import discover
-from forkd.wire import v1, v1_trees
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,13 +58,13 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def version(self) -> v1.Version:
+    async def version(self) -> v2.Version:
         """Return which forkd the daemon is."""
-        return await self._http.call(v1.Version, "GET", "/version")
+        return await self._http.call(v2.Version, "GET", "/version")
 
-    async def host(self) -> v1.HostInfo:
+    async def host(self) -> v2.HostInfo:
         """Return what the daemon's host is and how full it is."""
-        return await self._http.call(v1.HostInfo, "GET", "/v1/host")
+        return await self._http.call(v2.HostInfo, "GET", "/v2/host")
 
     async def fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
@@ -82,12 +82,12 @@ class AsyncClient:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
 
-    async def tree(self, sandbox_id: str | None = None) -> v1_trees.TreeInfo:
+    async def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""
         query = {"sandbox_id": sandbox_id}
-        return await self._http.call(v1_trees.TreeInfo, "GET", "/v1/tree", query=query)
+        return await self._http.call(v2_trees.TreeInfo, "GET", "/v2/tree", query=query)
 
-    async def diff(self, a: str, b: str) -> v1_trees.DiffInfo:
+    async def diff(self, a: str, b: str) -> v2_trees.DiffInfo:
         """Return how `b` differs from `a`: which files, and how many pages of memory.
 
         Each is the id of a running sandbox or the name of a snapshot.
@@ -96,14 +96,14 @@ class AsyncClient:
             Conflict: They have no common ancestor, or one does not run.
             GuestError: The file system of one cannot be compared.
         """
-        request = _requests.build(v1_trees.DiffCreate, a=a, b=b)
+        request = _requests.build(v2_trees.DiffCreate, a=a, b=b)
         return await self._http.call(
-            v1_trees.DiffInfo, "POST", "/v1/diff", body=request, timeout_s=DIFF_TIMEOUT_S
+            v2_trees.DiffInfo, "POST", "/v2/diff", body=request, timeout_s=DIFF_TIMEOUT_S
         )
 
     async def try_fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
-    ) -> tuple[list[AsyncSandbox], list[v1.SandboxFailure]]:
+    ) -> tuple[list[AsyncSandbox], list[v2.SandboxFailure]]:
         """Fork up to `n` sandboxes; returns the ready ones, and why the others are not.
 
         Raises:

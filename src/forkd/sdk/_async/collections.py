@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from forkd.sdk._async.sandbox import FORK_SECS_PER_CHILD, AsyncSandbox
 from forkd.sdk._requests import build
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     import builtins
@@ -25,9 +25,9 @@ FORK_MARGIN_S = 60.0
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
-_OUTCOMES = TypeAdapter(list[v1.SandboxInfo | v1.SandboxFailure])
-_SNAPSHOTS = TypeAdapter(list[v1.SnapshotInfo])
-_SANDBOXES = TypeAdapter(list[v1.SandboxInfo])
+_OUTCOMES = TypeAdapter(list[v2.SandboxInfo | v2.SandboxFailure])
+_SNAPSHOTS = TypeAdapter(list[v2.SnapshotInfo])
+_SANDBOXES = TypeAdapter(list[v2.SandboxInfo])
 
 
 class AsyncSnapshots:
@@ -42,8 +42,8 @@ class AsyncSnapshots:
         tag: str,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.SnapshotInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.SnapshotInfo:
         """Bake a snapshot from a recipe; returns when it is ready.
 
         Leaving before that, by a cancellation say, ends the bake and removes what it made.
@@ -61,8 +61,8 @@ class AsyncSnapshots:
             BuildError: The image or the warm-up failed.
         """
         named = await self._recipes.reference(recipe, on_progress)
-        request = build(v1.SnapshotCreate, tag=tag, recipe=named)
-        event = await self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        request = build(v2.SnapshotCreate, tag=tag, recipe=named)
+        event = await self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
         return event.snapshot
 
     async def link(  # noqa: PLR0913 - one for each member
@@ -74,8 +74,8 @@ class AsyncSnapshots:
         exec_timeout_s: float | None = None,
         network: bool = False,
         wait: bool = True,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.SnapshotInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.SnapshotInfo:
         """Write down a sandbox, or a fork of a snapshot in which a command has run.
 
         Only what differs from the snapshot under it is stored.
@@ -96,7 +96,7 @@ class AsyncSnapshots:
             CapacityError: The disk is full; nothing was left on it.
         """
         request = build(
-            v1.SnapshotCreate,
+            v2.SnapshotCreate,
             tag=tag,
             source=source,
             exec=exec,
@@ -104,17 +104,17 @@ class AsyncSnapshots:
             network=network,
             wait=wait,
         )
-        event = await self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        event = await self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
         return event.snapshot
 
-    async def list(self) -> builtins.list[v1.SnapshotInfo]:
+    async def list(self) -> builtins.list[v2.SnapshotInfo]:
         """Return every snapshot, by tag."""
-        return await self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
+        return await self._http.call(_SNAPSHOTS, "GET", "/v2/snapshots")
 
-    async def info(self, tag: str) -> v1.SnapshotInfoDetail:
+    async def info(self, tag: str) -> v2.SnapshotInfoDetail:
         """Return one snapshot, with what it depends on and what depends on it."""
         return await self._http.call(
-            v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
+            v2.SnapshotInfoDetail, "GET", f"/v2/snapshots/{self._http.quoted(tag)}/info"
         )
 
     async def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> None:
@@ -129,10 +129,10 @@ class AsyncSnapshots:
             Conflict: Sandboxes or other snapshots need it.
         """
         query = {name: "true" for name, on in (("cascade", cascade), ("force", force)) if on}
-        path = f"/v1/snapshots/{self._http.quoted(tag)}"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}"
         await self._http.send("DELETE", path, query=query, timeout_s=WRITE_TIMEOUT_S)
 
-    async def compact(self, tag: str, to: str | None = None) -> v1.SnapshotInfo:
+    async def compact(self, tag: str, to: str | None = None) -> v2.SnapshotInfo:
         """Write a snapshot so that it needs no other, in its place or under the name `to`.
 
         Raises:
@@ -140,20 +140,20 @@ class AsyncSnapshots:
             CapacityError: The disk is full; nothing was changed.
         """
         return await self._http.call(
-            v1.SnapshotInfo,
+            v2.SnapshotInfo,
             "POST",
-            f"/v1/snapshots/{self._http.quoted(tag)}/compact",
-            body=build(v1.SnapshotCompact, to=to),
+            f"/v2/snapshots/{self._http.quoted(tag)}/compact",
+            body=build(v2.SnapshotCompact, to=to),
             timeout_s=WRITE_TIMEOUT_S,
         )
 
-    async def gc(self, *, dry_run: bool = False) -> v1.SnapshotGcInfo:
+    async def gc(self, *, dry_run: bool = False) -> v2.SnapshotGcInfo:
         """Remove what is unused; with `dry_run` only say what that is."""
         return await self._http.call(
-            v1.SnapshotGcInfo,
+            v2.SnapshotGcInfo,
             "POST",
-            "/v1/snapshots:gc",
-            body=build(v1.SnapshotGc, dry_run=dry_run),
+            "/v2/snapshots:gc",
+            body=build(v2.SnapshotGc, dry_run=dry_run),
             timeout_s=WRITE_TIMEOUT_S,
         )
 
@@ -165,7 +165,7 @@ class AsyncSnapshots:
             Conflict: It is being written.
             StoreError: Something of it is missing or damaged.
         """
-        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         async with self._http.streamed(path) as answer:
             yield answer.aiter_bytes()
 
@@ -176,7 +176,7 @@ class AsyncSnapshots:
         *,
         trusted: Sequence[bytes] = (),
         allow_unsigned: bool = False,
-    ) -> v1.Unpacked:
+    ) -> v2.Unpacked:
         """Take a pack: all of it, or nothing.
 
         Args:
@@ -193,9 +193,9 @@ class AsyncSnapshots:
             "trusted": ",".join(key.hex() for key in trusted),
             "allow_unsigned": allow_unsigned or None,
         }
-        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         return await self._http.call(
-            v1.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+            v2.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 
@@ -210,8 +210,8 @@ class AsyncImages:
         self,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.ImageInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
         Args:
@@ -223,8 +223,8 @@ class AsyncImages:
             BuildError: It could not be built.
         """
         named = await self._recipes.reference(recipe, on_progress)
-        request = build(v1.ImageBuild, recipe=named)
-        event = await self._http.events("/v1/images", request, v1.ImageEvent, on_progress)
+        request = build(v2.ImageBuild, recipe=named)
+        event = await self._http.events("/v2/images", request, v2.ImageEvent, on_progress)
         return event.image
 
 
@@ -237,7 +237,7 @@ class AsyncSandboxes:
     async def list(self, tag: str | None = None) -> builtins.list[AsyncSandbox]:
         """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
         query = {"snapshot_tag": tag}
-        found = await self._http.call(_SANDBOXES, "GET", "/v1/sandboxes", query=query)
+        found = await self._http.call(_SANDBOXES, "GET", "/v2/sandboxes", query=query)
         return [AsyncSandbox(self._http, each) for each in found]
 
     async def get(self, id: str) -> AsyncSandbox:  # noqa: A002 - the word for it
@@ -248,21 +248,21 @@ class AsyncSandboxes:
             InvalidRequest: Several ids begin so; the message names some.
         """
         info = await self._http.call(
-            v1.SandboxInfo, "GET", f"/v1/sandboxes/{self._http.quoted(id)}"
+            v2.SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}"
         )
         return AsyncSandbox(self._http, info)
 
     async def create(
-        self, request: v1.SandboxCreate
-    ) -> tuple[builtins.list[AsyncSandbox], builtins.list[v1.SandboxFailure]]:
+        self, request: v2.SandboxCreate
+    ) -> tuple[builtins.list[AsyncSandbox], builtins.list[v2.SandboxFailure]]:
         """Fork as `request` says; `AsyncClient.fork` says it more easily."""
         found = await self._http.call(
             _OUTCOMES,
             "POST",
-            "/v1/sandboxes",
+            "/v2/sandboxes",
             body=request,
             timeout_s=request.deadline_secs + FORK_MARGIN_S + FORK_SECS_PER_CHILD * request.n,
         )
-        ready = [each for each in found if isinstance(each, v1.SandboxInfo)]
-        failed = [each for each in found if isinstance(each, v1.SandboxFailure)]
+        ready = [each for each in found if isinstance(each, v2.SandboxInfo)]
+        failed = [each for each in found if isinstance(each, v2.SandboxFailure)]
         return [AsyncSandbox(self._http, each) for each in ready], failed

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from forkd.errors import TransportError
 from forkd.sdk._errors import from_answer, from_body
 from forkd.sdk._transport import async_http, async_socket, timeout, transport_errors
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
@@ -84,7 +84,7 @@ class AsyncHttp:
         path: str,
         body: BaseModel,
         result: type[T],
-        on_progress: Callable[[v1.ProgressEvent], object] | None,
+        on_progress: Callable[[v2.ProgressEvent], object] | None,
     ) -> T:
         """Follow a stream of events to its result, handing every step to `on_progress`.
 
@@ -103,7 +103,7 @@ class AsyncHttp:
                 found = _event(line, result)
                 if isinstance(found, result):
                     return found
-                if on_progress is not None and isinstance(found, v1.ProgressEvent):
+                if on_progress is not None and isinstance(found, v2.ProgressEvent):
                     on_progress(found)
         raise TransportError("the stream of events ended before its result")
 
@@ -162,15 +162,15 @@ def _parsed(kind: type[T] | TypeAdapter[T], answer: httpx.Response) -> T:
         raise TransportError(f"this daemon's answer makes no sense to us: {error}") from error
 
 
-def _event(line: str, result: type[T]) -> T | v1.ProgressEvent | None:
+def _event(line: str, result: type[T]) -> T | v2.ProgressEvent | None:
     """Return the event in `line`: a step, the result, or None for one we do not know."""
     try:
         said = json.loads(line)
         match said["event"]:
             case "progress":
-                return v1.ProgressEvent.model_validate(said)
+                return v2.ProgressEvent.model_validate(said)
             case "error":
-                failure = v1.ErrorEvent.model_validate(said)
+                failure = v2.ErrorEvent.model_validate(said)
             case name if name == _name_of(result):
                 return TypeAdapter(result).validate_python(said)
             case _:

@@ -11,7 +11,7 @@ from forkd.sdk._async.files import AsyncFiles
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
-from forkd.wire import v1, v1_trees
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ class AsyncSandbox:
         files: Its file system.
     """
 
-    def __init__(self, http: AsyncHttp, info: v1.SandboxInfo) -> None:
+    def __init__(self, http: AsyncHttp, info: v2.SandboxInfo) -> None:
         self._http = http
         self._path: str
         self._become(info)
@@ -75,9 +75,9 @@ class AsyncSandbox:
         except NotFound:
             return
 
-    async def refresh(self) -> v1.SandboxInfo:
+    async def refresh(self) -> v2.SandboxInfo:
         """Ask the daemon how the sandbox is, and return that."""
-        self.info = await self._http.call(v1.SandboxInfo, "GET", self._path)
+        self.info = await self._http.call(v2.SandboxInfo, "GET", self._path)
         return self.info
 
     async def kill(self) -> None:
@@ -119,11 +119,11 @@ class AsyncSandbox:
         """
         request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
         made = await self._branch(request)
-        failures = [each for each in made.sandboxes if isinstance(each, v1.SandboxFailure)]
+        failures = [each for each in made.sandboxes if isinstance(each, v2.SandboxFailure)]
         siblings = self._siblings(made)
         return Branch(siblings, failures, made.pause_ms, made.stall_ms, made.snapshot)
 
-    async def snapshot(self, tag: str, *, wait: bool = True) -> v1.SnapshotInfo:
+    async def snapshot(self, tag: str, *, wait: bool = True) -> v2.SnapshotInfo:
         """Write it down under `tag` while it runs; only what differs from its parent is stored.
 
         Args:
@@ -147,9 +147,9 @@ class AsyncSandbox:
         Raises:
             Conflict: It does not run, or the process that held its instant was killed.
         """
-        request = build(v1_trees.Reset, deadline_secs=deadline_s)
+        request = build(v2_trees.Reset, deadline_secs=deadline_s)
         done = await self._http.call(
-            v1_trees.ResetInfo,
+            v2_trees.ResetInfo,
             "POST",
             f"{self._path}/reset",
             body=request,
@@ -167,7 +167,7 @@ class AsyncSandbox:
             Conflict: It has no parent, that is gone, or it does not run.
         """
         done = await self._http.call(
-            v1_trees.PromotionInfo,
+            v2_trees.PromotionInfo,
             "POST",
             f"{self._path}/promote",
             timeout_s=PROMOTION_TIMEOUT_S,
@@ -175,11 +175,11 @@ class AsyncSandbox:
         self._become(done.sandbox)
         return done.ended
 
-    async def _branch(self, request: v1_trees.BranchCreate) -> v1_trees.BranchInfo:
+    async def _branch(self, request: v2_trees.BranchCreate) -> v2_trees.BranchInfo:
         n = 0 if request.n is None else request.n
         writing_s = SNAPSHOT_TIMEOUT_S if request.tag and request.wait else 0.0
         return await self._http.call(
-            v1_trees.BranchInfo,
+            v2_trees.BranchInfo,
             "POST",
             f"{self._path}/branch",
             body=request,
@@ -189,27 +189,27 @@ class AsyncSandbox:
             + writing_s,
         )
 
-    def _siblings(self, made: v1_trees.BranchInfo) -> list[AsyncSandbox]:
-        ready = (each for each in made.sandboxes if isinstance(each, v1.SandboxInfo))
+    def _siblings(self, made: v2_trees.BranchInfo) -> list[AsyncSandbox]:
+        ready = (each for each in made.sandboxes if isinstance(each, v2.SandboxInfo))
         return [AsyncSandbox(self._http, each) for each in ready]
 
-    def _become(self, info: v1.SandboxInfo) -> None:
+    def _become(self, info: v2.SandboxInfo) -> None:
         self.info = info
-        self._path = f"/v1/sandboxes/{self._http.quoted(info.id)}"
+        self._path = f"/v2/sandboxes/{self._http.quoted(info.id)}"
         self.files = AsyncFiles(self._http, self._path)
 
-    async def ping(self) -> v1.Pong:
+    async def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""
-        return await self._http.call(v1.Pong, "POST", f"{self._path}/ping")
+        return await self._http.call(v2.Pong, "POST", f"{self._path}/ping")
 
     async def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
 
         An exception that the code raises is in the result; `result.check()` raises it.
         """
-        request = build(v1.Eval, code=code, timeout_secs=timeout_s)
+        request = build(v2.Eval, code=code, timeout_secs=timeout_s)
         answer = await self._http.call(
-            v1.EvalResult,
+            v2.EvalResult,
             "POST",
             f"{self._path}/eval",
             body=request,
@@ -224,7 +224,7 @@ class AsyncSandbox:
         stdin: str | None = None,
         timeout_s: float | None = EXEC_TIMEOUT_S_DEFAULT,
         **options: Unpack[ExecOptions],
-    ) -> v1.ExecResult:
+    ) -> v2.ExecResult:
         """Run a program, wait for it, and return what it wrote and its exit code.
 
         No shell reads `args`.  Output is kept to 8 MiB of each stream, see `truncated`; a
@@ -241,11 +241,11 @@ class AsyncSandbox:
             InvalidRequest: There is no such user or folder.
             GuestError: The program cannot be executed.
         """
-        request = build(v1.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
+        request = build(v2.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
         if timeout_s is None:
             request = request.model_copy(update={"timeout_secs": None})  # not the default
         return await self._http.call(
-            v1.ExecResult,
+            v2.ExecResult,
             "POST",
             f"{self._path}/exec",
             body=request,
@@ -270,9 +270,9 @@ class AsyncSandbox:
             timeout_s: Kill it after this time; None: never.
             options: As for `exec`.
         """
-        size = None if tty is None else build(v1.TerminalSize, rows=tty[0], columns=tty[1])
+        size = None if tty is None else build(v2.TerminalSize, rows=tty[0], columns=tty[1])
         request = build(
-            v1.ExecStart,
+            v2.ExecStart,
             args=program(args),
             stdin=stdin,
             tty=size,

@@ -11,7 +11,7 @@ from forkd.sdk._endpoint import discover
 from forkd.sdk._sync.collections import Images, Sandboxes, Snapshots
 from forkd.sdk._sync.http import Http
 from forkd.sdk._sync.recipes import Recipes
-from forkd.wire import v1, v1_trees
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -59,13 +59,13 @@ class Client:
     ) -> None:
         self.close()
 
-    def version(self) -> v1.Version:
+    def version(self) -> v2.Version:
         """Return which forkd the daemon is."""
-        return self._http.call(v1.Version, "GET", "/version")
+        return self._http.call(v2.Version, "GET", "/version")
 
-    def host(self) -> v1.HostInfo:
+    def host(self) -> v2.HostInfo:
         """Return what the daemon's host is and how full it is."""
-        return self._http.call(v1.HostInfo, "GET", "/v1/host")
+        return self._http.call(v2.HostInfo, "GET", "/v2/host")
 
     def fork(self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]) -> list[Sandbox]:
         """Fork `n` sandboxes from a snapshot: all of them, or an error and none.
@@ -81,12 +81,12 @@ class Client:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
 
-    def tree(self, sandbox_id: str | None = None) -> v1_trees.TreeInfo:
+    def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""
         query = {"sandbox_id": sandbox_id}
-        return self._http.call(v1_trees.TreeInfo, "GET", "/v1/tree", query=query)
+        return self._http.call(v2_trees.TreeInfo, "GET", "/v2/tree", query=query)
 
-    def diff(self, a: str, b: str) -> v1_trees.DiffInfo:
+    def diff(self, a: str, b: str) -> v2_trees.DiffInfo:
         """Return how `b` differs from `a`: which files, and how many pages of memory.
 
         Each is the id of a running sandbox or the name of a snapshot.
@@ -95,14 +95,14 @@ class Client:
             Conflict: They have no common ancestor, or one does not run.
             GuestError: The file system of one cannot be compared.
         """
-        request = _requests.build(v1_trees.DiffCreate, a=a, b=b)
+        request = _requests.build(v2_trees.DiffCreate, a=a, b=b)
         return self._http.call(
-            v1_trees.DiffInfo, "POST", "/v1/diff", body=request, timeout_s=DIFF_TIMEOUT_S
+            v2_trees.DiffInfo, "POST", "/v2/diff", body=request, timeout_s=DIFF_TIMEOUT_S
         )
 
     def try_fork(
         self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
-    ) -> tuple[list[Sandbox], list[v1.SandboxFailure]]:
+    ) -> tuple[list[Sandbox], list[v2.SandboxFailure]]:
         """Fork up to `n` sandboxes; returns the ready ones, and why the others are not.
 
         Raises:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
 from forkd.sdk._sync.sandbox import FORK_SECS_PER_CHILD, Sandbox
-from forkd.wire import v1
+from forkd.wire import v2
 
 if TYPE_CHECKING:
     import builtins
@@ -26,9 +26,9 @@ FORK_MARGIN_S = 60.0
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
-_OUTCOMES = TypeAdapter(list[v1.SandboxInfo | v1.SandboxFailure])
-_SNAPSHOTS = TypeAdapter(list[v1.SnapshotInfo])
-_SANDBOXES = TypeAdapter(list[v1.SandboxInfo])
+_OUTCOMES = TypeAdapter(list[v2.SandboxInfo | v2.SandboxFailure])
+_SNAPSHOTS = TypeAdapter(list[v2.SnapshotInfo])
+_SANDBOXES = TypeAdapter(list[v2.SandboxInfo])
 
 
 class Snapshots:
@@ -43,8 +43,8 @@ class Snapshots:
         tag: str,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.SnapshotInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.SnapshotInfo:
         """Bake a snapshot from a recipe; returns when it is ready.
 
         Leaving before that, by a cancellation say, ends the bake and removes what it made.
@@ -62,8 +62,8 @@ class Snapshots:
             BuildError: The image or the warm-up failed.
         """
         named = self._recipes.reference(recipe, on_progress)
-        request = build(v1.SnapshotCreate, tag=tag, recipe=named)
-        event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        request = build(v2.SnapshotCreate, tag=tag, recipe=named)
+        event = self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
         return event.snapshot
 
     def link(  # noqa: PLR0913 - one for each member
@@ -75,8 +75,8 @@ class Snapshots:
         exec_timeout_s: float | None = None,
         network: bool = False,
         wait: bool = True,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.SnapshotInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.SnapshotInfo:
         """Write down a sandbox, or a fork of a snapshot in which a command has run.
 
         Only what differs from the snapshot under it is stored.
@@ -97,7 +97,7 @@ class Snapshots:
             CapacityError: The disk is full; nothing was left on it.
         """
         request = build(
-            v1.SnapshotCreate,
+            v2.SnapshotCreate,
             tag=tag,
             source=source,
             exec=exec,
@@ -105,17 +105,17 @@ class Snapshots:
             network=network,
             wait=wait,
         )
-        event = self._http.events("/v1/snapshots", request, v1.SnapshotEvent, on_progress)
+        event = self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
         return event.snapshot
 
-    def list(self) -> builtins.list[v1.SnapshotInfo]:
+    def list(self) -> builtins.list[v2.SnapshotInfo]:
         """Return every snapshot, by tag."""
-        return self._http.call(_SNAPSHOTS, "GET", "/v1/snapshots")
+        return self._http.call(_SNAPSHOTS, "GET", "/v2/snapshots")
 
-    def info(self, tag: str) -> v1.SnapshotInfoDetail:
+    def info(self, tag: str) -> v2.SnapshotInfoDetail:
         """Return one snapshot, with what it depends on and what depends on it."""
         return self._http.call(
-            v1.SnapshotInfoDetail, "GET", f"/v1/snapshots/{self._http.quoted(tag)}/info"
+            v2.SnapshotInfoDetail, "GET", f"/v2/snapshots/{self._http.quoted(tag)}/info"
         )
 
     def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> None:
@@ -130,10 +130,10 @@ class Snapshots:
             Conflict: Sandboxes or other snapshots need it.
         """
         query = {name: "true" for name, on in (("cascade", cascade), ("force", force)) if on}
-        path = f"/v1/snapshots/{self._http.quoted(tag)}"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}"
         self._http.send("DELETE", path, query=query, timeout_s=WRITE_TIMEOUT_S)
 
-    def compact(self, tag: str, to: str | None = None) -> v1.SnapshotInfo:
+    def compact(self, tag: str, to: str | None = None) -> v2.SnapshotInfo:
         """Write a snapshot so that it needs no other, in its place or under the name `to`.
 
         Raises:
@@ -141,20 +141,20 @@ class Snapshots:
             CapacityError: The disk is full; nothing was changed.
         """
         return self._http.call(
-            v1.SnapshotInfo,
+            v2.SnapshotInfo,
             "POST",
-            f"/v1/snapshots/{self._http.quoted(tag)}/compact",
-            body=build(v1.SnapshotCompact, to=to),
+            f"/v2/snapshots/{self._http.quoted(tag)}/compact",
+            body=build(v2.SnapshotCompact, to=to),
             timeout_s=WRITE_TIMEOUT_S,
         )
 
-    def gc(self, *, dry_run: bool = False) -> v1.SnapshotGcInfo:
+    def gc(self, *, dry_run: bool = False) -> v2.SnapshotGcInfo:
         """Remove what is unused; with `dry_run` only say what that is."""
         return self._http.call(
-            v1.SnapshotGcInfo,
+            v2.SnapshotGcInfo,
             "POST",
-            "/v1/snapshots:gc",
-            body=build(v1.SnapshotGc, dry_run=dry_run),
+            "/v2/snapshots:gc",
+            body=build(v2.SnapshotGc, dry_run=dry_run),
             timeout_s=WRITE_TIMEOUT_S,
         )
 
@@ -166,7 +166,7 @@ class Snapshots:
             Conflict: It is being written.
             StoreError: Something of it is missing or damaged.
         """
-        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         with self._http.streamed(path) as answer:
             yield answer.iter_bytes()
 
@@ -177,7 +177,7 @@ class Snapshots:
         *,
         trusted: Sequence[bytes] = (),
         allow_unsigned: bool = False,
-    ) -> v1.Unpacked:
+    ) -> v2.Unpacked:
         """Take a pack: all of it, or nothing.
 
         Args:
@@ -194,9 +194,9 @@ class Snapshots:
             "trusted": ",".join(key.hex() for key in trusted),
             "allow_unsigned": allow_unsigned or None,
         }
-        path = f"/v1/snapshots/{self._http.quoted(tag)}/pack"
+        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         return self._http.call(
-            v1.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+            v2.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 
@@ -211,8 +211,8 @@ class Images:
         self,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v1.ProgressEvent], object] | None = None,
-    ) -> v1.ImageInfo:
+        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
+    ) -> v2.ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
         Args:
@@ -224,8 +224,8 @@ class Images:
             BuildError: It could not be built.
         """
         named = self._recipes.reference(recipe, on_progress)
-        request = build(v1.ImageBuild, recipe=named)
-        event = self._http.events("/v1/images", request, v1.ImageEvent, on_progress)
+        request = build(v2.ImageBuild, recipe=named)
+        event = self._http.events("/v2/images", request, v2.ImageEvent, on_progress)
         return event.image
 
 
@@ -238,7 +238,7 @@ class Sandboxes:
     def list(self, tag: str | None = None) -> builtins.list[Sandbox]:
         """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
         query = {"snapshot_tag": tag}
-        found = self._http.call(_SANDBOXES, "GET", "/v1/sandboxes", query=query)
+        found = self._http.call(_SANDBOXES, "GET", "/v2/sandboxes", query=query)
         return [Sandbox(self._http, each) for each in found]
 
     def get(self, id: str) -> Sandbox:  # noqa: A002 - the word for it
@@ -248,20 +248,20 @@ class Sandboxes:
             NotFound: There is none.
             InvalidRequest: Several ids begin so; the message names some.
         """
-        info = self._http.call(v1.SandboxInfo, "GET", f"/v1/sandboxes/{self._http.quoted(id)}")
+        info = self._http.call(v2.SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}")
         return Sandbox(self._http, info)
 
     def create(
-        self, request: v1.SandboxCreate
-    ) -> tuple[builtins.list[Sandbox], builtins.list[v1.SandboxFailure]]:
+        self, request: v2.SandboxCreate
+    ) -> tuple[builtins.list[Sandbox], builtins.list[v2.SandboxFailure]]:
         """Fork as `request` says; `Client.fork` says it more easily."""
         found = self._http.call(
             _OUTCOMES,
             "POST",
-            "/v1/sandboxes",
+            "/v2/sandboxes",
             body=request,
             timeout_s=request.deadline_secs + FORK_MARGIN_S + FORK_SECS_PER_CHILD * request.n,
         )
-        ready = [each for each in found if isinstance(each, v1.SandboxInfo)]
-        failed = [each for each in found if isinstance(each, v1.SandboxFailure)]
+        ready = [each for each in found if isinstance(each, v2.SandboxInfo)]
+        failed = [each for each in found if isinstance(each, v2.SandboxFailure)]
         return [Sandbox(self._http, each) for each in ready], failed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import NotFound
 from forkd.sdk._requests import build
-from forkd.wire import v1_files
+from forkd.wire import v2_files
 
 if TYPE_CHECKING:
     import builtins
@@ -61,14 +61,14 @@ class Files:
         query = {"path": path, "mode": mode, "make_parents": make_parents or None}
         data = contents.encode() if isinstance(contents, str) else contents
         written = self._http.call(
-            v1_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
+            v2_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
         )
         return written.bytes
 
-    def stat(self, path: str) -> v1_files.FileEntry:
+    def stat(self, path: str) -> v2_files.FileEntry:
         """Return what a path is; symbolic links are not followed."""
         return self._http.call(
-            v1_files.FileEntry, "GET", f"{self._path}/stat", query={"path": path}
+            v2_files.FileEntry, "GET", f"{self._path}/stat", query={"path": path}
         )
 
     def exists(self, path: str) -> bool:
@@ -81,21 +81,21 @@ class Files:
             return False
         return True
 
-    def list(self, path: str) -> builtins.list[v1_files.FileEntry]:
+    def list(self, path: str) -> builtins.list[v2_files.FileEntry]:
         """Return what is in a folder, by name."""
         found = self._http.call(
-            v1_files.FileList, "GET", f"{self._path}/list", query={"path": path}
+            v2_files.FileList, "GET", f"{self._path}/list", query={"path": path}
         )
         return found.entries
 
     def make_dir(self, path: str, *, parents: bool = False, mode: int | None = None) -> None:
         """Make a folder; with `parents` also those above it, and one that exists is fine."""
-        request = build(v1_files.MakeDir, path=path, parents=parents, mode=mode)
+        request = build(v2_files.MakeDir, path=path, parents=parents, mode=mode)
         self._http.send("POST", f"{self._path}/mkdir", body=request)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or a folder."""
-        request = build(v1_files.Move, source=source, target=target)
+        request = build(v2_files.Move, source=source, target=target)
         self._http.send("POST", f"{self._path}/move", body=request)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:

@@ -12,7 +12,7 @@ from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
 from forkd.sdk._sync.files import Files
 from forkd.sdk._sync.process import Process
-from forkd.wire import v1, v1_trees
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class Sandbox:
         files: Its file system.
     """
 
-    def __init__(self, http: Http, info: v1.SandboxInfo) -> None:
+    def __init__(self, http: Http, info: v2.SandboxInfo) -> None:
         self._http = http
         self._path: str
         self._become(info)
@@ -76,9 +76,9 @@ class Sandbox:
         except NotFound:
             return
 
-    def refresh(self) -> v1.SandboxInfo:
+    def refresh(self) -> v2.SandboxInfo:
         """Ask the daemon how the sandbox is, and return that."""
-        self.info = self._http.call(v1.SandboxInfo, "GET", self._path)
+        self.info = self._http.call(v2.SandboxInfo, "GET", self._path)
         return self.info
 
     def kill(self) -> None:
@@ -120,11 +120,11 @@ class Sandbox:
         """
         request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
         made = self._branch(request)
-        failures = [each for each in made.sandboxes if isinstance(each, v1.SandboxFailure)]
+        failures = [each for each in made.sandboxes if isinstance(each, v2.SandboxFailure)]
         siblings = self._siblings(made)
         return Branch(siblings, failures, made.pause_ms, made.stall_ms, made.snapshot)
 
-    def snapshot(self, tag: str, *, wait: bool = True) -> v1.SnapshotInfo:
+    def snapshot(self, tag: str, *, wait: bool = True) -> v2.SnapshotInfo:
         """Write it down under `tag` while it runs; only what differs from its parent is stored.
 
         Args:
@@ -148,9 +148,9 @@ class Sandbox:
         Raises:
             Conflict: It does not run, or the process that held its instant was killed.
         """
-        request = build(v1_trees.Reset, deadline_secs=deadline_s)
+        request = build(v2_trees.Reset, deadline_secs=deadline_s)
         done = self._http.call(
-            v1_trees.ResetInfo,
+            v2_trees.ResetInfo,
             "POST",
             f"{self._path}/reset",
             body=request,
@@ -168,7 +168,7 @@ class Sandbox:
             Conflict: It has no parent, that is gone, or it does not run.
         """
         done = self._http.call(
-            v1_trees.PromotionInfo,
+            v2_trees.PromotionInfo,
             "POST",
             f"{self._path}/promote",
             timeout_s=PROMOTION_TIMEOUT_S,
@@ -176,11 +176,11 @@ class Sandbox:
         self._become(done.sandbox)
         return done.ended
 
-    def _branch(self, request: v1_trees.BranchCreate) -> v1_trees.BranchInfo:
+    def _branch(self, request: v2_trees.BranchCreate) -> v2_trees.BranchInfo:
         n = 0 if request.n is None else request.n
         writing_s = SNAPSHOT_TIMEOUT_S if request.tag and request.wait else 0.0
         return self._http.call(
-            v1_trees.BranchInfo,
+            v2_trees.BranchInfo,
             "POST",
             f"{self._path}/branch",
             body=request,
@@ -190,27 +190,27 @@ class Sandbox:
             + writing_s,
         )
 
-    def _siblings(self, made: v1_trees.BranchInfo) -> list[Sandbox]:
-        ready = (each for each in made.sandboxes if isinstance(each, v1.SandboxInfo))
+    def _siblings(self, made: v2_trees.BranchInfo) -> list[Sandbox]:
+        ready = (each for each in made.sandboxes if isinstance(each, v2.SandboxInfo))
         return [Sandbox(self._http, each) for each in ready]
 
-    def _become(self, info: v1.SandboxInfo) -> None:
+    def _become(self, info: v2.SandboxInfo) -> None:
         self.info = info
-        self._path = f"/v1/sandboxes/{self._http.quoted(info.id)}"
+        self._path = f"/v2/sandboxes/{self._http.quoted(info.id)}"
         self.files = Files(self._http, self._path)
 
-    def ping(self) -> v1.Pong:
+    def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""
-        return self._http.call(v1.Pong, "POST", f"{self._path}/ping")
+        return self._http.call(v2.Pong, "POST", f"{self._path}/ping")
 
     def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
 
         An exception that the code raises is in the result; `result.check()` raises it.
         """
-        request = build(v1.Eval, code=code, timeout_secs=timeout_s)
+        request = build(v2.Eval, code=code, timeout_secs=timeout_s)
         answer = self._http.call(
-            v1.EvalResult,
+            v2.EvalResult,
             "POST",
             f"{self._path}/eval",
             body=request,
@@ -225,7 +225,7 @@ class Sandbox:
         stdin: str | None = None,
         timeout_s: float | None = EXEC_TIMEOUT_S_DEFAULT,
         **options: Unpack[ExecOptions],
-    ) -> v1.ExecResult:
+    ) -> v2.ExecResult:
         """Run a program, wait for it, and return what it wrote and its exit code.
 
         No shell reads `args`.  Output is kept to 8 MiB of each stream, see `truncated`; a
@@ -242,11 +242,11 @@ class Sandbox:
             InvalidRequest: There is no such user or folder.
             GuestError: The program cannot be executed.
         """
-        request = build(v1.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
+        request = build(v2.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
         if timeout_s is None:
             request = request.model_copy(update={"timeout_secs": None})  # not the default
         return self._http.call(
-            v1.ExecResult,
+            v2.ExecResult,
             "POST",
             f"{self._path}/exec",
             body=request,
@@ -271,9 +271,9 @@ class Sandbox:
             timeout_s: Kill it after this time; None: never.
             options: As for `exec`.
         """
-        size = None if tty is None else build(v1.TerminalSize, rows=tty[0], columns=tty[1])
+        size = None if tty is None else build(v2.TerminalSize, rows=tty[0], columns=tty[1])
         request = build(
-            v1.ExecStart,
+            v2.ExecStart,
             args=program(args),
             stdin=stdin,
             tty=size,

@@ -83,7 +83,7 @@ class Version(Answer):
     """What runs here."""
 
     version: str
-    api: Literal["v1"] = "v1"
+    api: Literal["v2"] = "v2"
 
 
 class HostInfo(Answer):

@@ -1,6 +1,6 @@
 """Requests and answers of version 1 about running sandboxes as a whole: branches, trees, diffs.
 
-The rules are those of `wire.v1`.
+The rules are those of `wire.v2`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from forkd import limits
-from forkd.wire.v1 import (
+from forkd.wire.v2 import (
     Answer,
     ForkOutcome,
     Number,

@@ -1,6 +1,6 @@
 """Requests and answers of version 1 about files inside a sandbox.
 
-The rules are those of `wire.v1`.
+The rules are those of `wire.v2`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from forkd import limits
-from forkd.wire.v1 import Answer, Path, Query, Request
+from forkd.wire.v2 import Answer, Path, Query, Request
 
 
 def _mode(value: object) -> object:
