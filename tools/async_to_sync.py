@@ -39,6 +39,8 @@ NAMES = {
     "AsyncSandboxes": "Sandboxes",
     "AsyncSnapshots": "Snapshots",
     "AsyncSocket": "SyncSocket",
+    "AsyncTenants": "Tenants",
+    "AsyncTokens": "Tokens",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

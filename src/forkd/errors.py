@@ -5,6 +5,7 @@ ForkdError
 │   ├── InvalidRequest       a field is malformed or out of range
 │   ├── Denied               the caller is unknown: no token, or not a valid one
 │   ├── Forbidden            the caller is known, and may not do this
+│   ├── QuotaExceeded        the tenant may not have so much
 │   ├── NotFound             no such sandbox, snapshot, recipe, file or program
 │   ├── Conflict             the object exists but its state forbids this
 │   │   └── BudgetError      its tree may not grow any more
@@ -73,6 +74,12 @@ class Forbidden(RequestError):
     """The caller may not do this; `context` names the missing `scope` or the wrong `header`."""
 
     code = "forbidden"
+
+
+class QuotaExceeded(RequestError):
+    """The tenant may not have so much; `context` has `quota`, `asked`, `limit` and `used`."""
+
+    code = "quota"
 
 
 class NotFound(RequestError):

@@ -66,6 +66,32 @@ PIDS_LIMIT_MAX = 4_096
 PIDS_LIMIT_DEFAULT = 64
 """Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
 
+# Tenants
+
+NAME_CHARS_MAX = 64
+"""Longest name of a tenant or a token."""
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+"""Names of tenants and tokens."""
+
+TOKEN_LIFE_S_MAX = 10 * 365 * 24 * 3_600
+"""Longest life of a token that expires: ten years."""
+
+QUOTA_MAX = 1 << 40
+"""Greatest quota of a tenant: more than any host has of anything."""
+
+TOKENS_MAX = 10_000
+"""Most tokens of one host."""
+
+TENANTS_MAX = 10_000
+"""Most tenants of one host that have quotas."""
+
+EVENTS_KEPT_MAX = 100_000
+"""Most events that are kept; whoever asks for an earlier one is told that there is a gap."""
+
+EVENTS_KEPT_S = 24 * 3_600.0
+"""How long events are kept."""
+
 # Trees of sandboxes
 
 TREE_LIVE_DEFAULT = 1_000

@@ -38,7 +38,7 @@ async def daemon_of(host: RealHost) -> AsyncIterator[str]:
     """Serve a host at a socket of its own, and delete what was forked meanwhile."""
     settings = Settings(socket=host.settings.run_dir / "forkd.sock")
     try:
-        async with listening(create_app(host.service), settings) as (url,):
+        async with listening(create_app(host.service), settings, host.service.tokens) as (url,):
             yield url
     finally:
         for sandbox in await host.service.sandboxes.list(CALLER):

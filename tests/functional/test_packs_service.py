@@ -15,6 +15,8 @@ from forkd.host import proc
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
+from forkd.service.journal import Journal
+from forkd.service.ledger import Ledger
 from forkd.service.packs import Packs
 from forkd.service.records import Records
 from forkd.service.settings import PackPolicy
@@ -24,7 +26,9 @@ from forkd.store.database import Database
 from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import PendingStore
 from forkd.store.snapshots import SnapshotStore
+from forkd.telemetry.telemetry import Telemetry
 from tests.support.callers import CALLER
+from tests.support.no_records import no_records
 from tests.support.packs import (
     DISK_BYTES,
     MEMORY_BYTES,
@@ -117,13 +121,15 @@ def a_host(state: Path) -> Iterator[Host]:
     records = Records(Database(state / "forkd.db"))
     store.prepare()
     pending.prepare()
-    catalog = Catalog(store, pending, records, lambda _: ())
+    telemetry, ledger = Telemetry(), Ledger()
+    journal = Journal(telemetry, no_records())
+    catalog = Catalog(store, pending, records, ledger, journal, lambda _: ())
 
     async def drop_images() -> None:
         for path in store.unused_images(catalog.image_keys()):
             store.discard(store.put_aside(path))
 
-    yield Host(state, store, catalog, Packs(POLICY, store, catalog, drop_images))
+    yield Host(state, store, catalog, Packs(telemetry, POLICY, store, catalog, drop_images))
     records.close()
 
 

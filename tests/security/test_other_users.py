@@ -17,6 +17,7 @@ from forkd.daemon.settings import Settings
 from forkd.model.sandbox import ForkOptions
 from tests.support.callers import CALLER
 from tests.support.fake_service import FakeService
+from tests.support.no_records import no_tokens
 from tests.support.service_host import TAG, FakeHost, fake_host
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ async def test_the_daemons_socket_is_its_users_and_groups_unless_told_otherwise(
 ) -> None:
     path = open_folder / "forkd.sock"
     settings = Settings(socket=path) if mode is None else Settings(socket=path, socket_mode=mode)
-    async with listening(create_app(FakeService()), settings):
+    async with listening(create_app(FakeService()), settings, no_tokens()):
         assert as_nobody(CONNECT, path) == [outcome]
         assert path.stat().st_mode & 0o777 == (mode or 0o660)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.daemon.app import create_app
+from forkd.daemon.clients import TCP
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Bind, Settings
 from tests.support.fake_service import FakeService
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 START_TIMEOUT_S = 10.0
+
+AT_ONCE = replace(TCP, login_delay_s=0.0)
+"""Limits of clients whose failed log-ins are answered at once."""
 
 TOKEN = "a-token-for-tests-only"  # noqa: S105 - it guards nothing
 
@@ -78,8 +82,9 @@ def running_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
     ready, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        app = create_app(FakeService())
-        async with listening(app, settings) as (url, tcp_url):
+        service = FakeService()
+        app = create_app(service)
+        async with listening(app, settings, service.tokens, tcp=AT_ONCE) as (url, tcp_url):
             started.append(RunningDaemon(url, tcp_url, app, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()

@@ -49,9 +49,15 @@ from forkd.model.sandbox import (
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
+from forkd.service.journal import Journal
+from forkd.service.ledger import Ledger
+from forkd.service.tenants import Tenants
+from forkd.service.tokens import Tokens
+from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_recipes import FakeRecipes
+from tests.support.no_records import no_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -122,6 +128,10 @@ class FakeSnapshots(Component):
             for tag in failed:
                 del self.world.stored[tag]
         return tuple(Removed("failed", tag, MIB) for tag in failed)
+
+    async def share(self, caller: Caller, tag: Tag, *, shared: bool) -> Snapshot:
+        found = self.world.stored[tag] = replace(await self.get(caller, tag), shared=shared)
+        return found
 
     async def delete(
         self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
@@ -379,6 +389,10 @@ class FakeService:
         self.trees = FakeTrees(self)
         self.guests = FakeGuests(self)
         self.system = FakeSystem(self)
+        self.telemetry = Telemetry()
+        self.tokens = Tokens(self.telemetry, no_records())
+        self.tenants = Tenants(self.telemetry, no_records(), Ledger())
+        self.journal = Journal(self.telemetry, no_records())
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()

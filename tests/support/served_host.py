@@ -95,7 +95,7 @@ async def served_host(
         async with host.service() as service:
             await host.bake(service, host.recipe(knobs=knobs))
             app = create_app(service, lambda: service.tasks.failure)
-            async with listening(app, settings, unix=limits) as (url,):
+            async with listening(app, settings, service.tokens, unix=limits) as (url,):
                 transport = httpx.AsyncHTTPTransport(uds=str(settings.socket), verify=False)
                 async with httpx.AsyncClient(
                     transport=transport, base_url="http://forkd", timeout=60.0

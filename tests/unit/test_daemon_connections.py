@@ -18,6 +18,7 @@ from forkd.daemon.clients import TCP, UNIX
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Bind, Settings
 from forkd.host import sockets
+from tests.support.no_records import no_tokens
 from tests.support.raw_http import DEADLINE_S, WEBSOCKET, Answer, RawClient, ask
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ async def served(folder: Path, **limits: Any) -> AsyncIterator[Daemon]:  # noqa:
     app = App()
     settings = Settings(socket=folder / "forkd.sock", bind=Bind("127.0.0.1", 0), state_dir=folder)
     few = {"unix": replace(UNIX, **limits), "tcp": replace(TCP, **limits)}
-    async with listening(app, settings, **few) as urls:
+    async with listening(app, settings, no_tokens(), **few) as urls:
         try:
             yield Daemon(urls, (folder / "token").read_text(), app)
         finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.daemon.logs import FORMAT, FieldsFormatter, log_to
-from forkd.model.caller import current_request
+from forkd.model.caller import Request, current_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_a_traceback_comes_after_the_fields() -> None:
 
 
 def test_a_line_of_a_request_ends_with_its_id(file: Path) -> None:
-    token = current_request.set("0123abcd")
+    token = current_request.set(Request("0123abcd"))
     logging.getLogger("forkd").warning("within", extra={"sandbox": "sb-1"})
     current_request.reset(token)
     logging.getLogger("forkd").warning("after")

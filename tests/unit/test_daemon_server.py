@@ -16,6 +16,7 @@ from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import Bind, Settings
 from forkd.errors import Conflict, HostError
 from tests.support.fake_service import FakeService
+from tests.support.no_records import no_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ async def get(path: str, sock: Path) -> httpx.Response:
 async def test_a_socket_has_its_mode_and_is_gone_at_the_end(app: FastAPI, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "forkd.sock"
 
-    async with listening(app, Settings(socket=path, socket_mode=0o600)) as urls:
+    async with listening(app, Settings(socket=path, socket_mode=0o600), no_tokens()) as urls:
         assert urls == [f"unix://{path}"]
         assert path.stat().st_mode & 0o777 == 0o600
         assert (await get("/healthz", path)).status_code == 200
@@ -50,16 +51,16 @@ async def test_a_socket_that_a_dead_daemon_left_is_replaced(app: FastAPI, tmp_pa
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
-    async with listening(app, Settings(socket=path)):
+    async with listening(app, Settings(socket=path), no_tokens()):
         assert (await get("/healthz", path)).status_code == 200
 
 
 async def test_a_socket_that_answers_is_left_alone(app: FastAPI, tmp_path: Path) -> None:
     settings = Settings(socket=tmp_path / "forkd.sock")
 
-    async with listening(app, settings):
+    async with listening(app, settings, no_tokens()):
         with pytest.raises(Conflict, match="another daemon"):
-            async with listening(app, settings):
+            async with listening(app, settings, no_tokens()):
                 pass
         assert (await get("/healthz", tmp_path / "forkd.sock")).status_code == 200
 
@@ -71,7 +72,7 @@ async def test_an_address_in_use_is_an_error_that_names_it(app: FastAPI, tmp_pat
         settings = Settings(socket=path, bind=Bind("127.0.0.1", port), state_dir=tmp_path)
 
         with pytest.raises(HostError, match=f"127.0.0.1:{port}"):
-            async with listening(app, settings):
+            async with listening(app, settings, no_tokens()):
                 pass
 
     assert not path.exists()

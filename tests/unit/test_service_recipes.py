@@ -14,6 +14,7 @@ from forkd.model.recipe import NamedRecipe, UploadedRecipe
 from forkd.service import recipes
 from forkd.service.recipes import UNUSED_S_MAX, Recipes
 from forkd.store.recipes import RecipeStore
+from forkd.telemetry.telemetry import Telemetry
 from tests.support.archives import HOSTILE, RECIPE, TOML, archive, entry, folder
 from tests.support.callers import CALLER
 from tests.support.recipes import NO_RECIPES
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> RecipeStore:
 
 @pytest.fixture
 def uploads(tmp_path: Path, store: RecipeStore) -> Recipes:
-    return Recipes((tmp_path / "shelf",), store)
+    return Recipes(Telemetry(), (tmp_path / "shelf",), store)
 
 
 def kept(tmp_path: Path) -> list[str]:

@@ -14,7 +14,8 @@ from forkd.errors import CapacityError, StoreError
 from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
-from forkd.store.database import _SCHEMA, RESERVED_BYTES, SCHEMA_VERSION, Database, SandboxRow
+from forkd.store.database import RESERVED_BYTES, Database, SandboxRow
+from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +126,7 @@ def test_a_database_of_the_first_version_is_read_and_written_on(tmp_path: Path) 
     path = tmp_path / "forkd.db"
     old = new_sandbox_id()
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(f"{_SCHEMA} PRAGMA user_version = 1;")
+        connection.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
         connection.execute(
             "INSERT INTO sandboxes VALUES (?, 'python', 'running', '2026-01-02T00:00:00+00:00', "
             "'name', 7, NULL, NULL, NULL, NULL, NULL, 3)",

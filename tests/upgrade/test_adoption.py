@@ -24,7 +24,7 @@ from forkd.model.ids import SandboxId, Tag
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.service.host import DATABASE_FILE
-from forkd.store.database import SCHEMA_VERSION
+from forkd.store.schema import SCHEMA_VERSION
 from tests.support.callers import CALLER
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from forkd.errors import (
     ForkdError,
     InvalidRequest,
     NotFound,
+    QuotaExceeded,
     TransportError,
 )
 
@@ -37,6 +38,7 @@ EXIT_CODES: dict[type[ForkdError], int] = {
     Denied: 5,
     Forbidden: 5,
     CapacityError: 6,
+    QuotaExceeded: 6,
     TransportError: 7,
 }
 """Exit status of an error's class, or of its nearest ancestor here; else `EXIT_ERROR`."""

@@ -8,7 +8,7 @@
 | 3 | there is no such sandbox, snapshot, recipe or file |
 | 4 | it exists, but its state forbids this |
 | 5 | the token is missing or wrong |
-| 6 | the host is full |
+| 6 | the host is full, or the tenant has no more quota |
 | 7 | no daemon answers |
 | 130 | interrupted |
 | 141 | whoever read our output left |
@@ -28,7 +28,7 @@ import typer
 from typer.core import TyperGroup
 
 import forkd
-from forkd.cli import copy, guests, host, keys, packs, render, sandboxes, snapshots, trees
+from forkd.cli import copy, guests, host, keys, packs, render, rights, sandboxes, snapshots, trees
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.errors import ForkdError
 
@@ -88,6 +88,8 @@ for module in (host, sandboxes, trees, guests, copy, packs):
     module.register(app)
 app.add_typer(snapshots.commands, name="snapshot")
 app.add_typer(keys.commands, name="key")
+app.add_typer(rights.tokens, name="token")
+app.add_typer(rights.tenants, name="tenant")
 
 
 def main() -> None:

@@ -178,7 +178,16 @@ def _bars(bar: Progress) -> Callable[[str, str, float | None], None]:
 
 def age(unix: int) -> str:
     """Return how long ago a time was, in its largest unit."""
-    seconds = max(0, int(datetime.now(UTC).timestamp()) - unix)
+    return _span(int(datetime.now(UTC).timestamp()) - unix)
+
+
+def until(unix: int) -> str:
+    """Return how long it is until a time, in its largest unit."""
+    return _span(unix - int(datetime.now(UTC).timestamp()))
+
+
+def _span(seconds: int) -> str:
+    seconds = max(0, seconds)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"

@@ -160,6 +160,25 @@ def remove(
 
 
 @commands.command()
+def share(tag: Tag, *, json: Json = False) -> None:
+    """Let every tenant use a snapshot."""
+    _share(tag, shared_=True, json=json)
+
+
+@commands.command()
+def unshare(tag: Tag, *, json: Json = False) -> None:
+    """Keep a snapshot to its own tenant again."""
+    _share(tag, shared_=False, json=json)
+
+
+def _share(tag: str, *, shared_: bool, json: bool) -> None:
+    with shared.client(as_json=json) as client:
+        made = client.snapshots.share(tag, shared=shared_)
+    if json:
+        render.document(made)
+
+
+@commands.command()
 def compact(
     tag: Tag,
     to: Annotated[

@@ -13,6 +13,7 @@ from forkd.daemon.routes import (
     packs,
     processes,
     recipes,
+    rights,
     sandboxes,
     snapshots,
     system,
@@ -60,7 +61,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
     app.add_middleware(LimitBodies)
-    for module in (system, recipes, snapshots, packs, sandboxes, trees, processes, files):
+    for module in (system, rights, recipes, snapshots, packs, sandboxes, trees, processes, files):
         app.include_router(module.routes)
     openapi.install(app)
     return app

@@ -1,8 +1,9 @@
 """Who talks to the daemon.
 
-A Unix socket is guarded by its mode, and whoever may open it may do anything.  TCP is guarded by a
-bearer token; whoever has it may do anything, too.  Without one of the operator's the daemon makes
-one, in a file that only its user can read.
+A Unix socket is guarded by its mode; the kernel says which user has opened it.  TCP is guarded by
+bearer tokens: those that were made with scopes and a tenant, and one in a file, which may do
+anything.  Without one of the operator's the daemon makes that, in a file that only its user can
+read.
 
 `/healthz` and `/readyz` answer anybody: they say that the daemon lives and serves, nothing more.
 
@@ -21,17 +22,22 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
+from forkd.daemon.peers import END, HELD, PEER_UID
 from forkd.errors import Denied, Forbidden, InvalidRequest
-from forkd.host import files
+from forkd.host import files, users
 from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
+from forkd.model.caller import Scope as Permission
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import ExitStack
     from pathlib import Path
 
     from starlette.types import Scope
 
+    from forkd.daemon.logins import FailedLogins
     from forkd.daemon.settings import Settings
+    from forkd.service.tokens import Tokens
 
 TOKEN_CHARS_MIN = 16
 """Shorter tokens are refused: they can be guessed."""
@@ -149,29 +155,70 @@ def _host_of(authority: str) -> str:
     return "" if found is None else found["host"].strip("[]")
 
 
-def by_socket(_: Scope, request_id: str) -> Caller:
-    """Return who asks over the Unix socket, whose mode says who may open it."""
-    return Caller("unix-socket", DEFAULT_TENANT, ALL_SCOPES, request_id)
+class BySocket:
+    """Tells who asks over the Unix socket: the kernel says which user has opened it.
+
+    Root and the daemon's own user may do anything.  Others, who can open it only if its mode lets
+    them, may do all but what needs `admin`.
+    """
+
+    async def __call__(self, scope: Scope, request_id: str) -> Caller:
+        """Return who asks."""
+        uid = scope["state"].get(PEER_UID)
+        if uid is None:  # it has left already
+            raise Denied("the kernel does not say who opened this connection")
+        is_admin = uid in {0, users.user_id()}
+        scopes = ALL_SCOPES if is_admin else ALL_SCOPES - {Permission.ADMIN}
+        return Caller(f"user:{users.user_name(uid)}", DEFAULT_TENANT, scopes, request_id)
 
 
 class ByToken:
-    """Tells who asks over TCP, by a bearer token."""
+    """Tells who asks over TCP, by a bearer token.
 
-    def __init__(self, token: str, names: ServedNames) -> None:
-        self._expected = f"Bearer {token}".encode()
+    Args:
+        file_token: The token of the operator's file, which may do anything.
+        tokens: The others.
+        names: Under which the address is served.
+        failures: Slows down who has no valid token.
+    """
+
+    def __init__(
+        self, file_token: str, tokens: Tokens, names: ServedNames, failures: FailedLogins
+    ) -> None:
+        self._file_token = file_token.encode()
+        self._tokens = tokens
         self._names = names
+        self._failures = failures
 
-    def __call__(self, scope: Scope, request_id: str) -> Caller:
+    async def __call__(self, scope: Scope, request_id: str) -> Caller:
         """Return who asks.
 
         Raises:
-            Denied: The token is missing, or another.
+            Denied: The token is missing, another, or has expired.
             Forbidden: A web page may have sent it.
+            CapacityError: Too many failed from the same address.
         """
         self._names.check(scope)
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
             return Caller("anybody", DEFAULT_TENANT, frozenset(), request_id)
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(given, self._expected):
-            raise Denied("missing or invalid bearer token")
-        return Caller("token", DEFAULT_TENANT, ALL_SCOPES, request_id)
+        address, _ = scope["client"] or ("", 0)
+        try:
+            return self._caller(scope, request_id)
+        except Denied:
+            async with self._failures.slowed_down(address):
+                raise
+
+    def _caller(self, scope: Scope, request_id: str) -> Caller:
+        secret = _bearer(Headers(scope=scope).get("authorization", ""))
+        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), self._file_token):
+            return Caller("token-file", DEFAULT_TENANT, ALL_SCOPES, request_id)
+        token = self._tokens.find(secret)
+        held: ExitStack = scope[HELD]
+        held.enter_context(self._tokens.in_use(token.name, scope[END]))
+        return Caller(f"token:{token.name}", token.tenant, token.scopes, request_id)
+
+
+def _bearer(header: str) -> str:
+    """Return the token of an `Authorization` header; empty if it has none."""
+    kind, _, secret = header.partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else ""

@@ -53,6 +53,9 @@ BODY_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0
 """Time in which a client must have read most of what waits for it, or it is cut off."""
 
+LOGIN_DELAY_S = 0.25
+"""How long the first failed log-in that is not answered at once waits for its answer."""
+
 HEADER_BYTES_MAX = 16 * 1024
 """Header of a request: its first line and its fields."""
 
@@ -74,6 +77,7 @@ class ClientLimits:
         body_timeout_s: From one piece of a body until the next.
         read_timeout_s: Within which a client must read what waits for it.
         linger_timeout_s: Within which a refused client can read why.
+        login_delay_s: How long the first failed log-in waits that is not answered at once.
     """
 
     connections_max: int
@@ -85,6 +89,7 @@ class ClientLimits:
     body_timeout_s: float = BODY_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S
     linger_timeout_s: float = LINGER_TIMEOUT_S
+    login_delay_s: float = LOGIN_DELAY_S
 
 
 UNIX = ClientLimits(

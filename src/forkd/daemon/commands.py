@@ -94,7 +94,7 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
     try:
         async with open_host(host_settings(settings)) as host:
             app = create_app(host, lambda: host.tasks.failure)
-            async with listening(app, settings) as urls:
+            async with listening(app, settings, host.tokens) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})
                 token = None if settings.bind is None else str(token_path(settings))
                 pid = proc.own_pid()

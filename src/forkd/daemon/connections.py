@@ -23,7 +23,8 @@ from websockets.exceptions import InvalidState
 
 from forkd.daemon.clients import LINGERING_MAX, RETRY_AFTER_S
 from forkd.daemon.errors import plain, render
-from forkd.errors import CapacityError
+from forkd.daemon.peers import PEER_UID
+from forkd.errors import CapacityError, ForkdError
 from forkd.host import sockets
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Wait for the first request, or refuse the client if there is no room for it."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, PEER_UID: _peer_uid(transport)}
         if self.config.has_room(len(self.connections), transport):
             self._owed.set(self._limits.first_header_timeout_s)
         else:
@@ -286,6 +288,15 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.transport.close()
         self._unread = Deadline(self.loop, self.transport.abort)
         self._unread.set(self._limits.linger_timeout_s)
+
+
+def _peer_uid(transport: asyncio.Transport) -> int | None:
+    """Return the user at the other end of a Unix socket."""
+    try:
+        _, uid, _ = sockets.peer_credentials(transport.get_extra_info("socket"))
+    except ForkdError:  # a socket of another family, or one that was lost already
+        return None
+    return uid
 
 
 def too_much(what: str) -> CapacityError:

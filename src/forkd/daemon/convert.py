@@ -195,6 +195,9 @@ def snapshot(stored: Snapshot) -> v2.SnapshotInfo:
         pause_ms=stored.pause_ms,
         sandboxes=stored.sandboxes,
         error=stored.error,
+        tenant=stored.owner.tenant,
+        created_by=stored.owner.principal,
+        shared=stored.shared,
     )
 
 
@@ -260,6 +263,8 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         parent_id=live.parent,
         branched_at_unix_ms=None if live.branched_at is None else _unix_ms(live.branched_at),
         expires_at_unix=None if live.expires_at is None else _unix(live.expires_at),
+        tenant=live.owner.tenant,
+        created_by=live.owner.principal,
     )
 
 

@@ -29,6 +29,7 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.PackError: 422,
+    errors.QuotaExceeded: 429,
     errors.CapacityError: 503,
     errors.BuildError: 422,
     errors.WarmUpError: 422,

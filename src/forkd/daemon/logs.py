@@ -14,7 +14,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from forkd.model.caller import current_request
+from forkd.model.caller import request_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ class FieldsFormatter(logging.Formatter):
             for name, value in record.__dict__.items()
             if name not in _OF_EVERY_RECORD
         )
-        request = current_request.get()
+        request = request_id()
         ending = [] if request is None else [f"request={request}"]
         return " ".join([super().formatMessage(record), *words, *ending])
 

@@ -21,24 +21,19 @@ from starlette.requests import ClientDisconnect
 from forkd.daemon.auth import OPEN_PATHS
 from forkd.daemon.clients import HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
-from forkd.daemon.errors import CRASH, internal_error, plain, render
-from forkd.errors import ForkdError, NotFound
-from forkd.model.caller import current_request
+from forkd.daemon.errors import internal_error, plain, render
+from forkd.daemon.peers import CALLER, END, HELD
+from forkd.errors import Denied, ForkdError, NotFound
+from forkd.model.caller import Request, current_request
 from forkd.service.supervision import is_reported
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forkd.daemon.clients import ClientLimits
     from forkd.model.caller import Caller
-
-CALLER = "forkd.caller"
-"""Where a request's scope has its `Caller`."""
-
-HELD = "forkd.held"
-"""Where a request's scope has what is released when the request is over, its answer sent."""
 
 REQUEST_ID = b"x-request-id"
 
@@ -47,6 +42,12 @@ BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket
 
 HEADER_TOO_LARGE = 431
 HEADER_WORDS = f"the header is longer than {HEADER_BYTES_MAX} bytes"
+
+REFUSED = 1008
+"""Code with which a WebSocket is closed whose client may not go on: it breaks a rule of ours."""
+
+REASON_CHARS_MAX = 100
+"""Longest reason for that; the protocol has room for 123 bytes."""
 
 PIECE_BYTES_MAX = 64 * 1024
 """Most of an answer that is handed to the server at once; it takes more when that was sent."""
@@ -65,7 +66,7 @@ class Requests:
     """
 
     def __init__(
-        self, app: ASGIApp, who: Callable[[Scope, str], Caller], limits: ClientLimits
+        self, app: ASGIApp, who: Callable[[Scope, str], Awaitable[Caller]], limits: ClientLimits
     ) -> None:
         self._app = app
         self._who = who
@@ -76,18 +77,22 @@ class Requests:
         """Answer one request, or serve one WebSocket."""
         request_id = secrets.token_hex(8)
         answer = _Answer(send, request_id)
-        token = current_request.set(request_id)
+        token = current_request.set(Request(request_id))
         try:
             if _header_bytes(scope) > HEADER_BYTES_MAX:
                 await plain(HEADER_TOO_LARGE, HEADER_WORDS)(scope, receive, answer.send)
                 return
-            scope[CALLER] = self._who(scope, request_id)
-            with self._counted(scope), contextlib.ExitStack() as scope[HELD]:
-                await _until_gone(self._app, scope, receive, answer.send)
+            end = asyncio.Event()
+            scope[END] = end.set
+            with contextlib.ExitStack() as scope[HELD]:
+                scope[CALLER] = await self._who(scope, request_id)
+                with self._counted(scope):
+                    await _until_gone(self._app, scope, receive, answer, end)
         except ForkdError as error:
-            await render(error)(scope, receive, answer.send)
-        except Exception as error:  # noqa: BLE001 - the one place where a crash becomes an answer
-            scope[CRASH] = error
+            await _refuse(error, scope, receive, answer)
+        except Exception as error:
+            fields = {"path": scope["path"]}
+            log.error("request crashed", exc_info=not is_reported(error), extra=fields)  # noqa: TRY400 - once
             if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
         finally:
@@ -151,21 +156,38 @@ def _header_bytes(scope: Scope) -> int:
     return fields + len(scope["raw_path"]) + len(scope["query_string"])
 
 
-async def _until_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run a handler until it ends or its client has gone, which cancels it."""
-    if scope["type"] != "http":
-        await app(scope, receive, send)
-        return
+async def _refuse(error: ForkdError, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    """Answer with an error; of an answer that has begun there is only an end."""
+    if not answer.begun:
+        await render(error)(scope, receive, answer.send)
+    elif scope["type"] == "websocket":
+        said = str(error)[:REASON_CHARS_MAX]
+        await answer.send({"type": "websocket.close", "code": REFUSED, "reason": said})
+
+
+async def _until_gone(
+    app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, end: asyncio.Event
+) -> None:
+    """Run a handler until it ends, or its client has gone or may not ask any more: it is cancelled.
+
+    Raises:
+        Denied: Who asked may not any more.
+    """
     client = _Client(receive, has_body=_has_body(scope))
-    async with _cancelled_after(client.gone()) as leaving:
-        handling = asyncio.ensure_future(app(scope, client.receive, send))
+    is_http = scope["type"] == "http"
+    async with _cancelled_after(client.gone() if is_http else _never(), end.wait()) as others:
+        handling: asyncio.Future[object] = asyncio.ensure_future(
+            app(scope, client.receive if is_http else receive, answer.send)
+        )
         try:
-            await asyncio.wait([handling, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([handling, *others], return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not handling.done():
-                log.info("client left", extra={"path": scope["path"]})
+                log.info("request ended", extra={"path": scope["path"], "denied": end.is_set()})
                 handling.cancel()
                 await asyncio.wait([handling])
+    if handling.cancelled() and end.is_set():
+        raise Denied("the token was removed")
     if not handling.cancelled():
         with contextlib.suppress(ClientDisconnect):  # in the middle of its body
             handling.result()
@@ -173,15 +195,20 @@ async def _until_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
 
 @contextlib.asynccontextmanager
 async def _cancelled_after(
-    work: Coroutine[object, object, None],
-) -> AsyncGenerator[asyncio.Future[None], None]:
-    """Run `work` beside the block, and cancel it at the block's end."""
-    task = asyncio.ensure_future(work)
+    *works: Coroutine[object, object, object],
+) -> AsyncGenerator[list[asyncio.Future[object]], None]:
+    """Run `works` beside the block, and cancel them at the block's end."""
+    tasks: list[asyncio.Future[object]] = [asyncio.ensure_future(work) for work in works]
     try:
-        yield task
+        yield tasks
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
 
 
 def _has_body(scope: Scope) -> bool:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from forkd.daemon.auth import ByToken, ServedNames, by_socket, obtain_token
+from forkd.daemon.auth import BySocket, ByToken, ServedNames, obtain_token
 from forkd.daemon.clients import HEADER_BYTES_MAX, TCP, UNIX
 from forkd.daemon.connections import Gate
+from forkd.daemon.logins import FailedLogins
 from forkd.daemon.requests import Requests
 from forkd.errors import Conflict
 from forkd.host import files, signals, sockets
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from forkd.daemon.clients import ClientLimits
     from forkd.daemon.settings import Settings
+    from forkd.service.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +62,19 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: ASGIApp, settings: Settings, *, unix: ClientLimits = UNIX, tcp: ClientLimits = TCP
+    app: ASGIApp,
+    settings: Settings,
+    tokens: Tokens,
+    *,
+    unix: ClientLimits = UNIX,
+    tcp: ClientLimits = TCP,
 ) -> AsyncIterator[list[str]]:
     """Serve `app` for as long as the context lasts, which gives the URLs it answers at.
 
     Args:
         app: What answers.
         settings: Where to listen, and who may ask.
+        tokens: Of whom may ask over TCP.
         unix: What the clients of the Unix socket may take.
         tcp: What the clients of TCP may take.
 
@@ -76,7 +84,7 @@ async def listening(
         InvalidRequest: The token file is unusable, or others may read it.
     """
     with contextlib.ExitStack() as stack:
-        served = [*_unix(app, settings, unix, stack), *_tcp(app, settings, tcp, stack)]
+        served = [*_unix(app, settings, unix, stack), *_tcp(app, settings, tokens, tcp, stack)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each.server.serve([each.bound])) for each in served]
             try:
@@ -108,16 +116,21 @@ def _unix(
 ) -> Iterator[_Served]:
     if settings.socket is not None:
         bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
-        server = _server(Requests(app, by_socket, limits), limits)
+        server = _server(Requests(app, BySocket(), limits), limits)
         yield _Served(server, bound, f"unix://{settings.socket}")
 
 
 def _tcp(
-    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
+    app: ASGIApp,
+    settings: Settings,
+    tokens: Tokens,
+    limits: ClientLimits,
+    stack: contextlib.ExitStack,
 ) -> Iterator[_Served]:
     if settings.bind is None:
         return
-    who = ByToken(obtain_token(settings), ServedNames(settings.bind.host, settings.hosts))
+    names = ServedNames(settings.bind.host, settings.hosts)
+    who = ByToken(obtain_token(settings), tokens, names, FailedLogins(limits.login_delay_s))
     bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

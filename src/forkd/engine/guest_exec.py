@@ -42,8 +42,18 @@ class GuestExec:
         self._over = False
 
     @classmethod
-    async def start(cls, guest: Guest, request: ExecRequest) -> Self:
+    async def start(
+        cls,
+        guest: Guest,
+        request: ExecRequest,
+        around: contextlib.AbstractContextManager[None] | None = None,
+    ) -> Self:
         """Start a command; returns once the agent has accepted it.
+
+        Args:
+            guest: Where.
+            request: Which.
+            around: Entered before it starts, and left when the session is closed.
 
         Raises:
             EngineTimeout: The agent did not answer.
@@ -52,6 +62,7 @@ class GuestExec:
             ForkdError: The agent refused; `forkd.engine.faults` has the classes.
         """
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(around or contextlib.nullcontext())
             async with deadline(ANSWER_TIMEOUT_S, "the agent did not start the command"):
                 channel = await stack.enter_async_context(
                     guest.operation("exec", _members(request))

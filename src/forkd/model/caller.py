@@ -7,7 +7,7 @@ tested without HTTP.  The daemon makes one for each request.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -30,8 +30,38 @@ class Scope(StrEnum):
 
 ALL_SCOPES = frozenset(Scope)
 
-current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
-"""Id of the request on whose behalf a task runs, for the log; tasks inherit it."""
+OBJECTS_MAX = 20_000
+"""Most objects that are remembered of one request: a fork and a branch of the most sandboxes."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What one request to a front end is about.
+
+    Attributes:
+        id: For logs, unique.
+        objects: Sandboxes, snapshots and others that it touched or made, in that order.
+    """
+
+    id: str
+    objects: dict[str, None] = field(default_factory=dict)
+
+
+current_request: ContextVar[Request | None] = ContextVar("current_request", default=None)
+"""The request on whose behalf a task runs; tasks inherit it."""
+
+
+def request_id() -> str | None:
+    """Return the id of the request on whose behalf this runs; None if there is none."""
+    request = current_request.get()
+    return None if request is None else request.id
+
+
+def touch(subject: str) -> None:
+    """Note that the request touches or makes an object, for the audit log."""
+    request = current_request.get()
+    if request is not None and len(request.objects) < OBJECTS_MAX:
+        request.objects[subject] = None
 
 
 @dataclass(frozen=True, slots=True)

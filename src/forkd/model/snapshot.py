@@ -52,6 +52,7 @@ class Snapshot:
         directory: Its folder in the store.
         error: Why it failed; None unless `failed`.
         owner: Whose it is.
+        shared: Whether every tenant may use it.
     """
 
     tag: Tag
@@ -73,6 +74,7 @@ class Snapshot:
     source: SandboxId | None = None
     pause_ms: float | None = None
     owner: Owner = DEFAULT_OWNER
+    shared: bool = False
 
     @property
     def shared_fraction(self) -> float:

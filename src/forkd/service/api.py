@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
     from types import TracebackType
 
-    from forkd.model.caller import Caller
+    from forkd.model.caller import Caller, Tenant
     from forkd.model.diff import Difference
+    from forkd.model.event import Event
     from forkd.model.exec import EvalResult, ExecEvent, ExecRequest, TtySize
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
         Sandbox,
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
+    from forkd.model.tenant import Quotas, TenantUsage
+    from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.tree import TreeBudgets, TreeNode
 
 
@@ -173,6 +176,17 @@ class Snapshots(Protocol):
 
     async def get(self, caller: Caller, tag: Tag) -> Snapshot:
         """Return one snapshot."""
+        ...
+
+    async def share(self, caller: Caller, tag: Tag, *, shared: bool) -> Snapshot:
+        """Let every tenant use a snapshot, or only its own again.  Scope `snapshots`.
+
+        Sandboxes that others have forked from it live on.
+
+        Raises:
+            Forbidden: It is another tenant's.
+            StoreError: It could not be written down.
+        """
         ...
 
     async def delete(
@@ -514,6 +528,81 @@ class System(Protocol):
         ...
 
 
+class Tokens(Protocol):
+    """Bearer tokens, for callers over the network."""
+
+    async def create(self, caller: Caller, request: TokenRequest) -> NewToken:
+        """Make a token; its secret is in the answer and nowhere else.  Scope `admin`.
+
+        Raises:
+            Conflict: There is one of that name.
+            CapacityError: There are `TOKENS_MAX`.
+            StoreError: It could not be written down.
+        """
+        ...
+
+    async def list(self, caller: Caller) -> tuple[Token, ...]:
+        """Return every token, by name, without its secret.  Scope `admin`."""
+        ...
+
+    async def remove(self, caller: Caller, name: str) -> None:
+        """Remove a token.  Scope `admin`.
+
+        It is refused from now on, and requests under way for it are ended.
+
+        Raises:
+            StoreError: That could not be written down; the token holds on.
+        """
+        ...
+
+
+class Tenants(Protocol):
+    """Who shares this host, what each may have, and what it has."""
+
+    async def set_quotas(self, caller: Caller, tenant: Tenant, quotas: Quotas) -> TenantUsage:
+        """Set all quotas of a tenant; what it has already stays.  Scope `admin`.
+
+        Raises:
+            CapacityError: There are `TENANTS_MAX` tenants with quotas.
+            StoreError: They could not be written down.
+        """
+        ...
+
+    async def remove_quotas(self, caller: Caller, tenant: Tenant) -> None:
+        """Let a tenant have as much as the host has.  Scope `admin`.
+
+        Raises:
+            StoreError: That could not be written down.
+        """
+        ...
+
+    async def list(self, caller: Caller) -> tuple[TenantUsage, ...]:
+        """Return every tenant that has quotas or anything else.  Scope `read`.
+
+        Without `admin` it is only the caller's own.
+        """
+        ...
+
+
+class Journal(Protocol):
+    """What happens to sandboxes and snapshots."""
+
+    def follow(self, caller: Caller, after: int | None = None) -> AsyncGenerator[Event, None]:
+        """Yield the events that a caller may see, as they come, for ever.  Scope `read`.
+
+        What is not there any more is told as an event of the kind `gap`, before what follows it.
+
+        Args:
+            caller: Who asks.
+            after: The last id that the caller has seen; None for what comes from now on.
+
+        Raises:
+            CapacityError: There are too many followers.
+            StoreError: The history cannot be read.
+        """
+        ...
+
+
 class Host(Protocol):
     """Every component of a host."""
 
@@ -575,4 +664,19 @@ class Host(Protocol):
     @property
     def system(self) -> System:
         """See `System`."""
+        ...
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens."""
+        ...
+
+    @property
+    def tenants(self) -> Tenants:
+        """Its tenants."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """What happens on it."""
         ...

@@ -13,6 +13,7 @@ from forkd.model.ids import SandboxId, Tag
 from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
 from forkd.service.supervision import to_end
+from forkd.service.use_case import streaming_use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.snapshots.compaction import Compaction
     from forkd.service.trees.branches import Branches
+    from forkd.telemetry.telemetry import Telemetry
 
 LINE_CHARS_MAX = 200
 """How much of a line that a command prints is shown as progress."""
@@ -36,6 +38,7 @@ LAST_LINES = 5
 class Chains:
     """The chains of one host; `forkd.service.api.Chains` documents what a caller may ask."""
 
+    telemetry: Telemetry
     catalog: Catalog
     sandboxes: Sandboxes
     branches: Branches
@@ -46,11 +49,11 @@ class Chains:
         """Write a snapshot so that it needs no other."""
         return await self.compaction.compact(caller, tag, to)
 
+    @streaming_use_case("extend", Scope.SNAPSHOTS, Scope.RUN)
     async def extend(
         self, caller: Caller, request: LinkRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Take a durable snapshot of a sandbox, or of a fork in which a command has run."""
-        caller.require(Scope.SNAPSHOTS)
         if request.of_sandbox:
             sandbox = SandboxId(request.source)
             yield Progress("branch", None, f"branching {sandbox}")

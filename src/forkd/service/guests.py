@@ -20,6 +20,7 @@ from forkd.limits import (
 )
 from forkd.model.caller import Scope
 from forkd.model.checks import guest_path, in_range
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.output import Kept
     from forkd.service.sandboxes.roster import Roster
+    from forkd.telemetry.telemetry import Telemetry
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
@@ -44,22 +46,27 @@ ECHO_BYTES_MAX = 64 * 1024
 class Guests:
     """The agents of one host's sandboxes."""
 
+    telemetry: Telemetry
     roster: Roster
 
+    @use_case("ping", Scope.READ)
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
         """Return the state of the agent."""
-        caller.require(Scope.READ)
         return await self.roster.get(caller, sandbox).running_guest().ping()
 
+    @use_case("echo", Scope.RUN)
     async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
         """Have `data` returned."""
         in_range("data, in bytes,", len(data.encode(errors="surrogatepass")), 0, ECHO_BYTES_MAX)
         return await self._guest(caller, sandbox).echo(data)
 
+    @use_case("start_exec", Scope.RUN)
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
         """Start a command."""
-        return await GuestExec.start(self._guest(caller, sandbox), request)
+        guest = self._guest(caller, sandbox)
+        return await GuestExec.start(guest, request, self.telemetry.operation("exec"))
 
+    @use_case("eval", Scope.RUN)
     async def eval(
         self,
         caller: Caller,
@@ -76,6 +83,7 @@ class Guests:
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
         return await self._guest(caller, sandbox).eval(code, timeout_s, kept)
 
+    @use_case("read_file", Scope.RUN)
     async def read_file(
         self,
         caller: Caller,
@@ -94,6 +102,7 @@ class Guests:
             self._guest(caller, sandbox), path, offset=offset, length=length
         )
 
+    @use_case("write_file", Scope.RUN)
     async def write_file(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
@@ -111,11 +120,13 @@ class Guests:
             self._guest(caller, sandbox), path, chunks, mode=mode, make_parents=make_parents
         )
 
+    @use_case("stat_file", Scope.RUN)
     async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
         """Return one entry."""
         guest_path("path", path, PATH_BYTES_MAX)
         return await guest_files.stat(self._guest(caller, sandbox), path)
 
+    @use_case("list_dir", Scope.RUN)
     async def list_dir(
         self, caller: Caller, sandbox: SandboxId, path: str
     ) -> tuple[FileEntry, ...]:
@@ -123,6 +134,7 @@ class Guests:
         guest_path("path", path, PATH_BYTES_MAX)
         return await guest_files.list_dir(self._guest(caller, sandbox), path)
 
+    @use_case("make_dir", Scope.RUN)
     async def make_dir(
         self,
         caller: Caller,
@@ -137,12 +149,14 @@ class Guests:
         _check_mode(mode)
         await guest_files.make_dir(self._guest(caller, sandbox), path, parents=parents, mode=mode)
 
+    @use_case("move_file", Scope.RUN)
     async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
         """Rename a file."""
         guest_path("source", source, PATH_BYTES_MAX)
         guest_path("target", target, PATH_BYTES_MAX)
         await guest_files.move(self._guest(caller, sandbox), source, target)
 
+    @use_case("remove_file", Scope.RUN)
     async def remove(
         self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
     ) -> None:
@@ -151,8 +165,7 @@ class Guests:
         await guest_files.remove(self._guest(caller, sandbox), path, recursive=recursive)
 
     def _guest(self, caller: Caller, sandbox: SandboxId) -> Guest:
-        """Return the agent of a running sandbox, for a caller that may use it."""
-        caller.require(Scope.RUN)
+        """Return the agent of a running sandbox that belongs to the caller."""
         return self.roster.get(caller, sandbox).running_guest()
 
 

@@ -24,7 +24,9 @@ from forkd.service import names
 from forkd.service.chains import Chains
 from forkd.service.guests import Guests
 from forkd.service.images import Images
+from forkd.service.journal import Journal
 from forkd.service.leases import Leases
+from forkd.service.ledger import Ledger
 from forkd.service.packs import Packs
 from forkd.service.recipes import Recipes
 from forkd.service.records import Records
@@ -36,8 +38,10 @@ from forkd.service.snapshots.compaction import Compaction
 from forkd.service.snapshots.component import Snapshots
 from forkd.service.snapshots.upkeep import Upkeep
 from forkd.service.snapshots.writing import LinkWriter
-from forkd.service.supervision import Supervisor
+from forkd.service.supervision import Supervisor, TaskKind
 from forkd.service.system import System
+from forkd.service.tenants import Tenants
+from forkd.service.tokens import Tokens
 from forkd.service.trees.branches import Branches
 from forkd.service.trees.comparisons import Comparisons
 from forkd.service.trees.growth import Growth
@@ -48,6 +52,7 @@ from forkd.store.database import Database
 from forkd.store.pending import PendingStore
 from forkd.store.recipes import RecipeStore
 from forkd.store.snapshots import SnapshotStore
+from forkd.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -70,6 +75,7 @@ class Host:
     """What a front end may ask, by noun; `forkd.service.api` documents each.
 
     Attributes:
+        telemetry: What it does, in figures.
         tasks: Runs what outlives a request; says whether the host can go on.
     """
 
@@ -85,12 +91,22 @@ class Host:
     trees: Trees
     guests: Guests
     system: System
+    tokens: Tokens
+    tenants: Tenants
+    journal: Journal
+    telemetry: Telemetry
     tasks: Supervisor
 
 
 @contextlib.asynccontextmanager
-async def open_host(settings: HostSettings) -> AsyncGenerator[Host, None]:
+async def open_host(
+    settings: HostSettings, telemetry: Telemetry | None = None
+) -> AsyncGenerator[Host, None]:
     """Open the host that these settings describe, for the block.
+
+    Args:
+        settings: Where its things are.
+        telemetry: Where it is noted what the host does; None to note it for nobody.
 
     Raises:
         Conflict: Another daemon has the same state or run folder, or the same names.
@@ -100,7 +116,7 @@ async def open_host(settings: HostSettings) -> AsyncGenerator[Host, None]:
     """
     async with contextlib.AsyncExitStack() as stack:
         ground = await _open_ground(settings, stack)
-        host, rows = await _compose(settings, ground, stack)
+        host, rows = await _compose(settings, telemetry or Telemetry(), ground, stack)
         for row in rows:
             owner = host.sandboxes.adopt(row)
             if row.renaming:
@@ -164,7 +180,10 @@ def _make_folders(settings: HostSettings) -> None:
 
 
 async def _compose(
-    settings: HostSettings, ground: _Ground, stack: contextlib.AsyncExitStack
+    settings: HostSettings,
+    telemetry: Telemetry,
+    ground: _Ground,
+    stack: contextlib.AsyncExitStack,
 ) -> tuple[Host, tuple[SandboxRow, ...]]:
     """Reap and tidy, and give each component what it works with."""
     opened_at_s = time.monotonic()
@@ -178,37 +197,52 @@ async def _compose(
     await asyncio.to_thread(uploaded.prepare)
 
     tasks = Supervisor()
-    recipes = Recipes(settings.recipe_dirs, uploaded)
-    images = Images(settings, tasks, recipes)
+    journal = Journal(telemetry, records)
+    await journal.open()
+    stack.push_async_callback(journal.close)
+    ledger = Ledger()
+    tokens = Tokens(telemetry, records)
+    await tokens.load()
+    tenants = Tenants(telemetry, records, ledger)
+    await tenants.load()
+    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
+    images = Images(telemetry, settings, tasks, recipes)
     stack.callback(images.close)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks))
     await stack.enter_async_context(tasks)
+    tasks.run(TaskKind.JOURNAL, journal.run(), "events", vital=True)
     roster = Roster()
-    catalog = Catalog(store, pending, records, roster.users_of)
+    catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     await catalog.load()
-    upkeep = Upkeep(settings, store, pending, records, catalog, zygotes, recipes)
+    upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
 
     leases = Leases(settings.sandboxes_dir, ground.cgroups, network)
-    sandboxes = Sandboxes(settings, tasks, records, leases, roster, catalog, zygotes)
-    guests = Guests(roster)
+    sandboxes = Sandboxes(
+        telemetry, settings, tasks, records, leases, ledger, journal, roster, catalog, zygotes
+    )
+    guests = Guests(telemetry, roster)
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
-    branches = Branches(settings, tasks, sandboxes, growth, writer)
-    compaction = Compaction(tasks, store, catalog, zygotes)
+    branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
+    compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     host = Host(
         recipes=recipes,
         images=images,
-        snapshots=Snapshots(settings, tasks, store, catalog, images, upkeep),
-        chains=Chains(catalog, sandboxes, branches, guests, compaction),
-        packs=Packs(settings.packs, store, catalog, upkeep.drop_unused_images),
+        snapshots=Snapshots(telemetry, settings, tasks, store, catalog, images, upkeep),
+        chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
+        packs=Packs(telemetry, settings.packs, store, catalog, upkeep.drop_unused_images),
         sandboxes=sandboxes,
         branches=branches,
-        promotions=Promotions(tasks, records, leases, sandboxes, growth),
-        comparisons=Comparisons(settings.vmm, store, catalog, sandboxes, branches),
-        trees=Trees(roster, growth),
+        promotions=Promotions(telemetry, tasks, records, leases, sandboxes, growth),
+        comparisons=Comparisons(telemetry, settings.vmm, store, catalog, sandboxes, branches),
+        trees=Trees(telemetry, roster, growth),
         guests=guests,
-        system=System(settings, ground.cgroups, catalog, roster, opened_at_s),
+        system=System(telemetry, settings, ground.cgroups, catalog, roster, opened_at_s),
+        tokens=tokens,
+        tenants=tenants,
+        journal=journal,
+        telemetry=telemetry,
         tasks=tasks,
     )
     return host, rows

@@ -17,6 +17,7 @@ from forkd.images.layout import Cache
 from forkd.model.caller import Scope
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
+from forkd.service.use_case import streaming_use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.service.recipes import Recipes
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
+    from forkd.telemetry.telemetry import Telemetry
 
 BUILDS_MAX = 4
 """Most images that are built, or found built, at the same time."""
@@ -40,7 +42,10 @@ BUILDS_WAITING_MAX = 32
 class Images:
     """The images of one host; `forkd.service.api.Images` documents what a caller may ask."""
 
-    def __init__(self, settings: HostSettings, tasks: Supervisor, recipes: Recipes) -> None:
+    def __init__(
+        self, telemetry: Telemetry, settings: HostSettings, tasks: Supervisor, recipes: Recipes
+    ) -> None:
+        self.telemetry = telemetry
         self._settings = settings
         self._tasks = tasks
         self._recipes = recipes
@@ -51,11 +56,11 @@ class Images:
         """End the threads; builds have ended with the tasks that wanted them."""
         self._threads.shutdown()
 
+    @streaming_use_case("build", Scope.SNAPSHOTS)
     async def build(
         self, caller: Caller, recipe: RecipeSource
     ) -> AsyncGenerator[Progress | Image, None]:
         """Build the image of a recipe."""
-        caller.require(Scope.SNAPSHOTS)
 
         async def work(tell: Callable[[Progress], None]) -> Image:
             return (await self.built(recipe, tell)).image

@@ -28,6 +28,7 @@ from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import measured
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.supervision import to_end
+from forkd.service.use_case import streaming_use_case, use_case
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from forkd.service.settings import PackPolicy
     from forkd.service.snapshots.catalog import Catalog
     from forkd.store.snapshots import SnapshotStore
+    from forkd.telemetry.telemetry import Telemetry
 
 _PROGRAM = (sys.executable, "-m", "forkd.packs")
 _ERRORS = {each.code: each for each in (PackError, CapacityError, StoreError)}
@@ -78,19 +80,21 @@ class Packs:
 
     def __init__(
         self,
+        telemetry: Telemetry,
         policy: PackPolicy,
         store: SnapshotStore,
         catalog: Catalog,
         drop_images: Callable[[], Coroutine[object, object, None]],
     ) -> None:
+        self.telemetry = telemetry
         self._policy = policy
         self._store = store
         self._catalog = catalog
         self._drop_images = drop_images
 
+    @streaming_use_case("pack", Scope.SNAPSHOTS)
     async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
         """Yield an unsigned pack of a snapshot and its ancestors."""
-        caller.require(Scope.SNAPSHOTS)
         await self._catalog.usable(caller, tag)
         job = await asyncio.to_thread(self._job, tag)
         async with piped([*_PROGRAM, "write"], "PYTHONPATH") as process:
@@ -108,11 +112,11 @@ class Packs:
             rootfs=self._store.rootfs(chain[-1].image_key) if chain[-1].disk_bytes else None,
         )
 
+    @use_case("unpack", Scope.SNAPSHOTS)
     async def unpack(
         self, caller: Caller, request: UnpackRequest, pieces: AsyncIterable[bytes]
     ) -> Unpacked:
         """Take a pack into the store; nothing is left of one that is refused."""
-        caller.require(Scope.SNAPSHOTS)
         terms = self._policy.restrict(request)
         staged = await asyncio.to_thread(self._store.stage)
         try:
@@ -150,10 +154,13 @@ class Packs:
         planned = await asyncio.to_thread(self._plan, tag, manifest, known)
         fresh = [each.tag for each in planned if not each.reused]
         under = planned[-len(fresh) - 1].tag if 0 < len(fresh) < len(planned) else None
+        sizes = {each.tag: each.link.files for each in planned}
         claimed: list[Tag] = []
         try:
             for each in fresh:
-                await self._catalog.claim(each, owner, None if claimed else under)
+                size_bytes = sum(file.bytes for file in sizes[each])
+                parent = None if claimed else under
+                await self._catalog.claim(each, owner, parent, expected_bytes=size_bytes)
                 claimed.append(each)
             await to_end(asyncio.to_thread(self._publish, planned, manifest, staged))
             found = [await to_end(self._catalog.read(each)) for each in fresh]

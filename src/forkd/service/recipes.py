@@ -33,6 +33,7 @@ from forkd.model.recipe import (
 )
 from forkd.model.snapshot import Removed
 from forkd.service.supervision import to_end
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.recipe import RecipeSource
     from forkd.store.recipes import RecipeStore
+    from forkd.telemetry.telemetry import Telemetry
 
 UPLOADS_MAX = 8
 """Most recipes that are received at the same time."""
@@ -80,14 +82,15 @@ class Recipes:
         store: Where uploaded ones are.
     """
 
-    def __init__(self, folders: tuple[Path, ...], store: RecipeStore) -> None:
+    def __init__(self, telemetry: Telemetry, folders: tuple[Path, ...], store: RecipeStore) -> None:
+        self.telemetry = telemetry
         self._folders = folders
         self._store = store
         self._uploading = 0
 
+    @use_case("upload_recipe", Scope.SNAPSHOTS)
     async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
         """Take the archive of a recipe's folder; nothing is left of one that is refused."""
-        caller.require(Scope.SNAPSHOTS)
         if self._uploading >= UPLOADS_MAX:
             raise CapacityError(f"{UPLOADS_MAX} recipes are being uploaded; try again later")
         self._uploading += 1
@@ -102,9 +105,9 @@ class Recipes:
         log.info("recipe uploaded", extra={"recipe": str(recipe), "recipe_name": stored.name})
         return stored
 
+    @use_case("get_recipe", Scope.SNAPSHOTS)
     async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
         """Return an uploaded recipe, which is kept for another while."""
-        caller.require(Scope.SNAPSHOTS)
         return await asyncio.to_thread(self._describe, recipe)
 
     def find(self, source: RecipeSource) -> FoundRecipe:

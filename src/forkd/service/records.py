@@ -51,18 +51,22 @@ class Records:
         """Return every row of a sandbox, oldest first."""
         return await self._ask(self._database.rows)
 
-    async def put_snapshot_owner(self, tag: Tag, owner: Owner) -> None:
-        """Write down whose a snapshot is."""
-        await self._ask(lambda: self._database.put_snapshot_owner(tag, owner))
+    async def put_snapshot_owner(self, tag: Tag, owner: Owner, *, shared: bool = False) -> None:
+        """Write down whose a snapshot is, and whether every tenant may use it."""
+        await self._ask(lambda: self._database.put_snapshot_owner(tag, owner, shared=shared))
 
     async def remove_snapshot_owners(self, tags: Iterable[Tag]) -> None:
         """Forget whose snapshots were."""
         removed = tuple(tags)
         await self._ask(lambda: self._database.remove_snapshot_owners(removed))
 
-    async def snapshot_owners(self) -> dict[Tag, Owner]:
-        """Return whose snapshots are."""
+    async def snapshot_owners(self) -> dict[Tag, tuple[Owner, bool]]:
+        """Return whose snapshots are, and whether every tenant may use them."""
         return await self._ask(self._database.snapshot_owners)
+
+    async def ask(self, what: Callable[[Database], T]) -> T:
+        """Return what one of the functions of `forkd.store` finds in the database."""
+        return await self._ask(lambda: what(self._database))
 
     async def _ask(self, what: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, what)

@@ -46,6 +46,7 @@ class TaskKind(StrEnum):
     WRITE = "write"
     COMPACT = "compact"
     STOP_ZYGOTE = "stop zygote"
+    JOURNAL = "journal"
 
 
 class Task(Generic[T]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from forkd.host import files, kvm, netlink, proc
 from forkd.model.caller import Scope
 from forkd.model.host import HostInfo
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from forkd.cgroups.tree import CgroupTree
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
+    from forkd.telemetry.telemetry import Telemetry
 
 VERSION = version("forkd")
 
@@ -34,15 +36,16 @@ class System:
         opened_at_s: When the service began, by the monotonic clock.
     """
 
+    telemetry: Telemetry
     settings: HostSettings
     cgroups: CgroupTree
     catalog: Catalog
     roster: Roster
     opened_at_s: float
 
+    @use_case("host_info", Scope.READ)
     async def info(self, caller: Caller) -> HostInfo:
         """Return what this host is and how full it is."""
-        caller.require(Scope.READ)
         snapshots, sandboxes = len(self.catalog.all()), len(self.roster.alive())
         return await asyncio.to_thread(self._read, snapshots, sandboxes)
 

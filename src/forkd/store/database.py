@@ -21,65 +21,23 @@ from forkd.host import files
 from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import SandboxId, Tag
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
+from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-SCHEMA_VERSION = 3
-
 RESERVED_BYTES = 8 << 20
 """Room that the log has from the start, twice what it grows to before it is written back: on a
 full disk sandboxes end, and with them what they hold, only if that can be written down."""
 
-_SCHEMA = """
-CREATE TABLE sandboxes (
-    id TEXT PRIMARY KEY,
-    tag TEXT NOT NULL,
-    state TEXT NOT NULL,
-    created_at TEXT NOT NULL,
-    hostname TEXT NOT NULL,
-    pid INTEGER,
-    address TEXT,
-    memory_limit_mib INTEGER,
-    disk_limit_mib INTEGER,
-    spawn TEXT,
-    exit_reason TEXT,
-    network_index INTEGER
-) STRICT, WITHOUT ROWID;
-"""
-
-_LINEAGE = """
-ALTER TABLE sandboxes ADD COLUMN ancestors TEXT;
-ALTER TABLE sandboxes ADD COLUMN branched_at TEXT;
-ALTER TABLE sandboxes ADD COLUMN expires_at TEXT;
-ALTER TABLE sandboxes ADD COLUMN cpu_limit REAL;
-ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER;
-ALTER TABLE sandboxes ADD COLUMN place TEXT;
-ALTER TABLE sandboxes ADD COLUMN tap_index INTEGER;
-ALTER TABLE sandboxes ADD COLUMN renaming INTEGER NOT NULL DEFAULT 0;
-"""
-
-_OWNERS = """
-ALTER TABLE sandboxes RENAME COLUMN place TO lease;
-ALTER TABLE sandboxes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
-ALTER TABLE sandboxes ADD COLUMN principal TEXT NOT NULL DEFAULT 'forkd';
-ALTER TABLE sandboxes ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
-CREATE TABLE snapshot_owners (
-    tag TEXT PRIMARY KEY,
-    tenant TEXT NOT NULL,
-    principal TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE TABLE host (
-    name TEXT PRIMARY KEY,
-    value TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
-"""
-
-_MIGRATIONS = (_SCHEMA, _LINEAGE, _OWNERS)
-"""What makes version n + 1 of version n."""
-
 _BUSY_TIMEOUT_S = 10.0
+
+Connection = sqlite3.Connection
+"""What a transaction gives; for annotations in this package."""
+
+Row = sqlite3.Row
+"""One row of an answer; likewise."""
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +101,7 @@ class Database:
         Raises:
             StoreError: They could not be written.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for columns in map(_to_columns, rows):
                 names = ", ".join(columns)
                 values = ", ".join(f":{name}" for name in columns)
@@ -156,7 +114,7 @@ class Database:
         Raises:
             StoreError: They could not be removed.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.executemany("DELETE FROM sandboxes WHERE id = ?", [(id_,) for id_ in ids])
 
     def rows(self) -> tuple[SandboxRow, ...]:
@@ -165,20 +123,21 @@ class Database:
         Raises:
             StoreError: The database is damaged.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             cursor = connection.execute("SELECT * FROM sandboxes ORDER BY created_at, id")
             return tuple(_from_columns(columns) for columns in cursor)
 
-    def put_snapshot_owner(self, tag: Tag, owner: Owner) -> None:
-        """Note whose a snapshot is.
+    def put_snapshot_owner(self, tag: Tag, owner: Owner, *, shared: bool = False) -> None:
+        """Note whose a snapshot is, and whether every tenant may use it.
 
         Raises:
             StoreError: It could not be written.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO snapshot_owners (tag, tenant, principal) VALUES (?, ?, ?)",
-                (tag, owner.tenant, owner.principal),
+                "INSERT OR REPLACE INTO snapshot_owners (tag, tenant, principal, shared) "
+                "VALUES (?, ?, ?, ?)",
+                (tag, owner.tenant, owner.principal, int(shared)),
             )
 
     def remove_snapshot_owners(self, tags: Iterable[Tag]) -> None:
@@ -187,19 +146,24 @@ class Database:
         Raises:
             StoreError: They could not be removed.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = [(tag,) for tag in tags]
             connection.executemany("DELETE FROM snapshot_owners WHERE tag = ?", rows)
 
-    def snapshot_owners(self) -> dict[Tag, Owner]:
-        """Return whose snapshots are; one without a row is the default tenant's.
+    def snapshot_owners(self) -> dict[Tag, tuple[Owner, bool]]:
+        """Return whose snapshots are, and whether every tenant may use them.
+
+        One without a row is the default tenant's.
 
         Raises:
             StoreError: The database is damaged.
         """
-        with self._transaction() as connection:
-            rows = connection.execute("SELECT tag, tenant, principal FROM snapshot_owners")
-            return {Tag(tag): Owner(Tenant(tenant), who) for tag, tenant, who in rows}
+        with self.transaction() as connection:
+            rows = connection.execute("SELECT tag, tenant, principal, shared FROM snapshot_owners")
+            return {
+                Tag(tag): (Owner(Tenant(tenant), who), bool(shared))
+                for tag, tenant, who, shared in rows
+            }
 
     def host_setting(self, name: str, chosen: str) -> str:
         """Return what the host was set up with; `chosen` from now on, if nothing was.
@@ -209,7 +173,7 @@ class Database:
         Raises:
             StoreError: It could not be read or written.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO host (name, value) VALUES (?, ?)", (name, chosen)
             )
@@ -232,7 +196,7 @@ class Database:
             )
         self.was_version = version
         if version < SCHEMA_VERSION:
-            steps = "".join(_MIGRATIONS[version:])
+            steps = "".join(MIGRATIONS[version:])
             self._connection.executescript(
                 f"BEGIN; {steps} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
@@ -247,7 +211,13 @@ class Database:
             log.warning("no room for the database's log", extra={"error": str(error)})
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for one transaction: all of the block's changes, or none.
+
+        Raises:
+            StoreError: The database does not work.
+            CapacityError: The disk is full.
+        """
         with self._lock, _as_store_error():
             self._connection.execute("BEGIN IMMEDIATE")
             try:

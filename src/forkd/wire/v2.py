@@ -159,6 +159,9 @@ class SnapshotInfo(Answer):
     )
     sandboxes: int = Field(description="How many sandboxes forked from it are alive.")
     error: str | None = Field(default=None, description="Why `status` is `failed`.")
+    tenant: str = "default"
+    created_by: str = Field(default="", description="Whose request made it: a token, a user.")
+    shared: bool = Field(default=False, description="Every tenant may use it.")
 
 
 class SnapshotInfoDetail(SnapshotInfo):
@@ -402,6 +405,8 @@ class SandboxInfo(Answer):
     parent_id: str | None = Field(default=None, description="What it was branched from.")
     branched_at_unix_ms: int | None = Field(default=None, description="At which instant.")
     expires_at_unix: int | None = Field(default=None, description="When it will be ended.")
+    tenant: str = "default"
+    created_by: str = Field(default="", description="Whose request made it: a token, a user.")
 
 
 class SandboxFailure(Answer):

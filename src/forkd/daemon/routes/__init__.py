@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from fastapi.requests import HTTPConnection
 
-from forkd.daemon.requests import CALLER, HELD
+from forkd.daemon.peers import CALLER, HELD
 from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
 from forkd.model.output import Kept
@@ -68,6 +68,9 @@ PromotionsOf = Annotated[api.Promotions, Depends(_component("promotions"))]
 ComparisonsOf = Annotated[api.Comparisons, Depends(_component("comparisons"))]
 TreesOf = Annotated[api.Trees, Depends(_component("trees"))]
 GuestsOf = Annotated[api.Guests, Depends(_component("guests"))]
+TokensOf = Annotated[api.Tokens, Depends(_component("tokens"))]
+TenantsOf = Annotated[api.Tenants, Depends(_component("tenants"))]
+JournalOf = Annotated[api.Journal, Depends(_component("journal"))]
 SystemOf = Annotated[api.System, Depends(_component("system"))]
 KeepOf = Annotated[Callable[[int], Kept], Depends(_keep)]
 IdOf = Annotated[SandboxId, Depends(_sandbox_id)]

@@ -20,7 +20,7 @@ from forkd.model.ids import parse_tag
 from forkd.model.image import Image
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
-from forkd.wire import v2
+from forkd.wire import v2, v2_rights
 
 routes = router("snapshots")
 
@@ -95,6 +95,14 @@ async def delete_snapshot(
 ) -> None:
     """Remove a snapshot and its files; refused while something needs it."""
     await snapshots.delete(caller, tag, cascade=query.cascade, force=query.force)
+
+
+@routes.put("/v2/snapshots/{tag}/shared", operation_id="share_snapshot")
+async def share_snapshot(
+    tag: TagOf, body: v2_rights.SnapshotShare, caller: CallerOf, snapshots: SnapshotsOf
+) -> v2.SnapshotInfo:
+    """Let every tenant use a snapshot, or only its own again."""
+    return convert.snapshot(await snapshots.share(caller, tag, shared=body.shared))
 
 
 @routes.post("/v2/snapshots/{tag}/compact", operation_id="compact_snapshot")

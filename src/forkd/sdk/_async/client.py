@@ -9,6 +9,7 @@ from forkd.sdk import _requests
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
 from forkd.sdk._async.http import AsyncHttp
 from forkd.sdk._async.recipes import AsyncRecipes
+from forkd.sdk._async.rights import AsyncTenants, AsyncTokens
 from forkd.sdk._endpoint import discover
 from forkd.wire import v2, v2_trees
 
@@ -37,6 +38,8 @@ class AsyncClient:
         self.snapshots = AsyncSnapshots(self._http, self.recipes)
         self.images = AsyncImages(self._http, self.recipes)
         self.sandboxes = AsyncSandboxes(self._http)
+        self.tokens = AsyncTokens(self._http)
+        self.tenants = AsyncTenants(self._http)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -11,6 +11,7 @@ from forkd.sdk._endpoint import discover
 from forkd.sdk._sync.collections import Images, Sandboxes, Snapshots
 from forkd.sdk._sync.http import Http
 from forkd.sdk._sync.recipes import Recipes
+from forkd.sdk._sync.rights import Tenants, Tokens
 from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Client:
         self.snapshots = Snapshots(self._http, self.recipes)
         self.images = Images(self._http, self.recipes)
         self.sandboxes = Sandboxes(self._http)
+        self.tokens = Tokens(self._http)
+        self.tenants = Tenants(self._http)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
 from forkd.sdk._sync.sandbox import FORK_SECS_PER_CHILD, Sandbox
-from forkd.wire import v2
+from forkd.wire import v2, v2_rights
 
 if TYPE_CHECKING:
     import builtins
@@ -132,6 +132,17 @@ class Snapshots:
         query = {name: "true" for name, on in (("cascade", cascade), ("force", force)) if on}
         path = f"/v2/snapshots/{self._http.quoted(tag)}"
         self._http.send("DELETE", path, query=query, timeout_s=WRITE_TIMEOUT_S)
+
+    def share(self, tag: str, *, shared: bool) -> v2.SnapshotInfo:
+        """Let every tenant use a snapshot, or only its own again.
+
+        Raises:
+            NotFound: There is no such snapshot.
+            Forbidden: It is another tenant's.
+        """
+        body = v2_rights.SnapshotShare(shared=shared)
+        path = f"/v2/snapshots/{self._http.quoted(tag)}/shared"
+        return self._http.call(v2.SnapshotInfo, "PUT", path, body=body)
 
     def compact(self, tag: str, to: str | None = None) -> v2.SnapshotInfo:
         """Write a snapshot so that it needs no other, in its place or under the name `to`.

@@ -13,13 +13,16 @@ from forkd.errors import ForkdError
 from forkd.limits import FORK_DEADLINE_S_MAX, FORK_DEADLINE_S_MIN
 from forkd.model.caller import Scope
 from forkd.model.checks import in_range
+from forkd.model.event import EventKind
 from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
+from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes import console
 from forkd.service.sandboxes.forking import Forks, Origin, identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import OwnerTools, SandboxOwner
 from forkd.service.supervision import TaskKind, to_end
+from forkd.service.use_case import streaming_use_case, use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller, Owner
     from forkd.model.ids import Tag
     from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
+    from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
+    from forkd.service.ledger import Ledger
     from forkd.service.records import Records
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from forkd.service.supervision import Supervisor
     from forkd.service.zygotes import ZygotePool
     from forkd.store.database import SandboxRow
+    from forkd.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +53,13 @@ class Sandboxes:
         forks: Forks more of them.
     """
 
+    telemetry: Telemetry
     settings: HostSettings
     tasks: Supervisor
     records: Records
     leases: Leases
+    ledger: Ledger
+    journal: Journal
     roster: Roster
     catalog: Catalog
     zygotes: ZygotePool
@@ -58,14 +67,23 @@ class Sandboxes:
     _owner_tools: OwnerTools = field(init=False)
 
     def __post_init__(self) -> None:
-        self.forks = Forks(self.settings, self.records, self.leases, self.roster, self._own)
+        self.forks = Forks(
+            self.telemetry,
+            self.settings,
+            self.records,
+            self.leases,
+            self.ledger,
+            self.journal,
+            self.roster,
+            self._own,
+        )
         self._owner_tools = OwnerTools(
-            self.records, self.leases, gone=self.roster.remove, exited=self._note_exit
+            self.records, self.leases, self.journal, gone=self._note_gone, exited=self._note_exit
         )
 
+    @use_case("fork", Scope.RUN)
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         """Fork sandboxes."""
-        caller.require(Scope.RUN)
         check_fork_count(count)
         await self.catalog.usable(caller, tag, wait=options.wait)
         return await self.tasks.finish(
@@ -75,47 +93,47 @@ class Sandboxes:
             undo=lambda result: self.delete_all(each.id for each in result.sandboxes),
         )
 
+    @use_case("list_sandboxes", Scope.READ)
     async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
         """Return every sandbox."""
-        caller.require(Scope.READ)
         visible = self.roster.visible(caller)
         return tuple(each for each in visible if tag is None or each.tag == tag)
 
+    @use_case("get_sandbox", Scope.READ)
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
         """Return one sandbox."""
-        caller.require(Scope.READ)
         return self.roster.get(caller, sandbox).sandbox
 
+    @use_case("find_sandbox", Scope.READ)
     async def find(self, caller: Caller, start: str) -> Sandbox:
         """Return the one sandbox whose id begins so."""
-        caller.require(Scope.READ)
         start = parse_sandbox_start(start)
         if is_sandbox_id(start):
             return self.roster.get(caller, SandboxId(start)).sandbox
         return self.roster.find_by_start(caller, start).sandbox
 
+    @use_case("delete_sandbox", Scope.RUN)
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         """End a sandbox."""
-        caller.require(Scope.RUN)
         await self.roster.get(caller, sandbox).delete()
 
+    @use_case("reset", Scope.RUN)
     async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
         """Take a sandbox back to its fork point, in place; return how long, in milliseconds."""
-        caller.require(Scope.RUN)
         in_range("deadline_s", deadline_s, FORK_DEADLINE_S_MIN, FORK_DEADLINE_S_MAX)
         return await to_end(self._reset(self.roster.get(caller, sandbox), deadline_s))
 
+    @use_case("console_log", Scope.READ)
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
         """Return the end of what the guest wrote to its console."""
-        caller.require(Scope.READ)
         directory = self.roster.get(caller, sandbox).lease.directory
         return await asyncio.to_thread(console.read, directory)
 
+    @streaming_use_case("follow_console_log", Scope.READ)
     async def follow_console_log(
         self, caller: Caller, sandbox: SandboxId
     ) -> AsyncGenerator[bytes, None]:
         """Yield the console log as it grows."""
-        caller.require(Scope.READ)
         owner = self.roster.get(caller, sandbox)
 
         def alive() -> bool:
@@ -138,10 +156,10 @@ class Sandboxes:
 
     async def _fork(self, owner: Owner, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         # Checked again, with nothing between this and the lease, which is noticed.
-        self.catalog.get_ready(tag)
+        origin = Origin(self.catalog.get_ready(tag))
         async with (
             self.zygotes.lease(tag) as zygote,
-            self.forks.prepare(owner, Origin(tag), count, options) as batch,
+            self.forks.prepare(owner, origin, count, options) as batch,
         ):
             await batch.fork(zygote)
             return await batch.keep()
@@ -152,17 +170,27 @@ class Sandboxes:
             owner.guest.close()
             identity = identity_of(found, owner.lease.slot)
             async with await Control.connect(owner.control) as control:
-                return await control.reset(identity, deadline_s=deadline_s)
+                took_ms = await control.reset(identity, deadline_s=deadline_s)
+        self.journal.note(EventKind.SANDBOX_RESET, found.id, found.owner, took_ms=took_ms)
+        return took_ms
 
     def _own(self, sandbox: Sandbox, lease: Lease) -> None:
         self._run(SandboxOwner(sandbox, lease, self._owner_tools))
 
     def _run(self, owner: SandboxOwner) -> SandboxOwner:
         self.roster.add(owner)
+        if owner.sandbox.state is not SandboxState.EXITED:
+            amounts = amounts_of(owner.sandbox, self.catalog.find(owner.sandbox.tag))
+            self.ledger.count(owner.lease.id, owner.sandbox.owner.tenant, amounts)
         self.tasks.run(TaskKind.OWNER, owner.run(), owner.sandbox.id, vital=True)
         return owner
 
+    def _note_gone(self, owner: SandboxOwner) -> None:
+        self.ledger.release(owner.lease.id)
+        self.roster.remove(owner)
+
     def _note_exit(self, owner: SandboxOwner) -> None:
+        self.ledger.release(owner.lease.id)
         oldest = self.roster.note_exit(owner)
         if oldest is not None:
             self.tasks.run(TaskKind.DELETE, self.delete_all([oldest]), f"{oldest}, long exited")

@@ -26,10 +26,13 @@ from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
 from forkd.host import proc
 from forkd.limits import SANDBOXES_MAX
+from forkd.model.caller import touch
+from forkd.model.event import EventKind
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
 from forkd.network.plan import PREFIX_LENGTH
 from forkd.service.leases import limits_of
+from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
 from forkd.service.supervision import to_end
@@ -41,11 +44,15 @@ if TYPE_CHECKING:
     from forkd.model.caller import Owner
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.sandbox import ForkOptions
+    from forkd.model.snapshot import Snapshot
     from forkd.network.plan import Slot
+    from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
+    from forkd.service.ledger import Ledger, Reservation
     from forkd.service.records import Records
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
+    from forkd.telemetry.telemetry import Telemetry
 
 REQUEST_CHILDREN_MAX = 1_000
 """Most children in one request to a zygote, so that the request fits into a frame."""
@@ -63,12 +70,17 @@ class Origin:
     """What sandboxes are forked from.
 
     Attributes:
-        tag: The snapshot that all of it goes back to.
+        snapshot: What all of it goes back to.
         ancestors: Those of the children, their parent last; none for forks of the snapshot.
     """
 
-    tag: Tag
+    snapshot: Snapshot
     ancestors: tuple[SandboxId, ...] = ()
+
+    @property
+    def tag(self) -> Tag:
+        """The snapshot's tag."""
+        return self.snapshot.tag
 
 
 @dataclass(slots=True)
@@ -88,16 +100,22 @@ class Forks:
     """Forks sandboxes.
 
     Attributes:
+        telemetry: Where it is noted how long they took.
         settings: Where their disks lie, and what these may take.
         records: Where they are written down.
         leases: What they get of the host.
+        ledger: What their tenants may have.
+        journal: Where it is noted what becomes of them.
         roster: Which there are.
         adopt: Called with each that is ready, and its lease: gives it an owner.
     """
 
+    telemetry: Telemetry
     settings: HostSettings
     records: Records
     leases: Leases
+    ledger: Ledger
+    journal: Journal
     roster: Roster
     adopt: Callable[[Sandbox, Lease], None]
     _forking: int = 0
@@ -111,26 +129,29 @@ class Forks:
         Raises:
             CapacityError: The host has no room for so many.
             StoreError: They could not be written down.
+            QuotaExceeded: Their tenant may not have so many.
         """
         if len(self.roster) + self._forking + count > SANDBOXES_MAX:
             raise CapacityError(f"a host has at most {SANDBOXES_MAX} sandboxes", asked=count)
         ids = [new_sandbox_id() for _ in range(count)]
         if options.disk_limit_mib is None:
             options = replace(options, disk_limit_mib=self.settings.disks.limit_mib)
-        leases = self.leases.reserve(ids, network=options.network)
-        now = datetime.now(UTC)
-        children = [
-            _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
-        ]
-        batch = Batch(children, options, self)
-        self._forking += count
-        try:
-            await batch.acquire()
-            yield batch
-        finally:
-            self._forking -= count
-            if not batch.kept:
-                await to_end(batch.undo())
+        asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
+        with self.ledger.reserve(owner.tenant, asked) as reservation:
+            leases = self.leases.reserve(ids, network=options.network)
+            now = datetime.now(UTC)
+            children = [
+                _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
+            ]
+            batch = Batch(children, options, self, reservation)
+            self._forking += count
+            try:
+                await batch.acquire()
+                yield batch
+            finally:
+                self._forking -= count
+                if not batch.kept:
+                    await to_end(batch.undo())
 
 
 class Batch:
@@ -140,8 +161,15 @@ class Batch:
         kept: Whether `keep` has returned.
     """
 
-    def __init__(self, children: list[_Child], options: ForkOptions, forks: Forks) -> None:
+    def __init__(
+        self,
+        children: list[_Child],
+        options: ForkOptions,
+        forks: Forks,
+        reservation: Reservation,
+    ) -> None:
         self.kept = False
+        self._reservation = reservation
         self._children = children
         self._options = options
         self._forks = forks
@@ -210,10 +238,25 @@ class Batch:
         if not self._options.die_with_daemon:  # the next daemon ends what is still starting
             await self._forks.records.put(row_of(child.sandbox, child.lease) for child in ready)
         self.kept = True
+        self._reservation.settle()
         for child in ready:
             self._forks.adopt(child.sandbox, child.lease)
+        for child in self._children:
+            self._report(child)
         await self._release([child for child in self._children if child.failure is not None])
         return ForkResult(tuple(child.sandbox for child in ready), failures, self._wall_ms)
+
+    def _report(self, child: _Child) -> None:
+        sandbox, spawn = child.sandbox, child.sandbox.spawn
+        about: dict[str, str | None] = {"tag": sandbox.tag, "parent": sandbox.parent}
+        kind, journal = EventKind.SANDBOX_READY, self._forks.journal
+        touch(sandbox.id)
+        if child.failure is not None:
+            kind = EventKind.SANDBOX_FAILED
+            about |= {"stage": child.failure.stage, "error": child.failure.message}
+        elif spawn is not None:
+            self._forks.telemetry.note_first_answer(spawn.total_ms)
+        journal.note(kind, sandbox.id, sandbox.owner, **about)
 
     async def undo(self) -> None:
         """End all children and take back what they had."""

@@ -23,6 +23,7 @@ from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET, end, last_words
 from forkd.engine.watch import NO_REASON
 from forkd.errors import Conflict, EngineExited, ForkdError, NotFound
 from forkd.host.spawn import Process
+from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.turns import Turns
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.sandbox import Sandbox
+    from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.records import Records
 
@@ -52,12 +54,14 @@ class OwnerTools:
     Attributes:
         records: Where they write down what they publish.
         leases: Where they give back what the sandbox holds.
+        journal: Where they note what happens to it.
         gone: Called when a sandbox is deleted and nothing of it is left.
         exited: Called when a sandbox has ended by itself.
     """
 
     records: Records
     leases: Leases
+    journal: Journal
     gone: Callable[[SandboxOwner], None]
     exited: Callable[[SandboxOwner], None]
 
@@ -203,6 +207,7 @@ class SandboxOwner:
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
+        self._note(EventKind.SANDBOX_EXITED, reason=reason)
         self._close()
         try:
             await self._tools.leases.release_one(self.lease, keep_console=True)
@@ -222,6 +227,7 @@ class SandboxOwner:
         await self._tools.leases.release_one(self.lease)
         await self._tools.records.remove([self.sandbox.id])
         log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
+        self._note(EventKind.SANDBOX_DELETED)
         self._tools.gone(self)
         self._turns.close(NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id))
 
@@ -244,6 +250,9 @@ class SandboxOwner:
             self._timer.cancel()
             self._timer = None
         self.guest.close()
+
+    def _note(self, kind: EventKind, **detail: str) -> None:
+        self._tools.journal.note(kind, self.sandbox.id, self.sandbox.owner, **detail)
 
     def _about(self, error: ForkdError) -> dict[str, str]:
         return {"sandbox": self.sandbox.id, "error": str(error)}

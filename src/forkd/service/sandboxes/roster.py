@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import NotFound
 from forkd.limits import EXITED_KEPT_MAX
+from forkd.model.caller import touch
 from forkd.model.ids import only_sandbox
 from forkd.model.sandbox import SandboxState
 
@@ -40,6 +41,7 @@ class Roster:
         found = self._owners.get(sandbox)
         if found is None or not caller.may_touch(found.sandbox.owner):
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
+        touch(sandbox)
         return found
 
     def find_by_start(self, caller: Caller, start: str) -> SandboxOwner:
@@ -68,9 +70,9 @@ class Roster:
         """Return those whose machine has not ended."""
         return tuple(each for each in self.all() if each.state is not SandboxState.EXITED)
 
-    def users_of(self, tag: Tag) -> tuple[SandboxId, ...]:
+    def users_of(self, tag: Tag) -> tuple[Sandbox, ...]:
         """Return the sandboxes alive that go back to a snapshot."""
-        return tuple(each.id for each in self.alive() if each.tag == tag)
+        return tuple(each for each in self.alive() if each.tag == tag)
 
     def add(self, owner: SandboxOwner) -> None:
         """Have a sandbox found."""

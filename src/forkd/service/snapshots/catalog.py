@@ -3,6 +3,9 @@
 What is on disk is what there is; this is its index, made at the start and kept since.
 Whoever wants to write a snapshot claims its tag first, which is where everything that can
 be refused is refused, and settles the claim when it has ended, whichever way.
+
+Tags are one namespace for all tenants.  A tenant uses its own snapshots and those that are shared;
+of others it learns no more than that their tags are taken.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, Conflict, NotFound, StoreError
+from forkd.errors import CapacityError, Conflict, Forbidden, NotFound, StoreError
 from forkd.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
-from forkd.model.caller import DEFAULT_OWNER, Owner
+from forkd.model.caller import DEFAULT_OWNER, Owner, touch
+from forkd.model.event import EventKind
 from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.service.ledger import stored as stored_amounts
 from forkd.service.snapshots import stored
 
 if TYPE_CHECKING:
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
 
     from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.sandbox import Sandbox
+    from forkd.service.journal import Journal
+    from forkd.service.ledger import Ledger
     from forkd.service.records import Records
     from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
@@ -49,25 +57,31 @@ class Catalog:
         store: Where they are.
         pending: Where it is remembered that they are being written.
         records: Where it is remembered whose they are.
+        ledger: Counts what tenants have.
+        journal: Where it is noted what happens to them.
         users_of: Returns the sandboxes alive that go back to a snapshot.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         store: SnapshotStore,
         pending: PendingStore,
         records: Records,
-        users_of: Callable[[Tag], tuple[SandboxId, ...]],
+        ledger: Ledger,
+        journal: Journal,
+        users_of: Callable[[Tag], tuple[Sandbox, ...]],
     ) -> None:
         self._store = store
         self._pending = pending
         self._records = records
+        self._ledger = ledger
+        self._journal = journal
         self._users_of = users_of
         self._known: dict[Tag, Snapshot] = {}
         self._failed: dict[Tag, Snapshot] = {}
         self._writing: dict[Tag, _Write] = {}
         self._locked: dict[Tag, str] = {}
-        self._owners: dict[Tag, Owner] = {}
+        self._owners: dict[Tag, tuple[Owner, bool]] = {}
 
     async def load(self) -> None:
         """Read what is stored, what an earlier daemon was writing, and whose it is."""
@@ -76,6 +90,8 @@ class Catalog:
         self._failed = await asyncio.to_thread(
             stored.read_failed, self._known, self._store, self._pending
         )
+        for snapshot in self._known.values():
+            self._count(snapshot.tag, snapshot.stored_bytes)
 
     # Looking
 
@@ -86,7 +102,7 @@ class Catalog:
 
     def visible(self, caller: Caller) -> tuple[Snapshot, ...]:
         """Return every snapshot that a caller may use, by tag."""
-        return tuple(each for each in self.all() if caller.may_touch(each.owner))
+        return tuple(each for each in self.all() if may_use(caller, each))
 
     def get(self, tag: Tag) -> Snapshot:
         """Return one snapshot, whosever it is.
@@ -94,16 +110,18 @@ class Catalog:
         Raises:
             NotFound: There is none of that tag.
         """
-        found = self._find(tag)
+        found = self.find(tag)
         if found is None:
             raise _not_found(tag)
         under = self._ancestors(found)
+        owner, shared = self._owners.get(tag, (DEFAULT_OWNER, False))
         return replace(
             found,
             depth=len(under),
             chain_bytes=found.stored_bytes + sum(each.stored_bytes for each in under),
             sandboxes=len(self._users_of(tag)),
-            owner=self._owners.get(tag, DEFAULT_OWNER),
+            owner=owner,
+            shared=shared,
         )
 
     def look_up(self, caller: Caller, tag: Tag) -> Snapshot:
@@ -113,9 +131,34 @@ class Catalog:
             NotFound: There is none of that tag, for this caller.
         """
         found = self.get(tag)
-        if not caller.may_touch(found.owner):
+        if not may_use(caller, found):
             raise _not_found(tag)
+        touch(tag)
         return found
+
+    def look_up_own(self, caller: Caller, tag: Tag) -> Snapshot:
+        """Return one snapshot that a caller may change.
+
+        Raises:
+            NotFound: There is none of that tag, for this caller.
+            Forbidden: It is shared, and belongs to another tenant.
+        """
+        found = self.look_up(caller, tag)
+        if not caller.may_touch(found.owner):
+            raise Forbidden(f"snapshot {tag} is another tenant's; it is only shared", tag=tag)
+        return found
+
+    def named(self, caller: Caller, tags: Iterable[Tag]) -> str:
+        """Return a few of these tags, and how many more there are; others' are only counted."""
+        every = tuple(map(self.get, tags))
+        return _some_of((each.tag, may_use(caller, each)) for each in every)
+
+    def users_named(self, caller: Caller, tags: Iterable[Tag]) -> str:
+        """Return a few of the sandboxes that go back to any of `tags`; others' are only counted.
+
+        Empty if there are none.
+        """
+        return _some_of((each.id, caller.may_touch(each.owner)) for each in self.users(tags))
 
     def get_ready(self, tag: Tag) -> Snapshot:
         """Return one snapshot that can be forked.
@@ -194,7 +237,7 @@ class Catalog:
             found += [*self.descendants(child), child]
         return tuple(found)
 
-    def users(self, tags: Iterable[Tag]) -> tuple[str, ...]:
+    def users(self, tags: Iterable[Tag]) -> tuple[Sandbox, ...]:
         """Return the sandboxes alive that go back to any of `tags`."""
         return tuple(sandbox for tag in tags for sandbox in self._users_of(tag))
 
@@ -207,7 +250,8 @@ class Catalog:
         under = self._ancestors(self.get(tag))
         return (*(each.tag for each in reversed(under)), tag)
 
-    def _find(self, tag: Tag) -> Snapshot | None:
+    def find(self, tag: Tag) -> Snapshot | None:
+        """Return one snapshot, whosever it is, as it is stored; None if there is none."""
         write = self._writing.get(tag)
         if write is not None:
             return write.snapshot
@@ -233,19 +277,32 @@ class Catalog:
         owner: Owner,
         parent: Tag | None = None,
         source: SandboxId | None = None,
+        *,
+        expected_bytes: int = 1,
     ) -> None:
         """Take a tag for a snapshot that is written from now on; end it with `settle`.
+
+        Args:
+            tag: Its name.
+            owner: Whose it will be.
+            parent: What it will be a difference against.
+            source: The sandbox that it is taken of.
+            expected_bytes: The most that it can take, as far as that is known; see `expect`.
 
         Raises:
             Conflict: The tag is taken, the parent is not ready, or has `CHAIN_DEPTH_MAX` under it.
             CapacityError: There are too many snapshots.
             NotFound: There is no such parent.
             StoreError: The parent is damaged, or the claim could not be written down.
+            QuotaExceeded: The tenant may not have so much stored.
         """
         made = self.check_claim(tag, parent)
+        self._ledger.check(owner.tenant, stored_amounts(expected_bytes))
         before = self._failed.pop(tag, None)
         self._writing[tag] = _Write(replace(made, source=source))
-        self._owners[tag] = owner
+        self._owners[tag] = owner, False
+        self._count(tag, expected_bytes)
+        touch(tag)
         try:
             await self._records.put_snapshot_owner(tag, owner)
         except BaseException:
@@ -253,6 +310,18 @@ class Catalog:
             if before is not None:
                 self._failed[tag] = before
             raise
+        self._note(EventKind.SNAPSHOT_WRITING, tag, parent=parent, source=source)
+
+    def expect(self, tag: Tag, expected_bytes: int) -> None:
+        """Note how much a claimed snapshot can take, once that is known.
+
+        Raises:
+            QuotaExceeded: The tenant may not have so much stored.
+        """
+        owner, _ = self._owners[tag]
+        self._ledger.release(_key(tag))
+        self._ledger.check(owner.tenant, stored_amounts(expected_bytes))
+        self._count(tag, expected_bytes)
 
     def check_claim(self, tag: Tag, parent: Tag | None = None) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""
@@ -277,9 +346,24 @@ class Catalog:
         write = self._writing.pop(tag)
         if snapshot is not None:
             self._known[tag] = snapshot
-        elif error is not None:
+            self._count(tag, snapshot.stored_bytes)
+            self._note(EventKind.SNAPSHOT_READY, tag, stored_bytes=snapshot.stored_bytes)
+        else:
+            self._ledger.release(_key(tag))
+            self._note(EventKind.SNAPSHOT_FAILED, tag, error=error)
+        if error is not None:
             self._failed[tag] = replace(write.snapshot, status=SnapshotStatus.FAILED, error=error)
         write.ended.set()
+
+    async def share(self, tag: Tag, *, shared: bool) -> None:
+        """Have every tenant use a snapshot, or only its own.
+
+        Raises:
+            StoreError: It could not be written down.
+        """
+        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
+        await self._records.put_snapshot_owner(tag, owner, shared=shared)
+        self._owners[tag] = owner, shared
 
     async def read(self, tag: Tag) -> Snapshot:
         """Return what the store has under `tag` now; a damaged snapshot is `failed`."""
@@ -289,16 +373,27 @@ class Catalog:
         """Note what the store has from now on."""
         self._known[snapshot.tag] = snapshot
         self._failed.pop(snapshot.tag, None)
+        self._count(snapshot.tag, snapshot.stored_bytes)
 
     def forget(self, tag: Tag) -> None:
         """Note that a snapshot is not there any more; those that depend on it have failed."""
+        self._note(EventKind.SNAPSHOT_DELETED, tag)
         self._known.pop(tag, None)
         self._failed.pop(tag, None)
         self._owners.pop(tag, None)
+        self._ledger.release(_key(tag))
         for each in self.descendants(tag):
             broken = self._known[each]
             error = f"{each} depends on {tag}, which is missing"
             self._known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
+
+    def _count(self, tag: Tag, size_bytes: int) -> None:
+        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
+        self._ledger.count(_key(tag), owner.tenant, stored_amounts(size_bytes))
+
+    def _note(self, kind: EventKind, tag: Tag, **detail: str | float | None) -> None:
+        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
+        self._journal.note(kind, tag, owner, **detail)
 
     @contextlib.contextmanager
     def locked(self, tags: Iterable[Tag], doing: str) -> Iterator[None]:
@@ -317,6 +412,16 @@ class Catalog:
                 self._locked.pop(tag, None)
 
 
+def may_use(caller: Caller, snapshot: Snapshot) -> bool:
+    """Whether a snapshot exists for this caller."""
+    return snapshot.shared or caller.may_touch(snapshot.owner)
+
+
+def _key(tag: Tag) -> str:
+    """Return under what the ledger counts a snapshot."""
+    return f"snapshot:{tag}"
+
+
 def _not_found(tag: Tag) -> NotFound:
     return NotFound(f"no snapshot {tag!r}", tag=tag)
 
@@ -326,6 +431,15 @@ def some(names: Iterable[str]) -> str:
     every = tuple(names)
     more = len(every) - NAMED_MAX
     return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _some_of(names: Iterable[tuple[str, bool]]) -> str:
+    """Return a few of the names that may be said, and how many more there are."""
+    every = tuple(names)
+    said = [name for name, may_be_said in every if may_be_said]
+    hidden = len(every) - len(said)
+    words = [some(said)] if said else []
+    return " and ".join([*words, f"{hidden} of other tenants"] if hidden else words)
 
 
 def _over(parent: Snapshot, made: Snapshot) -> Snapshot:

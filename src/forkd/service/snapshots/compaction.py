@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from forkd.engine.configs import LinkConfig
 from forkd.errors import Conflict, ForkdError
 from forkd.model.caller import Scope
-from forkd.service.snapshots.catalog import some
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
 from forkd.service.supervision import TaskKind, to_end
+from forkd.service.use_case import use_case
 from forkd.store.manifest import REPLACES_MAX, Link
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forkd.service.zygotes import ZygotePool
     from forkd.store.manifest import Manifest
     from forkd.store.snapshots import SnapshotStore
+    from forkd.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,18 @@ class Compaction:
         zygotes: What writes a flattened chain.
     """
 
+    telemetry: Telemetry
     tasks: Supervisor
     store: SnapshotStore
     catalog: Catalog
     zygotes: ZygotePool
 
+    @use_case("compact", Scope.SNAPSHOTS)
     async def compact(self, caller: Caller, tag: Tag, to: Tag | None) -> Snapshot:
         """Compact a snapshot; `forkd.service.api.Chains` documents it."""
-        caller.require(Scope.SNAPSHOTS)
         snapshot = await self.catalog.usable(caller, tag)
         if to is not None:
-            await self.catalog.claim(to, caller.owner)
+            await self.catalog.claim(to, caller.owner, expected_bytes=snapshot.chain_bytes)
             with contextlib.ExitStack() as undo:
                 undo.callback(self.catalog.settle, to)
                 task = self.tasks.run(TaskKind.COMPACT, self._compact_to(tag, to), tag)
@@ -60,7 +62,8 @@ class Compaction:
         elif snapshot.depth == 0:
             return snapshot
         else:
-            affected = self._check_unused(tag)
+            self.catalog.look_up_own(caller, tag)
+            affected = self._check_unused(caller, tag)
             with contextlib.ExitStack() as undo:
                 undo.enter_context(self.catalog.locked(affected, "being compacted"))
                 task = self.tasks.run(TaskKind.COMPACT, self._compact_in_place(tag, affected), tag)
@@ -68,14 +71,14 @@ class Compaction:
         await task
         return self.catalog.get(tag if to is None else to)
 
-    def _check_unused(self, tag: Tag) -> tuple[Tag, ...]:
+    def _check_unused(self, caller: Caller, tag: Tag) -> tuple[Tag, ...]:
         """Return `tag` and its descendants, if nothing uses any of them."""
         affected = (tag, *self.catalog.descendants(tag))
-        users = self.catalog.users(affected)
+        users = self.catalog.users_named(caller, affected)
         if users:
             raise Conflict(
                 f"snapshot {tag} cannot be compacted while sandboxes go back to it: "
-                f"{some(users)}; compact it to another tag",
+                f"{users}; compact it to another tag",
                 tag=tag,
             )
         for each in affected:

@@ -17,6 +17,7 @@ from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
+from forkd.service.use_case import streaming_use_case, use_case
 from forkd.store.manifest import Cpu, Manifest
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from forkd.service.snapshots.upkeep import Upkeep
     from forkd.service.supervision import Supervisor
     from forkd.store.snapshots import SnapshotStore
+    from forkd.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 class Snapshots:
     """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask."""
 
+    telemetry: Telemetry
     settings: HostSettings
     tasks: Supervisor
     store: SnapshotStore
@@ -49,11 +52,11 @@ class Snapshots:
     images: Images
     upkeep: Upkeep
 
+    @streaming_use_case("bake", Scope.SNAPSHOTS)
     async def bake(
         self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
-        caller.require(Scope.SNAPSHOTS)
         await self.catalog.claim(request.tag, caller.owner)
         made: Snapshot | None = None
 
@@ -71,15 +74,22 @@ class Snapshots:
             self.catalog.settle(request.tag, made)
         yield self.catalog.get(request.tag)
 
+    @use_case("list_snapshots", Scope.READ)
     async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
         """Return every snapshot."""
-        caller.require(Scope.READ)
         return self.catalog.visible(caller)
 
+    @use_case("get_snapshot", Scope.READ)
     async def get(self, caller: Caller, tag: Tag) -> Snapshot:
         """Return one snapshot."""
-        caller.require(Scope.READ)
         return self.catalog.look_up(caller, tag)
+
+    @use_case("share_snapshot", Scope.SNAPSHOTS)
+    async def share(self, caller: Caller, tag: Tag, *, shared: bool) -> Snapshot:
+        """Have every tenant use a snapshot, or only its own."""
+        self.catalog.look_up_own(caller, tag)
+        await self.catalog.share(tag, shared=shared)
+        return self.catalog.get(tag)
 
     async def delete(
         self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
@@ -109,11 +119,13 @@ class Snapshots:
         staged = await asyncio.to_thread(self.store.stage)
         try:
             built = await self.images.built(request.recipe, tell)
+            self.catalog.expect(request.tag, built.recipe.machine.memory_mib << 20)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
                 asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
             )
             saved = await bake(self.settings, BakePlan(built, rootfs, staged), tell)
+            self.catalog.expect(request.tag, sum(file.bytes for file in saved))
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))

@@ -13,8 +13,8 @@ from forkd.images import initramfs
 from forkd.images.layout import Cache
 from forkd.model.caller import Scope
 from forkd.model.snapshot import Removed, SnapshotStatus
-from forkd.service.snapshots.catalog import some
 from forkd.service.supervision import to_end
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.service.zygotes import ZygotePool
     from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
+    from forkd.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Upkeep:
         recipes: Which were uploaded.
     """
 
+    telemetry: Telemetry
     settings: HostSettings
     store: SnapshotStore
     pending: PendingStore
@@ -56,27 +58,27 @@ class Upkeep:
     zygotes: ZygotePool
     recipes: Recipes
 
+    @use_case("delete_snapshot", Scope.SNAPSHOTS)
     async def delete(
         self, caller: Caller, tag: Tag, *, cascade: bool = False, force: bool = False
     ) -> None:
         """Remove a snapshot."""
-        caller.require(Scope.SNAPSHOTS)
         if cascade and force:
             raise InvalidRequest("cascade and force exclude each other", field="force")
-        self.catalog.look_up(caller, tag)
+        self.catalog.look_up_own(caller, tag)
         descendants = self.catalog.descendants(tag)
-        for each in descendants:
-            self.catalog.look_up(caller, each)
         if self.catalog.get(tag).status is SnapshotStatus.WRITING:
             raise Conflict(f"snapshot {tag} is being written", tag=tag)
         dependents = self.catalog.dependents(tag)
         if dependents and not cascade and not force:
             raise Conflict(
-                f"snapshot {tag} is the parent of {some(dependents)}; delete those first, or with "
-                "cascade",
+                f"snapshot {tag} is the parent of {self.catalog.named(caller, dependents)}; delete "
+                "those first, or with cascade",
                 tag=tag,
             )
-        self._check_unused((*descendants, tag))
+        if any(not caller.may_touch(self.catalog.get(each).owner) for each in descendants):
+            raise Conflict(f"another tenant's snapshots depend on snapshot {tag}", tag=tag)
+        self._check_unused(caller, (*descendants, tag))
         removed = (*descendants, tag) if cascade else (tag,)
         with self.catalog.locked((*descendants, tag), "being removed"):
             for each in removed:
@@ -85,6 +87,7 @@ class Upkeep:
                 await self.zygotes.stop(each)
         await self.drop_unused_images()
 
+    @use_case("tidy", Scope.ADMIN)
     async def tidy(self, caller: Caller, *, dry_run: bool = False) -> tuple[Removed, ...]:
         """Remove what is unused: leftovers, records of failures, orphans, unused images.
 
@@ -94,7 +97,6 @@ class Upkeep:
         An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
         the damage may be repaired.  What is in use stays as well.
         """
-        caller.require(Scope.ADMIN)
         orphans = self._orphans()
         failed = self.catalog.failed()
         removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
@@ -118,7 +120,7 @@ class Upkeep:
         except ForkdError as error:
             log.warning("image not removed", extra={"error": str(error)})
 
-    def _check_unused(self, tags: Iterable[Tag]) -> None:
+    def _check_unused(self, caller: Caller, tags: Iterable[Tag]) -> None:
         """Return if nothing uses any of `tags`.
 
         Raises:
@@ -127,9 +129,9 @@ class Upkeep:
         for tag in tags:
             snapshot = self.catalog.get(tag)
             self.catalog.check_unlocked(tag)
-            users = self.catalog.users([tag])
+            users = self.catalog.users_named(caller, [tag])
             if users:
-                raise Conflict(f"snapshot {tag} is in use by {some(users)}", tag=tag)
+                raise Conflict(f"snapshot {tag} is in use by {users}", tag=tag)
             if snapshot.status is SnapshotStatus.WRITING:
                 raise Conflict(f"snapshot {tag} is being written", tag=tag)
             if self.zygotes.in_use(tag):

@@ -82,7 +82,8 @@ class LinkWriter:
             CapacityError: There are too many snapshots, or the disk is full.
             ForkdError: The snapshot under it is missing or damaged.
         """
-        await self.catalog.claim(tag, owner, source.tag, source.id)
+        expected_bytes = self.catalog.get(source.tag).memory_bytes
+        await self.catalog.claim(tag, owner, source.tag, source.id, expected_bytes=expected_bytes)
         record = Record(tag=tag, created_at=datetime.now(UTC), parent=source.tag, source=source.id)
         claim = Claim(self, record, tag, source.tag, keep_error=not wait)
         try:

@@ -8,19 +8,22 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
-from forkd.model.caller import Scope
+from forkd.model.caller import Owner, Scope
+from forkd.model.event import EventKind
 from forkd.model.sandbox import BranchOptions, BranchResult, check_fork_count
 from forkd.service import seeds
 from forkd.service.sandboxes.forking import Origin
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.supervision import TaskKind
 from forkd.service.trees.stalls import noticed
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from forkd.model.caller import Caller, Owner
+    from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.sandbox import Sandbox
     from forkd.model.snapshot import Snapshot
     from forkd.service.sandboxes.component import Sandboxes
     from forkd.service.sandboxes.owner import SandboxOwner
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from forkd.service.snapshots.writing import LinkWriter
     from forkd.service.supervision import Supervisor
     from forkd.service.trees.growth import Growth
+    from forkd.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,14 @@ class Branches:
         writer: Writes snapshots.
     """
 
+    telemetry: Telemetry
     settings: HostSettings
     tasks: Supervisor
     sandboxes: Sandboxes
     growth: Growth
     writer: LinkWriter
 
+    @use_case("branch", Scope.RUN)
     async def branch(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
@@ -79,7 +85,6 @@ class Branches:
         wait: bool = True,
     ) -> BranchResult:
         """Branch a running sandbox."""
-        caller.require(Scope.RUN)
         if tag is not None:
             caller.require(Scope.SNAPSHOTS)
         if tag is None or count != 0:
@@ -88,7 +93,7 @@ class Branches:
         next_state(source.sandbox.state, LifeEvent.BRANCH)
         return await self.tasks.finish(
             TaskKind.BRANCH,
-            self._branch(source, _Plan(caller.owner, count, options, tag, wait)),
+            self._branch(source, _Plan(_heir(caller, source), count, options, tag, wait)),
             f"{count} of {sandbox}",
             undo=lambda result: self.sandboxes.delete_all(s.id for s in result.fork.sandboxes),
         )
@@ -110,7 +115,8 @@ class Branches:
 
     async def _branch(self, source: SandboxOwner, plan: _Plan) -> BranchResult:
         sandbox, options = source.sandbox, plan.options.of(source.sandbox)
-        origin = Origin(sandbox.tag, (*sandbox.ancestors, sandbox.id))
+        snapshot = self.sandboxes.catalog.get(sandbox.tag)
+        origin = Origin(snapshot, (*sandbox.ancestors, sandbox.id))
         async with contextlib.AsyncExitStack() as stack:
             enter = stack.enter_async_context
             claim = None
@@ -131,9 +137,20 @@ class Branches:
             if claim is not None and plan.wait:
                 await claim.written()
             fork = await batch.keep(branched_at=branched_at)
-        snapshot = None if claim is None else claim.snapshot
-        result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=snapshot)
+        self._report(sandbox, plan, seed.pause_ms)
+        written = None if claim is None else claim.snapshot
+        result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=written)
         return replace(result, stall_ms=stall.longest_ms, stall_unknown=stall.unknown)
+
+    def _report(self, sandbox: Sandbox, plan: _Plan, pause_ms: float) -> None:
+        about: dict[str, str | float | None] = {
+            "siblings": plan.count,
+            "tag": plan.tag,
+            "pause_ms": pause_ms,
+        }
+        kind = EventKind.SANDBOX_BRANCHED
+        self.sandboxes.journal.note(kind, sandbox.id, sandbox.owner, **about)
+        self.telemetry.note_pause(pause_ms)
 
     @contextlib.asynccontextmanager
     async def _seed_of(self, source: SandboxOwner) -> AsyncGenerator[Seed, None]:
@@ -150,3 +167,8 @@ class Branches:
             seed = await seeds.take(self.settings, source.control, cgroup)
         async with seed:
             yield seed
+
+
+def _heir(caller: Caller, source: SandboxOwner) -> Owner:
+    """Return whose things are that are made of a sandbox: its tenant's, whoever asks."""
+    return Owner(source.sandbox.owner.tenant, caller.principal)

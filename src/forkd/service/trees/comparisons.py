@@ -27,6 +27,7 @@ from forkd.model.ids import SandboxId, Tag, is_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service.chain_files import load_chain
 from forkd.service.supervision import to_end
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.trees.branches import Branches
     from forkd.store.snapshots import SnapshotStore
+    from forkd.telemetry.telemetry import Telemetry
 
 MEMORY_NAME = "forkd-memory"
 """What the VMM calls the file in memory that guests' memory is mapped of."""
@@ -72,17 +74,18 @@ class Comparisons:
         branches: Branches copies of sandboxes.
     """
 
+    telemetry: Telemetry
     vmm: Path
     store: SnapshotStore
     catalog: Catalog
     sandboxes: Sandboxes
     branches: Branches
 
+    @use_case("compare", Scope.RUN)
     async def compare(
         self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
     ) -> Difference:
         """Return how one machine differs from another."""
-        caller.require(Scope.RUN)
         shared = common(self._chain_of(caller, before), self._chain_of(caller, after))
         chain = await asyncio.to_thread(load_chain, self.store, shared)
         disk = chain[-1].disk

@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING
 from forkd.engine.control import Control
 from forkd.errors import Conflict, EngineError, ForkdError, NotFound
 from forkd.model.caller import Scope
+from forkd.model.event import EventKind
 from forkd.model.sandbox import Promotion, Sandbox, SandboxState
 from forkd.model.tree import descendants
 from forkd.service.sandboxes.forking import identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.supervision import TaskKind, to_end
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from forkd.service.sandboxes.owner import SandboxOwner
     from forkd.service.supervision import Supervisor
     from forkd.service.trees.growth import Growth
+    from forkd.telemetry.telemetry import Telemetry
 
 IDENTIFY_DEADLINE_S = 60.0
 """How long a guest may take to get its parent's identity, the image's hook included."""
@@ -73,15 +76,16 @@ class _Cast:
 class Promotions:
     """Promotes sandboxes; `forkd.service.api.Promotions` documents what a caller may ask."""
 
+    telemetry: Telemetry
     tasks: Supervisor
     records: Records
     leases: Leases
     sandboxes: Sandboxes
     growth: Growth
 
+    @use_case("promote", Scope.RUN)
     async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
         """Let a sandbox take its parent's place."""
-        caller.require(Scope.RUN)
         child = self.sandboxes.roster.get(caller, sandbox)
         with self.growth.promoting(child.sandbox.root):
             return await to_end(self._promote(caller, child))
@@ -92,7 +96,8 @@ class Promotions:
         self.tasks.run(TaskKind.FINISH_PROMOTION, work, owner.sandbox.id)
 
     async def _promote(self, caller: Caller, child: SandboxOwner) -> Promotion:
-        _check(child.sandbox)
+        before = child.sandbox
+        _check(before)
         parent = self._parent_of(caller, child.sandbox)
         async with contextlib.AsyncExitStack() as stack:
             for each in (child, parent):
@@ -111,6 +116,10 @@ class Promotions:
             self.finish_in_background(child)
             raise
         log.info("sandbox promoted", extra={"sandbox": child.sandbox.id, "ended": len(ended)})
+        promoted = child.sandbox
+        about: dict[str, str | int] = {"was": before.id, "ended": len(ended)}
+        kind = EventKind.SANDBOX_PROMOTED
+        self.sandboxes.journal.note(kind, promoted.id, promoted.owner, **about)
         return Promotion(child.sandbox, ended)
 
     def _parent_of(self, caller: Caller, child: Sandbox) -> SandboxOwner:

@@ -11,6 +11,7 @@ from forkd.host import proc
 from forkd.model.caller import Scope
 from forkd.model.sandbox import SandboxState
 from forkd.model.tree import grow
+from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
     from forkd.model.tree import TreeBudgets, TreeNode
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.trees.growth import Growth
+    from forkd.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
     """Draws trees; `forkd.service.api.Trees` documents what a caller may ask."""
 
+    telemetry: Telemetry
     roster: Roster
     growth: Growth
 
+    @use_case("draw_trees", Scope.READ)
     async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
         """Return every tree, or the one that a sandbox is, or was, in."""
-        caller.require(Scope.READ)
         chosen = self.roster.visible(caller)
         if member is not None:
             roots = [each.root for each in chosen if member in (each.id, *each.ancestors)]
@@ -42,9 +45,9 @@ class Trees:
         private = await asyncio.to_thread(_private_of, chosen)
         return grow(chosen, private)
 
+    @use_case("tree_budgets", Scope.READ)
     async def budgets(self, caller: Caller) -> TreeBudgets:
         """Return how far a tree may grow."""
-        caller.require(Scope.READ)
         return self.growth.budgets
 
 

@@ -1,0 +1,97 @@
+"""Failed log-ins, slowed down for each address.
+
+The answer to a request without a valid token waits, the longer the more there were from its
+address.  Only so many wait at once, beyond which they are refused.  Valid tokens never wait, so an
+address that many share is not shut by one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkd.errors import CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+FREE = 3
+"""How many failures are answered at once."""
+
+DELAY_S_MAX = 8.0
+"""How long one waits at most."""
+
+WAITING_MAX = 4
+"""How many failures of one address wait at the same time."""
+
+FORGOTTEN_S = 300.0
+"""How long after its last failure an address begins anew."""
+
+ADDRESSES_MAX = 4_096
+"""How many addresses are remembered; the one whose last failure is oldest is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Address:
+    """The failures of one address."""
+
+    failures: int = 0
+    waiting: int = 0
+    last_s: float = 0.0
+
+
+class FailedLogins:
+    """Slows down failed log-ins by where they come from.
+
+    Args:
+        delay_s: How long the first one waits that is not answered at once; twice as long each time.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def slowed_down(self, address: str) -> AsyncGenerator[None, None]:
+        """Enter the block, which refuses a log-in, after a while.
+
+        Raises:
+            CapacityError: As many of this address wait as may.
+        """
+        found = self._note(address)
+        if found.waiting >= WAITING_MAX:
+            raise CapacityError(
+                "too many failed log-ins from this address; try again later",
+                retry_after_s=int(DELAY_S_MAX),
+            )
+        wait_s = delay_s(found.failures, self._delay_s)
+        if wait_s > 0:
+            found.waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                found.waiting -= 1
+        yield
+
+    def _note(self, address: str) -> _Address:
+        now_s = asyncio.get_running_loop().time()
+        found = self._addresses.pop(address, None) or _Address()
+        if now_s - found.last_s > FORGOTTEN_S and not found.waiting:
+            found.failures = 0
+        found.failures += 1
+        found.last_s = now_s
+        self._addresses[address] = found
+        if len(self._addresses) > ADDRESSES_MAX:
+            self._addresses.popitem(last=False)
+        return found
+
+
+def delay_s(failures: int, first_s: float) -> float:
+    """Return how long the answer to a failure waits, of which there were so many."""
+    if failures <= FREE:
+        return 0.0
+    doublings = min(failures - FREE - 1, 10)
+    return min(first_s * 2.0**doublings, DELAY_S_MAX)

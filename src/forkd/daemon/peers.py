@@ -1,0 +1,15 @@
+"""Where a request's ASGI scope has what surrounds it."""
+
+from __future__ import annotations
+
+CALLER = "forkd.caller"
+"""Its `Caller`."""
+
+HELD = "forkd.held"
+"""An `ExitStack` that is closed when the request is over, its answer sent."""
+
+END = "forkd.end"
+"""What to call to end the request: who asked may not any more."""
+
+PEER_UID = "forkd.peer_uid"
+"""In the scope's `state`: the user at the other end of a Unix socket."""

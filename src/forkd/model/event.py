@@ -1,0 +1,53 @@
+"""What happens to sandboxes and snapshots, one event at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from forkd.model.caller import DEFAULT_OWNER, Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    SANDBOX_READY = "sandbox.ready"
+    SANDBOX_FAILED = "sandbox.failed"
+    SANDBOX_BRANCHED = "sandbox.branched"
+    SANDBOX_RESET = "sandbox.reset"
+    SANDBOX_PROMOTED = "sandbox.promoted"
+    SANDBOX_EXITED = "sandbox.exited"
+    SANDBOX_DELETED = "sandbox.deleted"
+    SNAPSHOT_WRITING = "snapshot.writing"
+    SNAPSHOT_READY = "snapshot.ready"
+    SNAPSHOT_FAILED = "snapshot.failed"
+    SNAPSHOT_DELETED = "snapshot.deleted"
+    GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event.
+
+    Attributes:
+        id: Its place in the host's history; greater than that of every earlier event.
+        at: When it happened, UTC.
+        kind: What happened.
+        subject: The sandbox's id or the snapshot's tag; of a gap, empty.
+        owner: Whose the subject is.
+        request_id: The request that it was a part of; None for what happened by itself.
+        detail: What else there is to say: a reason, a parent, a time in milliseconds.
+    """
+
+    id: int
+    at: datetime
+    kind: EventKind
+    subject: str
+    owner: Owner = DEFAULT_OWNER
+    request_id: str | None = None
+    detail: Mapping[str, str | int | float] = field(default_factory=dict)

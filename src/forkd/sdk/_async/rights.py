@@ -1,0 +1,95 @@
+"""A daemon's tokens and tenants, for its admin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from forkd.sdk._requests import build
+from forkd.wire import v2_rights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forkd.sdk._async.http import AsyncHttp
+
+_TOKENS = TypeAdapter(list[v2_rights.TokenInfo])
+_TENANTS = TypeAdapter(list[v2_rights.TenantInfo])
+
+
+class AsyncTokens:
+    """The daemon's tokens; all of it takes the scope `admin`."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def create(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        tenant: str = "default",
+        expires_in_s: int | None = None,
+    ) -> v2_rights.TokenCreated:
+        """Make a token; its secret is in the answer, and nobody can look it up later.
+
+        Raises:
+            Conflict: There is one of that name.
+        """
+        request = build(
+            v2_rights.TokenCreate,
+            name=name,
+            scopes=list(scopes),
+            tenant=tenant,
+            expires_in_secs=expires_in_s,
+        )
+        return await self._http.call(v2_rights.TokenCreated, "POST", "/v2/tokens", body=request)
+
+    async def list(self) -> list[v2_rights.TokenInfo]:
+        """Return every token, by name, without its secret."""
+        return await self._http.call(_TOKENS, "GET", "/v2/tokens")
+
+    async def delete(self, name: str) -> None:
+        """Remove a token; it is refused from now on, and what it asked for is ended.
+
+        Raises:
+            NotFound: There is none of that name.
+        """
+        await self._http.send("DELETE", f"/v2/tokens/{self._http.quoted(name)}")
+
+
+class AsyncTenants:
+    """Who shares the daemon, and what each may have."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self) -> list[v2_rights.TenantInfo]:
+        """Return tenants, their quotas and what they have; without `admin`, the caller's own."""
+        return await self._http.call(_TENANTS, "GET", "/v2/tenants")
+
+    async def set_quotas(self, name: str, **quotas: int | None) -> v2_rights.TenantInfo:
+        """Set all quotas of a tenant; those that are not named have no limit.
+
+        Args:
+            name: The tenant.
+            **quotas: `sandboxes`, `vcpus`, `memory_mib`, `disk_mib`, `snapshot_mib` and
+                `forks_per_minute`.
+        """
+        request = build(v2_rights.QuotasSet, **quotas)
+        return await self._http.call(
+            v2_rights.TenantInfo, "PUT", _quotas_path(self._http, name), body=request
+        )
+
+    async def remove_quotas(self, name: str) -> None:
+        """Let a tenant have as much as the host has.
+
+        Raises:
+            NotFound: It has no quotas.
+        """
+        await self._http.send("DELETE", _quotas_path(self._http, name))
+
+
+def _quotas_path(http: AsyncHttp, name: str) -> str:
+    return f"/v2/tenants/{http.quoted(name)}/quotas"

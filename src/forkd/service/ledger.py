@@ -1,0 +1,161 @@
+"""What tenants have, and what they may have: checked before anything is made.
+
+A fork reserves what its sandboxes may use before they are there, and each counts by itself from
+the moment when it is, so that two hundred requests at once do not exceed a quota that one would
+not.  A sandbox counts with what it may use, its limits, until its machine has ended; a snapshot
+with what it takes, and while it is written with the most that it can take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forkd.errors import QuotaExceeded
+from forkd.model.tenant import Amounts, Quotas
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from forkd.model.caller import Tenant
+    from forkd.model.sandbox import ForkOptions, Sandbox
+    from forkd.model.snapshot import Snapshot
+
+FORKS_WINDOW_S = 60.0
+"""Over how long forks are counted."""
+
+_MIB = 1 << 20
+
+
+class Reservation:
+    """What a tenant is about to have; nothing once it was `settle`d."""
+
+    def __init__(self, tenant: Tenant, amounts: Amounts) -> None:
+        self.tenant = tenant
+        self.amounts = amounts
+
+    def settle(self) -> None:
+        """Reserve nothing any more: what was made counts by itself from now on."""
+        self.amounts = Amounts()
+
+
+class Ledger:
+    """Counts what each tenant has.
+
+    Attributes:
+        quotas: What tenants may have; one that is not in it may have anything.
+    """
+
+    def __init__(self) -> None:
+        self.quotas: dict[Tenant, Quotas] = {}
+        self._counted: dict[str, tuple[Tenant, Amounts]] = {}
+        self._total: defaultdict[Tenant, Amounts] = defaultdict(Amounts)
+        self._reserved: set[Reservation] = set()
+        self._forks: defaultdict[Tenant, _Window] = defaultdict(_Window)
+
+    def tenants(self) -> set[Tenant]:
+        """Return who has something, or quotas."""
+        return {*self.quotas, *(tenant for tenant, _ in self._counted.values())}
+
+    def used(self, tenant: Tenant) -> Amounts:
+        """Return what a tenant has, and is about to have."""
+        used = self._total[tenant] + Amounts(forks_per_minute=self._forks[tenant].total())
+        for each in self._reserved:
+            if each.tenant == tenant:
+                used += replace(each.amounts, forks_per_minute=0)  # they are in the window
+        return used
+
+    def check(self, tenant: Tenant, asked: Amounts) -> None:
+        """Return if a tenant may have so much more.
+
+        Raises:
+            QuotaExceeded: It may not.
+        """
+        quotas = self.quotas.get(tenant)
+        if quotas is None:
+            return
+        for name, more, limit, used in quotas.exceeded(self.used(tenant), asked):
+            raise QuotaExceeded(
+                f"the tenant {tenant} may have {name} up to {limit}: {used} in use, and {more} "
+                "more asked for",
+                quota=name,
+                asked=more,
+                limit=limit,
+                used=used,
+            )
+
+    @contextlib.contextmanager
+    def reserve(self, tenant: Tenant, asked: Amounts) -> Generator[Reservation, None, None]:
+        """Have a tenant about to have something within the block.
+
+        Raises:
+            QuotaExceeded: It may not have so much.
+        """
+        self.check(tenant, asked)
+        if asked.forks_per_minute:
+            self._forks[tenant].add(asked.forks_per_minute)
+        reservation = Reservation(tenant, asked)
+        self._reserved.add(reservation)
+        try:
+            yield reservation
+        finally:
+            self._reserved.discard(reservation)
+
+    def count(self, key: str, tenant: Tenant, amounts: Amounts) -> None:
+        """Count something that is there from now on, instead of what it counted as before."""
+        self.release(key)
+        self._counted[key] = tenant, amounts
+        self._total[tenant] += amounts
+
+    def release(self, key: str) -> None:
+        """Count something no more; what is not counted is fine."""
+        counted = self._counted.pop(key, None)
+        if counted is not None:
+            tenant, amounts = counted
+            self._total[tenant] -= amounts
+
+
+class _Window:
+    """How many forks there were within the last minute."""
+
+    def __init__(self) -> None:
+        self._forks: deque[tuple[float, int]] = deque()
+        self._total = 0
+
+    def add(self, count: int) -> None:
+        self._forks.append((asyncio.get_running_loop().time(), count))
+        self._total += count
+
+    def total(self) -> int:
+        oldest_s = asyncio.get_running_loop().time() - FORKS_WINDOW_S
+        while self._forks and self._forks[0][0] <= oldest_s:
+            _, count = self._forks.popleft()
+            self._total -= count
+        return self._total
+
+
+def amounts_of(options: Sandbox | ForkOptions, snapshot: Snapshot | None) -> Amounts:
+    """Return how a sandbox counts: what it may use.
+
+    Args:
+        options: It, or how it is forked.
+        snapshot: What it goes back to; None if that is not known any more.
+    """
+    memory_mib, disk_mib = options.memory_limit_mib, options.disk_limit_mib
+    if snapshot is not None:
+        memory_mib = memory_mib or snapshot.memory_bytes // _MIB
+        disk_mib = disk_mib or snapshot.disk_bytes // _MIB
+    return Amounts(
+        sandboxes=1,
+        vcpus=0 if snapshot is None else snapshot.vcpus,
+        memory_mib=memory_mib or 0,
+        disk_mib=disk_mib or 0,
+    )
+
+
+def stored(size_bytes: int) -> Amounts:
+    """Return how a snapshot of this size counts."""
+    return Amounts(snapshot_mib=-(-size_bytes // _MIB))

@@ -1,0 +1,78 @@
+"""The tables of the database, and how each version is made of the last."""
+
+from __future__ import annotations
+
+_SANDBOXES = """
+CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY,
+    tag TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    hostname TEXT NOT NULL,
+    pid INTEGER,
+    address TEXT,
+    memory_limit_mib INTEGER,
+    disk_limit_mib INTEGER,
+    spawn TEXT,
+    exit_reason TEXT,
+    network_index INTEGER
+) STRICT, WITHOUT ROWID;
+"""
+
+_LINEAGE = """
+ALTER TABLE sandboxes ADD COLUMN ancestors TEXT;
+ALTER TABLE sandboxes ADD COLUMN branched_at TEXT;
+ALTER TABLE sandboxes ADD COLUMN expires_at TEXT;
+ALTER TABLE sandboxes ADD COLUMN cpu_limit REAL;
+ALTER TABLE sandboxes ADD COLUMN pids_limit INTEGER;
+ALTER TABLE sandboxes ADD COLUMN place TEXT;
+ALTER TABLE sandboxes ADD COLUMN tap_index INTEGER;
+ALTER TABLE sandboxes ADD COLUMN renaming INTEGER NOT NULL DEFAULT 0;
+"""
+
+_OWNERS = """
+ALTER TABLE sandboxes RENAME COLUMN place TO lease;
+ALTER TABLE sandboxes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
+ALTER TABLE sandboxes ADD COLUMN principal TEXT NOT NULL DEFAULT 'forkd';
+ALTER TABLE sandboxes ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE snapshot_owners (
+    tag TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    principal TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE host (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+_RIGHTS = """
+ALTER TABLE snapshot_owners ADD COLUMN shared INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE tokens (
+    name TEXT PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    scopes TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    expires_at TEXT
+) STRICT, WITHOUT ROWID;
+CREATE TABLE tenants (
+    name TEXT PRIMARY KEY,
+    quotas TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    request_id TEXT,
+    detail TEXT NOT NULL
+) STRICT;
+"""
+
+MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS)
+"""What makes version n + 1 of version n."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
