@@ -13,9 +13,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, cast
 
+from starlette.datastructures import State
+
 from forkd import errors
 from forkd.daemon.app import create_app
 from forkd.daemon.errors import status_of
+from forkd.daemon.reference.app import create_reference
 from tools import async_to_sync, gen_docs
 from tools.async_to_sync import ROOT
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from forkd.service.api import Host
 
 OPENAPI = ROOT / "protocol/rest/openapi-v2.json"
+OPENAPI_V1 = ROOT / "protocol/rest/openapi-v1.json"
 ERRORS = ROOT / "protocol/rest/errors.json"
 
 
@@ -33,6 +37,7 @@ def outputs() -> dict[Path, str]:
     """Return every generated file with its contents."""
     return {
         OPENAPI: openapi(),
+        OPENAPI_V1: openapi_v1(),
         ERRORS: error_codes(),
         **async_to_sync.outputs(),
         **gen_docs.outputs(),
@@ -42,6 +47,12 @@ def outputs() -> dict[Path, str]:
 def openapi() -> str:
     """Return the OpenAPI document.  No host is needed: no route is called."""
     app = create_app(cast("Host", None))
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
+
+def openapi_v1() -> str:
+    """Return the document of the reference's protocol."""
+    app = create_reference(State())
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 

@@ -202,6 +202,17 @@ FILE_MODE_MAX = 0o7777
 PATH_BYTES_MAX = 4096
 """A path, on the host or in a guest; Linux allows no longer one (PATH_MAX)."""
 
+# The reference's protocol
+
+REFERENCE_FORK_COUNT_MAX = 1_000
+"""Most children of one fork over `/v1`, as in the reference."""
+
+BOOT_WAIT_SECS_DEFAULT = 10
+"""What a bake over `/v1` says by default of a wait that it does not need."""
+
+BOOT_WAIT_SECS_MAX = 60
+"""Most that it may say of it, as in the reference."""
+
 # Requests
 
 BODY_BYTES_MAX = 2 * 1024 * 1024

@@ -23,6 +23,7 @@ from forkd.errors import (
     EngineTimeout,
     InvalidRequest,
     NotFound,
+    StoreError,
     WarmUpError,
 )
 from forkd.model.caller import Scope
@@ -207,6 +208,8 @@ class FakeSandboxes(Component):
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         caller.require(Scope.RUN)
         snapshot = await self.world.snapshots.get(caller, tag)
+        if snapshot.status is SnapshotStatus.FAILED:
+            raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
         if snapshot.status is SnapshotStatus.WRITING and not options.wait:
             raise Conflict(f"snapshot {tag} is still being written", tag=tag)
         flaky = tag.endswith(("-flaky", "-broken"))

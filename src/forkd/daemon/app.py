@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
+from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
     files,
     packs,
@@ -32,7 +33,7 @@ fork(2) for virtual machines.
 
 Every answer that is not a success is an `ErrorBody`.  Members that a request does not have are
 refused.  The exec WebSocket, the streams of events and the rules by which this API changes are
-described in protocol/rest/README.md.
+described in protocol/rest/README.md.  `/v1` is another API: /v1/openapi.json.
 """
 
 
@@ -63,5 +64,6 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.add_middleware(LimitBodies)
     for module in (system, rights, recipes, snapshots, packs, sandboxes, trees, processes, files):
         app.include_router(module.routes)
+    app.mount(PREFIX, create_reference(app.state))
     openapi.install(app)
     return app

@@ -18,7 +18,7 @@ from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, Snapsho
 from forkd.wire import v2, v2_files, v2_trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from forkd.model.diff import Difference
@@ -179,7 +179,7 @@ def snapshot(stored: Snapshot) -> v2.SnapshotInfo:
     return v2.SnapshotInfo(
         tag=stored.tag,
         dir=str(stored.directory),
-        created_at_unix=_unix(stored.created_at),
+        created_at_unix=unix(stored.created_at),
         status=stored.status.value,
         bootable=stored.status is SnapshotStatus.READY,
         recipe=stored.recipe,
@@ -206,7 +206,7 @@ def snapshot_detail(
 ) -> v2.SnapshotInfoDetail:
     """Return a snapshot with its place among `every` other and its live `forks`."""
     by_tag = {each.tag: each for each in every}
-    ancestors = _ancestors(stored, by_tag)
+    ancestors = ancestors_of(stored, by_tag)
     return v2.SnapshotInfoDetail(
         **snapshot(stored).model_dump(),
         memory_logical_bytes=stored.memory_bytes,
@@ -224,7 +224,8 @@ def removed(things: Iterable[Removed]) -> v2.SnapshotGcInfo:
     return v2.SnapshotGcInfo(removed=each, bytes=sum(one.bytes for one in each))
 
 
-def _ancestors(stored: Snapshot, by_tag: dict[Tag, Snapshot]) -> list[Tag]:
+def ancestors_of(stored: Snapshot, by_tag: Mapping[Tag, Snapshot]) -> list[Tag]:
+    """Return what a snapshot stands on, base first."""
     found: list[Tag] = []
     parent = stored.parent
     while parent is not None and parent not in found:
@@ -250,7 +251,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         id=live.id,
         snapshot_tag=live.tag,
         status=live.state.value,
-        created_at_unix=_unix(live.created_at),
+        created_at_unix=unix(live.created_at),
         hostname=live.hostname,
         pid=live.pid,
         guest_addr=live.address,
@@ -262,7 +263,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         exit_reason=live.exit_reason,
         parent_id=live.parent,
         branched_at_unix_ms=None if live.branched_at is None else _unix_ms(live.branched_at),
-        expires_at_unix=None if live.expires_at is None else _unix(live.expires_at),
+        expires_at_unix=None if live.expires_at is None else unix(live.expires_at),
         tenant=live.owner.tenant,
         created_by=live.owner.principal,
     )
@@ -409,7 +410,8 @@ def file_entry(entry: FileEntry) -> v2_files.FileEntry:
     )
 
 
-def _unix(when: datetime) -> int:
+def unix(when: datetime) -> int:
+    """Return an instant in seconds since 1970."""
     return int(when.timestamp())
 
 

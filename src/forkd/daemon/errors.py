@@ -85,9 +85,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-def render(error: errors.ForkdError) -> JSONResponse:
-    """Return `error` as an answer."""
-    return _answer(body_of(error), status_of(type(error)))
+def render(error: errors.ForkdError, status: int | None = None) -> JSONResponse:
+    """Return `error` as an answer, with the status of its class unless there is another."""
+    return _answer(body_of(error), status_of(type(error)) if status is None else status)
 
 
 def plain(status: int, message: str) -> JSONResponse:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import Response, WebSocket
 
     from forkd.model.caller import Caller
-    from forkd.model.exec import ExecEvent
+    from forkd.model.exec import ExecEvent, ExecRequest
     from forkd.model.output import Kept
     from forkd.service.api import ExecSession, Guests
 
@@ -50,13 +50,9 @@ async def run(
         EngineExited: The machine ended before the program did.
         ForkdError: Whatever the service raises.
     """
-    stdout, stderr = keep(EXEC_OUTPUT_BYTES_MAX), keep(EXEC_OUTPUT_BYTES_MAX)
-    async with await guests.exec(caller, sandbox, convert.exec_request(request)) as session:
-        with _first_error():
-            async with asyncio.TaskGroup() as group:
-                feeder = group.create_task(_feed(session, request.stdin))
-                ended = await _collect(session, stdout, stderr)
-                feeder.cancel()
+    stdout, stderr = kept = keep(EXEC_OUTPUT_BYTES_MAX), keep(EXEC_OUTPUT_BYTES_MAX)
+    wanted = convert.exec_request(request)
+    ended = await to_the_end(guests, caller, sandbox, wanted, kept, request.stdin)
     result = v2.ExecResult(
         exit_code=_shell_code(ended),
         signal=ended.signal,
@@ -67,6 +63,29 @@ async def run(
         truncated=stdout.truncated or stderr.truncated,
     )
     return with_outputs(result, {"stdout": stdout, "stderr": stderr})
+
+
+async def to_the_end(  # noqa: PLR0913, PLR0917 - what an exec has
+    guests: Guests,
+    caller: Caller,
+    sandbox: SandboxId,
+    request: ExecRequest,
+    kept: tuple[Kept, Kept],
+    stdin: str | None = None,
+) -> Exited:
+    """Run a program, keep what it writes to stdout and stderr, and return how it ended.
+
+    Raises:
+        EngineExited: The machine ended before the program did.
+        ForkdError: Whatever the service raises.
+    """
+    async with await guests.exec(caller, sandbox, request) as session:
+        with _first_error():
+            async with asyncio.TaskGroup() as group:
+                feeder = group.create_task(_feed(session, stdin))
+                ended = await _collect(session, *kept)
+                feeder.cancel()
+    return ended
 
 
 async def evaluate(
