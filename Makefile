@@ -16,7 +16,7 @@ MAKEFLAGS += --no-print-directory
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what is missing: packages, virtual environment, Rust
+setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference ## Install what is missing: packages, virtual environment, Rust
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
@@ -29,9 +29,16 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 
+# The reference's own clients, for tests: apart from the virtual environment, because one has our name.
+$(STAMPS)/reference: tests/reference/requirements.txt | $(STAMPS)/venv
+	@rm -rf build/reference-client
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/reference-client -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
-	@$(MAKE) -j2 $(STAMPS)/venv binaries
+	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference binaries
 
 binaries:
 	@tools/build_binaries
