@@ -27,6 +27,12 @@ if TYPE_CHECKING:
         EvalResult,
         Output,
         Process,
+    )
+    from forkd.sdk.compat import (
+        BranchMode,
+        CommandResult,
+        Controller,
+        ControllerError,
         Sandbox,
     )
 
@@ -37,7 +43,11 @@ __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
     "Branch",
+    "BranchMode",
     "Client",
+    "CommandResult",
+    "Controller",
+    "ControllerError",
     "EvalError",
     "EvalResult",
     "ForkdError",
@@ -48,8 +58,14 @@ __all__ = [
 ]
 
 
+_COMPAT = {"BranchMode", "CommandResult", "Controller", "ControllerError", "Sandbox"}
+"""Names that are those of the reference's package, too; a sandbox of a `Client` is another."""
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "forkd.errors" if name == "ForkdError" else "forkd.sdk"
+    if name in _COMPAT:
+        home = "forkd.sdk.compat"
     return getattr(import_module(home), name)

@@ -124,6 +124,8 @@ class Agent:
             peer.send_bytes(encode(Kind.STDERR, b"\n" + script[2].encode()))
         if script[0] in {"exit", "fail"}:
             ended["exit_code"] = int(script[1])
+        elif program in {"killed", "late"}:
+            ended |= {"exit_code": None, "signal": 9, "timed_out": program == "late"}
         elif request.get("stdin") or program == "sleep":
             ended |= self.run_until_told(peer)
         peer.send(Kind.REPLY, ended)

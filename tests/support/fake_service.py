@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -440,6 +440,7 @@ class FakeService:
             cpu_limit=options.cpu_limit,
             pids_limit=options.pids_limit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
+            expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),
         )
         stored = self.contents[tag]
         self.running[made.id] = FakeGuest(made, stored.copy(), stored.copy())

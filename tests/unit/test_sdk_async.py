@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from forkd import AsyncSandbox
+    from forkd.sdk import AsyncSandbox
     from forkd.wire.v2 import ProgressEvent
     from tests.support.daemon import RunningDaemon
 

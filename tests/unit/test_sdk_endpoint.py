@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import InvalidRequest
-from forkd.sdk import Endpoint, discover
+from forkd.sdk import Endpoint, _endpoint, discover
 from forkd.sdk._endpoint import state_dir
 
 if TYPE_CHECKING:
@@ -39,8 +39,22 @@ def test_what_forkd_up_wrote_is_found(home: Path) -> None:
     assert discover() == Endpoint("http://127.0.0.1:1", "secret")
 
 
-def test_without_anything_it_is_the_daemons_own_socket() -> None:
-    assert discover().socket == "/run/forkd/forkd.sock"
+def test_without_anything_it_is_the_daemons_own_socket_if_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(_endpoint.SOCKET_DEFAULT) == "/run/forkd/forkd.sock"
+    monkeypatch.setattr(_endpoint, "SOCKET_DEFAULT", tmp_path / "forkd.sock")
+    (tmp_path / "forkd.sock").touch()
+
+    assert discover() == Endpoint(f"unix://{tmp_path}/forkd.sock")
+
+
+def test_without_a_socket_it_is_the_address_that_clients_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_endpoint, "SOCKET_DEFAULT", tmp_path / "forkd.sock")
+
+    assert discover() == Endpoint("http://127.0.0.1:8889")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"url": "http://x", "token_file": "/no"}'])

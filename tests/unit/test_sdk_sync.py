@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from forkd import Sandbox
+    from forkd.sdk import Sandbox
     from forkd.wire.v2 import ProgressEvent
     from tests.support.daemon import RunningDaemon
 

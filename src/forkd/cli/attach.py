@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-    from forkd import Process, Sandbox
+    from forkd.sdk import Process, Sandbox
     from forkd.sdk._requests import ExecOptions
     from forkd.wire.v2 import ExecExit
 

@@ -23,7 +23,7 @@ from forkd.errors import HostError, InvalidRequest, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forkd import Client, Sandbox
+    from forkd.sdk import Client, Sandbox
     from forkd.wire.v2_files import FileEntry
 
 READ_BYTES = 256 * 1024

@@ -25,7 +25,7 @@ from forkd.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from forkd import Sandbox
+    from forkd.sdk import Sandbox
     from forkd.sdk._requests import ForkOptions
     from forkd.wire.v2 import SandboxFailure, SandboxInfo
 

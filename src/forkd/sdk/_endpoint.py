@@ -5,7 +5,8 @@ The first of these that says something wins:
 1.  what the caller passes to `Client(...)`;
 2.  `FORKD_URL` and `FORKD_TOKEN`;
 3.  `endpoint.json`, which `forkd up` leaves in its state folder: `{"url", "token_file"}`;
-4.  the daemon's own socket, `/run/forkd/forkd.sock`.
+4.  the daemon's own socket, `/run/forkd/forkd.sock`, if it is there;
+5.  `http://127.0.0.1:8889`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from urllib.parse import urlsplit
 
 from forkd.errors import InvalidRequest
 
-SOCKET_DEFAULT = "unix:///run/forkd/forkd.sock"
+SOCKET_DEFAULT = Path("/run/forkd/forkd.sock")
+URL_DEFAULT = "http://127.0.0.1:8889"
 
 FILE_BYTES_MAX = 64 * 1024
 """An endpoint or token file longer than this is not one of ours."""
@@ -80,7 +82,7 @@ def discover(url: str | None = None, token: str | None = None) -> Endpoint:
     path = state_dir() / "endpoint.json"
     if path.exists():
         return _read(path, token)
-    return Endpoint(SOCKET_DEFAULT, token)
+    return Endpoint(f"unix://{SOCKET_DEFAULT}" if SOCKET_DEFAULT.exists() else URL_DEFAULT, token)
 
 
 def state_dir() -> Path:
