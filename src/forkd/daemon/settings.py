@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 PREFIX = "FORKD_"
 
 CLIENTS_VARIABLES = frozenset(
-    {"FORKD_HOME", "FORKD_KEYS", "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TOKEN", "FORKD_URL"}
-)
+    {
+        "FORKD_HOME", "FORKD_KEYS", "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG",
+        "FORKD_TARGET", "FORKD_TOKEN", "FORKD_URL",
+    }
+)  # fmt: skip
 """Variables of the same prefix that are for clients; the daemon has nothing to say of them."""
 
 SOCKET_PATH_BYTES_MAX = 107

@@ -5,8 +5,8 @@ Requests refuse members they do not know: a misspelt option must not become a si
 Answers ignore them when read: an older client talks to a newer daemon.
 
 Sizes and times carry their unit in their name.  Names that another implementation of the same
-idea made popular are kept (`snapshot_tag`, `timeout_secs`, `created_at_unix`, `exit_code`), so
-that a client written for that one works here too.
+idea made popular are kept (`snapshot_tag`, `timeout_secs`, `created_at_unix`, `exit_code`);
+its own clients have `wire.v1`.
 """
 
 from __future__ import annotations
