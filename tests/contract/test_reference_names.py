@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import forkd
+from forkd.sdk._endpoint import URL_DEFAULT
 from tests.support.reference import CLIENTS
 
 pytestmark = pytest.mark.needs("reference")
@@ -20,7 +22,7 @@ import inspect, json, forkd
 def parameters(made):
     found = inspect.signature(made).parameters.values()
     return [[each.name, each.kind.name, repr(each.default)] for each in found]
-said = {"all": forkd.__all__, "of": {}}
+said = {"all": forkd.__all__, "of": {}, "url": forkd.Controller().base_url}
 for name in ("Sandbox", "Controller", "ControllerError", "CommandResult"):
     kind = getattr(forkd, name)
     said["of"][name] = parameters(kind.__init__)
@@ -35,7 +37,7 @@ PARTLY = {"Sandbox.create"}
 
 
 @pytest.fixture(scope="module")
-def theirs() -> dict[str, dict[str, list[list[str]]]]:
+def theirs() -> dict[str, Any]:
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-S", "-P", "-c", LIST],
         env={"PYTHONPATH": str(CLIENTS), "PATH": os.defpath},
@@ -43,16 +45,20 @@ def theirs() -> dict[str, dict[str, list[list[str]]]]:
         check=True,
         timeout=60,
     )
-    found: dict[str, dict[str, list[list[str]]]] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def test_all_its_names_are_ours(theirs: dict[str, dict[str, list[list[str]]]]) -> None:
+def test_all_its_names_are_ours(theirs: dict[str, Any]) -> None:
     assert set(theirs["all"]) <= set(forkd.__all__)
 
 
+def test_its_default_address_is_ours(theirs: dict[str, Any]) -> None:
+    assert theirs["url"] == URL_DEFAULT
+
+
 def test_all_its_methods_have_the_same_parameters_here(
-    theirs: dict[str, dict[str, list[list[str]]]],
+    theirs: dict[str, Any],
 ) -> None:
     assert len(theirs["of"]) > 15
     for path, parameters in theirs["of"].items():

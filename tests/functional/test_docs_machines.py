@@ -27,6 +27,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/tutorial/first-forks.md",
     ROOT / "docs/howto/use-the-sdk.md",
+    ROOT / "docs/howto/move-from-forkd.md",
 ]
 
 REPLACED = {'"numpy"': f'"{TAG}"', ", 100)": ", 10)"}
