@@ -367,6 +367,11 @@ class FakeSystem(Component):
         )
 
 
+class FakeFigures(Component):
+    async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
+        return self.world.telemetry.exposition(accept)
+
+
 class FakeService:
     """Every component, in memory, and what they work on."""
 
@@ -396,6 +401,7 @@ class FakeService:
         self.tokens = Tokens(self.telemetry, no_records())
         self.tenants = Tenants(self.telemetry, no_records(), Ledger())
         self.journal = Journal(self.telemetry, no_records())
+        self.figures = FakeFigures(self)
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()

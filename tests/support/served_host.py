@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from forkd.daemon.app import create_app
-from forkd.daemon.clients import UNIX, ClientLimits
+from forkd.daemon.clients import TCP, UNIX, ClientLimits
 from forkd.daemon.server import listening
-from forkd.daemon.settings import Settings
+from forkd.daemon.settings import Bind, Settings
 from tests.support.raw_http import RawClient
 from tests.support.service_host import FakeHost, until
 
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 
     from forkd.service.host import Host
 
+AT_ONCE = replace(TCP, login_delay_s=0.0)
+
 REQUEST = "{method} {path} HTTP/1.1\r\nHost: forkd\r\nContent-Type: application/json\r\n{more}"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A daemon, its host, and a client that does as it should."""
+    """A daemon, its host, and a client that does as it should; `tcp_url` is empty without TCP."""
 
     url: str
+    tcp_url: str
     app: FastAPI
     service: Host
     host: FakeHost
@@ -87,17 +90,23 @@ def descriptors() -> int:
 
 @contextlib.asynccontextmanager
 async def served_host(
-    host: FakeHost, *, limits: ClientLimits = UNIX, knobs: str = ""
+    host: FakeHost, *, limits: ClientLimits = UNIX, knobs: str = "", bind: Bind | None = None
 ) -> AsyncIterator[Served]:
-    """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then."""
+    """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then.
+
+    With `bind` it is served on TCP too, where failed log-ins are answered at once.
+    """
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
-        settings = Settings(socket=Path(folder) / "forkd.sock")
+        socket, state_dir = Path(folder) / "forkd.sock", host.settings.state_dir
+        settings = Settings(socket=socket, bind=bind, state_dir=state_dir)
         async with host.service() as service:
             await host.bake(service, host.recipe(knobs=knobs))
             app = create_app(service, lambda: service.tasks.failure)
-            async with listening(app, settings, service.tokens, unix=limits) as (url,):
-                transport = httpx.AsyncHTTPTransport(uds=str(settings.socket), verify=False)
+            tokens = service.tokens
+            async with listening(app, settings, tokens, unix=limits, tcp=AT_ONCE) as urls:
+                transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=False)
                 async with httpx.AsyncClient(
                     transport=transport, base_url="http://forkd", timeout=60.0
                 ) as http:
-                    yield Served(url, app, service, host, http)
+                    url, tcp_url = (*urls, "")[:2]
+                    yield Served(url, tcp_url, app, service, host, http)

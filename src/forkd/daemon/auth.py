@@ -27,6 +27,7 @@ from forkd.errors import Denied, Forbidden, InvalidRequest
 from forkd.host import files, users
 from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
 from forkd.model.caller import Scope as Permission
+from forkd.telemetry import names
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -205,6 +206,7 @@ class ByToken:
         try:
             return self._caller(scope, request_id)
         except Denied:
+            self._tokens.telemetry.count(names.LOGINS_DENIED)
             async with self._failures.slowed_down(address):
                 raise
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from forkd.daemon.clients import ClientLimits
     from forkd.model.caller import Caller
+    from forkd.telemetry.telemetry import Telemetry
 
 REQUEST_ID = b"x-request-id"
 
@@ -63,13 +64,19 @@ class Requests:
         who: Returns who asks, from a connection's scope and the id of its request; may raise
             a `ForkdError`, which is the answer then.
         limits: What those may take who ask.
+        telemetry: Where it is counted how many are being answered.
     """
 
     def __init__(
-        self, app: ASGIApp, who: Callable[[Scope, str], Awaitable[Caller]], limits: ClientLimits
+        self,
+        app: ASGIApp,
+        who: Callable[[Scope, str], Awaitable[Caller]],
+        limits: ClientLimits,
+        telemetry: Telemetry,
     ) -> None:
         self._app = app
         self._who = who
+        self._telemetry = telemetry
         self._at_once = {"http": 0, "websocket": 0}
         self._most = {"http": limits.requests_max, "websocket": limits.websockets_max}
 
@@ -110,7 +117,8 @@ class Requests:
             raise too_much("requests" if kind == "http" else "WebSockets")
         self._at_once[kind] += 1
         try:
-            yield
+            with self._telemetry.request(kind):
+                yield
         finally:
             self._at_once[kind] -= 1
 

@@ -84,7 +84,10 @@ async def listening(
         InvalidRequest: The token file is unusable, or others may read it.
     """
     with contextlib.ExitStack() as stack:
-        served = [*_unix(app, settings, unix, stack), *_tcp(app, settings, tokens, tcp, stack)]
+        served = [
+            *_unix(app, settings, tokens, unix, stack),
+            *_tcp(app, settings, tokens, tcp, stack),
+        ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each.server.serve([each.bound])) for each in served]
             try:
@@ -112,11 +115,16 @@ class _Served:
 
 
 def _unix(
-    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
+    app: ASGIApp,
+    settings: Settings,
+    tokens: Tokens,
+    limits: ClientLimits,
+    stack: contextlib.ExitStack,
 ) -> Iterator[_Served]:
     if settings.socket is not None:
         bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
-        server = _server(Requests(app, BySocket(), limits), limits)
+        requests = Requests(app, BySocket(), limits, tokens.telemetry)
+        server = _server(requests, limits)
         yield _Served(server, bound, f"unix://{settings.socket}")
 
 
@@ -134,7 +142,8 @@ def _tcp(
     bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    yield _Served(_server(Requests(app, who, limits), limits), bound, f"http://{shown}:{port}")
+    requests = Requests(app, who, limits, tokens.telemetry)
+    yield _Served(_server(requests, limits), bound, f"http://{shown}:{port}")
 
 
 def _server(app: ASGIApp, limits: ClientLimits) -> _Server:

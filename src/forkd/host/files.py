@@ -274,10 +274,16 @@ def reserve(path: Path, length_bytes: int) -> None:
 
 def free_bytes(path: Path) -> int:
     """Return the free space of the file system where `path` is, or would be made."""
+    return disk_bytes(path)[0]
+
+
+def disk_bytes(path: Path) -> tuple[int, int]:
+    """Return the free space and the size of the file system where `path` is, or would be made."""
     with kernel_call(f"look at the file system of {path}"):
         while not path.exists():
             path = path.parent
-        return shutil.disk_usage(path).free
+        usage = shutil.disk_usage(path)
+    return usage.free, usage.total
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -157,12 +157,25 @@ def private_bytes(pid: int) -> int | None:
 
     The kernel walks the whole process for this: milliseconds, not microseconds.
     """
+    found = shares(pid)
+    return None if found is None else found[0]
+
+
+def shares(pid: int) -> tuple[int, int] | None:
+    """Return the private memory of a process, and all of it; None if it is gone.
+
+    In the latter a page that n processes share counts as an nth of it.  As slow as `private_bytes`.
+    """
     lines = _of(pid, "smaps_rollup").splitlines()[1:]
     if not lines:
         return None
     fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    names = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
-    return sum(int(fields[name].split()[0]) for name in names if name in fields) * _KIB
+
+    def total_bytes(*names: str) -> int:
+        return sum(int(fields[name].split()[0]) for name in names if name in fields) * _KIB
+
+    private = total_bytes("Private_Clean", "Private_Dirty", "Private_Hugetlb")
+    return private, total_bytes("Pss")
 
 
 def _of(pid: int, file: str) -> str:

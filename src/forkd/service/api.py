@@ -603,6 +603,25 @@ class Journal(Protocol):
         ...
 
 
+class Figures(Protocol):
+    """What a host does and how full it is, in figures."""
+
+    async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
+        """Return all figures as text for Prometheus, and which media type it is.
+
+        What needs a look at every process may be some seconds old.
+
+        Args:
+            caller: Who asks; figures are of the whole host, whatever its tenant.
+            accept: Which media types it takes, as in an `Accept` header.
+
+        Raises:
+            Forbidden: The caller lacks the scope `read`.
+            HostError: The kernel does not say how full it is.
+        """
+        ...
+
+
 class Host(Protocol):
     """Every component of a host."""
 
@@ -679,4 +698,9 @@ class Host(Protocol):
     @property
     def journal(self) -> Journal:
         """What happens on it."""
+        ...
+
+    @property
+    def figures(self) -> Figures:
+        """What it does, in figures."""
         ...

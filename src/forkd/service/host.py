@@ -22,6 +22,7 @@ from forkd.errors import Conflict
 from forkd.host import files, proc, threads
 from forkd.service import names
 from forkd.service.chains import Chains
+from forkd.service.figures import Figures
 from forkd.service.guests import Guests
 from forkd.service.images import Images
 from forkd.service.journal import Journal
@@ -52,6 +53,7 @@ from forkd.store.database import Database
 from forkd.store.pending import PendingStore
 from forkd.store.recipes import RecipeStore
 from forkd.store.snapshots import SnapshotStore
+from forkd.telemetry.lag import LoopLag
 from forkd.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Host:
     tokens: Tokens
     tenants: Tenants
     journal: Journal
+    figures: Figures
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -222,6 +225,7 @@ async def _compose(
         telemetry, settings, tasks, records, leases, ledger, journal, roster, catalog, zygotes
     )
     guests = Guests(telemetry, roster)
+    lag = stack.enter_context(LoopLag())
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
@@ -242,6 +246,7 @@ async def _compose(
         tokens=tokens,
         tenants=tenants,
         journal=journal,
+        figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
         telemetry=telemetry,
         tasks=tasks,
     )

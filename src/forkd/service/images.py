@@ -52,6 +52,16 @@ class Images:
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = 0
 
+    @property
+    def running(self) -> int:
+        """How many are being built, or found built, now."""
+        return min(self._wanted, BUILDS_MAX)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one of these to end."""
+        return self._wanted - self.running
+
     def close(self) -> None:
         """End the threads; builds have ended with the tasks that wanted them."""
         self._threads.shutdown()

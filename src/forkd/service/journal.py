@@ -65,6 +65,11 @@ class Journal:
         self._writing = asyncio.Lock()
         self._followers = 0
 
+    @property
+    def followers(self) -> int:
+        """How many follow it now."""
+        return self._followers
+
     async def open(self) -> None:
         """Go on where the last daemon ended; notes a gap if it was killed."""
         extent = await self._records.ask(history.extent)

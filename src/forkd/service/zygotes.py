@@ -125,6 +125,11 @@ class ZygotePool:
         entry = self._entries.get(tag)
         return entry is not None and entry.users > 0
 
+    def pids(self) -> tuple[int, ...]:
+        """Return the processes of the zygotes that live."""
+        entries = self._entries.values()
+        return tuple(each.zygote.process.pid for each in entries if each.zygote is not None)
+
     @contextlib.asynccontextmanager
     async def lease(self, tag: Tag) -> AsyncGenerator[Control, None]:
         """Give a connection to a snapshot's zygote, started if need be, for one fork.

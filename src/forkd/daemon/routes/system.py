@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.requests import HTTPConnection
+from fastapi.responses import PlainTextResponse
 
 import forkd
 from forkd.daemon import convert
-from forkd.daemon.routes import CallerOf, SystemOf, router
+from forkd.daemon.routes import CallerOf, FiguresOf, SystemOf, router
 from forkd.wire import v2
 
 routes = router("system")
@@ -43,3 +44,10 @@ async def version() -> v2.Version:
 async def get_host(caller: CallerOf, system: SystemOf) -> v2.HostInfo:
     """Say what the host is and how full it is."""
     return convert.host_info(await system.info(caller))
+
+
+@routes.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
+async def metrics(caller: CallerOf, figures: FiguresOf, request: Request) -> Response:
+    """Give all figures in the format of Prometheus, or of OpenMetrics if that is asked for."""
+    text, media_type = await figures.exposition(caller, request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": media_type})

@@ -36,6 +36,7 @@ from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
 from forkd.service.supervision import to_end
+from forkd.telemetry import names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -250,12 +251,14 @@ class Batch:
         sandbox, spawn = child.sandbox, child.sandbox.spawn
         about: dict[str, str | None] = {"tag": sandbox.tag, "parent": sandbox.parent}
         kind, journal = EventKind.SANDBOX_READY, self._forks.journal
+        telemetry = self._forks.telemetry
+        telemetry.count(names.CHILDREN, "ready" if child.failure is None else "failed")
         touch(sandbox.id)
         if child.failure is not None:
             kind = EventKind.SANDBOX_FAILED
             about |= {"stage": child.failure.stage, "error": child.failure.message}
         elif spawn is not None:
-            self._forks.telemetry.note_first_answer(spawn.total_ms)
+            telemetry.observe(names.FIRST_ANSWER_SECONDS, spawn.total_ms / 1_000)
         journal.note(kind, sandbox.id, sandbox.owner, **about)
 
     async def undo(self) -> None:

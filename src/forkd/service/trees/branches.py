@@ -17,6 +17,7 @@ from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.supervision import TaskKind
 from forkd.service.trees.stalls import noticed
 from forkd.service.use_case import use_case
+from forkd.telemetry import names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -150,7 +151,7 @@ class Branches:
         }
         kind = EventKind.SANDBOX_BRANCHED
         self.sandboxes.journal.note(kind, sandbox.id, sandbox.owner, **about)
-        self.telemetry.note_pause(pause_ms)
+        self.telemetry.observe(names.PAUSE_SECONDS, pause_ms / 1_000)
 
     @contextlib.asynccontextmanager
     async def _seed_of(self, source: SandboxOwner) -> AsyncGenerator[Seed, None]:
