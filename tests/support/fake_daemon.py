@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {source!r}]
 from forkd.daemon import commands
-from forkd.daemon.settings import Settings
+from forkd.daemon.settings import Bind, Settings
 from forkd.service.supervision import TaskKind
 from tests.support import crashing, fake_daemon
 from tests.support.service_host import make_host
@@ -35,7 +35,11 @@ if crash is not None:
 fake_daemon.tell_tasks(folder)
 host = make_host(folder, run_dir)
 commands.host_settings = lambda _: host.settings
-settings = Settings(socket=run_dir / "forkd.sock", state_dir=host.settings.state_dir)
+settings = Settings(
+    socket=run_dir / "forkd.sock",
+    state_dir=host.settings.state_dir,
+    bind=Bind("127.0.0.1", 0) if {tcp!r} else None,
+)
 sys.exit(commands.serve(settings, log_file=folder / "log", detach=False))
 """
 
@@ -52,11 +56,16 @@ class FakeDaemon:
         socket: Where it listens.
         http: A client of it.
         status: How it ended.
+        tcp_url: Where it answers with a token, if it was to serve TCP; empty otherwise.
     """
 
-    def __init__(self, host: FakeHost, crash: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, host: FakeHost, crash: Sequence[str] | None = None, *, tcp: bool = False
+    ) -> None:
         self.host = host
         self._crash = None if crash is None else tuple(map(str, crash))
+        self._tcp = tcp
+        self.tcp_url = ""
         self.status: int | None = None
         self.socket = host.settings.run_dir / "forkd.sock"
         self.url = f"unix://{self.socket}"
@@ -90,11 +99,13 @@ class FakeDaemon:
             folder=str(self.host.folder),
             run_dir=str(self.host.settings.run_dir),
             crash=self._crash,
+            tcp=self._tcp,
         )
         self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
         assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
         assert said["event"] == "listening", said
+        self.tcp_url = said["urls"][1] if self._tcp else ""
         return self
 
     def __exit__(

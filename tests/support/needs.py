@@ -74,6 +74,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "systemd-analyze": has_program("systemd-analyze"),
     "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),
+    "prometheus": has_program("prometheus"),
     "network": has_network,
 }
 
