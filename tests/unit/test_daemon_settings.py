@@ -54,6 +54,7 @@ EVERYTHING = {
     "tree_private_mib": ("64", 64),
     "pack_keys": ("/k", Path("/k")),
     "pack_unsigned": ("allow", "allow"),
+    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
 }
 """Each setting, as it is written and as it is read."""
 
@@ -94,6 +95,8 @@ WRONG = [
     ("tree_depth", "-1", "greater than or equal to 1"),
     ("tree_private_mib", "1.5", "integer"),
     ("pack_unsigned", "yes", "'allow' or 'refuse'"),
+    ("otlp_endpoint", "127.0.0.1:4318", "must be http://host:port"),
+    ("otlp_endpoint", "https://user:word@host", "must be http://host:port"),
 ]
 
 

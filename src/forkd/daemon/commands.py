@@ -27,6 +27,7 @@ from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service.host import open_host
 from forkd.service.settings import DiskPolicy, HostSettings, PackPolicy
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,10 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
     for name, meant in misspelt(proc.environment()):
         log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
-        async with open_host(host_settings(settings)) as host:
+        async with (
+            tracing.exported(settings.otlp_endpoint),
+            open_host(host_settings(settings)) as host,
+        ):
             app = create_app(host, lambda: host.tasks.failure)
             async with listening(app, settings, host.tokens) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})

@@ -26,6 +26,7 @@ from forkd.daemon.peers import CALLER, END, HELD
 from forkd.errors import Denied, ForkdError, NotFound
 from forkd.model.caller import Request, current_request
 from forkd.service.supervision import is_reported
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
@@ -43,6 +44,9 @@ BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket
 
 HEADER_TOO_LARGE = 431
 HEADER_WORDS = f"the header is longer than {HEADER_BYTES_MAX} bytes"
+
+SWITCHED = 101
+"""Status of an answer that accepts a WebSocket."""
 
 REFUSED = 1008
 """Code with which a WebSocket is closed whose client may not go on: it breaks a rule of ours."""
@@ -82,8 +86,16 @@ class Requests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
-        request_id = secrets.token_hex(8)
-        answer = _Answer(send, request_id)
+        method = scope.get("method", "WebSocket")
+        with tracing.request(method, Headers(scope=scope)):
+            answer = _Answer(send, secrets.token_hex(8))
+            try:
+                await self._answer(scope, receive, answer)
+            finally:
+                _describe(scope, method, answer)
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        request_id = answer.request_id
         token = current_request.set(Request(request_id))
         try:
             if _header_bytes(scope) > HEADER_BYTES_MAX:
@@ -128,15 +140,17 @@ class _Answer:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._request_id = request_id
+        self.request_id = request_id
         self.begun = False
+        self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.begun:
             raise NotFound("there is no WebSocket of this path")
         if message["type"] in BEGINNINGS:
             self.begun = True
-            header = (REQUEST_ID, self._request_id.encode())
+            self.status = message.get("status", SWITCHED)
+            header = (REQUEST_ID, self.request_id.encode())
             message["headers"] = [*message.get("headers", ()), header]
         if message["type"] != "http.response.body":
             await self._send(message)
@@ -150,12 +164,19 @@ class _Answer:
             await asyncio.sleep(0)
 
 
-def _report_crash(scope: Scope) -> None:
-    """Log what a handler raised that is no error of ours, with its traceback unless it has been."""
-    error: Exception | None = scope.get(CRASH)
-    if error is not None:
-        fields = {"path": scope["path"]}
-        log.error("request crashed", exc_info=None if is_reported(error) else error, extra=fields)
+def _describe(scope: Scope, method: str, answer: _Answer) -> None:
+    """Say in a request's span what it was about, as far as it is known by now."""
+    route = getattr(scope.get("route"), "path", "")
+    said: dict[str, str | int] = {
+        "forkd.request_id": answer.request_id,
+        "http.request.method": method,
+        "url.path": scope["path"],
+    }
+    if route:
+        said["http.route"] = route
+    if answer.status:
+        said["http.response.status_code"] = answer.status
+    tracing.note(said, name=f"{method} {route}".strip())
 
 
 def _header_bytes(scope: Scope) -> int:

@@ -51,6 +51,9 @@ ALIKE_MIN = 0.7
 HOST = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}|[0-9a-f:.]*:[0-9a-f:.]*")
 """A name or an address of IPv4, or an address of IPv6."""
 
+ENDPOINT = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
+"""Where something listens: no user, no query."""
+
 SHOWN = "default_shown"
 
 
@@ -116,6 +119,14 @@ def _hosts(value: object) -> object:
     if not all(HOST.fullmatch(each) for each in names):
         raise ValueError("must be names or addresses separated by commas, without ports")
     return tuple(names)
+
+
+def _endpoint(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        return value or None
+    if not ENDPOINT.fullmatch(value):
+        raise ValueError("must be http://host:port or https://host:port")
+    return value
 
 
 _Path = Annotated[Path | None, BeforeValidator(_path)]
@@ -218,6 +229,13 @@ class Settings(BaseSettings):
         "refuse",
         "`allow` or `refuse`: whether a request may accept a pack that is unsigned, or signed by "
         "an untrusted key.",
+    )
+    otlp_endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = _setting(
+        None,
+        "Where traces are exported to, by OTLP over HTTP: `http://HOST:PORT` of a collector. Needs "
+        "`forkd[tracing]`; the variables of OpenTelemetry's SDK, such as `OTEL_TRACES_SAMPLER`, "
+        "hold as well.",
+        "none",
     )
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ from forkd.engine.replies import (
     Timed,
 )
 from forkd.errors import EngineError
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +107,12 @@ class Control:
             EngineError: The answer is not a valid `reply`.
             ForkdError: It refused; `forkd.engine.faults` has the classes.
         """
+        with tracing.span(f"vmm {op}"):
+            return await self._ask(op, members, reply, timeout_s)
+
+    async def _ask(
+        self, op: str, members: Mapping[str, JsonValue], reply: type[R], timeout_s: float
+    ) -> R:
         async with deadline(timeout_s, f"the machine did not answer {op}"):
             await self._channel.send_json(Kind.REQUEST, {"op": op, **members})
             while True:
@@ -259,20 +266,30 @@ class Control:
             EngineTimeout: It did not finish long after `deadline_s`.
             ForkdError: It refused the whole request.
         """
-        request = {
+        request: JsonObject = {
             "op": "fork",
             "children": [as_members(child) for child in children],
             "deadline_s": deadline_s,
         }
         # The deadline counts from each child's clone, and clones queue up.
         patience_s = len(children) * CLONE_PATIENCE_S + deadline_s + REQUEST_TIMEOUT_S
+        with tracing.span("vmm fork", children=len(children)):
+            frame = await self._fork(request, patience_s, on_outcome)
+        _answer(frame)
+
+    async def _fork(
+        self,
+        request: JsonObject,
+        patience_s: float,
+        on_outcome: Callable[[ChildReady | ChildFailed], None],
+    ) -> Frame:
         async with deadline(patience_s, "the zygote did not finish a fork"):
             await self._channel.send_json(Kind.REQUEST, request)
             while (frame := await self._channel.receive()).kind is Kind.EVENT:
                 outcome = _fork_event(frame.members())
                 if outcome is not None:
                     on_outcome(outcome)
-        _answer(frame)
+        return frame
 
 
 def _answer(frame: Frame) -> JsonObject:

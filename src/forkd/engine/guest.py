@@ -25,6 +25,7 @@ from forkd.limits import EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import EvalFault, EvalResult
 from forkd.model.guest import GuestStatus
 from forkd.model.output import Kept
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -83,10 +84,16 @@ class Guest:
         Raises:
             EngineExited: The machine is gone, or its agent does not listen.
         """
+        with tracing.span(f"agent {op}"):
+            async with self._lent() as channel:
+                request = {name: value for name, value in members.items() if value is not None}
+                await channel.send_json(Kind.REQUEST, {"op": op, **request})
+                yield channel
+
+    @contextlib.asynccontextmanager
+    async def _lent(self) -> AsyncGenerator[Channel, None]:
         channel = await self._borrow()
         try:
-            request = {name: value for name, value in members.items() if value is not None}
-            await channel.send_json(Kind.REQUEST, {"op": op, **request})
             yield channel
         except BaseException:
             channel.close()

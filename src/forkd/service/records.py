@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from forkd.host import threads
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,33 +41,36 @@ class Records:
     async def put(self, rows: Iterable[SandboxRow]) -> None:
         """Write rows of sandboxes, all or none."""
         written = tuple(rows)
-        await self._ask(lambda: self._database.put(written))
+        await self._ask("put", lambda: self._database.put(written))
 
     async def remove(self, ids: Iterable[SandboxId]) -> None:
         """Remove rows of sandboxes, all or none; ids without one are fine."""
         removed = tuple(ids)
-        await self._ask(lambda: self._database.remove(removed))
+        await self._ask("remove", lambda: self._database.remove(removed))
 
     async def rows(self) -> tuple[SandboxRow, ...]:
         """Return every row of a sandbox, oldest first."""
-        return await self._ask(self._database.rows)
+        return await self._ask("rows", self._database.rows)
 
     async def put_snapshot_owner(self, tag: Tag, owner: Owner, *, shared: bool = False) -> None:
         """Write down whose a snapshot is, and whether every tenant may use it."""
-        await self._ask(lambda: self._database.put_snapshot_owner(tag, owner, shared=shared))
+        await self._ask(
+            "put owner", lambda: self._database.put_snapshot_owner(tag, owner, shared=shared)
+        )
 
     async def remove_snapshot_owners(self, tags: Iterable[Tag]) -> None:
         """Forget whose snapshots were."""
         removed = tuple(tags)
-        await self._ask(lambda: self._database.remove_snapshot_owners(removed))
+        await self._ask("remove owners", lambda: self._database.remove_snapshot_owners(removed))
 
     async def snapshot_owners(self) -> dict[Tag, tuple[Owner, bool]]:
         """Return whose snapshots are, and whether every tenant may use them."""
-        return await self._ask(self._database.snapshot_owners)
+        return await self._ask("owners", self._database.snapshot_owners)
 
     async def ask(self, what: Callable[[Database], T]) -> T:
         """Return what one of the functions of `forkd.store` finds in the database."""
-        return await self._ask(lambda: what(self._database))
+        return await self._ask("ask", lambda: what(self._database))
 
-    async def _ask(self, what: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, what)
+    async def _ask(self, name: str, what: Callable[[], T]) -> T:
+        with tracing.span(f"store {name}"):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, what)

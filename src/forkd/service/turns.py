@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from forkd.errors import Conflict
 from forkd.service.supervision import STOPPING, report
+from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -31,17 +32,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One piece of work; `outcome` is None if nobody waits for it."""
+    """One piece of work; `outcome` is None if nobody waits for it, `span` what it is a part of."""
 
     name: str
     work: Callable[[], Awaitable[object]]
     outcome: asyncio.Future[object] | None
+    span: object = None
 
     async def take(self) -> None:
         if self.outcome is not None and self.outcome.done():
             return  # who asked has left before it began
         try:
-            result = await self.work()
+            with tracing.within(self.span):  # not that of the request which made the owner
+                result = await self.work()
         except Exception as error:  # noqa: BLE001 - it belongs to who asked, whatever it is
             self.fail(error)
         else:
@@ -90,7 +93,7 @@ class Turns:
             Exception: Whatever `work` raises.
         """
         outcome: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._put(_Turn(name, work, outcome))
+        self._put(_Turn(name, work, outcome, tracing.here()))
         return cast("T", await outcome)
 
     def post(self, name: str, work: Callable[[], Awaitable[object]]) -> None:

@@ -36,7 +36,7 @@ from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
 from forkd.service.supervision import to_end
-from forkd.telemetry import names
+from forkd.telemetry import names, tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -147,7 +147,8 @@ class Forks:
             batch = Batch(children, options, self, reservation)
             self._forking += count
             try:
-                await batch.acquire()
+                with tracing.span("fork prepare", children=count):
+                    await batch.acquire()
                 yield batch
             finally:
                 self._forking -= count
