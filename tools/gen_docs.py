@@ -1,11 +1,11 @@
-"""Make the reference pages that follow from the code: limits, commands and settings.
+"""Make the reference pages that follow from the code: limits, commands, settings and metrics.
 
     python -m tools.gen_docs            write the pages
     python -m tools.gen_docs --check    fail if a page differs from what would be written
 
 A limit is a named constant with a comment that says what it limits: in Python the string below
 it, in Rust the `///` above it.  Commands are read from the application itself, settings from their
-declarations; these are a part of a page that is written by hand.
+declarations, and so are metrics; settings are a part of a page that is written by hand.
 `tests/contract/test_docs_generated.py` compares the pages whole.
 """
 
@@ -24,6 +24,7 @@ import typer
 from forkd.cli.main import __doc__ as cli_words
 from forkd.cli.main import app
 from forkd.daemon import settings
+from forkd.telemetry import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +96,18 @@ document, and so is an error. `forkd COMMAND --help` says the same as this page.
 command talks to is in [configuration.md](configuration.md).
 """
 
+METRICS_WORDS = f"""\
+What `GET /metrics` has, for Prometheus; [watch-it.md](../howto/watch-it.md) says how to have it
+scraped. Labels have a bounded number of values, never an id, a tag or a tenant. A histogram has
+`_bucket`, `_sum` and `_count`; its bounds go from {names.BUCKETS_S[0] * 1_000:g} ms to
+{names.BUCKETS_S[-1]:g} s. Results that are no `ok` or `cancelled` are the codes of
+[errors.md](errors.md).
+"""
+
+OPERATIONS_WORDS = """\
+What the label `operation` may be: each use case by its name, and `exec`, which is a command from
+its start to its end, where `start_exec` only starts it:"""
+
 KINDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 """What stands for an option's value."""
 
@@ -121,6 +134,7 @@ def outputs() -> dict[Path, str]:
     return {
         REFERENCE / "limits.md": limits_page(),
         REFERENCE / "cli.md": commands_page(),
+        REFERENCE / "metrics.md": metrics_page(),
         CONFIGURATION: with_part(CONFIGURATION.read_text(encoding="utf-8"), settings_table()),
     }
 
@@ -255,6 +269,27 @@ def settings_table() -> str:
             f"| {shown} |"
         )
     return "\n".join([*lines, ""])
+
+
+# Metrics
+
+
+def metrics_page() -> str:
+    """Return the page of metrics."""
+    lines = [MARK, "# Metrics\n", METRICS_WORDS, "## Of the host\n", *_metrics(names.OURS)]
+    lines += ["", "## Of the daemon's process\n", *_metrics(names.PROCESS)]
+    operations = ", ".join(f"`{each}`" for each in sorted(names.OPERATION_NAMES))
+    lines += ["", "## Operations\n", f"{OPERATIONS_WORDS} {operations}.", ""]
+    return "\n".join(lines)
+
+
+def _metrics(metrics: tuple[names.Metric, ...]) -> list[str]:
+    rows = [
+        f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} "
+        f"| {each.meaning} |"
+        for each in metrics
+    ]
+    return ["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
 
 
 # Commands
