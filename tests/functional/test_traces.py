@@ -79,6 +79,20 @@ async def test_what_an_owner_does_belongs_to_the_request_that_asks(fake_host: Fa
     ]
 
 
+async def test_what_an_agent_is_asked_is_below_its_use_case(fake_host: FakeHost) -> None:
+    async with traced(fake_host) as (served, collector):
+        (sandbox,) = await served.fork()
+        path, body = f"/v2/sandboxes/{sandbox}/eval", {"code": "answer"}
+        await served.http.post(path, json=body, headers=PARENT)
+        await served.http.delete(f"/v2/sandboxes/{sandbox}")
+
+    assert collector.tree(TRACE) == [
+        "POST /v2/sandboxes/{id}/eval",
+        "  service eval",
+        "    agent eval",
+    ]
+
+
 async def test_an_error_is_named_and_a_trace_of_no_client_is_its_own(fake_host: FakeHost) -> None:
     async with traced(fake_host) as (served, collector):
         nothing = {"snapshot_tag": "nothing"}
