@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     SNAPSHOT_FAILED = "snapshot.failed"
     SNAPSHOT_DELETED = "snapshot.deleted"
     GAP = "gap"
+    """Events are missing here; no sandbox's and no snapshot's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,22 @@ class Event:
     owner: Owner = DEFAULT_OWNER
     request_id: str | None = None
     detail: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events that follow on one another, as one caller may see them.
+
+    Attributes:
+        events: In the order of their ids; may be none.
+        up_to: The id from which to go on: of the last of them, or of a later one that the caller
+            may not see.
+    """
+
+    events: tuple[Event, ...]
+    up_to: int
+
+
+def gap(after: int, up_to: int, at: datetime) -> Event:
+    """Return the event that stands for those that are missing after an id, up to another."""
+    return Event(up_to, at, EventKind.GAP, "", detail={"after": after})

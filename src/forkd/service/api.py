@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from forkd.model.caller import Caller, Tenant
     from forkd.model.diff import Difference
-    from forkd.model.event import Event
+    from forkd.model.event import EventBatch
     from forkd.model.exec import EvalResult, ExecEvent, ExecRequest, TtySize
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
@@ -587,10 +587,12 @@ class Tenants(Protocol):
 class Journal(Protocol):
     """What happens to sandboxes and snapshots."""
 
-    def follow(self, caller: Caller, after: int | None = None) -> AsyncGenerator[Event, None]:
-        """Yield the events that a caller may see, as they come, for ever.  Scope `read`.
+    def follow(self, caller: Caller, after: int | None = None) -> AsyncGenerator[EventBatch, None]:
+        """Yield the events that a caller may see, as they come.  Scope `read`.
 
-        What is not there any more is told as an event of the kind `gap`, before what follows it.
+        The first batch comes at once, and one without events when none came for a while.  What is
+        not there any more is told as an event of the kind `gap`, before what follows it.  It ends
+        when the host does.
 
         Args:
             caller: Who asks.

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import Conflict
 from forkd.host import files, proc, threads
+from forkd.model.event import EventKind
+from forkd.model.sandbox import SandboxState
 from forkd.service import names
 from forkd.service.chains import Chains
 from forkd.service.figures import Figures
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from forkd.service.names import Names
+    from forkd.service.recovery import Recovered
     from forkd.service.settings import HostSettings
     from forkd.store.database import SandboxRow
 
@@ -192,7 +195,12 @@ async def _compose(
     opened_at_s = time.monotonic()
     store, pending, records = ground.store, ground.pending, ground.records
     network = ground.names.network
-    rows = await Recovery(settings, records, ground.cgroups, network).recover()
+    journal = Journal(telemetry, records)
+    await journal.open()  # before anything is changed that it should have: it knows of a crash
+    stack.push_async_callback(journal.close)
+    recovered = await Recovery(settings, records, ground.cgroups, network).recover()
+    _note_recovered(journal, recovered)
+    rows = recovered.kept
     # Nobody writes any more what is left there of an earlier daemon.
     await asyncio.to_thread(store.prepare)
     await asyncio.to_thread(pending.prepare)
@@ -200,9 +208,6 @@ async def _compose(
     await asyncio.to_thread(uploaded.prepare)
 
     tasks = Supervisor()
-    journal = Journal(telemetry, records)
-    await journal.open()
-    stack.push_async_callback(journal.close)
     ledger = Ledger()
     tokens = Tokens(telemetry, records)
     await tokens.load()
@@ -213,7 +218,8 @@ async def _compose(
     stack.callback(images.close)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks))
     await stack.enter_async_context(tasks)
-    tasks.run(TaskKind.JOURNAL, journal.run(), "events", vital=True)
+    tasks.run(TaskKind.JOURNAL, journal.write(), "events", vital=True)
+    tasks.run(TaskKind.JOURNAL, journal.tell(), "followers", vital=True)
     roster = Roster()
     catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     await catalog.load()
@@ -251,3 +257,13 @@ async def _compose(
         tasks=tasks,
     )
     return host, rows
+
+
+def _note_recovered(journal: Journal, recovered: Recovered) -> None:
+    """Note what became of sandboxes while no daemon ran; those that were starting nobody knew."""
+    for row in recovered.ended:
+        reason = row.sandbox.exit_reason
+        journal.note(EventKind.SANDBOX_EXITED, row.sandbox.id, row.sandbox.owner, reason=reason)
+    for row in recovered.dropped:
+        if row.sandbox.state is not SandboxState.STARTING:
+            journal.note(EventKind.SANDBOX_DELETED, row.sandbox.id, row.sandbox.owner)

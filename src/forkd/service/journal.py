@@ -1,9 +1,10 @@
 """The history of a host: what happened to sandboxes and snapshots, for whoever follows it.
 
-An event has an id that no other ever has, greater than those before.  It is told to followers at
-once and written down in the background; a follower that was away asks for what came after the last
-id that it has seen.  What is too old to be there, or was not written down when a daemon was
-killed, is a *gap*, and a follower is told of it, never of less than that.
+An event has an id, one more than that of the event before, that no other ever has.  Followers are
+told of it a moment later, and it is written down in the background; a follower that was away asks
+for what came after the last id that it has seen.  Where an id is missing (its event was too old,
+or a daemon was killed before it was written down) there is a *gap*: whoever reads notices it by
+the ids alone, and is told.
 
 Followers read one shared history, each at its own pace: an event costs the same whether one
 follows or five hundred, and a slow follower reads from the database what is in memory no more.
@@ -12,19 +13,21 @@ follows or five hundred, and a slow follower reads from the database what is in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError
-from forkd.model.caller import DEFAULT_OWNER, Owner, Scope, request_id
-from forkd.model.event import Event, EventKind
+from forkd.model.caller import Owner, Scope, request_id
+from forkd.model.event import Event, EventBatch, EventKind, gap
 from forkd.service.use_case import streaming_use_case
 from forkd.store import history
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable, Iterator
 
     from forkd.model.caller import Caller
     from forkd.service.records import Records
@@ -33,23 +36,38 @@ if TYPE_CHECKING:
 RECENT_MAX = 20_000
 """Most events in memory: as many as sandboxes, should all of them be made, or end, at once."""
 
-FOLLOWERS_MAX = 1_000
-"""Most followers at once."""
+FOLLOWERS_MAX = 1_024
+"""Most followers at once: what the daemon's addresses allow together."""
 
 WRITE_EVERY_S = 0.2
 """How long events are gathered before they are written down together."""
 
-IDS_RESERVED = 10_000
+WRITE_RETRY_S = 5.0
+"""How long after events could not be written down it is tried again."""
+
+WRITTEN_AT_ONCE = 1_000
+"""Most events written down at once, so that a sandbox's row does not wait long behind them."""
+
+TELL_EVERY_S = 0.1
+"""How long events are gathered before followers are told: what made them is answered first."""
+
+TOLD_AT_ONCE = 10
+"""Followers that are told before others get a turn: five hundred of them take tens of ms."""
+
+IDLE_S = 15.0
+"""How long a follower hears nothing before it is told how far the history has come."""
+
+IDS_RESERVED = 1_000_000
 """How many ids are reserved at a time, so that none is given twice after a crash."""
 
 BATCH_MAX = 500
-"""Most events that a follower reads from the database at once."""
+"""Most events that a follower is given at once."""
 
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Records events and tells followers; `run` writes them down."""
+    """Records events and tells followers; `write` writes them down, `tell` tells."""
 
     def __init__(self, telemetry: Telemetry, records: Records) -> None:
         self.telemetry = telemetry
@@ -58,12 +76,12 @@ class Journal:
         self._unwritten: list[Event] = []
         self._next_id = 1
         self._reserved_id = 0
-        self._pruned_id = 0
-        self._first_in_memory = 1
-        self._changed = asyncio.Event()
+        self._news = asyncio.Event()
         self._wanted = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._followers = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._ended = False
+        self.followers = 0
 
     @property
     def followers(self) -> int:
@@ -71,29 +89,41 @@ class Journal:
         return self._followers
 
     async def open(self) -> None:
-        """Go on where the last daemon ended; notes a gap if it was killed."""
+        """Go on where the last daemon ended; after what it may have given out if it was killed."""
         extent = await self._records.ask(history.extent)
         self._next_id = max(extent.last, extent.reserved) + 1
-        self._pruned_id = extent.pruned
-        self._first_in_memory = self._next_id
         await self._reserve(IDS_RESERVED)
-        if extent.reserved > extent.last:
-            self.note(EventKind.GAP, "", DEFAULT_OWNER)
 
-    async def run(self) -> None:
+    async def write(self) -> None:
         """Write events down as they come; a vital task of the service."""
         try:
             while True:
                 await self._wanted.wait()
                 await asyncio.sleep(WRITE_EVERY_S)
-                await self._write()
+                if not await self._write():
+                    await asyncio.sleep(WRITE_RETRY_S)
+                    self._wanted.set()
         finally:
             await self._write()
 
+    async def tell(self) -> None:
+        """Wake followers when there is something for them; a vital task of the service."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(TELL_EVERY_S)
+            self._news.clear()
+            waiting = iter(tuple(self._waiting))
+            while some := tuple(islice(waiting, TOLD_AT_ONCE)):
+                self._wake(some)
+                await asyncio.sleep(0)
+
     async def close(self) -> None:
-        """Write down what is left, and that nothing was lost."""
-        await self._write()
-        await self._reserve(0)
+        """Write down what is left, and that no more ids were given out."""
+        try:
+            await self._write()
+            await self._reserve(0)
+        except ForkdError as error:
+            log.warning("history not closed", extra={"error": str(error)})
 
     def note(
         self, kind: EventKind, subject: str, owner: Owner, **detail: str | float | None
@@ -102,16 +132,20 @@ class Journal:
         said = {name: value for name, value in detail.items() if value is not None}
         event = Event(self._next_id, datetime.now(UTC), kind, subject, owner, request_id(), said)
         self._next_id += 1
-        if len(self._recent) == RECENT_MAX:
-            self._first_in_memory = self._recent[1].id
         self._recent.append(event)
         self._unwritten.append(event)
         self._wanted.set()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._news.set()
+
+    def end_followers(self) -> None:
+        """Have every follower end, and those that come from now on, at once."""
+        self._ended = True
+        self._wake(self._waiting)
 
     @streaming_use_case("follow_events", Scope.READ)
-    async def follow(self, caller: Caller, after: int | None = None) -> AsyncGenerator[Event, None]:
+    async def follow(
+        self, caller: Caller, after: int | None = None
+    ) -> AsyncGenerator[EventBatch, None]:
         """Yield the events that a caller may see, as they come; `forkd.service.api` documents it.
 
         Args:
@@ -121,39 +155,58 @@ class Journal:
         Raises:
             CapacityError: There are too many followers.
         """
-        if self._followers >= FOLLOWERS_MAX:
+        if self.followers >= FOLLOWERS_MAX:
             raise CapacityError(f"{FOLLOWERS_MAX} clients follow events already")
-        self._followers += 1
+        self.followers += 1
         try:
             seen = self._next_id - 1 if after is None else after
-            while True:
-                changed = self._changed
-                events, now_seen = await self._after(seen)
-                for event in events:
-                    if event.kind is EventKind.GAP or caller.may_touch(event.owner):
-                        yield event
-                if now_seen == seen:
-                    await changed.wait()
-                seen = now_seen
+            time_s, heard_s = asyncio.get_running_loop().time, -IDLE_S
+            while not self._ended:
+                batch = await self._after(seen)
+                seen = batch.up_to
+                visible = tuple(each for each in batch.events if _may_see(caller, each))
+                if visible or time_s() - heard_s >= IDLE_S:
+                    yield EventBatch(visible, seen)
+                    heard_s = time_s()
+                if seen == self._next_id - 1:
+                    await self._wait(heard_s + IDLE_S)
         finally:
-            self._followers -= 1
+            self.followers -= 1
 
-    async def _after(self, seen: int) -> tuple[list[Event], int]:
-        """Return some of what came after an id, and the last id that this is up to."""
+    async def _wait(self, until_s: float) -> None:
+        """Return when there may be more, or at a time of the event loop."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = None
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await waiting
+            finally:
+                del self._waiting[waiting]
+
+    def _wake(self, followers: Iterable[asyncio.Future[None]]) -> None:
+        for each in followers:
+            if not each.done():
+                each.set_result(None)
+
+    async def _after(self, seen: int) -> EventBatch:
+        """Return what came after an id, or some of it."""
         if seen >= self._next_id:  # the caller's history is of another host, or another state
-            return [self._gap(self._next_id - 1)], self._next_id - 1
-        if seen < self._pruned_id:
-            return [self._gap(self._pruned_id)], self._pruned_id
-        if seen + 1 >= self._first_in_memory:
-            events = self._since(seen)
-            return events, events[-1].id if events else seen
-        if self._unwritten and self._unwritten[0].id < self._first_in_memory:
-            await self._write()
-        events = list(await self._records.ask(lambda db: history.after(db, seen, BATCH_MAX)))
-        return events, events[-1].id if events else self._first_in_memory - 1
+            return EventBatch((gap(seen, self._next_id - 1, datetime.now(UTC)),), self._next_id - 1)
+        first = self._recent[0].id if self._recent else self._next_id
+        if seen + 1 >= first:
+            events = self._since(seen)[:BATCH_MAX]
+            return EventBatch(tuple(events), events[-1].id if events else seen)
+        unwritten = [each for each in self._unwritten if seen < each.id < first]
+        found = await self._records.ask(lambda db: history.between(db, seen, first, BATCH_MAX))
+        if len(found) < BATCH_MAX:
+            last = found[-1].id if found else seen
+            found = (*found, *(each for each in unwritten if each.id > last))[:BATCH_MAX]
+        up_to = found[-1].id if len(found) == BATCH_MAX else first - 1
+        return EventBatch(tuple(_with_gaps(found, seen, up_to)), up_to)
 
     def _since(self, seen: int) -> list[Event]:
-        """Return the events in memory after an id."""
+        """Return the events in memory after an id; quick for who has seen almost all of them."""
         found: list[Event] = []
         for event in reversed(self._recent):
             if event.id <= seen:
@@ -161,33 +214,43 @@ class Journal:
             found.append(event)
         return found[::-1]
 
-    def _gap(self, last_lost: int) -> Event:
-        return Event(last_lost, datetime.now(UTC), EventKind.GAP, "")
-
-    async def _write(self) -> None:
+    async def _write(self) -> bool:
+        """Write down what is not; False if that failed."""
         async with self._writing:
             self._wanted.clear()
-            events, self._unwritten = self._unwritten, []
-            if not events:
-                return
             try:
-                if self._next_id + IDS_RESERVED // 2 > self._reserved_id:
-                    await self._reserve(IDS_RESERVED)
-                self._pruned_id = await self._records.ask(lambda db: history.put(db, events))
-            except ForkdError as error:  # a full disk: it is tried again with the next event
-                about = {"events": len(events), "error": str(error)}
+                while events := self._unwritten[:WRITTEN_AT_ONCE]:
+                    if self._next_id + IDS_RESERVED // 2 > self._reserved_id:
+                        await self._reserve(IDS_RESERVED)
+                    await self._put(events)
+                    del self._unwritten[: len(events)]
+            except ForkdError as error:
+                about = {"events": len(self._unwritten), "error": str(error)}
                 log.warning("events not written", extra=about)
-                self._unwritten = [*events, *self._unwritten]
-                self._drop_unwritten()
+                del self._unwritten[:-RECENT_MAX]  # a gap; memory stays bounded
+                return False
+        return True
 
-    def _drop_unwritten(self) -> None:
-        """Give up the oldest events that cannot be written, so that memory stays bounded."""
-        lost, self._unwritten = self._unwritten[:-RECENT_MAX], self._unwritten[-RECENT_MAX:]
-        if lost:
-            self._pruned_id = lost[-1].id
+    async def _put(self, events: list[Event]) -> None:
+        await self._records.ask(lambda db: history.put(db, events))
 
     async def _reserve(self, count: int) -> None:
         """Note that so many ids from the next one on may be given out."""
         up_to = self._next_id - 1 + count
         await self._records.ask(lambda db: history.reserve(db, up_to))
         self._reserved_id = up_to
+
+
+def _may_see(caller: Caller, event: Event) -> bool:
+    return event.kind is EventKind.GAP or caller.may_touch(event.owner)
+
+
+def _with_gaps(events: Iterable[Event], seen: int, up_to: int) -> Iterator[Event]:
+    """Yield events after one id up to another, with a gap where ids are missing."""
+    for event in events:
+        if event.id > seen + 1:
+            yield gap(seen, event.id - 1, datetime.now(UTC))
+        yield event
+        seen = event.id
+    if seen < up_to:
+        yield gap(seen, up_to, datetime.now(UTC))

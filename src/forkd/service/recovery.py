@@ -54,10 +54,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What becomes of the rows: their sandboxes run, have exited, or go."""
+    """What becomes of the rows: their sandboxes run, have exited, or go.
+
+    Those that ended unseen are among those that have exited.
+    """
 
     running: tuple[SandboxRow, ...]
     exited: tuple[SandboxRow, ...]
+    ended: tuple[SandboxRow, ...]
+    dropped: tuple[SandboxRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What became of what an earlier daemon left.
+
+    Attributes:
+        kept: What is adopted: those that run, and those that have exited.
+        ended: Of these, those that ended while no daemon was running.
+        dropped: What is gone.
+    """
+
+    kept: tuple[SandboxRow, ...]
+    ended: tuple[SandboxRow, ...]
     dropped: tuple[SandboxRow, ...]
 
 
@@ -77,8 +96,8 @@ class Recovery:
     cgroups: CgroupTree
     network: Plan
 
-    async def recover(self) -> tuple[SandboxRow, ...]:
-        """Reap what is dead or half-made; return the rows of what is adopted.
+    async def recover(self) -> Recovered:
+        """Reap what is dead or half-made; return what became of each.
 
         Raises:
             StoreError: The database is damaged.
@@ -91,15 +110,15 @@ class Recovery:
         await self._end_strays(pids | seeds.retired_for(pids))
         left = await asyncio.to_thread(self._remove_leftovers, found)
         kept = found.running + found.exited
-        gone = [row.sandbox.id for row in found.dropped if row.lease not in left]
-        await self.records.remove(gone)
+        gone = tuple(row for row in found.dropped if row.lease not in left)
+        await self.records.remove(row.sandbox.id for row in gone)
         await self.records.put(kept)
         counts = {"running": len(found.running), "exited": len(found.exited), "dropped": len(gone)}
         log.info("recovered", extra=counts)
-        return kept
+        return Recovered(kept, found.ended, gone)
 
     async def _sort(self, rows: Collection[SandboxRow]) -> Found:
-        running, exited, dropped = [], [], []
+        running, exited, ended, dropped = [], [], [], []
         for row in rows:
             match row.sandbox.state:
                 case SandboxState.EXITED:
@@ -109,10 +128,10 @@ class Recovery:
                     if await _runs(row, directory):
                         running.append(row)
                     else:
-                        exited.append(await asyncio.to_thread(_as_exited, row, directory))
+                        ended.append(await asyncio.to_thread(_as_exited, row, directory))
                 case SandboxState.STARTING | SandboxState.STOPPING:
                     dropped.append(row)
-        return Found(tuple(running), tuple(exited), tuple(dropped))
+        return Found(tuple(running), (*exited, *ended), tuple(ended), tuple(dropped))
 
     async def _retire_zygotes(self) -> None:
         """Have every zygote end when nobody needs what it holds; who does not answer is no seed."""

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from forkd.errors import StoreError
 from forkd.limits import EVENTS_KEPT_MAX, EVENTS_KEPT_S
 from forkd.model.caller import Owner, Tenant
-from forkd.model.event import Event, EventKind
+from forkd.model.event import Event, EventKind, gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forkd.store.database import Connection, Database, Row
 
+COUNTED_EVERY = 1_000
+"""Every how many events those that are kept are counted, which reads all of them."""
+
+AGED_AT_ONCE = 1_000
+"""Most events that are removed for their age with one that is written."""
+
 _RESERVED = "events_reserved"
-_PRUNED = "events_pruned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,39 +30,36 @@ class Extent:
     """Which ids of events were given out.
 
     Attributes:
-        last: Of the last event that is there, or was; 0 before the first.
-        reserved: Up to which they may have been given out; more than `last` after a crash.
-        pruned: Up to which they are there no more.
+        last: The greatest of an event that is there; 0 without one.
+        reserved: Up to which they may have been given out, whatever is there.
     """
 
     last: int
     reserved: int
-    pruned: int
 
 
 def extent(database: Database) -> Extent:
     """Return which ids were given out."""
     with database.transaction() as connection:
         (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
-        pruned = _number(connection, _PRUNED)
-        return Extent(max(last, pruned), _number(connection, _RESERVED), pruned)
+        row = connection.execute("SELECT value FROM host WHERE name = ?", (_RESERVED,)).fetchone()
+        return Extent(last, 0 if row is None else int(row[0]))
 
 
 def reserve(database: Database, up_to: int) -> None:
     """Note that ids up to this one may be given out."""
     with database.transaction() as connection:
-        _put_number(connection, _RESERVED, up_to)
+        connection.execute(
+            "INSERT OR REPLACE INTO host (name, value) VALUES (?, ?)", (_RESERVED, str(up_to))
+        )
 
 
-def put(database: Database, events: Sequence[Event]) -> int:
-    """Write events down, whose ids grow, and prune what is too old or too much.
-
-    Returns:
-        Up to which id events are there no more.
-    """
+def put(database: Database, events: Sequence[Event]) -> None:
+    """Write events down, whose ids grow, and remove what is too old or too much; idempotent."""
     with database.transaction() as connection:
         connection.executemany(
-            "INSERT INTO events (id, at, kind, subject, tenant, principal, request_id, detail) "
+            "INSERT OR REPLACE INTO events "
+            "(id, at, kind, subject, tenant, principal, request_id, detail) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
@@ -74,52 +75,51 @@ def put(database: Database, events: Sequence[Event]) -> int:
                 for event in events
             ],
         )
-        return _prune(connection, events[-1].id)
+        _remove_aged(connection)
+        if events[0].id // COUNTED_EVERY != (events[-1].id + 1) // COUNTED_EVERY:
+            _remove_surplus(connection)
 
 
-def after(database: Database, seen: int, count_max: int) -> tuple[Event, ...]:
-    """Return the first events with greater ids than `seen`."""
+def between(database: Database, seen: int, before: int, count_max: int) -> tuple[Event, ...]:
+    """Return the first events after one id and before another.
+
+    Of an event that cannot be read, say of a later forkd, there is a gap.
+    """
     with database.transaction() as connection:
         rows = connection.execute(
-            "SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (seen, count_max)
+            "SELECT * FROM events WHERE id > ? AND id < ? ORDER BY id LIMIT ?",
+            (seen, before, count_max),
         ).fetchall()
-    try:
-        return tuple(map(_event, rows))
-    except ValueError as error:
-        raise StoreError(f"an event in the database is damaged: {error}") from error
+    return tuple(map(_event, rows))
 
 
-def _prune(connection: Connection, last: int) -> int:
+def _remove_aged(connection: Connection) -> None:
     oldest = (datetime.now(UTC) - timedelta(seconds=EVENTS_KEPT_S)).isoformat()
-    (aged,) = connection.execute(
-        "SELECT coalesce(max(id), 0) FROM "
-        "(SELECT id, at FROM events ORDER BY id LIMIT 1000) WHERE at < ?",
-        (oldest,),
-    ).fetchone()
-    pruned = max(int(aged), last - EVENTS_KEPT_MAX, _number(connection, _PRUNED))
-    connection.execute("DELETE FROM events WHERE id <= ?", (pruned,))
-    _put_number(connection, _PRUNED, pruned)
-    return pruned
-
-
-def _number(connection: Connection, name: str) -> int:
-    row = connection.execute("SELECT value FROM host WHERE name = ?", (name,)).fetchone()
-    return 0 if row is None else int(row[0])
-
-
-def _put_number(connection: Connection, name: str, number: int) -> None:
     connection.execute(
-        "INSERT OR REPLACE INTO host (name, value) VALUES (?, ?)", (name, str(number))
+        "DELETE FROM events WHERE id <= (SELECT max(id) FROM "
+        "(SELECT id, at FROM events ORDER BY id LIMIT ?) WHERE at < ?)",
+        (AGED_AT_ONCE, oldest),
+    )
+
+
+def _remove_surplus(connection: Connection) -> None:
+    """Keep so many events; ids have gaps, so that they say nothing of how many there are."""
+    connection.execute(
+        "DELETE FROM events WHERE id <= (SELECT id FROM events ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        (EVENTS_KEPT_MAX,),
     )
 
 
 def _event(row: Row) -> Event:
-    return Event(
-        id=row["id"],
-        at=datetime.fromisoformat(row["at"]),
-        kind=EventKind(row["kind"]),
-        subject=row["subject"],
-        owner=Owner(Tenant(row["tenant"]), row["principal"]),
-        request_id=row["request_id"],
-        detail=json.loads(row["detail"]),
-    )
+    try:
+        return Event(
+            id=row["id"],
+            at=datetime.fromisoformat(row["at"]),
+            kind=EventKind(row["kind"]),
+            subject=row["subject"],
+            owner=Owner(Tenant(row["tenant"]), row["principal"]),
+            request_id=row["request_id"],
+            detail=json.loads(row["detail"]),
+        )
+    except ValueError:
+        return gap(row["id"] - 1, row["id"], datetime.now(UTC))

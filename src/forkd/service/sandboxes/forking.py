@@ -233,6 +233,9 @@ class Batch:
         """
         failures = tuple(child.failure for child in self._children if child.failure is not None)
         if failures and self._options.all_or_nothing:
+            for child in self._children:
+                if child.failure is not None:
+                    self._report(child)
             raise _all_or_nothing_error(failures, len(self._children))
         ready = [child for child in self._children if child.failure is None]
         for child in ready:

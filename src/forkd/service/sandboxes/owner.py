@@ -225,9 +225,9 @@ class SandboxOwner:
         if pid is not None:
             await stop_machine(self.control, pid)
         await self._tools.leases.release_one(self.lease)
+        self._note(EventKind.SANDBOX_DELETED)  # rather twice, if the row stays, than never
         await self._tools.records.remove([self.sandbox.id])
         log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
-        self._note(EventKind.SANDBOX_DELETED)
         self._tools.gone(self)
         self._turns.close(NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id))
 

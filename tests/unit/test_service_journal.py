@@ -1,0 +1,433 @@
+"""Whoever follows the history hears of every event that it may see, or that some are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import CapacityError, Forbidden, StoreError
+from forkd.model.caller import DEFAULT_OWNER, Caller, Owner, Scope, Tenant
+from forkd.model.event import EventKind
+from forkd.service import journal as journals
+from forkd.service.journal import Journal
+from forkd.service.records import Records
+from forkd.store import history
+from forkd.store.database import Database
+from forkd.telemetry.telemetry import Telemetry
+from tests.support.callers import CALLER
+from tests.support.service_host import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from forkd.model.event import Event
+
+DEADLINE_S = 20.0
+READY = EventKind.SANDBOX_READY
+OTHERS = Owner(Tenant("others"), "somebody")
+TENANT = Caller("a", Tenant("default"), frozenset({Scope.READ}), "r")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gather nothing: tests wait for events, not for time."""
+    monkeypatch.setattr(journals, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(journals, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(journals, "WRITE_RETRY_S", 0.0)
+    monkeypatch.setattr(journals, "IDLE_S", DEADLINE_S)
+
+
+class Opened:
+    """A journal over a database of its own process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tag = "python"
+        self.database = Database(folder / "forkd.db")
+        self.records = Records(self.database)
+        self.journal = Journal(Telemetry(), self.records)
+
+    def note(self, *subjects: str, owner: Owner = DEFAULT_OWNER) -> None:
+        for each in subjects:
+            self.journal.note(READY, each, owner, tag=self.tag)
+
+    async def written(self) -> None:
+        await until(lambda: not self.journal._unwritten)  # noqa: SLF001 - nobody else wants to know
+
+    async def read(self, after: int | None, count: int, caller: Caller = CALLER) -> list[Event]:
+        """Return the next events after an id."""
+        found: list[Event] = []
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            contextlib.aclosing(self.journal.follow(caller, after)) as batches,
+        ):
+            while len(found) < count:
+                found += (await anext(batches)).events
+        return found
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, *, crash: bool = False) -> AsyncIterator[Opened]:
+    """Run a journal for the block; at the end it is closed, or dies as a process would."""
+    made = Opened(folder)
+    await made.journal.open()
+    tasks = [asyncio.ensure_future(each) for each in (made.journal.write(), made.journal.tell())]
+    try:
+        yield made
+    finally:
+        if crash:
+
+            async def nothing(_: object) -> None:
+                """Write nothing any more."""
+
+            made.records.ask = nothing  # type: ignore[method-assign,assignment]
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+        if not crash:
+            await made.journal.close()
+        made.records.close()
+
+
+def said(events: list[Event]) -> list[str]:
+    """Return what events are about: a subject, or the ids that are missing."""
+    return [
+        f"gap {each.detail['after']}-{each.id}" if each.kind is EventKind.GAP else each.subject
+        for each in events
+    ]
+
+
+async def test_a_follower_that_comes_back_hears_what_it_missed_and_then_what_comes(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as host:
+        host.note("a", "b")
+        first, _ = await host.read(0, 2)
+        host.note("c")
+        async with contextlib.aclosing(host.journal.follow(CALLER, first.id)) as batches:
+            assert said(list((await anext(batches)).events)) == ["b", "c"]
+            host.note("d")
+            assert said(list((await anext(batches)).events)) == ["d"]
+
+
+async def test_who_names_no_id_hears_what_comes_from_now_on_and_where_that_is(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as host:
+        host.note("a", "b")
+        async with contextlib.aclosing(host.journal.follow(CALLER)) as batches:
+            batch = await anext(batches)
+            assert (batch.events, batch.up_to) == ((), 2)
+            host.note("c")
+            assert said(list((await anext(batches)).events)) == ["c"]
+
+
+async def test_ids_and_history_go_on_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        host.note("a", "b")
+    async with opened(tmp_path) as host:
+        host.note("c")
+        events = await host.read(0, 3)
+
+    assert said(events) == ["a", "b", "c"]
+    assert [each.id for each in events] == [1, 2, 3]
+    assert (events[0].owner, events[0].detail) == (DEFAULT_OWNER, {"tag": "python"})
+
+
+async def test_a_restart_without_any_event_is_no_gap(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with opened(tmp_path):
+            pass
+    async with opened(tmp_path) as host:
+        host.note("a")
+        assert said(await host.read(0, 1)) == ["a"]
+
+
+async def test_what_was_told_but_not_written_when_the_daemon_was_killed_is_a_gap(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, crash=True) as host:
+        host.note("a")
+        await host.written()
+        host.journal._records = no_room()  # noqa: SLF001 - nothing reaches the disk from here on
+        host.note("lost")
+        last = (await host.read(0, 2))[-1]
+    async with opened(tmp_path) as host:
+        reserved = journals.IDS_RESERVED
+        host.note("b")
+
+        everything = await host.read(0, 3)
+        assert said(everything) == ["a", f"gap 1-{reserved}", "b"]
+        assert everything[-1].id > last.id
+        assert said(await host.read(last.id, 2)) == [f"gap {last.id}-{reserved}", "b"]
+
+
+async def test_a_gap_is_told_at_once_although_nothing_has_come_after_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, crash=True) as host:
+        host.note("a")
+        await host.written()
+    async with opened(tmp_path) as host:
+        assert said(await host.read(1, 1)) == [f"gap 1-{journals.IDS_RESERVED}"]
+
+
+async def test_a_crash_does_not_age_what_was_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVENTS_KEPT_MAX", 10)
+    monkeypatch.setattr(history, "COUNTED_EVERY", 1)
+    async with opened(tmp_path, crash=True) as host:
+        host.note("a", "b")
+        await host.written()
+    async with opened(tmp_path) as host:
+        host.note("c")
+        await host.written()
+
+        assert said(await host.read(0, 4)) == ["a", "b", f"gap 2-{journals.IDS_RESERVED}", "c"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_was_too_much_is_a_gap_before_all_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    monkeypatch.setattr(history, "EVENTS_KEPT_MAX", 3)
+    monkeypatch.setattr(history, "COUNTED_EVERY", 1)
+    monkeypatch.setattr(journals, "RECENT_MAX", 2)
+    async with contextlib.AsyncExitStack() as stack:
+        host = await stack.enter_async_context(opened(tmp_path))
+        host.note(*"abcde")
+        await host.written()
+        if restarted:
+            await stack.aclose()
+            host = await stack.enter_async_context(opened(tmp_path))
+
+        assert said(await host.read(0, 4)) == ["gap 0-2", "c", "d", "e"]
+        assert said(await host.read(1, 4)) == ["gap 1-2", "c", "d", "e"]
+        assert said(await host.read(2, 3)) == ["c", "d", "e"]
+
+
+async def test_events_are_counted_often_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVENTS_KEPT_MAX", 50)
+    monkeypatch.setattr(history, "COUNTED_EVERY", 20)
+    async with opened(tmp_path) as host:
+        for each in range(300):
+            host.note(str(each))
+            await host.written()
+        kept = await host.records.ask(lambda db: history.between(db, 0, 1_000, 1_000))
+
+    assert 50 <= len(kept) < 50 + 20
+
+
+async def test_what_was_too_old_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", 1)
+    async with opened(tmp_path) as host:
+        host.note("a", "b")
+        await host.written()
+        aged = await host.records.ask(lambda db: history.between(db, 0, 2, 1))
+        old = replace(aged[0], at=aged[0].at - timedelta(seconds=history.EVENTS_KEPT_S + 1))
+        await host.records.ask(lambda db: history.put(db, [old]))
+        host.note("c")
+        await host.written()
+
+        assert said(await host.read(0, 3)) == ["gap 0-1", "b", "c"]
+
+
+async def test_a_follower_that_is_far_behind_reads_everything_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", 7)
+    monkeypatch.setattr(journals, "BATCH_MAX", 5)
+    names = [str(number) for number in range(40)]
+    async with opened(tmp_path) as host:
+        host.note(*names[:20])
+        await host.written()
+        host.note(*names[20:])  # in memory, on the disk, and 13 between the two
+
+        assert said(await host.read(0, 40)) == names
+        assert said(await host.read(17, 23)) == names[17:]
+
+
+async def test_what_happens_while_a_follower_is_busy_is_not_missed(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path) as host,
+        contextlib.aclosing(host.journal.follow(CALLER, 0)) as batches,
+    ):
+        assert (await anext(batches)).events == ()
+        host.note("a")
+        await until(lambda: not host.journal._news.is_set())  # noqa: SLF001 - who waited was told
+
+        async with asyncio.timeout(DEADLINE_S / 2):
+            assert said(list((await anext(batches)).events)) == ["a"]
+
+
+@pytest.mark.parametrize("ahead", [1, 1 << 70])
+async def test_an_id_from_the_future_is_a_gap(tmp_path: Path, ahead: int) -> None:
+    async with opened(tmp_path) as host:
+        host.note("a")
+        async with contextlib.aclosing(host.journal.follow(CALLER, 1 + ahead)) as batches:
+            batch = await anext(batches)
+            assert [each.kind for each in batch.events] == [EventKind.GAP]
+            assert batch.events[0].id == batch.up_to == 1
+            host.note("b")
+            assert said(list((await anext(batches)).events)) == ["b"]
+
+
+async def test_a_tenant_hears_of_its_own_and_of_gaps(tmp_path: Path) -> None:
+    async with opened(tmp_path, crash=True) as host:
+        host.note("theirs", owner=OTHERS)
+        host.note("mine")
+        await host.written()
+    async with opened(tmp_path) as host:
+        host.note("theirs too", owner=OTHERS)
+        host.note("mine too")
+
+        gap = f"gap 2-{journals.IDS_RESERVED}"
+        assert said(await host.read(0, 3, TENANT)) == ["mine", gap, "mine too"]
+        assert len(await host.read(0, 5)) == 5  # an admin hears of all
+
+
+async def test_who_hears_of_nothing_is_told_how_far_the_history_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "IDLE_S", 0.01)
+    async with (
+        opened(tmp_path) as host,
+        asyncio.timeout(DEADLINE_S),
+        contextlib.aclosing(host.journal.follow(TENANT)) as batches,
+    ):
+        host.note("theirs", owner=OTHERS)
+        while (batch := await anext(batches)).up_to == 0:
+            assert batch.events == ()
+        assert (batch.events, batch.up_to) == ((), 1)
+
+
+async def test_a_caller_without_the_scope_follows_nothing(tmp_path: Path) -> None:
+    nobody = replace(TENANT, scopes=frozenset({Scope.RUN}))
+    async with opened(tmp_path) as host:
+        with pytest.raises(Forbidden):
+            await host.read(0, 1, nobody)
+        assert host.journal.followers == 0
+
+
+async def test_one_follower_too_many_is_refused_and_may_come_when_another_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "FOLLOWERS_MAX", 1)
+    async with opened(tmp_path) as host:
+        host.note("a")
+        async with contextlib.aclosing(host.journal.follow(CALLER)) as first:
+            await anext(first)
+            with pytest.raises(CapacityError, match="1 clients"):
+                await host.read(0, 1)
+        assert said(await host.read(0, 1)) == ["a"]
+
+
+async def test_a_follower_that_goes_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        waiting = asyncio.ensure_future(host.read(0, 1))
+        await until(lambda: bool(host.journal._waiting))  # noqa: SLF001 - there is no event for it
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+        assert (host.journal._waiting, host.journal.followers) == ({}, 0)  # noqa: SLF001
+
+
+async def test_followers_end_when_they_are_told_to(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        followers = [host.journal.follow(CALLER) for _ in range(3)]
+        for each in followers:
+            await anext(each)
+        ending = [asyncio.ensure_future(anext(each, None)) for each in followers]
+        await until(lambda: len(host.journal._waiting) == 3)  # noqa: SLF001 - as above
+        host.journal.end_followers()
+
+        async with asyncio.timeout(DEADLINE_S):
+            assert await asyncio.gather(*ending) == [None] * 3
+            assert await anext(host.journal.follow(CALLER), None) is None
+
+
+async def test_a_writer_that_is_cancelled_loses_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        for number in range(20):
+            host.note(str(number))
+            writing = asyncio.ensure_future(host.journal._write())  # noqa: SLF001 - to cancel it
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            writing.cancel()
+            await asyncio.wait([writing])
+    async with opened(tmp_path) as host:
+        assert said(await host.read(0, 20)) == [str(number) for number in range(20)]
+
+
+async def test_a_full_disk_is_survived_and_what_it_cost_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", 4)
+    async with opened(tmp_path) as host:
+        host.note("before")
+        await host.written()
+        fill(host)
+        host.note(*"abcdef")
+        await until(lambda: "events not written" in caplog.messages)
+
+        assert said(await host.read(0, 6)) == ["before", "gap 1-3", "c", "d", "e", "f"]
+
+        make_room(host.database)
+        await host.written()
+        host.note("after")
+        await host.written()
+        assert said(await host.read(0, 7)) == ["before", "gap 1-3", *"cdef", "after"]
+    async with opened(tmp_path) as host:
+        assert said(await host.read(0, 7)) == ["before", "gap 1-3", *"cdef", "after"]
+
+
+async def test_a_host_that_stops_on_a_full_disk_tells_of_a_gap_later(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        host.note("before")
+        await host.written()
+        fill(host)
+        host.note("lost")
+    async with opened(tmp_path) as host:
+        host.note("after")
+        events = await host.read(0, 3)
+
+    assert [each.kind is EventKind.GAP for each in events] == [False, True, False]
+
+
+def fill(host: Opened) -> None:
+    """Let the database grow no more; events are longer than what is left of its pages."""
+    host.tag = "x" * 5_000
+    with host.database.transaction() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def make_room(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("PRAGMA max_page_count = 1000000")
+
+
+class no_room:  # noqa: N801 - used as a value
+    """Records that refuse everything."""
+
+    async def ask(self, _: Callable[[Database], object]) -> object:
+        raise StoreError("nothing reaches the disk")
+
+
+async def test_an_event_that_cannot_be_read_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", 1)
+    async with opened(tmp_path) as host:
+        host.note(*"abcd")
+        await host.written()
+        with host.database.transaction() as connection:
+            connection.execute("UPDATE events SET kind = 'of a later forkd' WHERE id = 2")
+
+        assert said(await host.read(0, 4)) == ["a", "gap 1-2", "c", "d"]
