@@ -53,6 +53,7 @@ NAMES = {
     "anext": "next",
     "aread": "read",
     "async_http": "sync_http",
+    "async_pause": "sync_pause",
     "async_pieces": "sync_pieces",
     "async_socket": "sync_socket",
     "asynccontextmanager": "contextmanager",

@@ -89,6 +89,9 @@ TENANTS_MAX = 10_000
 EVENTS_KEPT_MAX = 100_000
 """Most events that are kept; whoever asks for an earlier one is told that there is a gap."""
 
+EVENT_ID_MAX = (1 << 63) - 1
+"""Greatest id of an event: what SQLite, and JSON readers elsewhere, can hold."""
+
 EVENTS_KEPT_S = 24 * 3_600.0
 """How long events are kept."""
 

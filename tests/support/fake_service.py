@@ -28,6 +28,7 @@ from forkd.errors import (
 )
 from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
+from forkd.model.event import Event, EventBatch, EventKind
 from forkd.model.host import HostInfo
 from forkd.model.ids import (
     SandboxId,
@@ -50,7 +51,6 @@ from forkd.model.sandbox import (
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
-from forkd.service.journal import Journal
 from forkd.service.ledger import Ledger
 from forkd.service.tenants import Tenants
 from forkd.service.tokens import Tokens
@@ -372,6 +372,17 @@ class FakeFigures(Component):
         return self.world.telemetry.exposition(accept)
 
 
+class FakeJournal(Component):
+    """Ends each stream after its first batch, as a daemon does that is started again and again."""
+
+    async def follow(
+        self, caller: Caller, after: int | None = None, *, follow: bool = True
+    ) -> AsyncGenerator[EventBatch, None]:
+        caller.require(Scope.READ)
+        seen = len(self.world.happened) if after is None else after
+        yield EventBatch(tuple(self.world.happened[seen:]), max(seen, len(self.world.happened)))
+
+
 class FakeService:
     """Every component, in memory, and what they work on."""
 
@@ -400,8 +411,15 @@ class FakeService:
         self.telemetry = Telemetry()
         self.tokens = Tokens(self.telemetry, no_records())
         self.tenants = Tenants(self.telemetry, no_records(), Ledger())
-        self.journal = Journal(self.telemetry, no_records())
         self.figures = FakeFigures(self)
+        self.journal = FakeJournal(self)
+        self.happened: list[Event] = []
+
+    def happen(self, *subjects: str) -> None:
+        """Have sandboxes become ready."""
+        for each in subjects:
+            kind, id_ = EventKind.SANDBOX_READY, len(self.happened) + 1
+            self.happened.append(Event(id_, THEN, kind, each, detail={"tag": "warm"}))
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()

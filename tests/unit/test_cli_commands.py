@@ -469,3 +469,29 @@ def test_a_conflict_ends_with_4(forkd: Forkd, sandbox: str) -> None:
 
     assert ended.code == 4
     assert sandbox in ended.err
+
+
+def test_what_happened_is_listed_and_nothing_in_it_can_act_on_a_terminal(
+    forkd: Forkd, daemon: RunningDaemon
+) -> None:
+    daemon.service.happen("sb-a", "sb-b")
+    bad = replace(daemon.service.happened[1], detail={"reason": "\x1b[2Jgone"})
+    daemon.service.happened[1] = bad
+
+    lines = forkd("events").out.splitlines()
+
+    assert [line.split()[1:4] for line in lines] == [
+        ["1", "sandbox.ready", "sb-a"],
+        ["2", "sandbox.ready", "sb-b"],
+    ]
+    assert lines[0].endswith('tag="warm"')
+    assert lines[1].endswith(r'reason="\u001b[2Jgone"')
+
+
+def test_what_happened_is_json_lines_after_an_event(forkd: Forkd, daemon: RunningDaemon) -> None:
+    daemon.service.happen("sb-a", "sb-b", "sb-c")
+
+    said = [json.loads(line) for line in forkd("events", "--after", "1", "--json").out.splitlines()]
+
+    assert [(each["id"], each["subject"]) for each in said] == [(2, "sb-b"), (3, "sb-c")]
+    assert forkd("events", "--after", "-1").code == 2

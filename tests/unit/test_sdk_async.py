@@ -548,3 +548,46 @@ async def test_a_difference_names_what_was_added_changed_and_removed(
     assert len((await client.diff("warm", sandbox.id)).changes) == 3
     with pytest.raises(InvalidRequest):
         await client.diff("../x", sandbox.id)
+
+
+async def test_events_come_in_order_and_end_where_there_are_no_more(
+    client: AsyncClient, daemon: RunningDaemon
+) -> None:
+    daemon.service.happen("a", "b", "c")
+
+    found = [each async for each in client.events(after=1, follow=False)]
+
+    assert [(each.id, each.event, each.subject) for each in found] == [
+        (2, "sandbox.ready", "b"),
+        (3, "sandbox.ready", "c"),
+    ]
+    assert (found[0].tenant, found[0].detail) == ("default", {"tag": "warm"})
+
+
+async def test_events_go_on_after_each_connection_that_ends(
+    client: AsyncClient, daemon: RunningDaemon
+) -> None:
+    daemon.service.happen("a", "b")
+    found = []
+    async for each in client.events(after=0):
+        found.append(each.subject)
+        if len(found) == 2:
+            daemon.service.happen("c")
+        if len(found) == 3:
+            break
+
+    assert found == ["a", "b", "c"]
+
+
+async def test_events_end_with_their_connection_if_told_so(
+    client: AsyncClient, daemon: RunningDaemon
+) -> None:
+    daemon.service.happen("a")
+
+    assert [each.subject async for each in client.events(after=0, reconnect=False)] == ["a"]
+
+
+async def test_who_cannot_reach_a_daemon_for_its_events_is_told_at_once() -> None:
+    async with AsyncClient("http://127.0.0.1:1") as nowhere:
+        with pytest.raises(TransportError, match="no daemon answers"):
+            await anext(nowhere.events())

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from forkd.errors import CapacityError, Forbidden, StoreError
+from forkd.limits import EVENTS_KEPT_S
 from forkd.model.caller import DEFAULT_OWNER, Caller, Owner, Scope, Tenant
 from forkd.model.event import EventKind
 from forkd.service import journal as journals
@@ -154,7 +155,7 @@ async def test_what_was_told_but_not_written_when_the_daemon_was_killed_is_a_gap
     async with opened(tmp_path, crash=True) as host:
         host.note("a")
         await host.written()
-        host.journal._records = no_room()  # noqa: SLF001 - nothing reaches the disk from here on
+        host.journal._records = cast("Records", NoRoom())  # noqa: SLF001 - nothing reaches the disk from here on
         host.note("lost")
         last = (await host.read(0, 2))[-1]
     async with opened(tmp_path) as host:
@@ -230,7 +231,7 @@ async def test_what_was_too_old_is_a_gap(tmp_path: Path, monkeypatch: pytest.Mon
         host.note("a", "b")
         await host.written()
         aged = await host.records.ask(lambda db: history.between(db, 0, 2, 1))
-        old = replace(aged[0], at=aged[0].at - timedelta(seconds=history.EVENTS_KEPT_S + 1))
+        old = replace(aged[0], at=aged[0].at - timedelta(seconds=EVENTS_KEPT_S + 1))
         await host.records.ask(lambda db: history.put(db, [old]))
         host.note("c")
         await host.written()
@@ -413,7 +414,7 @@ def make_room(database: Database) -> None:
         connection.execute("PRAGMA max_page_count = 1000000")
 
 
-class no_room:  # noqa: N801 - used as a value
+class NoRoom:
     """Records that refuse everything."""
 
     async def ask(self, _: Callable[[Database], object]) -> object:

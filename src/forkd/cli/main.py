@@ -28,7 +28,19 @@ import typer
 from typer.core import TyperGroup
 
 import forkd
-from forkd.cli import copy, guests, host, keys, packs, render, rights, sandboxes, snapshots, trees
+from forkd.cli import (
+    copy,
+    events,
+    guests,
+    host,
+    keys,
+    packs,
+    render,
+    rights,
+    sandboxes,
+    snapshots,
+    trees,
+)
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.errors import ForkdError
 
@@ -84,7 +96,7 @@ def options(
     shared.url, shared.token, shared.as_json = url, token, False
 
 
-for module in (host, sandboxes, trees, guests, copy, packs):
+for module in (host, sandboxes, trees, guests, copy, packs, events):
     module.register(app)
 app.add_typer(snapshots.commands, name="snapshot")
 app.add_typer(keys.commands, name="key")

@@ -8,8 +8,10 @@ from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
 from forkd.daemon.bodies import LimitBodies
+from forkd.daemon.event_stream import EventTexts
 from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
+    events,
     files,
     packs,
     processes,
@@ -59,10 +61,14 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     )
     app.state.host = host
     app.state.failure = failure
+    app.state.event_texts = EventTexts()
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
     app.add_middleware(LimitBodies)
-    for module in (system, rights, recipes, snapshots, packs, sandboxes, trees, processes, files):
+    for module in (
+        *(system, rights, events, recipes, snapshots, packs),
+        *(sandboxes, trees, processes, files),
+    ):
         app.include_router(module.routes)
     app.mount(PREFIX, create_reference(app.state))
     openapi.install(app)

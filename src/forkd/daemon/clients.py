@@ -12,19 +12,29 @@ UNIX_CONNECTIONS_MAX = 2_048
 """Most connections at once over the Unix socket."""
 
 UNIX_REQUESTS_MAX = 1_024
-"""Most requests at once over the Unix socket, WebSockets aside."""
+"""Most requests at once over the Unix socket, WebSockets and streams of events aside."""
 
 UNIX_WEBSOCKETS_MAX = 512
 """Most WebSockets at once over the Unix socket."""
 
-TCP_CONNECTIONS_MAX = 1_024
+UNIX_EVENTS_MAX = 512
+"""Most streams of events at once over the Unix socket."""
+
+TCP_CONNECTIONS_MAX = 1_280
 """Most connections at once over TCP, those of clients without a token included."""
 
 TCP_REQUESTS_MAX = 512
-"""Most requests at once over TCP, WebSockets aside; two SDK clients make as many at most."""
+"""Most requests at once over TCP, WebSockets and streams of events aside; two SDK clients make as
+many at most."""
 
 TCP_WEBSOCKETS_MAX = 256
 """Most WebSockets at once over TCP."""
+
+TCP_EVENTS_MAX = 512
+"""Most streams of events at once over TCP."""
+
+EVENTS_PATH = "/v2/events"
+"""Where streams of events are, which last and so do not count among the requests."""
 
 UNIX_DESCRIPTORS_SHARE_MAX = 7 / 8
 """The Unix socket takes no connection while more than this share of all descriptors is in use.
@@ -69,8 +79,9 @@ class ClientLimits:
 
     Attributes:
         connections_max: Connections at once.
-        requests_max: Requests at once, WebSockets aside.
+        requests_max: Requests at once, WebSockets and streams of events aside.
         websockets_max: WebSockets at once.
+        events_max: Streams of events at once.
         descriptors_share_max: No connection is taken beyond this share of all descriptors.
         first_header_timeout_s: From a connection until its first header is complete.
         header_timeout_s: From the first byte of a later header until it is complete.
@@ -83,6 +94,7 @@ class ClientLimits:
     connections_max: int
     requests_max: int
     websockets_max: int
+    events_max: int
     descriptors_share_max: float
     first_header_timeout_s: float = FIRST_HEADER_TIMEOUT_S
     header_timeout_s: float = HEADER_TIMEOUT_S
@@ -93,8 +105,16 @@ class ClientLimits:
 
 
 UNIX = ClientLimits(
-    UNIX_CONNECTIONS_MAX, UNIX_REQUESTS_MAX, UNIX_WEBSOCKETS_MAX, UNIX_DESCRIPTORS_SHARE_MAX
+    UNIX_CONNECTIONS_MAX,
+    UNIX_REQUESTS_MAX,
+    UNIX_WEBSOCKETS_MAX,
+    UNIX_EVENTS_MAX,
+    UNIX_DESCRIPTORS_SHARE_MAX,
 )
 TCP = ClientLimits(
-    TCP_CONNECTIONS_MAX, TCP_REQUESTS_MAX, TCP_WEBSOCKETS_MAX, TCP_DESCRIPTORS_SHARE_MAX
+    TCP_CONNECTIONS_MAX,
+    TCP_REQUESTS_MAX,
+    TCP_WEBSOCKETS_MAX,
+    TCP_EVENTS_MAX,
+    TCP_DESCRIPTORS_SHARE_MAX,
 )

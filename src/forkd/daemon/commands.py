@@ -104,7 +104,10 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
                 pid = proc.own_pid()
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 sockets.notify_manager("READY=1")
-                return await _until_over(host.tasks)
+                try:
+                    return await _until_over(host.tasks)
+                finally:
+                    host.journal.end_followers()  # no other waits for something without an end
     except ForkdError as error:
         log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news
         with contextlib.suppress(OSError):

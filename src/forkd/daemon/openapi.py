@@ -8,14 +8,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from forkd.wire import v2
+from forkd.wire import v2, v2_events
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 REFERENCE = "#/components/schemas/{model}"
 
-STREAMED = (v2.ProgressEvent, v2.SnapshotEvent, v2.ImageEvent, v2.ErrorEvent)
+STREAMED = (v2.ProgressEvent, v2.SnapshotEvent, v2.ImageEvent, v2.ErrorEvent, v2_events.EventInfo)
 """Types that no route names, because they travel as lines of a stream."""
 
 MESSAGES = (v2.ExecStart, v2.ExecControl, v2.ExecStarted, v2.ExecExit)

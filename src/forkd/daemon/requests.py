@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from forkd.daemon.auth import OPEN_PATHS
-from forkd.daemon.clients import HEADER_BYTES_MAX
+from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import internal_error, plain, render
 from forkd.daemon.peers import CALLER, END, HELD
@@ -41,6 +41,9 @@ REQUEST_ID = b"x-request-id"
 
 BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 """Messages that begin an answer, and that have headers."""
+
+KINDS = ("requests", "WebSockets", "streams of events")
+"""What is counted, each by itself."""
 
 HEADER_TOO_LARGE = 431
 HEADER_WORDS = f"the header is longer than {HEADER_BYTES_MAX} bytes"
@@ -81,8 +84,10 @@ class Requests:
         self._app = app
         self._who = who
         self._telemetry = telemetry
-        self._at_once = {"http": 0, "websocket": 0}
-        self._most = {"http": limits.requests_max, "websocket": limits.websockets_max}
+        self._at_once = dict.fromkeys(KINDS, 0)
+        self._most = dict(
+            zip(KINDS, (limits.requests_max, limits.websockets_max, limits.events_max), strict=True)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
@@ -121,12 +126,13 @@ class Requests:
     @contextlib.contextmanager
     def _counted(self, scope: Scope) -> Iterator[None]:
         """Count a request for the block, or refuse it; whether we live can always be asked."""
-        kind = scope["type"]
+        kind = KINDS[0] if scope["type"] == "http" else KINDS[1]
+        kind = KINDS[2] if scope["path"] == EVENTS_PATH else kind
         if scope["path"] in OPEN_PATHS:
             yield
             return
         if self._at_once[kind] >= self._most[kind]:
-            raise too_much("requests" if kind == "http" else "WebSockets")
+            raise too_much(kind)
         self._at_once[kind] += 1
         try:
             with self._telemetry.request(kind):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -100,6 +101,16 @@ async def async_pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 def sync_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield what `pieces` gives."""
     return pieces
+
+
+async def async_pause(time_s: float) -> None:
+    """Return after some time."""
+    await asyncio.sleep(time_s)
+
+
+def sync_pause(time_s: float) -> None:
+    """Return after some time."""
+    time.sleep(time_s)
 
 
 class AsyncSocket:

@@ -587,7 +587,9 @@ class Tenants(Protocol):
 class Journal(Protocol):
     """What happens to sandboxes and snapshots."""
 
-    def follow(self, caller: Caller, after: int | None = None) -> AsyncGenerator[EventBatch, None]:
+    def follow(
+        self, caller: Caller, after: int | None = None, *, follow: bool = True
+    ) -> AsyncGenerator[EventBatch, None]:
         """Yield the events that a caller may see, as they come.  Scope `read`.
 
         The first batch comes at once, and one without events when none came for a while.  What is
@@ -597,6 +599,7 @@ class Journal(Protocol):
         Args:
             caller: Who asks.
             after: The last id that the caller has seen; None for what comes from now on.
+            follow: Go on with what comes; or end after what there is.
 
         Raises:
             CapacityError: There are too many followers.

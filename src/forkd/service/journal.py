@@ -144,13 +144,14 @@ class Journal:
 
     @streaming_use_case("follow_events", Scope.READ)
     async def follow(
-        self, caller: Caller, after: int | None = None
+        self, caller: Caller, after: int | None = None, *, follow: bool = True
     ) -> AsyncGenerator[EventBatch, None]:
         """Yield the events that a caller may see, as they come; `forkd.service.api` documents it.
 
         Args:
             caller: Who asks.
             after: The last id that the caller has seen; None for what comes from now on.
+            follow: Go on with what comes; or end after what there is.
 
         Raises:
             CapacityError: There are too many followers.
@@ -168,7 +169,9 @@ class Journal:
                 if visible or time_s() - heard_s >= IDLE_S:
                     yield EventBatch(visible, seen)
                     heard_s = time_s()
-                if seen == self._next_id - 1:
+                if seen == self._next_id - 1 and not self._ended:
+                    if not follow:
+                        return
                     await self._wait(heard_s + IDLE_S)
         finally:
             self.followers -= 1

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Self
 from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
+from forkd.sdk._async.events import followed
 from forkd.sdk._async.http import AsyncHttp
 from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._async.rights import AsyncTenants, AsyncTokens
 from forkd.sdk._endpoint import discover
-from forkd.wire import v2, v2_trees
+from forkd.wire import v2, v2_events, v2_trees
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from types import TracebackType
     from typing import Unpack
 
@@ -84,6 +86,26 @@ class AsyncClient:
         if failed:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
+
+    async def events(
+        self, after: int | None = None, *, follow: bool = True, reconnect: bool = True
+    ) -> AsyncIterator[v2_events.EventInfo]:
+        """Yield what happens to sandboxes and snapshots, as it happens.
+
+        A connection that breaks is made again, and what happened meanwhile comes first.  Where
+        events are missing, because they are no longer kept, there is one whose `event` is `gap`.
+
+        Args:
+            after: Id of the last event that you know; 0 for all that are kept, None for what
+                happens from now on.
+            follow: Go on for ever; or end after what there is.
+            reconnect: Whether to do so after a connection that was made once breaks.
+
+        Raises:
+            TransportError: The daemon cannot be reached, or the connection broke.
+        """
+        async for event in followed(self._http, after, follow=follow, reconnect=reconnect):
+            yield event
 
     async def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""

@@ -109,11 +109,15 @@ class AsyncHttp:
 
     @asynccontextmanager
     async def streamed(
-        self, path: str, query: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        *,
+        silence_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Open an answer whose bytes are read as they come."""
+        """Open an answer whose bytes are read as they come, with pauses of `silence_s` at most."""
         request = self._client.build_request(
-            "GET", path, params=_given(query), timeout=timeout(None)
+            "GET", path, params=_given(query), timeout=timeout(silence_s)
         )
         async with self._streamed(request) as answer:
             yield answer

@@ -9,12 +9,14 @@ from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._endpoint import discover
 from forkd.sdk._sync.collections import Images, Sandboxes, Snapshots
+from forkd.sdk._sync.events import followed
 from forkd.sdk._sync.http import Http
 from forkd.sdk._sync.recipes import Recipes
 from forkd.sdk._sync.rights import Tenants, Tokens
-from forkd.wire import v2, v2_trees
+from forkd.wire import v2, v2_events, v2_trees
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Unpack
 
@@ -83,6 +85,26 @@ class Client:
         if failed:
             raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
         return ready
+
+    def events(
+        self, after: int | None = None, *, follow: bool = True, reconnect: bool = True
+    ) -> Iterator[v2_events.EventInfo]:
+        """Yield what happens to sandboxes and snapshots, as it happens.
+
+        A connection that breaks is made again, and what happened meanwhile comes first.  Where
+        events are missing, because they are no longer kept, there is one whose `event` is `gap`.
+
+        Args:
+            after: Id of the last event that you know; 0 for all that are kept, None for what
+                happens from now on.
+            follow: Go on for ever; or end after what there is.
+            reconnect: Whether to do so after a connection that was made once breaks.
+
+        Raises:
+            TransportError: The daemon cannot be reached, or the connection broke.
+        """
+        for event in followed(self._http, after, follow=follow, reconnect=reconnect):
+            yield event
 
     def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""

@@ -1,0 +1,47 @@
+"""What happens to sandboxes and snapshots, and what sandboxes use, on the wire.
+
+The rules are those of `wire.v2`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from forkd import limits
+from forkd.wire.v2 import Answer, Query
+
+EventId = Annotated[int, Field(ge=0, le=limits.EVENT_ID_MAX)]
+
+
+class EventsRead(Query):
+    """Which events."""
+
+    after: EventId | None = Field(
+        default=None,
+        description="Id of the last event that the client knows; 0 for all that are kept. Without "
+        "it only what comes from now on. A `Last-Event-ID` header comes before it.",
+    )
+    follow: bool = Field(
+        default=True, description="Go on with what comes; false: end after what there is."
+    )
+
+
+class EventInfo(Answer):
+    """One event: the `data` of a server-sent event, whose `id` and `event` say the same."""
+
+    id: int = Field(description="Greater than that of every event before.")
+    event: str = Field(
+        description="What happened: `sandbox.` with ready, failed, branched, reset, promoted, "
+        "exited, deleted; `snapshot.` with writing, ready, failed, deleted; `gap` if events up to "
+        "this id are missing. There may be more: ignore what you do not know."
+    )
+    at_unix: float = Field(description="When, in seconds, to the microsecond.")
+    subject: str | None = Field(description="The sandbox's id or the snapshot's tag.")
+    tenant: str | None = Field(description="Whose that is.")
+    principal: str | None = Field(description="Who made it.")
+    request_id: str | None = Field(description="The `X-Request-Id` that it was a part of.")
+    detail: dict[str, str | int | float] = Field(
+        description="What else there is to say: a reason, a parent, a time in milliseconds."
+    )
