@@ -51,6 +51,7 @@ from forkd.model.sandbox import (
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
+from forkd.model.usage import Traffic, Usage
 from forkd.service.ledger import Ledger
 from forkd.service.tenants import Tenants
 from forkd.service.tokens import Tokens
@@ -372,6 +373,24 @@ class FakeFigures(Component):
         return self.world.telemetry.exposition(accept)
 
 
+class FakeUsages(Component):
+    """Each sandbox has more than the one before; each time one asks, all have had more CPU time."""
+
+    async def list(self, caller: Caller) -> tuple[Usage, ...]:
+        self.world.used_s += 0.01
+        every = enumerate(self.world.running.values(), start=1)
+        return tuple(self._of(each.sandbox, number) for number, each in every)
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
+        return self._of(self.world.guest(caller, sandbox).sandbox, 1)
+
+    def _of(self, sandbox: Sandbox, number: int) -> Usage:
+        traffic = Traffic(number * 1_000, number * 2_000) if sandbox.address else None
+        cpu_s, exact = number * self.world.used_s, number % 2 == 1
+        now = datetime.now(UTC)
+        return Usage(sandbox, now, cpu_s, number * MIB, exact, number * 4096, traffic, None)
+
+
 class FakeJournal(Component):
     """Ends each stream after its first batch, as a daemon does that is started again and again."""
 
@@ -414,6 +433,8 @@ class FakeService:
         self.figures = FakeFigures(self)
         self.journal = FakeJournal(self)
         self.happened: list[Event] = []
+        self.usage = FakeUsages(self)
+        self.used_s = 0.0
 
     def happen(self, *subjects: str) -> None:
         """Have sandboxes become ready."""

@@ -21,6 +21,7 @@ from forkd.daemon.routes import (
     snapshots,
     system,
     trees,
+    usage,
 )
 from forkd.limits import OUTPUTS_BYTES_MAX
 from forkd.model.output import OutputBudget
@@ -67,7 +68,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.add_middleware(LimitBodies)
     for module in (
         *(system, rights, events, recipes, snapshots, packs),
-        *(sandboxes, trees, processes, files),
+        *(sandboxes, trees, usage, processes, files),
     ):
         app.include_router(module.routes)
     app.mount(PREFIX, create_reference(app.state))

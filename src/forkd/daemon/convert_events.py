@@ -9,6 +9,7 @@ from forkd.wire import v2_events
 
 if TYPE_CHECKING:
     from forkd.model.event import Event
+    from forkd.model.usage import Usage
 
 
 def event(of: Event) -> v2_events.EventInfo:
@@ -23,4 +24,23 @@ def event(of: Event) -> v2_events.EventInfo:
         principal=None if is_gap else of.owner.principal,
         request_id=of.request_id,
         detail=dict(of.detail),
+    )
+
+
+def usage(of: Usage) -> v2_events.UsageInfo:
+    """Return what a sandbox uses."""
+    traffic = of.traffic
+    return v2_events.UsageInfo(
+        id=of.sandbox.id,
+        snapshot_tag=of.sandbox.tag,
+        tenant=of.sandbox.owner.tenant,
+        created_at_unix=int(of.sandbox.created_at.timestamp()),
+        measured_at_unix=of.at.timestamp(),
+        cpu_secs=of.cpu_s,
+        memory_private_bytes=of.private_bytes,
+        memory_private_exact=of.private_exact,
+        memory_cgroup_bytes=of.cgroup_bytes,
+        disk_bytes=of.disk_bytes,
+        network_received_bytes=None if traffic is None else traffic.received_bytes,
+        network_sent_bytes=None if traffic is None else traffic.sent_bytes,
     )

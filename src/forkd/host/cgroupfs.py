@@ -84,6 +84,14 @@ def write(group: Path, file: str, value: str) -> None:
             os.close(descriptor)
 
 
+def memory_bytes(group: Path) -> int | None:
+    """Return what the kernel counts against a group's memory limit; None if there is no group."""
+    try:
+        return int((group / "memory.current").read_text())
+    except OSError:
+        return None
+
+
 def end(group: Path, timeout_s: float) -> None:
     """Kill every process in a group and remove it; one that does not exist is fine.
 

@@ -6,6 +6,7 @@ That a process is gone is an answer; that the kernel does not say is a `HostErro
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 _PROC = Path("/proc")
 _KIB = 1024
+
+_UTIME = 11
+"""Where /proc/PID/stat has the CPU time in user mode, behind the name; in the kernel is next."""
+
+_BLOCK_BYTES = 512
+"""What `st_blocks` counts."""
+
+_SENT_BYTES = 8
+"""Where /proc/net/dev has the bytes that a link has sent; those received are first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,46 @@ def _of(pid: int, file: str) -> str:
             return os.fsdecode((_PROC / str(pid) / file).read_bytes())
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
+
+
+def cpu_s(pid: int) -> float | None:
+    """Return the CPU time that a process has had, its threads included; None if it is gone."""
+    stat = _of(pid, "stat")
+    if not stat:
+        return None
+    user, system = stat.rpartition(")")[2].split()[_UTIME : _UTIME + 2]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def nameless_bytes(pid: int, folder: Path) -> int:
+    """Return what files without a name take below a folder that a process has open.
+
+    0 if it is gone, or has none.
+    """
+    prefix = f"{folder}/#"  # what the kernel calls a file that was made with O_TMPFILE
+    descriptors = f"{_PROC}/{pid}/fd"
+    blocks: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(descriptors):  # noqa: PTH208 - of thousands of processes a second
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(f"{descriptors}/{name}").startswith(prefix):  # noqa: PTH115 - as above
+                    found = os.stat(f"{descriptors}/{name}")  # noqa: PTH116 - as above
+                    blocks[found.st_ino] = found.st_blocks
+    return sum(blocks.values()) * _BLOCK_BYTES
+
+
+def traffic() -> dict[str, tuple[int, int]]:
+    """Return the bytes that each network link has received and sent.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    found = {}
+    for line in _text(_PROC / "net" / "dev").splitlines()[2:]:
+        link, _, counters = line.partition(":")
+        fields = counters.split()
+        found[link.strip()] = int(fields[0]), int(fields[_SENT_BYTES])
+    return found
 
 
 def raise_open_files_limit() -> int:

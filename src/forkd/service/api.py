@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forkd.model.tenant import Quotas, TenantUsage
     from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.tree import TreeBudgets, TreeNode
+    from forkd.model.usage import Usage
 
 
 class ExecSession(Protocol):
@@ -627,6 +628,22 @@ class Figures(Protocol):
         ...
 
 
+class Usages(Protocol):
+    """What sandboxes use of the host.  Scope `read`."""
+
+    async def list(self, caller: Caller) -> tuple[Usage, ...]:
+        """Return what every running sandbox uses; measured at most a second ago."""
+        ...
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
+        """Return what one running sandbox uses now.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        ...
+
+
 class Host(Protocol):
     """Every component of a host."""
 
@@ -708,4 +725,9 @@ class Host(Protocol):
     @property
     def figures(self) -> Figures:
         """What it does, in figures."""
+        ...
+
+    @property
+    def usage(self) -> Usages:
+        """What its sandboxes use."""
         ...

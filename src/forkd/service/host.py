@@ -50,6 +50,7 @@ from forkd.service.trees.comparisons import Comparisons
 from forkd.service.trees.growth import Growth
 from forkd.service.trees.promotion import Promotions
 from forkd.service.trees.trees import Trees
+from forkd.service.usage import UsageOfSandboxes
 from forkd.service.zygotes import ZygotePool
 from forkd.store.database import Database
 from forkd.store.pending import PendingStore
@@ -100,6 +101,7 @@ class Host:
     tenants: Tenants
     journal: Journal
     figures: Figures
+    usage: UsageOfSandboxes
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -253,6 +255,7 @@ async def _compose(
         tenants=tenants,
         journal=journal,
         figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
+        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, settings.tops_dir.resolve()),
         telemetry=telemetry,
         tasks=tasks,
     )

@@ -45,3 +45,27 @@ class EventInfo(Answer):
     detail: dict[str, str | int | float] = Field(
         description="What else there is to say: a reason, a parent, a time in milliseconds."
     )
+
+
+class UsageInfo(Answer):
+    """What a running sandbox uses of its host."""
+
+    id: str
+    snapshot_tag: str
+    tenant: str
+    created_at_unix: int
+    measured_at_unix: float = Field(description="When, in seconds, to the microsecond.")
+    cpu_secs: float = Field(description="CPU time that it has had since it was forked.")
+    memory_private_bytes: int = Field(description="Memory that it shares with nobody.")
+    memory_private_exact: bool = Field(
+        description="Whether that was counted. Of many sandboxes some are counted each time; "
+        "before it was, this is an upper bound, which has what branches share with their source."
+    )
+    memory_cgroup_bytes: int | None = Field(
+        description="What counts against its memory limit; null without a limit."
+    )
+    disk_bytes: int = Field(
+        description="Disk that it has written, with what it shares with its branches."
+    )
+    network_received_bytes: int | None = Field(description="null without a network.")
+    network_sent_bytes: int | None = Field(description="null without a network.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from pydantic import TypeAdapter
+
 from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from forkd.sdk._async.sandbox import AsyncSandbox
     from forkd.sdk._endpoint import Endpoint
 
+_USAGE = TypeAdapter(list[v2_events.UsageInfo])
 
 DIFF_TIMEOUT_S = 900.0
 """Time that a comparison may take: both guests look at all of their files."""
@@ -106,6 +109,10 @@ class AsyncClient:
         """
         async for event in followed(self._http, after, follow=follow, reconnect=reconnect):
             yield event
+
+    async def usage(self) -> list[v2_events.UsageInfo]:
+        """Return what running sandboxes use of the host, the oldest first."""
+        return await self._http.call(_USAGE, "GET", "/v2/usage")
 
     async def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""

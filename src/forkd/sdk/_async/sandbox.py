@@ -11,7 +11,7 @@ from forkd.sdk._async.files import AsyncFiles
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
-from forkd.wire import v2, v2_trees
+from forkd.wire import v2, v2_events, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -201,6 +201,14 @@ class AsyncSandbox:
     async def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""
         return await self._http.call(v2.Pong, "POST", f"{self._path}/ping")
+
+    async def usage(self) -> v2_events.UsageInfo:
+        """Return what it uses of the host: CPU time, memory, disk, network.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        return await self._http.call(v2_events.UsageInfo, "GET", f"{self._path}/usage")
 
     async def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.

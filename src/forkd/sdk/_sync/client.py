@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from pydantic import TypeAdapter
+
 from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._endpoint import discover
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from forkd.sdk._endpoint import Endpoint
     from forkd.sdk._sync.sandbox import Sandbox
 
+_USAGE = TypeAdapter(list[v2_events.UsageInfo])
 
 DIFF_TIMEOUT_S = 900.0
 """Time that a comparison may take: both guests look at all of their files."""
@@ -105,6 +108,10 @@ class Client:
         """
         for event in followed(self._http, after, follow=follow, reconnect=reconnect):
             yield event
+
+    def usage(self) -> list[v2_events.UsageInfo]:
+        """Return what running sandboxes use of the host, the oldest first."""
+        return self._http.call(_USAGE, "GET", "/v2/usage")
 
     def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""

@@ -12,7 +12,7 @@ from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
 from forkd.sdk._sync.files import Files
 from forkd.sdk._sync.process import Process
-from forkd.wire import v2, v2_trees
+from forkd.wire import v2, v2_events, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -202,6 +202,14 @@ class Sandbox:
     def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""
         return self._http.call(v2.Pong, "POST", f"{self._path}/ping")
+
+    def usage(self) -> v2_events.UsageInfo:
+        """Return what it uses of the host: CPU time, memory, disk, network.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        return self._http.call(v2_events.UsageInfo, "GET", f"{self._path}/usage")
 
     def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
