@@ -378,6 +378,7 @@ class FakeUsages(Component):
 
     async def list(self, caller: Caller) -> tuple[Usage, ...]:
         self.world.used_s += 0.01
+        self.world.now = datetime.now(UTC)
         every = enumerate(self.world.running.values(), start=1)
         return tuple(self._of(each.sandbox, number) for number, each in every)
 
@@ -387,8 +388,9 @@ class FakeUsages(Component):
     def _of(self, sandbox: Sandbox, number: int) -> Usage:
         traffic = Traffic(number * 1_000, number * 2_000) if sandbox.address else None
         cpu_s, exact = number * self.world.used_s, number % 2 == 1
-        now = datetime.now(UTC)
-        return Usage(sandbox, now, cpu_s, number * MIB, exact, number * 4096, traffic, None)
+        return Usage(
+            sandbox, self.world.now, cpu_s, number * MIB, exact, number * 4096, traffic, None
+        )
 
 
 class FakeJournal(Component):
@@ -435,6 +437,7 @@ class FakeService:
         self.happened: list[Event] = []
         self.usage = FakeUsages(self)
         self.used_s = 0.0
+        self.now = THEN
 
     def happen(self, *subjects: str) -> None:
         """Have sandboxes become ready."""

@@ -58,7 +58,7 @@ class Opened:
             self.journal.note(READY, each, owner, tag=self.tag)
 
     async def written(self) -> None:
-        await until(lambda: not self.journal._unwritten)  # noqa: SLF001 - nobody else wants to know
+        await until(lambda: not self.journal._unwritten)  # noqa: SLF001 - no other wants to know
 
     async def read(self, after: int | None, count: int, caller: Caller = CALLER) -> list[Event]:
         """Return the next events after an id."""

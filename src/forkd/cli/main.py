@@ -39,6 +39,7 @@ from forkd.cli import (
     rights,
     sandboxes,
     snapshots,
+    top,
     trees,
 )
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
@@ -96,7 +97,7 @@ def options(
     shared.url, shared.token, shared.as_json = url, token, False
 
 
-for module in (host, sandboxes, trees, guests, copy, packs, events):
+for module in (host, sandboxes, trees, guests, copy, packs, events, top):
     module.register(app)
 app.add_typer(snapshots.commands, name="snapshot")
 app.add_typer(keys.commands, name="key")

@@ -225,7 +225,7 @@ def removed(things: Iterable[Removed]) -> v2.SnapshotGcInfo:
 
 
 def ancestors_of(stored: Snapshot, by_tag: Mapping[Tag, Snapshot]) -> list[Tag]:
-    """Return what a snapshot stands on, base first."""
+    """Return what a snapshot depends on, base first."""
     found: list[Tag] = []
     parent = stored.parent
     while parent is not None and parent not in found:

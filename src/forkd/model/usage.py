@@ -27,7 +27,7 @@ class Usage:
         sandbox: Which.
         at: When it was measured.
         cpu_s: CPU time that its machine has had since it was forked.
-        private_bytes: Memory that its machine shares with nobody.
+        private_bytes: Private memory of its machine.
         private_exact: Whether that was counted; else it is as much at most, because it includes
             what branches share with their source.
         disk_bytes: Disk that its machine has written, with what it shares with its branches.

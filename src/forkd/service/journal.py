@@ -83,11 +83,6 @@ class Journal:
         self._ended = False
         self.followers = 0
 
-    @property
-    def followers(self) -> int:
-        """How many follow it now."""
-        return self._followers
-
     async def open(self) -> None:
         """Go on where the last daemon ended; after what it may have given out if it was killed."""
         extent = await self._records.ask(history.extent)

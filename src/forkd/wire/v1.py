@@ -68,7 +68,7 @@ class SnapshotInfo(Answer):
     dir: str
     created_at_unix: int
     branched_from: str | None = Field(default=None, description="Id of the sandbox it is of.")
-    pause_ms: float | None = Field(default=None, description="How long that one stood still.")
+    pause_ms: float | None = Field(default=None, description="How long that one was paused.")
     diff_physical_bytes: int | None = Field(
         default=None, description="Of a branch: what its files take."
     )
@@ -94,7 +94,7 @@ class SnapshotInfoDetail(Answer):
 
 
 class SnapshotDelete(Query):
-    """What to do about snapshots that stand on one that is removed."""
+    """What to do about snapshots that depend on one that is removed."""
 
     cascade: bool = False
     force: bool = False

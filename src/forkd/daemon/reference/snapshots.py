@@ -46,7 +46,7 @@ async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v1.Sn
 async def get_snapshot(
     tag: TagOf, caller: CallerOf, snapshots: SnapshotsOf
 ) -> v1.SnapshotInfoDetail:
-    """Describe one snapshot, with what it stands on and what stands on it."""
+    """Describe one snapshot, with what it depends on and what depends on it."""
     stored = await snapshots.get(caller, tag)
     return convert.snapshot_detail(stored, await snapshots.list(caller))
 
