@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import InvalidRequest
-from forkd.telemetry import tracing
+from forkd.telemetry import exporting, tracing
 from tests.support.collector import Collector, SeenSpan
 from tests.support.served_host import Served, served_host
 
@@ -36,7 +36,7 @@ FORK = [
 async def traced(host: FakeHost) -> AsyncIterator[tuple[Served, Collector]]:
     """Serve a host; what was traced has arrived after the block."""
     with Collector().running() as collector:
-        async with tracing.exported(collector.url), served_host(host) as served:
+        async with exporting.exported(collector.url), served_host(host) as served:
             yield served, collector
 
 
@@ -157,11 +157,11 @@ async def test_an_endpoint_without_the_extra_is_refused_with_the_way_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "forkd.telemetry.export", None)
     with pytest.raises(InvalidRequest, match=r"pip install 'forkd\[tracing\]'"):
-        async with tracing.exported("http://127.0.0.1:1"):
+        async with exporting.exported("http://127.0.0.1:1"):
             pass
 
 
 async def test_a_collector_that_is_gone_holds_nobody_up(fake_host: FakeHost) -> None:
-    async with tracing.exported("http://127.0.0.1:1"), served_host(fake_host) as served:
+    async with exporting.exported("http://127.0.0.1:1"), served_host(fake_host) as served:
         (sandbox,) = await served.fork()
         assert (await served.http.delete(f"/v2/sandboxes/{sandbox}")).status_code < 300

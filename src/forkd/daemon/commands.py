@@ -27,7 +27,7 @@ from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service.host import open_host
 from forkd.service.settings import DiskPolicy, HostSettings, PackPolicy
-from forkd.telemetry import tracing
+from forkd.telemetry import exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -
         log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
         async with (
-            tracing.exported(settings.otlp_endpoint),
+            exporting.exported(settings.otlp_endpoint),
             open_host(host_settings(settings)) as host,
         ):
             app = create_app(host, lambda: host.tasks.failure)

@@ -10,14 +10,11 @@ on behalf of no request has no spans.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
-from forkd.errors import InvalidRequest
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
 Attributes = dict[str, str | int]
@@ -51,33 +48,6 @@ class Tracer(Protocol):
 
 class _Chosen:
     tracer: Tracer | None = None
-
-
-@contextlib.asynccontextmanager
-async def exported(endpoint: str | None) -> AsyncGenerator[None, None]:
-    """Export the spans of the block by OTLP over HTTP, from a thread; None: there are none.
-
-    Raises:
-        InvalidRequest: What exports them is not installed.
-    """
-    if endpoint is None:
-        yield
-        return
-    try:
-        from forkd.telemetry.export import Exporter  # noqa: PLC0415 - an extra, and slow to load
-    except ImportError as error:
-        raise InvalidRequest(
-            "FORKD_OTLP_ENDPOINT is set, and what exports traces is not installed; run: "
-            "pip install 'forkd[tracing]'",
-            field="otlp_endpoint",
-        ) from error
-    exporter = Exporter(endpoint)
-    use(exporter)
-    try:
-        yield
-    finally:
-        use(None)
-        await asyncio.to_thread(exporter.close)
 
 
 def use(tracer: Tracer | None) -> None:
