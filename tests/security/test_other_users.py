@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from forkd.daemon.app import create_app
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Settings
+from forkd.host import users
 from forkd.model.sandbox import ForkOptions
+from tests.support.audited import audited
 from tests.support.callers import CALLER
 from tests.support.fake_service import FakeService
 from tests.support.no_records import no_tokens
@@ -41,7 +46,7 @@ for path in sys.argv[1:]:
 """
 
 
-def as_nobody(code: str, *arguments: Path) -> list[str]:
+def as_nobody(code: str, *arguments: Path | str) -> list[str]:
     """Run Python as a user who owns nothing; return the lines that it prints."""
     done = subprocess.run(  # noqa: S603 - our own code
         [*AS_NOBODY, sys.executable, "-I", "-c", code, *map(str, arguments)],
@@ -100,3 +105,50 @@ def _passable(*folders: Path) -> Iterator[None]:
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
+
+
+ASK = """
+import socket, sys
+for request in sys.argv[2:]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(sys.argv[1])
+        sock.sendall(request.encode())
+        print(b"".join(iter(lambda: sock.recv(65536), b"")).split()[1].decode())
+"""
+
+READ, ADMINISTER = (
+    f"GET {path} HTTP/1.1\r\nHost: forkd\r\nConnection: close\r\n\r\n"
+    for path in ("/v2/sandboxes", "/v2/tokens")
+)
+
+
+@pytest.mark.parametrize(
+    ("daemons_user", "tokens_status"),
+    [(0, "403"), (65534, "200")],
+    ids=["a stranger", "the daemon's own user"],
+)
+async def test_over_the_unix_socket_a_user_is_who_the_kernel_names(
+    tmp_path: Path,
+    open_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    daemons_user: int,
+    tokens_status: str,
+) -> None:
+    monkeypatch.setattr(users, "user_id", lambda: daemons_user)
+    async with audited(tmp_path, socket_mode=0o666) as daemon:
+        sock = open_folder / "forkd.sock"
+        os.rename(daemon.unix_url.removeprefix("unix://"), sock)  # noqa: PTH104 - within this loop
+        said = await asyncio.to_thread(as_nobody, ASK, sock, READ, ADMINISTER)
+        assert said == ["200", tokens_status]
+        async with httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(sock), verify=False),
+            base_url="http://forkd",
+        ) as root:
+            assert (await root.get("/v2/tokens")).status_code == 200
+
+        read, administer, roots = await daemon.lines(3)
+    assert read["principal"] == administer["principal"] == "user:nobody"
+    assert read["remote"].startswith("unix:uid=65534,pid=")
+    assert (roots["principal"], roots["remote"]) == (
+        "user:root", f"unix:uid=0,pid={os.getpid()}",
+    )  # fmt: skip

@@ -30,7 +30,7 @@ from tests.support.real_host import settings_in
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
 commands.host_settings = lambda _: settings_in(state, run_dir)
-settings = Settings(socket=run_dir / "forkd.sock")
+settings = Settings(socket=run_dir / "forkd.sock", state_dir=state)
 sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """
 """The daemon as it is, except that it shares neither cgroups nor addresses with another."""

@@ -113,8 +113,8 @@ class Daemon:
 async def served(folder: Path, **limits: Any) -> AsyncIterator[Daemon]:  # noqa: ANN401 - of `ClientLimits`
     app = App()
     settings = Settings(socket=folder / "forkd.sock", bind=Bind("127.0.0.1", 0), state_dir=folder)
-    few = {"unix": replace(UNIX, **limits), "tcp": replace(TCP, **limits)}
-    async with listening(app, settings, no_tokens(), **few) as urls:
+    unix, tcp = replace(UNIX, **limits), replace(TCP, **limits)
+    async with listening(app, settings, no_tokens(), unix=unix, tcp=tcp) as urls:
         try:
             yield Daemon(urls, (folder / "token").read_text(), app)
         finally:

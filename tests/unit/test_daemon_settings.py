@@ -55,6 +55,11 @@ EVERYTHING = {
     "pack_keys": ("/k", Path("/k")),
     "pack_unsigned": ("allow", "allow"),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+    "tls_cert": ("/c", Path("/c")),
+    "tls_key": ("/y", Path("/y")),
+    "tls_client_ca": ("/a", Path("/a")),
+    "audit_log": ("/l", Path("/l")),
+    "audit_full": ("refuse", "refuse"),
 }
 """Each setting, as it is written and as it is read."""
 
@@ -97,6 +102,7 @@ WRONG = [
     ("pack_unsigned", "yes", "'allow' or 'refuse'"),
     ("otlp_endpoint", "127.0.0.1:4318", "must be http://host:port"),
     ("otlp_endpoint", "https://user:word@host", "must be http://host:port"),
+    ("audit_full", "stop", "'continue' or 'refuse'"),
 ]
 
 
@@ -159,3 +165,13 @@ def test_every_flag_has_a_help_and_names_its_default_and_its_variable() -> None:
         assert options[name].help == meaning(name) != ""
         assert variable(name) in options[name].show_default
         assert default(name) in options[name].show_default
+
+
+def test_the_audit_log_is_in_the_state_folder_unless_it_is_named_or_unwanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read({"state_dir": "/s"}).audit_path == Path("/s/audit.log")
+    assert read({"state_dir": "/s", "audit_log": "/l/a"}).audit_path == Path("/l/a")
+
+    monkeypatch.setenv("FORKD_AUDIT_LOG", "")
+    assert read({}).audit_path is None

@@ -43,6 +43,15 @@ EXIT_CODES: dict[type[ForkdError], int] = {
 }
 """Exit status of an error's class, or of its nearest ancestor here; else `EXIT_ERROR`."""
 
+Url = Annotated[
+    str | None, typer.Option(help="The daemon: http[s]://… or unix:///…; else FORKD_URL.")
+]
+Token = Annotated[
+    str | None, typer.Option(help="Its bearer token; else FORKD_TOKEN.", show_default=False)
+]
+CaFile = Annotated[
+    str | None, typer.Option(help="Certificates of its CA; else FORKD_CA_FILE.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -52,6 +61,7 @@ class Shared:
 
     url: str | None = None
     token: str | None = None
+    ca_file: str | None = None
     as_json: bool = False
 
     def client(self, *, as_json: bool = False) -> Client:
@@ -59,7 +69,7 @@ class Shared:
         from forkd.sdk import Client  # noqa: PLC0415 - `forkd --help` should not wait for it
 
         self.as_json = as_json
-        return Client(self.url, token=self.token)
+        return Client(self.url, token=self.token, ca_file=self.ca_file)
 
 
 shared = Shared()

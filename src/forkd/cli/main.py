@@ -20,51 +20,30 @@ there is no such program.
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import forkd
 from forkd.cli import (
+    audit,
     copy,
     events,
     guests,
     host,
     keys,
     packs,
-    render,
     rights,
     sandboxes,
     snapshots,
     top,
     trees,
 )
-from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
-from forkd.errors import ForkdError
-
-
-class _Group(TyperGroup):
-    """Commands whose errors are messages, not tracebacks."""
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - click's own types
-        """Run the command; an error of ours becomes a message and an exit status."""
-        try:
-            return super().invoke(ctx)
-        except ForkdError as error:
-            render.failure(error, as_json=shared.as_json)
-            raise typer.Exit(exit_code(error)) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_BROKEN_PIPE) from None
-
+from forkd.cli.context import CaFile, Token, Url, shared
+from forkd.cli.group import Group
 
 app = typer.Typer(
-    cls=_Group,
+    cls=Group,
     help="fork(2) for virtual machines.",
     no_args_is_help=True,
     add_completion=False,
@@ -81,23 +60,19 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - Typer's callback
 
 @app.callback()
 def options(
-    url: Annotated[
-        str | None,
-        typer.Option(help="URL of the daemon: http://… or unix:///… (default: FORKD_URL)."),
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Bearer token (default: FORKD_TOKEN).", show_default=False)
-    ] = None,
+    url: Url = None,
+    token: Token = None,
+    ca_file: CaFile = None,
     version: Annotated[  # noqa: ARG001, FBT002 - acts by its callback
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """fork(2) for virtual machines."""
-    shared.url, shared.token, shared.as_json = url, token, False
+    shared.url, shared.token, shared.ca_file, shared.as_json = url, token, ca_file, False
 
 
-for module in (host, sandboxes, trees, guests, copy, packs, events, top):
+for module in (host, sandboxes, trees, guests, copy, packs, events, top, audit):
     module.register(app)
 app.add_typer(snapshots.commands, name="snapshot")
 app.add_typer(keys.commands, name="key")

@@ -14,15 +14,18 @@ which this daemon is served, or a page whose name was pointed at this address wo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 import re
 import secrets
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from forkd.daemon.peers import END, HELD, PEER_UID
+from forkd.daemon.peers import END, HELD, OPEN_PATHS, PEER_UID
 from forkd.errors import Denied, Forbidden, InvalidRequest
 from forkd.host import files, users
 from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
@@ -30,7 +33,7 @@ from forkd.model.caller import Scope as Permission
 from forkd.telemetry import names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Generator
     from contextlib import ExitStack
     from pathlib import Path
 
@@ -57,8 +60,6 @@ PLACEHOLDER = re.compile(r"(REPLACE|CHANGE)[_-]?(ME|THIS)", re.IGNORECASE)
 
 AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 """A name or an address, and a port."""
-
-OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
 
 
 def new_token() -> str:
@@ -173,6 +174,39 @@ class BySocket:
         return Caller(f"user:{users.user_name(uid)}", DEFAULT_TENANT, scopes, request_id)
 
 
+class FileToken:
+    """The token of the operator's file, which may be another one after a SIGHUP.
+
+    Args:
+        secret: The token.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self._users: set[Callable[[], object]] = set()
+
+    def is_it(self, secret: str) -> bool:
+        """Whether a secret is the token, told in a time that does not say how alike they are."""
+        return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), self._secret)
+
+    @contextlib.contextmanager
+    def in_use(self, end: Callable[[], object]) -> Generator[None, None, None]:
+        """Have `end` called if the token changes within the block."""
+        self._users.add(end)
+        try:
+            yield
+        finally:
+            self._users.discard(end)
+
+    def change(self, secret: str) -> None:
+        """Have another token from now on; what the old one has begun is ended."""
+        if self.is_it(secret):
+            return
+        self._secret = secret.encode()
+        for end in tuple(self._users):
+            end()
+
+
 class ByToken:
     """Tells who asks over TCP, by a bearer token.
 
@@ -184,9 +218,9 @@ class ByToken:
     """
 
     def __init__(
-        self, file_token: str, tokens: Tokens, names: ServedNames, failures: FailedLogins
+        self, file_token: FileToken, tokens: Tokens, names: ServedNames, failures: FailedLogins
     ) -> None:
-        self._file_token = file_token.encode()
+        self._file_token = file_token
         self._tokens = tokens
         self._names = names
         self._failures = failures
@@ -212,11 +246,16 @@ class ByToken:
 
     def _caller(self, scope: Scope, request_id: str) -> Caller:
         secret = _bearer(Headers(scope=scope).get("authorization", ""))
-        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), self._file_token):
+        held: ExitStack = scope[HELD]
+        end: Callable[[], object] = scope[END]
+        if self._file_token.is_it(secret):
+            held.enter_context(self._file_token.in_use(end))
             return Caller("token-file", DEFAULT_TENANT, ALL_SCOPES, request_id)
         token = self._tokens.find(secret)
-        held: ExitStack = scope[HELD]
-        held.enter_context(self._tokens.in_use(token.name, scope[END]))
+        held.enter_context(self._tokens.in_use(token.name, end))
+        if token.expires_at is not None:
+            left_s = (token.expires_at - datetime.now(UTC)).total_seconds()
+            held.callback(asyncio.get_running_loop().call_later(left_s, end).cancel)
         return Caller(f"token:{token.name}", token.tenant, token.scopes, request_id)
 
 

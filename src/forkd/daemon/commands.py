@@ -14,14 +14,18 @@ import sys
 from typing import TYPE_CHECKING
 
 from forkd import programs
+from forkd.daemon import logs
 from forkd.daemon.app import create_app
+from forkd.daemon.auditing import Auditor, audit_log
 from forkd.daemon.auth import token_path
 from forkd.daemon.logs import log_to
+from forkd.daemon.reloading import Reloads
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import misspelt
+from forkd.daemon.tls import certificates
 from forkd.errors import ForkdError
-from forkd.host import proc, sockets
-from forkd.host.detach import detached
+from forkd.host import proc, signals, sockets
+from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
     from forkd.daemon.settings import Settings
     from forkd.service.supervision import Supervisor
+    from forkd.telemetry.audit import AuditLog
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +67,15 @@ def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
     if detach:
         return _detached(settings, log_file)
     log_to(log_file)
-    return asyncio.run(_serve(settings, _print))
+    return asyncio.run(_serve(settings, _print, logs.reopen))
 
 
 def _detached(settings: Settings, log_file: Path | None) -> int:
     def work(tell: Callable[[bytes], None]) -> int:
         try:
             log_to(None)
-            return asyncio.run(_serve(settings, lambda event: tell(_line(event))))
+            reopen = logs.reopen if log_file is None else lambda: reopen_outputs(log_file)
+            return asyncio.run(_serve(settings, lambda event: tell(_line(event)), reopen))
         finally:
             logging.shutdown()
 
@@ -89,30 +95,53 @@ def _line(event: dict[str, object]) -> bytes:
     return json.dumps(event).encode() + b"\n"
 
 
-async def _serve(settings: Settings, say: Callable[[dict[str, object]], None]) -> int:
+async def _serve(
+    settings: Settings, say: Callable[[dict[str, object]], None], reopen_log: Callable[[], None]
+) -> int:
     for name, meant in misspelt(proc.environment()):
         log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
-        async with (
-            exporting.exported(settings.otlp_endpoint),
-            open_host(host_settings(settings)) as host,
-        ):
-            app = create_app(host, lambda: host.tasks.failure)
-            async with listening(app, settings, host.tokens) as urls:
+        certificates(settings)  # what is wrong with it is known before sandboxes are adopted
+        with audit_log(settings) as audit:
+            return await _serve_audited(settings, say, reopen_log, audit)
+    except ForkdError as error:
+        log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news
+        with contextlib.suppress(OSError):
+            say({"event": "failed", "code": error.code, "message": str(error)})
+        return EXIT_FAILED
+
+
+async def _serve_audited(
+    settings: Settings,
+    say: Callable[[dict[str, object]], None],
+    reopen_log: Callable[[], None],
+    audit: AuditLog | None,
+) -> int:
+    auditor = Auditor(audit)
+    reloads = Reloads(auditor)
+    reloads.add("log", reopen_log)
+    reloads.add("audit_log", auditor.reopen)
+    async with (
+        exporting.exported(settings.otlp_endpoint),
+        open_host(host_settings(settings)) as host,
+    ):
+        app = create_app(host, lambda: host.tasks.failure)
+        auditor.name_by(app.routes)
+        with signals.on_hangup_within(reloads.run):
+            async with listening(
+                app, settings, host.tokens, auditor=auditor, reloads=reloads
+            ) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})
                 token = None if settings.bind is None else str(token_path(settings))
                 pid = proc.own_pid()
+                auditor.event("start")
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 sockets.notify_manager("READY=1")
                 try:
                     return await _until_over(host.tasks)
                 finally:
                     host.journal.end_followers()  # no other waits for something without an end
-    except ForkdError as error:
-        log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news
-        with contextlib.suppress(OSError):
-            say({"event": "failed", "code": error.code, "message": str(error)})
-        return EXIT_FAILED
+                    auditor.event("stop")
 
 
 async def _until_over(tasks: Supervisor) -> int:

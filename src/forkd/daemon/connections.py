@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidState
 
 from forkd.daemon.clients import LINGERING_MAX, RETRY_AFTER_S
 from forkd.daemon.errors import plain, render
-from forkd.daemon.peers import PEER_UID
+from forkd.daemon.peers import PEER_PID, PEER_UID
 from forkd.errors import CapacityError, ForkdError
 from forkd.host import sockets
 
@@ -114,7 +114,7 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Wait for the first request, or refuse the client if there is no room for it."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, PEER_UID: _peer_uid(transport)}
+        self.app_state = {**self.app_state, **_peer(transport)}
         if self.config.has_room(len(self.connections), transport):
             self._owed.set(self._limits.first_header_timeout_s)
         else:
@@ -208,7 +208,10 @@ class HttpConnection(H11Protocol):
         self.config.lingering += 1
         self._lingers = True
         self.flow.resume_reading()  # to see its end
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()  # of TLS: waits for the client's end by itself
         self._owed = Deadline(self.loop, self.transport.abort)
         self._owed.set(self._limits.linger_timeout_s)
 
@@ -290,13 +293,16 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._unread.set(self._limits.linger_timeout_s)
 
 
-def _peer_uid(transport: asyncio.Transport) -> int | None:
-    """Return the user at the other end of a Unix socket."""
+def _peer(transport: asyncio.Transport) -> dict[str, int]:
+    """Return the process and the user at the other end of a Unix socket; nothing of TCP."""
+    sock = transport.get_extra_info("socket")
+    if not sockets.is_unix(sock):
+        return {}
     try:
-        _, uid, _ = sockets.peer_credentials(transport.get_extra_info("socket"))
-    except ForkdError:  # a socket of another family, or one that was lost already
-        return None
-    return uid
+        pid, uid, _ = sockets.peer_credentials(sock)
+    except ForkdError:  # it was lost already
+        return {}
+    return {PEER_PID: pid, PEER_UID: uid}
 
 
 def too_much(what: str) -> CapacityError:

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from forkd import errors
+from forkd.model.caller import note_error
 from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def status_of(kind: type[errors.ForkdError]) -> int:
 
 
 def body_of(error: errors.ForkdError) -> ErrorBody:
-    """Return what a client is told about `error`."""
+    """Return what a client is told about `error`, which its request is known to have ended with."""
+    note_error(error.code)
     context = {key: value for key, value in error.context.items() if key != "field"}
     field = error.context.get("field")
     return ErrorBody(
@@ -102,6 +104,7 @@ def internal_error() -> JSONResponse:
 
 
 def _answer(body: ErrorBody, status: int) -> JSONResponse:
+    note_error(body.code)
     headers = {}
     if status == STATUS[errors.Denied]:
         headers["WWW-Authenticate"] = "Bearer"

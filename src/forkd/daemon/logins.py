@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ WAITING_MAX = 4
 
 FORGOTTEN_S = 300.0
 """How long after its last failure an address begins anew."""
+
+IPV6_PREFIX_BITS = 64
+"""What addresses of IPv6 have in common that count as one."""
 
 ADDRESSES_MAX = 4_096
 """How many addresses are remembered; the one whose last failure is oldest is forgotten first."""
@@ -78,6 +82,7 @@ class FailedLogins:
 
     def _note(self, address: str) -> _Address:
         now_s = asyncio.get_running_loop().time()
+        address = network_of(address)
         found = self._addresses.pop(address, None) or _Address()
         if now_s - found.last_s > FORGOTTEN_S and not found.waiting:
             found.failures = 0
@@ -87,6 +92,19 @@ class FailedLogins:
         if len(self._addresses) > ADDRESSES_MAX:
             self._addresses.popitem(last=False)
         return found
+
+
+def network_of(address: str) -> str:
+    """Return what counts as one address: of IPv6 a /64, which any one host may have all of."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, IPV6_PREFIX_BITS), strict=False))
 
 
 def delay_s(failures: int, first_s: float) -> float:

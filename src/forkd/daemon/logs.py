@@ -14,6 +14,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
+from forkd.host.faults import kernel_call
 from forkd.model.caller import request_id
 
 if TYPE_CHECKING:
@@ -31,6 +32,23 @@ def log_to(file: Path | None) -> None:
     handler.setFormatter(FieldsFormatter(FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def reopen() -> None:
+    """Go on in the file that has the log's name now, if the log is a file.
+
+    Raises:
+        HostError: It cannot be opened; the old one stays in use.
+    """
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        if isinstance(old, logging.FileHandler):
+            with kernel_call(f"open the log {old.baseFilename}"):
+                new = logging.FileHandler(old.baseFilename)
+            new.setFormatter(old.formatter)
+            root.addHandler(new)
+            root.removeHandler(old)
+            old.close()
 
 
 class FieldsFormatter(logging.Formatter):

@@ -13,3 +13,9 @@ END = "forkd.end"
 
 PEER_UID = "forkd.peer_uid"
 """In the scope's `state`: the user at the other end of a Unix socket."""
+
+PEER_PID = "forkd.peer_pid"
+"""Likewise: its process, as it was when it connected."""
+
+OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
+"""What anybody may ask, of everything that listens."""

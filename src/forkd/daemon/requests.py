@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from forkd.daemon.auth import OPEN_PATHS
+from forkd.daemon.auditing import Auditor
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import internal_error, plain, render
-from forkd.daemon.peers import CALLER, END, HELD
+from forkd.daemon.peers import CALLER, END, HELD, OPEN_PATHS
 from forkd.errors import Denied, ForkdError, NotFound
-from forkd.model.caller import Request, current_request
+from forkd.model.caller import Request, current_request, note_error
 from forkd.service.supervision import is_reported
 from forkd.telemetry import tracing
 
@@ -44,12 +44,14 @@ BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket
 
 KINDS = ("requests", "WebSockets", "streams of events")
 """What is counted, each by itself."""
+SWITCHING = 101
+"""Status of a WebSocket that was accepted."""
+
+ENDS = ("websocket.close", "websocket.http.response.body")
+"""Messages that end an answer, as the last piece of a body does."""
 
 HEADER_TOO_LARGE = 431
 HEADER_WORDS = f"the header is longer than {HEADER_BYTES_MAX} bytes"
-
-SWITCHED = 101
-"""Status of an answer that accepts a WebSocket."""
 
 REFUSED = 1008
 """Code with which a WebSocket is closed whose client may not go on: it breaks a rule of ours."""
@@ -72,6 +74,7 @@ class Requests:
             a `ForkdError`, which is the answer then.
         limits: What those may take who ask.
         telemetry: Where it is counted how many are being answered.
+        auditor: Writes each request down.
     """
 
     def __init__(
@@ -80,10 +83,12 @@ class Requests:
         who: Callable[[Scope, str], Awaitable[Caller]],
         limits: ClientLimits,
         telemetry: Telemetry,
+        auditor: Auditor | None = None,
     ) -> None:
         self._app = app
         self._who = who
         self._telemetry = telemetry
+        self._auditor = auditor or Auditor()
         self._at_once = dict.fromkeys(KINDS, 0)
         self._most = dict(
             zip(KINDS, (limits.requests_max, limits.websockets_max, limits.events_max), strict=True)
@@ -92,16 +97,22 @@ class Requests:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
         method = scope.get("method", "WebSocket")
-        with tracing.request(method, Headers(scope=scope)):
-            answer = _Answer(send, secrets.token_hex(8))
-            try:
-                await self._answer(scope, receive, answer)
-            finally:
-                _describe(scope, method, answer)
+        request = Request(secrets.token_hex(8))
+        answer = _Answer(send, request.id)
+        token = current_request.set(request)
+        try:
+            with tracing.request(method, Headers(scope=scope)):
+                try:
+                    with self._auditor.request(scope, request, answer):
+                        await self._serve(scope, receive, request.id, answer)
+                finally:
+                    _describe(scope, method, answer)
+        finally:
+            current_request.reset(token)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        request_id = answer.request_id
-        token = current_request.set(Request(request_id))
+    async def _serve(
+        self, scope: Scope, receive: Receive, request_id: str, answer: _Answer
+    ) -> None:
         try:
             if _header_bytes(scope) > HEADER_BYTES_MAX:
                 await plain(HEADER_TOO_LARGE, HEADER_WORDS)(scope, receive, answer.send)
@@ -110,6 +121,7 @@ class Requests:
             scope[END] = end.set
             with contextlib.ExitStack() as scope[HELD]:
                 scope[CALLER] = await self._who(scope, request_id)
+                self._auditor.check(scope)
                 with self._counted(scope):
                     await _until_gone(self._app, scope, receive, answer, end)
         except ForkdError as error:
@@ -117,11 +129,9 @@ class Requests:
         except Exception as error:
             fields = {"path": scope["path"]}
             log.error("request crashed", exc_info=not is_reported(error), extra=fields)  # noqa: TRY400 - once
+            note_error(ForkdError.code)
             if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
-        finally:
-            _report_crash(scope)
-            current_request.reset(token)
 
     @contextlib.contextmanager
     def _counted(self, scope: Scope) -> Iterator[None]:
@@ -142,24 +152,33 @@ class Requests:
 
 
 class _Answer:
-    """Sends an answer, with the id of its request, only as fast as its client reads it."""
+    """Sends an answer, with the id of its request, only as fast as its client reads it.
+
+    Attributes:
+        begun: Whether any of it was sent.
+        ended: Whether all of it was sent.
+        status: Of HTTP; None before it was sent.
+    """
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self.request_id = request_id
         self.begun = False
-        self.status = 0
+        self.ended = False
+        self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.begun:
             raise NotFound("there is no WebSocket of this path")
         if message["type"] in BEGINNINGS:
             self.begun = True
-            self.status = message.get("status", SWITCHED)
+            self.status = message.get("status", SWITCHING)
             header = (REQUEST_ID, self.request_id.encode())
             message["headers"] = [*message.get("headers", ()), header]
         if message["type"] != "http.response.body":
             await self._send(message)
+            if message["type"] in ENDS and not message.get("more_body", False):
+                self.ended = True
             return
         body, more = message.get("body", b""), message.get("more_body", False)
         for start in range(0, max(1, len(body)), PIECE_BYTES_MAX):
@@ -168,6 +187,7 @@ class _Answer:
             await self._send({"type": message["type"], **piece})
             # To a client that has gone everything is sent at once, and we would never be cancelled.
             await asyncio.sleep(0)
+        self.ended = not more
 
 
 def _describe(scope: Scope, method: str, answer: _Answer) -> None:
@@ -193,6 +213,7 @@ def _header_bytes(scope: Scope) -> int:
 
 async def _refuse(error: ForkdError, scope: Scope, receive: Receive, answer: _Answer) -> None:
     """Answer with an error; of an answer that has begun there is only an end."""
+    note_error(error.code)
     if not answer.begun:
         await render(error)(scope, receive, answer.send)
     elif scope["type"] == "websocket":
@@ -222,7 +243,7 @@ async def _until_gone(
                 handling.cancel()
                 await asyncio.wait([handling])
     if handling.cancelled() and end.is_set():
-        raise Denied("the token was removed")
+        raise Denied("the token was removed, or has expired")
     if not handling.cancelled():
         with contextlib.suppress(ClientDisconnect):  # in the middle of its body
             handling.result()

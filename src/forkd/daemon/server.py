@@ -12,15 +12,19 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from forkd.daemon.auth import BySocket, ByToken, ServedNames, obtain_token
+from forkd.daemon.auditing import Auditor
+from forkd.daemon.auth import BySocket, ByToken, FileToken, ServedNames, obtain_token
 from forkd.daemon.clients import HEADER_BYTES_MAX, TCP, UNIX
 from forkd.daemon.connections import Gate
+from forkd.daemon.handshakes import TlsGate
 from forkd.daemon.logins import FailedLogins
+from forkd.daemon.reloading import Reloads
 from forkd.daemon.requests import Requests
+from forkd.daemon.tls import certificates
 from forkd.errors import Conflict
 from forkd.host import files, signals, sockets
 from forkd.limits import MESSAGE_BYTES_MAX
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from forkd.daemon.clients import ClientLimits
     from forkd.daemon.settings import Settings
+    from forkd.daemon.tls import Certificates
     from forkd.service.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -55,19 +60,27 @@ KEEP_ALIVE_S = 75
 class _Server(uvicorn.Server):
     """A server that leaves signals alone: `serve` handles them once for all servers."""
 
+    def stop(self) -> None:
+        """Serve no more clients; those that are served are, to their end."""
+        self.should_exit = True
+        if isinstance(self.config, TlsGate):
+            self.config.end_greetings()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def listening(  # noqa: PLR0913 - each is for tests to set
     app: ASGIApp,
     settings: Settings,
     tokens: Tokens,
     *,
     unix: ClientLimits = UNIX,
     tcp: ClientLimits = TCP,
+    auditor: Auditor | None = None,
+    reloads: Reloads | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve `app` for as long as the context lasts, which gives the URLs it answers at.
 
@@ -77,24 +90,35 @@ async def listening(
         tokens: Of whom may ask over TCP.
         unix: What the clients of the Unix socket may take.
         tcp: What the clients of TCP may take.
+        auditor: Writes each request down.
+        reloads: Is told what can be read again: the token and the certificates of TCP.
 
     Raises:
         Conflict: Another daemon listens there.
         HostError: The kernel refused an address.
-        InvalidRequest: The token file is unusable, or others may read it.
+        InvalidRequest: A file of a token or of TLS is unusable, or others may read it.
     """
+    auditor = auditor or Auditor()
+    reloads = reloads or Reloads(auditor)
+    who, tls = None, None
+    # What is wrong with a file is found before anything listens.
+    if settings.bind is not None:
+        who = _by_token(settings, tokens, tcp, reloads)
+    if (tls := certificates(settings)) is not None:
+        reloads.add("tls", tls.reload)
     with contextlib.ExitStack() as stack:
-        served = [
-            *_unix(app, settings, tokens, unix, stack),
-            *_tcp(app, settings, tokens, tcp, stack),
-        ]
+        asked = Requests(app, BySocket(), unix, tokens.telemetry, auditor)
+        served = list(_unix(asked, settings, unix, stack))
+        if who is not None:
+            asked = Requests(app, who, tcp, tokens.telemetry, auditor)
+            served.append(_tcp(asked, settings, tls, tcp, auditor, stack))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each.server.serve([each.bound])) for each in served]
             try:
                 yield [each.url for each in served]
             finally:
                 for each in served:
-                    each.server.should_exit = True
+                    each.server.stop()
                 await asyncio.wait(tasks)
 
 
@@ -115,55 +139,61 @@ class _Served:
 
 
 def _unix(
-    app: ASGIApp,
-    settings: Settings,
-    tokens: Tokens,
-    limits: ClientLimits,
-    stack: contextlib.ExitStack,
+    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
 ) -> Iterator[_Served]:
     if settings.socket is not None:
         bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
-        requests = Requests(app, BySocket(), limits, tokens.telemetry)
-        server = _server(requests, limits)
+        server = _Server(Gate(limits, **_options(app)))
         yield _Served(server, bound, f"unix://{settings.socket}")
 
 
-def _tcp(
+def _by_token(
+    settings: Settings, tokens: Tokens, limits: ClientLimits, reloads: Reloads
+) -> ByToken:
+    assert settings.bind is not None  # noqa: S101 - `listening` has looked
+    token = FileToken(obtain_token(settings))
+    reloads.add("token_file", lambda: token.change(obtain_token(settings)))
+    names = ServedNames(settings.bind.host, settings.hosts)
+    return ByToken(token, tokens, names, FailedLogins(limits.login_delay_s))
+
+
+def _tcp(  # noqa: PLR0913, PLR0917 - what an address has
     app: ASGIApp,
     settings: Settings,
-    tokens: Tokens,
+    tls: Certificates | None,
     limits: ClientLimits,
+    auditor: Auditor,
     stack: contextlib.ExitStack,
-) -> Iterator[_Served]:
-    if settings.bind is None:
-        return
-    names = ServedNames(settings.bind.host, settings.hosts)
-    who = ByToken(obtain_token(settings), tokens, names, FailedLogins(limits.login_delay_s))
+) -> _Served:
+    assert settings.bind is not None  # noqa: S101 - `listening` has looked
     bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    requests = Requests(app, who, limits, tokens.telemetry)
-    yield _Served(_server(requests, limits), bound, f"http://{shown}:{port}")
+    if tls is None:
+        server, scheme = _Server(Gate(limits, **_options(app))), "http"
+    else:
+        server, scheme = _Server(TlsGate(limits, tls, auditor, **_options(app))), "https"
+    return _Served(server, bound, f"{scheme}://{shown}:{port}")
 
 
-def _server(app: ASGIApp, limits: ClientLimits) -> _Server:
-    gate = Gate(
-        limits,
-        app=app,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        ws_max_size=MESSAGE_BYTES_MAX,
-        ws_ping_interval=WS_PING_INTERVAL_S,
-        ws_ping_timeout=WS_PING_TIMEOUT_S,
-        ws_per_message_deflate=False,
-    )
-    return _Server(gate)
+def _options(app: ASGIApp) -> dict[str, Any]:
+    """Return what uvicorn is told for each address."""
+    return {
+        "app": app,
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,  # a client does not say where it is
+        "backlog": BACKLOG,
+        "h11_max_incomplete_event_size": HEADER_BYTES_MAX,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": DRAIN_TIMEOUT_S,
+        "ws_max_size": MESSAGE_BYTES_MAX,
+        "ws_ping_interval": WS_PING_INTERVAL_S,
+        "ws_ping_timeout": WS_PING_TIMEOUT_S,
+        "ws_per_message_deflate": False,
+    }
 
 
 @contextlib.contextmanager

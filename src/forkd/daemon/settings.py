@@ -26,8 +26,9 @@ PREFIX = "FORKD_"
 
 CLIENTS_VARIABLES = frozenset(
     {
-        "FORKD_HOME", "FORKD_KEYS", "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG",
-        "FORKD_TARGET", "FORKD_TOKEN", "FORKD_URL",
+        "FORKD_CA_FILE", "FORKD_CLIENT_CERT", "FORKD_CLIENT_KEY", "FORKD_HOME", "FORKD_KEYS",
+        "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG", "FORKD_TARGET", "FORKD_TOKEN",
+        "FORKD_URL",
     }
 )  # fmt: skip
 """Variables of the same prefix that are for clients; the daemon has nothing to say of them."""
@@ -167,6 +168,24 @@ class Settings(BaseSettings):
         "File with the bearer token of TCP: at least 16 characters, readable by its owner only.",
         "`token` in `state_dir`, made if it is missing",
     )
+    tls_cert: _Path = _setting(
+        None,
+        "File with the certificate of TCP, in PEM: the server's own first, then those of its CAs. "
+        "Clients use `https://` then, and TLS 1.2 or later.",
+        "no TLS",
+    )
+    tls_key: _Path = _setting(
+        None,
+        "File with the private key of `tls_cert`, in PEM, without a password, readable by its "
+        "owner only.",
+        "no TLS",
+    )
+    tls_client_ca: _Path = _setting(
+        None,
+        "File with the certificates of CAs, in PEM: clients of TCP need a certificate that one of "
+        "them has signed, besides a token.",
+        "clients need no certificate",
+    )
     state_dir: _Folder = _setting(
         Path("/var/lib/forkd"), "Folder of snapshots and the database; must survive a restart."
     )
@@ -237,6 +256,22 @@ class Settings(BaseSettings):
         "hold as well.",
         "none",
     )
+
+    audit_log: _Path = _setting(
+        Path("audit.log"),
+        "File of the audit log: a line of JSON for each request. Empty: none.",
+        "`audit.log` in `state_dir`",
+    )
+    audit_full: Literal["continue", "refuse"] = _setting(
+        "continue",
+        "What happens while the audit log cannot be written. `continue`: requests are served, and "
+        "lines that find no room are counted. `refuse`: only reads are served.",
+    )
+
+    @property
+    def audit_path(self) -> Path | None:
+        """Where the audit log is; None for nowhere."""
+        return None if self.audit_log is None else self.state_dir / self.audit_log
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

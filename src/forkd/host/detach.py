@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
 
 def detached(
     work: Callable[[Callable[[bytes], None]], int], log_file: Path | None, line_bytes_max: int
@@ -48,7 +50,7 @@ def _streams(log_file: Path | None) -> tuple[int, int]:
     if log_file is None:
         return nothing, nothing
     folders.make(log_file.parent)
-    return nothing, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return nothing, os.open(log_file, _APPEND, 0o600)
 
 
 def _work(
@@ -67,3 +69,16 @@ def _work(
         status = work(tell)
     finally:
         os._exit(status)
+
+
+def reopen_outputs(log_file: Path) -> None:
+    """Point both outputs of this process at the file that has the log's name now.
+
+    Raises:
+        HostError: It cannot be written.
+    """
+    with kernel_call(f"open the log {log_file}"):
+        output = os.open(log_file, _APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)

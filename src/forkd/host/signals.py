@@ -1,4 +1,4 @@
-"""Signals that tell this process to stop."""
+"""Signals that tell this process to stop, or to read its files again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def on_hangup_within(act: Callable[[], object]) -> Iterator[None]:
+    """Have SIGHUP call `act` in the event loop that runs, within the block."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def on_stop(act: Callable[[], object]) -> None:

@@ -79,6 +79,31 @@ def has_input(sock: Socket) -> bool:
     return True
 
 
+def is_unix(sock: Socket) -> bool:
+    """Whether it is a Unix socket."""
+    return sock.family == socket.AF_UNIX
+
+
+def first_byte(sock: Socket) -> bytes:
+    """Return the next byte, which stays to be read; empty at the end.
+
+    Raises:
+        HostError: The peer is lost, or there is nothing to read yet.
+    """
+    with kernel_call("look at what a client says"):
+        return sock.recv(1, socket.MSG_PEEK)
+
+
+def end_writing(sock: Socket) -> None:
+    """Say that nothing more will be written.
+
+    Raises:
+        HostError: The peer is lost.
+    """
+    with kernel_call("end a connection"):
+        sock.shutdown(socket.SHUT_WR)
+
+
 def peer_credentials(sock: Socket) -> tuple[int, int, int]:
     """Return the process, user and group at the other end, as the kernel knew them at connect.
 

@@ -41,10 +41,12 @@ class Request:
     Attributes:
         id: For logs, unique.
         objects: Sandboxes, snapshots and others that it touched or made, in that order.
+        error: Code of the error that was its answer, or the end of its answer.
     """
 
     id: str
     objects: dict[str, None] = field(default_factory=dict)
+    error: str | None = None
 
 
 current_request: ContextVar[Request | None] = ContextVar("current_request", default=None)
@@ -62,6 +64,13 @@ def touch(subject: str) -> None:
     request = current_request.get()
     if request is not None and len(request.objects) < OBJECTS_MAX:
         request.objects[subject] = None
+
+
+def note_error(code: str) -> None:
+    """Note that the request's answer is, or ends with, an error, for the audit log."""
+    request = current_request.get()
+    if request is not None:
+        request.error = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,10 @@ The first of these that says something wins:
 3.  `endpoint.json`, which `forkd up` leaves in its state folder: `{"url", "token_file"}`;
 4.  the daemon's own socket, `/run/forkd/forkd.sock`, if it is there;
 5.  `http://127.0.0.1:8889`.
+
+Whom to trust at an `https://` address is said beside it: `FORKD_CA_FILE` is for a CA that this
+system does not know, `FORKD_CLIENT_CERT` and `FORKD_CLIENT_KEY` for a daemon that wants to see a
+certificate.
 """
 
 from __future__ import annotations
@@ -33,12 +37,21 @@ class Endpoint:
     Attributes:
         url: `http://host:port`, `https://host:port` or `unix:///path`.
         token: The bearer token; None if none is needed.
+        ca_file: Certificates, in PEM, one of which must have signed the daemon's; None for those
+            that this system trusts.
+        client_cert: Our own certificate, in PEM; None if none is asked for.
+        client_key: Its private key; None if it is in the same file.
     """
 
     url: str
     token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
 
     def __post_init__(self) -> None:
+        if self.client_key is not None and self.client_cert is None:
+            raise InvalidRequest("client_key is given, and client_cert is not", field="client_cert")
         parts = urlsplit(self.url)
         named = parts.path if parts.scheme == "unix" else parts.hostname
         if parts.scheme not in {"unix", "http", "https"} or not named:
@@ -69,7 +82,14 @@ class Endpoint:
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
 
-def discover(url: str | None = None, token: str | None = None) -> Endpoint:
+def discover(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    ca_file: str | None = None,
+    client_cert: str | None = None,
+    client_key: str | None = None,
+) -> Endpoint:
     """Return the daemon to talk to; see the top of this file for the order.
 
     Raises:
@@ -78,7 +98,13 @@ def discover(url: str | None = None, token: str | None = None) -> Endpoint:
     token = token or os.environ.get("FORKD_TOKEN") or None
     url = url or os.environ.get("FORKD_URL") or None
     if url is not None:
-        return Endpoint(url, token)
+        return Endpoint(
+            url,
+            token,
+            ca_file or os.environ.get("FORKD_CA_FILE") or None,
+            client_cert or os.environ.get("FORKD_CLIENT_CERT") or None,
+            client_key or os.environ.get("FORKD_CLIENT_KEY") or None,
+        )
     path = state_dir() / "endpoint.json"
     if path.exists():
         return _read(path, token)

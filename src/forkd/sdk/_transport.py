@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from websockets.sync.client import unix_connect as sync_unix_connect
 
 from forkd.errors import ForkdError, TransportError
 from forkd.limits import MESSAGE_BYTES_MAX
+from forkd.sdk import _tls
 from forkd.sdk._errors import from_answer
 
 if TYPE_CHECKING:
@@ -73,8 +75,8 @@ def sync_http(endpoint: Endpoint) -> httpx.Client:
 
 def _transport_options(endpoint: Endpoint) -> dict[str, Any]:
     """Return how to connect; certificates, which take 30 ms to load, only where there is TLS."""
-    has_tls = endpoint.url.startswith("https:")
-    return {"uds": endpoint.socket, "limits": _LIMITS, "trust_env": False, "verify": has_tls}
+    verify = _tls.context(endpoint) or False
+    return {"uds": endpoint.socket, "limits": _LIMITS, "trust_env": False, "verify": verify}
 
 
 @contextlib.contextmanager
@@ -83,13 +85,12 @@ def transport_errors(endpoint: Endpoint) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise TransportError(
-            f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one"
-        ) from error
+        raise TransportError(_unreached(endpoint, error)) from error
     except httpx.TimeoutException as error:
         raise TransportError(f"{endpoint.url} did not answer in time") from error
-    except (httpx.HTTPError, httpx.StreamError) as error:
-        raise TransportError(f"the connection to {endpoint.url} broke: {error}") from error
+    except (httpx.HTTPError, httpx.StreamError, ssl.SSLError) as error:
+        said = _tls.advice(endpoint.url, error)
+        raise TransportError(said or f"the connection to {endpoint.url} broke: {error}") from error
 
 
 async def async_pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -173,7 +174,8 @@ async def async_socket(endpoint: Endpoint, path: str) -> AsyncSocket:
     try:
         if endpoint.socket is not None:
             return AsyncSocket(await async_unix_connect(endpoint.socket, url, **options))
-        return AsyncSocket(await async_connect(url, proxy=None, **options))
+        tls = _tls.context(endpoint)
+        return AsyncSocket(await async_connect(url, proxy=None, ssl=tls, **options))
     except (OSError, InvalidHandshake, TimeoutError) as error:
         raise _refused(endpoint, error) from error
 
@@ -185,7 +187,7 @@ def sync_socket(endpoint: Endpoint, path: str) -> SyncSocket:
         if endpoint.socket is not None:
             connection = sync_unix_connect(endpoint.socket, url, **options)
         else:
-            connection = sync_connect(url, proxy=None, **options)
+            connection = sync_connect(url, proxy=None, ssl=_tls.context(endpoint), **options)
         return SyncSocket(connection.__enter__())  # its `__exit__` is `close`
     except (OSError, InvalidHandshake, TimeoutError) as error:
         raise _refused(endpoint, error) from error
@@ -209,4 +211,9 @@ def _broken(error: ConnectionClosed) -> TransportError:
 def _refused(endpoint: Endpoint, error: Exception) -> ForkdError:
     if isinstance(error, InvalidStatus):
         return from_answer(error.response.status_code, bytes(error.response.body or b""))
-    return TransportError(f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one")
+    return TransportError(_unreached(endpoint, error))
+
+
+def _unreached(endpoint: Endpoint, error: Exception) -> str:
+    said = _tls.advice(endpoint.url, error)
+    return said or f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one"

@@ -35,10 +35,27 @@ class AsyncClient:
 
     Without arguments it talks to the daemon that `forkd up` started, or to the one that
     `FORKD_URL` and `FORKD_TOKEN` name.  Nothing is connected before the first call.
+
+    Args:
+        url: `http://host:port`, `https://host:port` or `unix:///path`.
+        token: The bearer token; else `FORKD_TOKEN`.
+        ca_file: Certificates of the CA that has signed the daemon's; else `FORKD_CA_FILE`, else
+            those that this system trusts.
+        client_cert: Our own certificate, for a daemon that asks for one; else `FORKD_CLIENT_CERT`.
+        client_key: Its private key; else `FORKD_CLIENT_KEY`, else it is in the same file.
     """
 
-    def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
-        self._http = AsyncHttp(discover(url, token))
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca_file: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
+    ) -> None:
+        files = {"ca_file": ca_file, "client_cert": client_cert, "client_key": client_key}
+        self._http = AsyncHttp(discover(url, token, **files))
         self.recipes = AsyncRecipes(self._http)
         self.snapshots = AsyncSnapshots(self._http, self.recipes)
         self.images = AsyncImages(self._http, self.recipes)
