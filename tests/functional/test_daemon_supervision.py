@@ -228,11 +228,15 @@ def own(scene: Scene) -> None:
     scene.post("/v2/sandboxes", snapshot_tag=TAG)
 
 
-@pytest.mark.parametrize(("where", "begin"), [("start", own), ("middle", reset)])
-def test_an_owner_that_crashes_ends_the_daemon_and_the_next_one_adopts_all(
-    fake_host: FakeHost, where: str, begin: Callable[[Scene], None]
+VITAL = [(TaskKind.OWNER, "start", own), (TaskKind.OWNER, "middle", reset)]
+VITAL += [(TaskKind.JOURNAL, "middle", own)]  # it begins with the daemon
+
+
+@pytest.mark.parametrize(("kind", "where", "begin"), VITAL)
+def test_a_vital_task_that_crashes_ends_the_daemon_and_the_next_one_adopts_all(
+    fake_host: FakeHost, kind: TaskKind, where: str, begin: Callable[[Scene], None]
 ) -> None:
-    with FakeDaemon(fake_host, (TaskKind.OWNER, where)) as daemon:
+    with FakeDaemon(fake_host, (kind, where)) as daemon:
         scene = Scene(daemon, fake_host)
         scene.prepare()
         others = [scene.fork() for _ in range(3)]
@@ -246,7 +250,7 @@ def test_an_owner_that_crashes_ends_the_daemon_and_the_next_one_adopts_all(
         waiting.join(20)
         assert not waiting.is_alive()
     (line,) = scene.crash()
-    assert 'task="owner ' in line
+    assert f'task="{kind} ' in line
     assert "CRITICAL forkd.service.supervision: the service cannot go on" in daemon.log.read_text()
 
     with FakeDaemon(fake_host) as daemon:
@@ -283,4 +287,4 @@ def test_a_service_manager_is_told_when_the_daemon_listens(
 
 
 def test_every_kind_of_task_crashes_in_a_test() -> None:
-    assert {*CONCERNED, *UNATTENDED, TaskKind.OWNER} == set(TaskKind)
+    assert {*CONCERNED, *UNATTENDED, *(kind for kind, _, _ in VITAL)} == set(TaskKind)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.exec import ExecEvent, ExecRequest
     from forkd.model.output import Kept
-    from forkd.service.api import ExecSession, Guests
+    from forkd.service.api import Guests
+    from forkd.service.api_streams import ExecSession
 
 Keep: TypeAlias = "Callable[[int], Kept]"
 """Keeps up to so many bytes of an output until its request is over."""

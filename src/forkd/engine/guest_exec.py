@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GuestExec:
-    """A command that runs in a guest; `forkd.service.api.ExecSession` describes it."""
+    """A command that runs in a guest; `forkd.service.api_streams.ExecSession` describes it."""
 
     def __init__(
         self,

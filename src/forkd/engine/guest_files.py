@@ -27,7 +27,7 @@ WRITE_CHUNK_BYTES = FRAME_PAYLOAD_MAX // 4
 
 
 class GuestFile:
-    """A file being read; `forkd.service.api.FileReader` describes it."""
+    """A file being read; `forkd.service.api_streams.FileReader` describes it."""
 
     def __init__(
         self, channel: Channel, operation: contextlib.AsyncExitStack, size_bytes: int, mode: int

@@ -12,19 +12,16 @@ nothing until they are iterated, and undo what is half-done when they are closed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-    from types import TracebackType
+    from collections.abc import AsyncGenerator, AsyncIterable
 
-    from forkd.model.caller import Caller, Tenant
+    from forkd.model.caller import Caller
     from forkd.model.diff import Difference
-    from forkd.model.event import EventBatch
-    from forkd.model.exec import EvalResult, ExecEvent, ExecRequest, TtySize
+    from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.files import FileEntry
     from forkd.model.guest import GuestStatus
-    from forkd.model.host import HostInfo
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
     from forkd.model.output import Kept
@@ -40,84 +37,9 @@ if TYPE_CHECKING:
         Sandbox,
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
-    from forkd.model.tenant import Quotas, TenantUsage
-    from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.tree import TreeBudgets, TreeNode
-    from forkd.model.usage import Usage
-
-
-class ExecSession(Protocol):
-    """A command that runs in a guest; an async context manager and an iterator of its events."""
-
-    def __aiter__(self) -> AsyncIterator[ExecEvent]:
-        """Return the events: `Started`, output as it comes, `Exited` as the last."""
-        ...
-
-    async def write_stdin(self, data: bytes) -> None:
-        """Hand `data` to the command; returns when the guest has room for more.
-
-        Raises:
-            Conflict: The request did not ask for `stdin`, or it is closed.
-        """
-        ...
-
-    async def close_stdin(self) -> None:
-        """Let the command see the end of its input; idempotent."""
-        ...
-
-    async def send_signal(self, signal: int) -> None:
-        """Send `signal` to the command's process group."""
-        ...
-
-    async def resize(self, size: TtySize) -> None:
-        """Tell the command that its terminal has another size.
-
-        Raises:
-            Conflict: It has no terminal.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Let go of the command; the guest kills it if it still runs.  Idempotent."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class FileReader(Protocol):
-    """A file of a guest being read: an async context manager and an iterator of its bytes."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of the whole file when it was opened."""
-        ...
-
-    @property
-    def mode(self) -> int:
-        """Permission bits of the file."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    async def aclose(self) -> None:
-        """Stop reading.  Idempotent."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    from forkd.service.api_streams import ExecSession, FileReader
+    from forkd.service.api_team import Figures, Journal, System, Tenants, Tokens, Usages
 
 
 class Recipes(Protocol):
@@ -518,129 +440,6 @@ class Guests(Protocol):
         self, caller: Caller, sandbox: SandboxId, path: str, *, recursive: bool = False
     ) -> None:
         """Remove a file, or an empty directory, or with `recursive` a whole one."""
-        ...
-
-
-class System(Protocol):
-    """The host itself.  Scope `read`."""
-
-    async def info(self, caller: Caller) -> HostInfo:
-        """Return what this host is and how full it is."""
-        ...
-
-
-class Tokens(Protocol):
-    """Bearer tokens, for callers over the network."""
-
-    async def create(self, caller: Caller, request: TokenRequest) -> NewToken:
-        """Make a token; its secret is in the answer and nowhere else.  Scope `admin`.
-
-        Raises:
-            Conflict: There is one of that name.
-            CapacityError: There are `TOKENS_MAX`.
-            StoreError: It could not be written down.
-        """
-        ...
-
-    async def list(self, caller: Caller) -> tuple[Token, ...]:
-        """Return every token, by name, without its secret.  Scope `admin`."""
-        ...
-
-    async def remove(self, caller: Caller, name: str) -> None:
-        """Remove a token.  Scope `admin`.
-
-        It is refused from now on, and requests under way for it are ended.
-
-        Raises:
-            StoreError: That could not be written down; the token holds on.
-        """
-        ...
-
-
-class Tenants(Protocol):
-    """Who shares this host, what each may have, and what it has."""
-
-    async def set_quotas(self, caller: Caller, tenant: Tenant, quotas: Quotas) -> TenantUsage:
-        """Set all quotas of a tenant; what it has already stays.  Scope `admin`.
-
-        Raises:
-            CapacityError: There are `TENANTS_MAX` tenants with quotas.
-            StoreError: They could not be written down.
-        """
-        ...
-
-    async def remove_quotas(self, caller: Caller, tenant: Tenant) -> None:
-        """Let a tenant have as much as the host has.  Scope `admin`.
-
-        Raises:
-            StoreError: That could not be written down.
-        """
-        ...
-
-    async def list(self, caller: Caller) -> tuple[TenantUsage, ...]:
-        """Return every tenant that has quotas or anything else.  Scope `read`.
-
-        Without `admin` it is only the caller's own.
-        """
-        ...
-
-
-class Journal(Protocol):
-    """What happens to sandboxes and snapshots."""
-
-    def follow(
-        self, caller: Caller, after: int | None = None, *, follow: bool = True
-    ) -> AsyncGenerator[EventBatch, None]:
-        """Yield the events that a caller may see, as they come.  Scope `read`.
-
-        The first batch comes at once, and one without events when none came for a while.  What is
-        not there any more is told as an event of the kind `gap`, before what follows it.  It ends
-        when the host does.
-
-        Args:
-            caller: Who asks.
-            after: The last id that the caller has seen; None for what comes from now on.
-            follow: Go on with what comes; or end after what there is.
-
-        Raises:
-            CapacityError: There are too many followers.
-            StoreError: The history cannot be read.
-        """
-        ...
-
-
-class Figures(Protocol):
-    """What a host does and how full it is, in figures."""
-
-    async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
-        """Return all figures as text for Prometheus, and which media type it is.
-
-        What needs a look at every process may be some seconds old.
-
-        Args:
-            caller: Who asks; figures are of the whole host, whatever its tenant.
-            accept: Which media types it takes, as in an `Accept` header.
-
-        Raises:
-            Forbidden: The caller lacks the scope `read`.
-            HostError: The kernel does not say how full it is.
-        """
-        ...
-
-
-class Usages(Protocol):
-    """What sandboxes use of the host.  Scope `read`."""
-
-    async def list(self, caller: Caller) -> tuple[Usage, ...]:
-        """Return what every running sandbox uses; measured at most a second ago."""
-        ...
-
-    async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
-        """Return what one running sandbox uses now.
-
-        Raises:
-            Conflict: It does not run.
-        """
         ...
 
 

@@ -187,6 +187,14 @@ def _make_folders(settings: HostSettings) -> None:
         files.make_folder(folder, parents=True, exist_ok=True)
 
 
+async def _open_rights(telemetry: Telemetry, records: Records) -> tuple[Ledger, Tokens, Tenants]:
+    ledger = Ledger()
+    tokens, tenants = Tokens(telemetry, records), Tenants(telemetry, records, ledger)
+    await tokens.load()
+    await tenants.load()
+    return ledger, tokens, tenants
+
+
 async def _compose(
     settings: HostSettings,
     telemetry: Telemetry,
@@ -210,11 +218,7 @@ async def _compose(
     await asyncio.to_thread(uploaded.prepare)
 
     tasks = Supervisor()
-    ledger = Ledger()
-    tokens = Tokens(telemetry, records)
-    await tokens.load()
-    tenants = Tenants(telemetry, records, ledger)
-    await tenants.load()
+    ledger, tokens, tenants = await _open_rights(telemetry, records)
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
     images = Images(telemetry, settings, tasks, recipes)
     stack.callback(images.close)

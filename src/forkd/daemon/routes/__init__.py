@@ -12,7 +12,7 @@ from forkd.daemon.peers import CALLER, HELD
 from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
 from forkd.model.output import Kept
-from forkd.service import api
+from forkd.service import api, api_team
 from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ PromotionsOf = Annotated[api.Promotions, Depends(_component("promotions"))]
 ComparisonsOf = Annotated[api.Comparisons, Depends(_component("comparisons"))]
 TreesOf = Annotated[api.Trees, Depends(_component("trees"))]
 GuestsOf = Annotated[api.Guests, Depends(_component("guests"))]
-TokensOf = Annotated[api.Tokens, Depends(_component("tokens"))]
-TenantsOf = Annotated[api.Tenants, Depends(_component("tenants"))]
-JournalOf = Annotated[api.Journal, Depends(_component("journal"))]
-FiguresOf = Annotated[api.Figures, Depends(_component("figures"))]
-UsageOf = Annotated[api.Usages, Depends(_component("usage"))]
-SystemOf = Annotated[api.System, Depends(_component("system"))]
+TokensOf = Annotated[api_team.Tokens, Depends(_component("tokens"))]
+TenantsOf = Annotated[api_team.Tenants, Depends(_component("tenants"))]
+JournalOf = Annotated[api_team.Journal, Depends(_component("journal"))]
+FiguresOf = Annotated[api_team.Figures, Depends(_component("figures"))]
+UsageOf = Annotated[api_team.Usages, Depends(_component("usage"))]
+SystemOf = Annotated[api_team.System, Depends(_component("system"))]
 KeepOf = Annotated[Callable[[int], Kept], Depends(_keep)]
 IdOf = Annotated[SandboxId, Depends(_sandbox_id)]
 TagOf = Annotated[Tag, Depends(_tag)]

@@ -1,0 +1,142 @@
+"""What a team asks of a host beside machines: rights, events and figures.
+
+The rules are those of `forkd.service.api`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from forkd.model.caller import Caller, Tenant
+    from forkd.model.event import EventBatch
+    from forkd.model.host import HostInfo
+    from forkd.model.ids import SandboxId
+    from forkd.model.tenant import Quotas, TenantUsage
+    from forkd.model.token import NewToken, Token, TokenRequest
+    from forkd.model.usage import Usage
+
+
+class Tokens(Protocol):
+    """Bearer tokens, for callers over the network."""
+
+    async def create(self, caller: Caller, request: TokenRequest) -> NewToken:
+        """Make a token; its secret is in the answer and nowhere else.  Scope `admin`.
+
+        Raises:
+            Conflict: There is one of that name.
+            CapacityError: There are `TOKENS_MAX`.
+            StoreError: It could not be written down.
+        """
+        ...
+
+    async def list(self, caller: Caller) -> tuple[Token, ...]:
+        """Return every token, by name, without its secret.  Scope `admin`."""
+        ...
+
+    async def remove(self, caller: Caller, name: str) -> None:
+        """Remove a token.  Scope `admin`.
+
+        It is refused from now on, and requests under way for it are ended.
+
+        Raises:
+            StoreError: That could not be written down; the token holds on.
+        """
+        ...
+
+
+class Tenants(Protocol):
+    """Who shares this host, what each may have, and what it has."""
+
+    async def set_quotas(self, caller: Caller, tenant: Tenant, quotas: Quotas) -> TenantUsage:
+        """Set all quotas of a tenant; what it has already stays.  Scope `admin`.
+
+        Raises:
+            CapacityError: There are `TENANTS_MAX` tenants with quotas.
+            StoreError: They could not be written down.
+        """
+        ...
+
+    async def remove_quotas(self, caller: Caller, tenant: Tenant) -> None:
+        """Let a tenant have as much as the host has.  Scope `admin`.
+
+        Raises:
+            StoreError: That could not be written down.
+        """
+        ...
+
+    async def list(self, caller: Caller) -> tuple[TenantUsage, ...]:
+        """Return every tenant that has quotas or anything else.  Scope `read`.
+
+        Without `admin` it is only the caller's own.
+        """
+        ...
+
+
+class Journal(Protocol):
+    """What happens to sandboxes and snapshots."""
+
+    def follow(
+        self, caller: Caller, after: int | None = None, *, follow: bool = True
+    ) -> AsyncGenerator[EventBatch, None]:
+        """Yield the events that a caller may see, as they come.  Scope `read`.
+
+        The first batch comes at once, and one without events when none came for a while.  What is
+        not there any more is told as an event of the kind `gap`, before what follows it.  It ends
+        when the host does.
+
+        Args:
+            caller: Who asks.
+            after: The last id that the caller has seen; None for what comes from now on.
+            follow: Go on with what comes; or end after what there is.
+
+        Raises:
+            CapacityError: There are too many followers.
+            StoreError: The history cannot be read.
+        """
+        ...
+
+
+class Figures(Protocol):
+    """What a host does and how full it is, in figures."""
+
+    async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
+        """Return all figures as text for Prometheus, and which media type it is.
+
+        What needs a look at every process may be some seconds old.
+
+        Args:
+            caller: Who asks; figures are of the whole host, whatever its tenant.
+            accept: Which media types it takes, as in an `Accept` header.
+
+        Raises:
+            Forbidden: The caller lacks the scope `read`.
+            HostError: The kernel does not say how full it is.
+        """
+        ...
+
+
+class Usages(Protocol):
+    """What sandboxes use of the host.  Scope `read`."""
+
+    async def list(self, caller: Caller) -> tuple[Usage, ...]:
+        """Return what every running sandbox uses; measured at most a second ago."""
+        ...
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
+        """Return what one running sandbox uses now.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        ...
+
+
+class System(Protocol):
+    """The host itself.  Scope `read`."""
+
+    async def info(self, caller: Caller) -> HostInfo:
+        """Return what this host is and how full it is."""
+        ...
