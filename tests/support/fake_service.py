@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,7 @@ from forkd.errors import (
     StoreError,
     WarmUpError,
 )
-from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
-from forkd.model.event import Event, EventBatch, EventKind
 from forkd.model.host import HostInfo
 from forkd.model.ids import (
     SandboxId,
@@ -51,13 +49,13 @@ from forkd.model.sandbox import (
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
-from forkd.model.usage import Traffic, Usage
 from forkd.service.ledger import Ledger
 from forkd.service.tenants import Tenants
 from forkd.service.tokens import Tokens
 from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
+from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
 from tests.support.fake_recipes import FakeRecipes
 from tests.support.no_records import no_records
 
@@ -72,8 +70,6 @@ if TYPE_CHECKING:
     from tests.support.fake_programs import FakeExec
 
 FAKE_BUDGETS = TreeBudgets(live_max=100, depth_max=2, private_mib_max=1_024)
-THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-MIB = 1 << 20
 
 
 @dataclass
@@ -373,37 +369,6 @@ class FakeFigures(Component):
         return self.world.telemetry.exposition(accept)
 
 
-class FakeUsages(Component):
-    """Each sandbox has more than the one before; each time one asks, all have had more CPU time."""
-
-    async def list(self, caller: Caller) -> tuple[Usage, ...]:
-        self.world.used_s += 0.01
-        self.world.now = datetime.now(UTC)
-        every = enumerate(self.world.running.values(), start=1)
-        return tuple(self._of(each.sandbox, number) for number, each in every)
-
-    async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
-        return self._of(self.world.guest(caller, sandbox).sandbox, 1)
-
-    def _of(self, sandbox: Sandbox, number: int) -> Usage:
-        traffic = Traffic(number * 1_000, number * 2_000) if sandbox.address else None
-        cpu_s, exact = number * self.world.used_s, number % 2 == 1
-        return Usage(
-            sandbox, self.world.now, cpu_s, number * MIB, exact, number * 4096, traffic, None
-        )
-
-
-class FakeJournal(Component):
-    """Ends each stream after its first batch, as a daemon does that is started again and again."""
-
-    async def follow(
-        self, caller: Caller, after: int | None = None, *, follow: bool = True
-    ) -> AsyncGenerator[EventBatch, None]:
-        caller.require(Scope.READ)
-        seen = len(self.world.happened) if after is None else after
-        yield EventBatch(tuple(self.world.happened[seen:]), max(seen, len(self.world.happened)))
-
-
 class FakeService:
     """Every component, in memory, and what they work on."""
 
@@ -434,16 +399,7 @@ class FakeService:
         self.tenants = Tenants(self.telemetry, no_records(), Ledger())
         self.figures = FakeFigures(self)
         self.journal = FakeJournal(self)
-        self.happened: list[Event] = []
         self.usage = FakeUsages(self)
-        self.used_s = 0.0
-        self.now = THEN
-
-    def happen(self, *subjects: str) -> None:
-        """Have sandboxes become ready."""
-        for each in subjects:
-            kind, id_ = EventKind.SANDBOX_READY, len(self.happened) + 1
-            self.happened.append(Event(id_, THEN, kind, each, detail={"tag": "warm"}))
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()

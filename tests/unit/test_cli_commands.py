@@ -474,9 +474,9 @@ def test_a_conflict_ends_with_4(forkd: Forkd, sandbox: str) -> None:
 def test_what_happened_is_listed_and_nothing_in_it_can_act_on_a_terminal(
     forkd: Forkd, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("sb-a", "sb-b")
-    bad = replace(daemon.service.happened[1], detail={"reason": "\x1b[2Jgone"})
-    daemon.service.happened[1] = bad
+    daemon.service.journal.happen("sb-a", "sb-b")
+    bad = replace(daemon.service.journal.happened[1], detail={"reason": "\x1b[2Jgone"})
+    daemon.service.journal.happened[1] = bad
 
     lines = forkd("events").out.splitlines()
 
@@ -489,7 +489,7 @@ def test_what_happened_is_listed_and_nothing_in_it_can_act_on_a_terminal(
 
 
 def test_what_happened_is_json_lines_after_an_event(forkd: Forkd, daemon: RunningDaemon) -> None:
-    daemon.service.happen("sb-a", "sb-b", "sb-c")
+    daemon.service.journal.happen("sb-a", "sb-b", "sb-c")
 
     said = [json.loads(line) for line in forkd("events", "--after", "1", "--json").out.splitlines()]
 

@@ -553,7 +553,7 @@ async def test_a_difference_names_what_was_added_changed_and_removed(
 async def test_events_come_in_order_and_end_where_there_are_no_more(
     client: AsyncClient, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("a", "b", "c")
+    daemon.service.journal.happen("a", "b", "c")
 
     found = [each async for each in client.events(after=1, follow=False)]
 
@@ -567,12 +567,12 @@ async def test_events_come_in_order_and_end_where_there_are_no_more(
 async def test_events_go_on_after_each_connection_that_ends(
     client: AsyncClient, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("a", "b")
+    daemon.service.journal.happen("a", "b")
     found = []
     async for each in client.events(after=0):
         found.append(each.subject)
         if len(found) == 2:
-            daemon.service.happen("c")
+            daemon.service.journal.happen("c")
         if len(found) == 3:
             break
 
@@ -582,7 +582,7 @@ async def test_events_go_on_after_each_connection_that_ends(
 async def test_events_end_with_their_connection_if_told_so(
     client: AsyncClient, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("a")
+    daemon.service.journal.happen("a")
 
     assert [each.subject async for each in client.events(after=0, reconnect=False)] == ["a"]
 

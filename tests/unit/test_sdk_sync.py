@@ -550,7 +550,7 @@ def test_a_difference_names_what_was_added_changed_and_removed(
 def test_events_come_in_order_and_end_where_there_are_no_more(
     client: Client, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("a", "b", "c")
+    daemon.service.journal.happen("a", "b", "c")
 
     found = [each for each in client.events(after=1, follow=False)]
 
@@ -564,12 +564,12 @@ def test_events_come_in_order_and_end_where_there_are_no_more(
 def test_events_go_on_after_each_connection_that_ends(
     client: Client, daemon: RunningDaemon
 ) -> None:
-    daemon.service.happen("a", "b")
+    daemon.service.journal.happen("a", "b")
     found = []
     for each in client.events(after=0):
         found.append(each.subject)
         if len(found) == 2:
-            daemon.service.happen("c")
+            daemon.service.journal.happen("c")
         if len(found) == 3:
             break
 
@@ -577,7 +577,7 @@ def test_events_go_on_after_each_connection_that_ends(
 
 
 def test_events_end_with_their_connection_if_told_so(client: Client, daemon: RunningDaemon) -> None:
-    daemon.service.happen("a")
+    daemon.service.journal.happen("a")
 
     assert [each.subject for each in client.events(after=0, reconnect=False)] == ["a"]
 

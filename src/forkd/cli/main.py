@@ -25,20 +25,7 @@ from typing import Annotated
 import typer
 
 import forkd
-from forkd.cli import (
-    audit,
-    copy,
-    events,
-    guests,
-    host,
-    keys,
-    packs,
-    rights,
-    sandboxes,
-    snapshots,
-    top,
-    trees,
-)
+from forkd.cli import commands
 from forkd.cli.context import CaFile, Token, Url, shared
 from forkd.cli.group import Group
 
@@ -72,12 +59,7 @@ def options(
     shared.url, shared.token, shared.ca_file, shared.as_json = url, token, ca_file, False
 
 
-for module in (host, sandboxes, trees, guests, copy, packs, events, top, audit):
-    module.register(app)
-app.add_typer(snapshots.commands, name="snapshot")
-app.add_typer(keys.commands, name="key")
-app.add_typer(rights.tokens, name="token")
-app.add_typer(rights.tenants, name="tenant")
+commands.register(app)
 
 
 def main() -> None:

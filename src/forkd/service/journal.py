@@ -54,6 +54,13 @@ TELL_EVERY_S = 0.1
 TOLD_AT_ONCE = 10
 """Followers that are told before others get a turn: five hundred of them take tens of ms."""
 
+TELLING_SHARE_MAX = 1 / 40
+"""Most of the time that is spent on telling followers: the more they are, the more events are
+gathered for them."""
+
+TELL_EVERY_S_MAX = 3.0
+"""How long events are gathered at most, however long telling takes."""
+
 IDLE_S = 15.0
 """How long a follower hears nothing before it is told how far the history has come."""
 
@@ -103,14 +110,17 @@ class Journal:
 
     async def tell(self) -> None:
         """Wake followers when there is something for them; a vital task of the service."""
+        time_s = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
             await asyncio.sleep(TELL_EVERY_S)
             self._news.clear()
+            begun_s = time_s()
             waiting = iter(tuple(self._waiting))
             while some := tuple(islice(waiting, TOLD_AT_ONCE)):
                 self._wake(some)
                 await asyncio.sleep(0)
+            await asyncio.sleep(min((time_s() - begun_s) / TELLING_SHARE_MAX, TELL_EVERY_S_MAX))
 
     async def close(self) -> None:
         """Write down what is left, and that no more ids were given out."""
