@@ -59,7 +59,7 @@ class EventTexts:
     """Events as they are sent, each rendered once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, bytes] = {}
+        self._known: dict[int, tuple[Event, bytes]] = {}
 
     async def stream(self, batches: AsyncGenerator[EventBatch, None]) -> Response:
         """Return `batches` as an answer.
@@ -89,11 +89,11 @@ class EventTexts:
         if event.kind is EventKind.GAP:  # its id may be that of an event, for others
             return _event(event)
         known = self._known.get(event.id)
-        if known is None:
+        if known is None or known[0] != event:
             if len(self._known) >= RENDERED_MAX:
                 self._known.clear()
-            known = self._known[event.id] = _event(event)
-        return known
+            known = self._known[event.id] = event, _event(event)
+        return known[1]
 
 
 def _event(event: Event) -> bytes:
