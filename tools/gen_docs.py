@@ -15,6 +15,7 @@ import ast
 import operator
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -279,7 +280,8 @@ def metrics_page() -> str:
     lines = [MARK, "# Metrics\n", METRICS_WORDS, "## Of the host\n", *_metrics(names.OURS)]
     lines += ["", "## Of the daemon's process\n", *_metrics(names.PROCESS)]
     operations = ", ".join(f"`{each}`" for each in sorted(names.OPERATION_NAMES))
-    lines += ["", "## Operations\n", f"{OPERATIONS_WORDS} {operations}.", ""]
+    text = f"{OPERATIONS_WORDS} {operations}.".replace("\n", " ")
+    lines += ["", "## Operations\n", *textwrap.wrap(text, 120), ""]
     return "\n".join(lines)
 
 

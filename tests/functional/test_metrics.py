@@ -334,6 +334,8 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
     ),
     ({"host_info": "ok"}, lambda w: w.host.system.info(CALLER)),
     ({"metrics": "ok"}, lambda w: w.host.figures.exposition(CALLER, "")),
+    ({"get_usage": "ok"}, lambda w: w.host.usage.get(CALLER, w.sandbox)),
+    ({"list_usage": "ok"}, lambda w: w.host.usage.list(CALLER)),
     ({"follow_events": "cancelled"}, lambda w: _first(w.host.journal.follow(CALLER, after=0))),
     ({"promote": "ok"}, lambda w: w.host.promotions.promote(CALLER, w.child)),
 ]

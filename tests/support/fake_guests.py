@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from forkd.engine.faults import guest_fault
@@ -35,7 +36,9 @@ class Contents:
 
     def copy(self) -> Contents:
         plain = {name: value for name, value in self.names.items() if name != "__builtins__"}
-        return Contents(dict(self.files), copy.deepcopy(plain))
+        modules = {name: value for name, value in plain.items() if isinstance(value, ModuleType)}
+        own = {name: value for name, value in plain.items() if name not in modules}
+        return Contents(dict(self.files), {**modules, **copy.deepcopy(own)})
 
 
 @dataclass

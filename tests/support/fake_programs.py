@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHUNK = 64 * 1024
 
 PROGRAMS = {
-    "cat", "echo", "env", "exit", "fail", "sh", "size", "sleep", "spew", "text", "true",
+    "/bin/sh", "cat", "echo", "env", "exit", "fail", "sh", "size", "sleep", "spew", "text", "true",
     "until-ctrl-c",
 }  # fmt: skip
 """What there is: `exit N`, `sh -c "exit N"`, `spew BYTES`; `text` cannot be executed."""

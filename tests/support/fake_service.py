@@ -26,6 +26,7 @@ from forkd.errors import (
     StoreError,
     WarmUpError,
 )
+from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
 from forkd.model.host import HostInfo
 from forkd.model.ids import (

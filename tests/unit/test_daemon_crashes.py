@@ -11,6 +11,7 @@ from forkd.daemon.clients import UNIX
 from forkd.daemon.errors import install
 from forkd.daemon.requests import Requests
 from forkd.model.caller import local_caller
+from forkd.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     import pytest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
 
 
-def by_nobody(_: Scope, request_id: str) -> Caller:
+async def by_nobody(_: Scope, request_id: str) -> Caller:
     return local_caller(request_id)
 
 
@@ -51,7 +52,7 @@ async def test_a_crash_is_logged_though_the_client_leaves_with_its_answer(
         "type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"",
         "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "", "state": {},
     }  # fmt: skip
-    await Requests(app, by_nobody, UNIX)(scope, receive, send)
+    await Requests(app, by_nobody, UNIX, Telemetry())(scope, receive, send)
 
     assert sent[0]["status"] == 500
     (record,) = [each for each in caplog.records if each.getMessage() == "request crashed"]

@@ -65,7 +65,7 @@ async def served(folder: Path, **limits: Any) -> AsyncIterator[Daemon]:  # noqa:
     """Serve a history that goes on where the last one in this folder ended."""
     database = Database(folder / "forkd.db")
     journal = Journal(Telemetry(), Records(database))
-    await journal.open()
+    await journal.begin()
     app = create_app(cast("Host", SimpleNamespace(journal=journal)))
     settings = Settings(socket=folder / "forkd.sock")
     few: ClientLimits = replace(UNIX, **limits)

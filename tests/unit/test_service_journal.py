@@ -76,7 +76,7 @@ class Opened:
 async def opened(folder: Path, *, crash: bool = False) -> AsyncIterator[Opened]:
     """Run a journal for the block; at the end it is closed, or dies as a process would."""
     made = Opened(folder)
-    await made.journal.open()
+    await made.journal.begin()
     tasks = [asyncio.ensure_future(each) for each in (made.journal.write(), made.journal.tell())]
     try:
         yield made

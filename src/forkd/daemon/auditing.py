@@ -40,7 +40,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 OURSELVES = "forkd"
-"""Principal of what nobody asked for."""
+"""Principal of what the daemon does by itself."""
 
 
 class Actions:

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from forkd.daemon.auditing import Auditor
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
-from forkd.daemon.errors import internal_error, plain, render
+from forkd.daemon.errors import CRASH, internal_error, plain, render
 from forkd.daemon.peers import CALLER, END, HELD, OPEN_PATHS
 from forkd.errors import Denied, ForkdError, NotFound
 from forkd.model.caller import Request, current_request, note_error
@@ -126,12 +126,12 @@ class Requests:
                     await _until_gone(self._app, scope, receive, answer, end)
         except ForkdError as error:
             await _refuse(error, scope, receive, answer)
-        except Exception as error:
-            fields = {"path": scope["path"]}
-            log.error("request crashed", exc_info=not is_reported(error), extra=fields)  # noqa: TRY400 - once
-            note_error(ForkdError.code)
+        except Exception as error:  # noqa: BLE001 - the one place where a crash becomes an answer
+            scope[CRASH] = error
             if not answer.begun:
                 await internal_error()(scope, receive, answer.send)
+        finally:
+            _report_crash(scope)
 
     @contextlib.contextmanager
     def _counted(self, scope: Scope) -> Iterator[None]:
@@ -203,6 +203,15 @@ def _describe(scope: Scope, method: str, answer: _Answer) -> None:
     if answer.status:
         said["http.response.status_code"] = answer.status
     tracing.note(said, name=f"{method} {route}".strip())
+
+
+def _report_crash(scope: Scope) -> None:
+    """Log what a handler raised that is no error of ours, with its traceback unless it has been."""
+    error: Exception | None = scope.get(CRASH)
+    if error is not None:
+        fields = {"path": scope["path"]}
+        log.error("request crashed", exc_info=None if is_reported(error) else error, extra=fields)
+        note_error(ForkdError.code)
 
 
 def _header_bytes(scope: Scope) -> int:

@@ -206,7 +206,7 @@ async def _compose(
     store, pending, records = ground.store, ground.pending, ground.records
     network = ground.names.network
     journal = Journal(telemetry, records)
-    await journal.open()  # before anything is changed that it should have: it knows of a crash
+    await journal.begin()  # before anything is changed that it should have: it knows of a crash
     stack.push_async_callback(journal.close)
     recovered = await Recovery(settings, records, ground.cgroups, network).recover()
     _note_recovered(journal, recovered)
@@ -259,7 +259,9 @@ async def _compose(
         tenants=tenants,
         journal=journal,
         figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
-        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, settings.tops_dir.resolve()),
+        usage=UsageOfSandboxes(
+            telemetry, roster, ground.cgroups, files.real_path(settings.tops_dir)
+        ),
         telemetry=telemetry,
         tasks=tasks,
     )

@@ -90,7 +90,7 @@ class Journal:
         self._ended = False
         self.followers = 0
 
-    async def open(self) -> None:
+    async def begin(self) -> None:
         """Go on where the last daemon ended; after what it may have given out if it was killed."""
         extent = await self._records.ask(history.extent)
         self._next_id = max(extent.last, extent.reserved) + 1
