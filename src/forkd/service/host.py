@@ -241,6 +241,7 @@ async def _compose(
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
+    tops = files.real_path(settings.tops_dir)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     host = Host(
         recipes=recipes,
@@ -259,9 +260,7 @@ async def _compose(
         tenants=tenants,
         journal=journal,
         figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
-        usage=UsageOfSandboxes(
-            telemetry, roster, ground.cgroups, files.real_path(settings.tops_dir)
-        ),
+        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
         telemetry=telemetry,
         tasks=tasks,
     )

@@ -52,9 +52,10 @@ OPERATION_NAMES = frozenset({
     "delete_sandbox", "delete_snapshot", "draw_trees", "echo", "eval", "extend", "find_sandbox",
     "follow_console_log", "follow_events", "fork", "get_recipe", "get_sandbox", "get_snapshot",
     "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots", "list_tenants",
-    "list_tokens", "list_usage", "make_dir", "metrics", "move_file", "pack", "ping", "promote", "read_file", "remove_file",
-    "remove_quotas", "remove_token", "reset", "set_quotas", "share_snapshot", "start_exec",
-    "stat_file", "tidy", "tree_budgets", "unpack", "upload_recipe", "write_file",
+    "list_tokens", "list_usage", "make_dir", "metrics", "move_file", "pack", "ping", "promote",
+    "read_file", "remove_file", "remove_quotas", "remove_token", "reset", "set_quotas",
+    "share_snapshot", "start_exec", "stat_file", "tidy", "tree_budgets", "unpack",
+    "upload_recipe", "write_file",
 })  # fmt: skip
 """Values of the label `operation`: the use cases of all components, and `exec`."""
 

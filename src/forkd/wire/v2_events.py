@@ -56,7 +56,7 @@ class UsageInfo(Answer):
     created_at_unix: int
     measured_at_unix: float = Field(description="When, in seconds, to the microsecond.")
     cpu_secs: float = Field(description="CPU time that it has had since it was forked.")
-    memory_private_bytes: int = Field(description="Memory that it shares with nobody.")
+    memory_private_bytes: int = Field(description="Its private memory.")
     memory_private_exact: bool = Field(
         description="Whether that was counted. Of many sandboxes some are counted each time; "
         "before it was, this is an upper bound, which has what branches share with their source."
