@@ -18,6 +18,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from schemathesis.core.result import Ok
 
 from forkd.daemon.auth import TOKEN_FILE
 from forkd.daemon.logins import FREE
@@ -60,6 +61,7 @@ def operations() -> Iterator[tuple[str, Any]]:
     for prefix, name in DOCUMENTS.items():
         document = json.loads((ROOT / "protocol/rest" / name).read_text(encoding="utf-8"))
         for each in schemathesis.openapi.from_dict(document).get_all_operations():
+            assert isinstance(each, Ok), each
             yield prefix, each.ok()
 
 
