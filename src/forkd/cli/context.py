@@ -47,7 +47,7 @@ Url = Annotated[
     str | None, typer.Option(help="The daemon: http[s]://… or unix:///…; else FORKD_URL.")
 ]
 Token = Annotated[
-    str | None, typer.Option(help="Its bearer token; else FORKD_TOKEN.", show_default=False)
+    str | None, typer.Option(help="Bearer token (default: FORKD_TOKEN).", show_default=False)
 ]
 CaFile = Annotated[
     str | None, typer.Option(help="Certificates of its CA; else FORKD_CA_FILE.", show_default=False)
