@@ -216,9 +216,6 @@ class World:
 
 LINK, BAKED, MOVED_HERE = (parse_tag(each) for each in ("link", "baked", "moved-here"))
 
-NO_SUCH_OP = "invalid_request"
-"""How an operation ends for which the fake guest has no answer."""
-
 
 async def _first(items: AsyncGenerator[object, None]) -> None:
     async with contextlib.aclosing(items):
@@ -321,17 +318,11 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
         lambda w: w.host.guests.write_file(CALLER, w.sandbox, "/file", one(b"")),
     ),
     ({"read_file": "ok"}, _read_file),
-    ({"stat_file": NO_SUCH_OP}, lambda w: _refused(w.host.guests.stat(CALLER, w.sandbox, "/a"))),
-    ({"list_dir": NO_SUCH_OP}, lambda w: _refused(w.host.guests.list_dir(CALLER, w.sandbox, "/"))),
-    ({"make_dir": NO_SUCH_OP}, lambda w: _refused(w.host.guests.make_dir(CALLER, w.sandbox, "/a"))),
-    (
-        {"move_file": NO_SUCH_OP},
-        lambda w: _refused(w.host.guests.move(CALLER, w.sandbox, "/a", "/b")),
-    ),
-    (
-        {"remove_file": NO_SUCH_OP},
-        lambda w: _refused(w.host.guests.remove(CALLER, w.sandbox, "/a")),
-    ),
+    ({"stat_file": "not_found"}, lambda w: _refused(w.host.guests.stat(CALLER, w.sandbox, "/a"))),
+    ({"list_dir": "ok"}, lambda w: w.host.guests.list_dir(CALLER, w.sandbox, "/")),
+    ({"make_dir": "ok"}, lambda w: w.host.guests.make_dir(CALLER, w.sandbox, "/a")),
+    ({"move_file": "ok"}, lambda w: w.host.guests.move(CALLER, w.sandbox, "/file", "/moved")),
+    ({"remove_file": "ok"}, lambda w: w.host.guests.remove(CALLER, w.sandbox, "/moved")),
     ({"host_info": "ok"}, lambda w: w.host.system.info(CALLER)),
     ({"metrics": "ok"}, lambda w: w.host.figures.exposition(CALLER, "")),
     ({"get_usage": "ok"}, lambda w: w.host.usage.get(CALLER, w.sandbox)),

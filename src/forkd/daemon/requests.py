@@ -42,8 +42,9 @@ REQUEST_ID = b"x-request-id"
 BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 """Messages that begin an answer, and that have headers."""
 
-KINDS = ("requests", "WebSockets", "streams of events")
-"""What is counted, each by itself."""
+KINDS = {"http": "requests", "websocket": "WebSockets", "events": "streams of events"}
+"""What is counted, each by itself: the kind as in figures, and what a refusal calls it."""
+
 SWITCHING = 101
 """Status of a WebSocket that was accepted."""
 
@@ -136,13 +137,12 @@ class Requests:
     @contextlib.contextmanager
     def _counted(self, scope: Scope) -> Iterator[None]:
         """Count a request for the block, or refuse it; whether we live can always be asked."""
-        kind = KINDS[0] if scope["type"] == "http" else KINDS[1]
-        kind = KINDS[2] if scope["path"] == EVENTS_PATH else kind
+        kind = "events" if scope["path"] == EVENTS_PATH else scope["type"]
         if scope["path"] in OPEN_PATHS:
             yield
             return
         if self._at_once[kind] >= self._most[kind]:
-            raise too_much(kind)
+            raise too_much(KINDS[kind])
         self._at_once[kind] += 1
         try:
             with self._telemetry.request(kind):

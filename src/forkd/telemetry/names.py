@@ -94,9 +94,9 @@ LOGINS_DENIED = Metric(
 REQUESTS = Metric(
     "forkd_requests_in_progress",
     Kind.GAUGE,
-    "Requests being answered, by `kind`: `http` or `websocket`.",
+    "Requests being answered, by `kind`: `http`, `websocket`, or `events` for a stream of events.",
     ("kind",),
-    (("http",), ("websocket",)),
+    (("http",), ("websocket",), ("events",)),
 )
 SANDBOXES = Metric("forkd_sandboxes", Kind.GAUGE, "Sandboxes, by state.", ("state",))
 SNAPSHOTS = Metric("forkd_snapshots", Kind.GAUGE, "Snapshots, by status.", ("status",))

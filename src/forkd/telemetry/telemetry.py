@@ -77,7 +77,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def request(self, kind: str) -> Generator[None, None, None]:
-        """Count a request, `http` or `websocket`, as being answered within the block."""
+        """Count a request as being answered within the block; `names.REQUESTS` has the kinds."""
         requests = self._series(Gauge, names.REQUESTS, (kind,))
         requests.inc()
         try:
