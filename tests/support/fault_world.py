@@ -298,11 +298,15 @@ def is_dead(pid: int) -> bool:
     return ") Z " in stat
 
 
+LASTING = tuple(f"{kind} " for kind in (TaskKind.OWNER, TaskKind.JOURNAL))
+"""How the names of tasks begin that live as long as a sandbox, or as the host."""
+
+
 def busy() -> list[str]:
-    """Return what goes on in this event loop beside its caller and the owners of sandboxes."""
+    """Return what goes on in this event loop beside its caller and what goes on for ever."""
     mine = asyncio.current_task()
     names = [each.get_name() for each in asyncio.all_tasks() if each is not mine]
-    return [name for name in names if not name.startswith(f"{TaskKind.OWNER} ")]
+    return [name for name in names if not name.startswith(LASTING)]
 
 
 async def outcome_of(work: Awaitable[object]) -> ForkdError | str | None:
