@@ -106,6 +106,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "sqlite3.Connection.executemany": (EIO, ENOSPC),
     "sqlite3.Connection.executescript": (EIO, ENOSPC),
     "sqlite3.Cursor.fetchone": (EIO,),
+    "sqlite3.Cursor.fetchall": (EIO,),
 }
 """What each function can give.  Of several errors that mean the same, one."""
 
