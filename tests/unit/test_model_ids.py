@@ -6,7 +6,6 @@ import pytest
 
 from forkd.errors import InvalidRequest, NotFound
 from forkd.model.ids import (
-    CANDIDATES_SHOWN_MAX,
     TAG_CHARS_MAX,
     SandboxId,
     new_sandbox_id,
@@ -15,6 +14,7 @@ from forkd.model.ids import (
     parse_sandbox_start,
     parse_tag,
 )
+from forkd.model.listing import NAMED_MAX
 
 
 def test_an_id_is_new_each_time_and_parses() -> None:
@@ -52,7 +52,7 @@ def test_what_begins_no_id_is_refused_by_field(text: str) -> None:
 
 
 def test_only_one_sandbox_may_be_meant() -> None:
-    ids = [SandboxId(f"sb-a{number}") for number in range(CANDIDATES_SHOWN_MAX + 1)]
+    ids = [SandboxId(f"sb-a{number}") for number in range(NAMED_MAX + 1)]
 
     assert only_sandbox("sb-a", ids[:1]) == ids[0]
     with pytest.raises(NotFound, match="no sandbox sb-a"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NewType
 
 from forkd.errors import InvalidRequest, NotFound
 from forkd.limits import SANDBOX_ID_PATTERN
+from forkd.model.listing import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,9 +23,6 @@ Tag = NewType("Tag", str)
 
 TAG_CHARS_MAX = 64
 """Longest tag; room for a suffix remains in a file name of 255 bytes."""
-
-CANDIDATES_SHOWN_MAX = 5
-"""Most ids that an error lists."""
 
 SANDBOX_ID_PREFIX = "sb-"
 """Begins every id of a sandbox."""
@@ -80,9 +78,7 @@ def only_sandbox(start: str, ids: Iterable[SandboxId]) -> SandboxId:
     if not found:
         raise NotFound(f"no sandbox {start}", sandbox=start)
     if len(found) > 1:
-        more = len(found) - CANDIDATES_SHOWN_MAX
-        candidates = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (f" and {more} more" * (more > 0))
-        raise InvalidRequest(f"{len(found)} ids begin with {start}: {candidates}", field="id")
+        raise InvalidRequest(f"{len(found)} ids begin with {start}: {some(found)}", field="id")
     return found[0]
 
 

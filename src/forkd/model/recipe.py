@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest, NotFound
 from forkd.limits import RECIPE_NAME_PATTERN
+from forkd.model.listing import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,9 +102,8 @@ def parse_uploaded(text: str, *, field: str = "recipe") -> UploadedRecipe:
 def no_recipe(name: str, known: Iterable[str]) -> NotFound:
     """Return the error for a name that no recipe has; it lists those that there are."""
     names = sorted(set(known))
-    more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
-    there_are = ", ".join(names[:NAMES_SHOWN_MAX]) or "none"
-    return NotFound(f"no recipe {name!r}; there are: {there_are}{more}", recipe=name)
+    there_are = some(names, NAMES_SHOWN_MAX) or "none"
+    return NotFound(f"no recipe {name!r}; there are: {there_are}", recipe=name)
 
 
 def no_upload(recipe: UploadedRecipe) -> NotFound:

@@ -20,6 +20,7 @@ from forkd.errors import CapacityError, Conflict, Forbidden, NotFound, StoreErro
 from forkd.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
 from forkd.model.caller import DEFAULT_OWNER, Owner, touch
 from forkd.model.event import EventKind
+from forkd.model.listing import some
 from forkd.model.snapshot import Snapshot, SnapshotStatus
 from forkd.service.ledger import stored as stored_amounts
 from forkd.service.snapshots import stored
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from forkd.service.records import Records
     from forkd.store.pending import PendingStore
     from forkd.store.snapshots import SnapshotStore
-
-NAMED_MAX = 5
-"""How many names a message has before it only counts the others."""
 
 log = logging.getLogger(__name__)
 
@@ -424,13 +422,6 @@ def _key(tag: Tag) -> str:
 
 def _not_found(tag: Tag) -> NotFound:
     return NotFound(f"no snapshot {tag!r}", tag=tag)
-
-
-def some(names: Iterable[str]) -> str:
-    """Return a few names and how many more there are."""
-    every = tuple(names)
-    more = len(every) - NAMED_MAX
-    return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _some_of(names: Iterable[tuple[str, bool]]) -> str:
