@@ -79,6 +79,11 @@ IdOf = Annotated[SandboxId, Depends(_sandbox_id)]
 TagOf = Annotated[Tag, Depends(_tag)]
 
 
+def bytes_as(media_type: str) -> dict[str, Any]:
+    """Return OpenAPI's description of a body that is bytes."""
+    return {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
+
+
 def router(noun: str) -> APIRouter:
     """Return an empty router for the routes of one noun."""
     return APIRouter(tags=[noun], responses=dict(ERRORS))

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, router
+from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, bytes_as, router
 from forkd.daemon.streaming import Stream
 from forkd.wire import v2_files
 
 routes = router("files")
 
 BYTES = "application/octet-stream"
-_BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+_BODY = bytes_as(BYTES)
 
 
 @routes.get(

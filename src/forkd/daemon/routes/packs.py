@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
-from forkd.daemon.routes import CallerOf, PacksOf, TagOf, router
+from forkd.daemon.routes import CallerOf, PacksOf, TagOf, bytes_as, router
 from forkd.daemon.routes.files import BYTES
 from forkd.daemon.streaming import Stream
 from forkd.wire import v2
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 routes = router("packs")
 
-_BODY = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+_BODY = bytes_as(BYTES)
 
 
 @routes.get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from forkd.daemon import convert
-from forkd.daemon.routes import CallerOf, RecipesOf, router
+from forkd.daemon.routes import CallerOf, RecipesOf, bytes_as, router
 from forkd.errors import InvalidRequest
 from forkd.model.recipe import parse_uploaded
 from forkd.wire import v2
@@ -13,7 +13,7 @@ from forkd.wire import v2
 routes = router("recipes")
 
 TAR = "application/x-tar"
-_BODY = {"content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}
+_BODY = bytes_as(TAR)
 
 
 @routes.post(
