@@ -12,4 +12,5 @@ pytest_plugins = [
     "tests.support.bakes",
     "tests.support.service_host",
     "tests.support.web",
+    "tests.support.fault_trial",
 ]

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.engine.replies import MachineExited, Reply
-from forkd.model.sandbox import ForkOptions
 from tests.support.fault_answers import Spoilt, spoilt_of, types_read
 from tests.support.fault_steps import STEPS
-from tests.support.fault_trial import Laboratory, laboratory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
+    from tests.support.fault_trial import Laboratory
     from tests.support.soak import Soak
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -31,13 +30,6 @@ PID_OF_ANOTHER = "pid somebody's"
 
 MISSED_MAX = 0.1
 """Of the answers that were to be spoilt, how many may not have been asked for again."""
-
-
-@pytest.fixture
-async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
-    """Steps over the fake VMM, without a network and without limits."""
-    async with laboratory(monkeypatch, ForkOptions()) as made:
-        yield made
 
 
 @pytest.fixture

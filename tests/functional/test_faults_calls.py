@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.model.sandbox import ForkOptions
 from tests.support.fault_steps import STEPS
-from tests.support.fault_trial import Laboratory, Refusal, laboratory, refusals_of
+from tests.support.fault_trial import Refusal, refusals_of
 from tests.support.faults import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
+    from tests.support.fault_trial import Laboratory
     from tests.support.soak import Soak
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -60,13 +60,6 @@ ONCE = (
 )
 
 
-@pytest.fixture
-async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
-    """Steps over the fake VMM, without a network and without limits."""
-    async with laboratory(monkeypatch, ForkOptions()) as made:
-        yield made
-
-
 @pytest.mark.soak
 async def test_whatever_call_fails_forkd_says_so_and_is_well_afterwards(
     lab: Laboratory, soak: Soak, tell: Callable[[str], None]
@@ -75,11 +68,8 @@ async def test_whatever_call_fails_forkd_says_so_and_is_well_afterwards(
         refusal for step in STEPS for refusal in refusals_of(step, (await lab.record(step)).sites)
     ]
     assert lab.injector.undecided == set(), "fault_table.py has to say what these can give"
-    soak.dice().shuffle(every)
 
-    problems = []
-    for trial in every[: soak.count(TRIALS, len(every))]:
-        problems += await lab.attempt(trial)
+    problems = await lab.attempt_some(every, soak, TRIALS)
 
     tell("\n".join([*problems, lab.summary(len(every))]))
     assert problems == []

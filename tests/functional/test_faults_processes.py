@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.model.sandbox import ForkOptions
 from tests.support.fault_processes import deaths_of
 from tests.support.fault_steps import STEPS
-from tests.support.fault_trial import Laboratory, laboratory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
+    from tests.support.fault_trial import Laboratory
     from tests.support.soak import Soak
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -25,13 +24,6 @@ MISSED_MAX = 0.3
 """Of the processes that were to be killed, how many may have ended before, or never begun."""
 
 
-@pytest.fixture
-async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
-    """Steps over the fake VMM, without a network and without limits."""
-    async with laboratory(monkeypatch, ForkOptions()) as made:
-        yield made
-
-
 @pytest.mark.soak
 async def test_whichever_process_is_killed_forkd_says_so_and_is_well_afterwards(
     lab: Laboratory, soak: Soak, tell: Callable[[str], None]
@@ -40,11 +32,8 @@ async def test_whichever_process_is_killed_forkd_says_so_and_is_well_afterwards(
     for step in STEPS:
         recorded = await lab.record(step)
         every += deaths_of(step, recorded.sites, recorded.processes)
-    soak.dice().shuffle(every)
 
-    problems = []
-    for trial in every[: soak.count(TRIALS, len(every))]:
-        problems += await lab.attempt(trial)
+    problems = await lab.attempt_some(every, soak, TRIALS)
 
     tell("\n".join([*problems, lab.summary(len(every))]))
     assert problems == []

@@ -13,8 +13,11 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pytest
+
 from forkd.errors import CapacityError, ForkdError, RequestError
 from forkd.host.faults import EXHAUSTED
+from forkd.model.sandbox import ForkOptions
 from forkd.network.plan import Plan
 from forkd.service.sandboxes import owner
 from forkd.service.settings import PackPolicy
@@ -30,12 +33,10 @@ from tests.support.nonsense import recorded
 from tests.support.service_host import make_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
-    import pytest
-
-    from forkd.model.sandbox import ForkOptions
     from tests.support.nonsense import Answer
+    from tests.support.soak import Soak
 
 TRIAL_S = 60.0
 """How long a trial may take, all looks at what it left included."""
@@ -166,6 +167,12 @@ class Laboratory:
         assert isinstance(outcome, ForkdError) if STEPS[step].refused else outcome is None, outcome
         return Recorded(sites, processes.found, said, readings)
 
+    async def attempt_some(self, every: Sequence[Trial], soak: Soak, few: int) -> list[str]:
+        """Attempt `few` of all trials, whichever the dice say, or all of them in a soak."""
+        count = soak.count(few, len(every))
+        chosen = soak.dice().sample(every, min(count, len(every)))
+        return [problem for trial in chosen for problem in await self.attempt(trial)]
+
     async def attempt(self, trial: Trial) -> list[str]:
         """Do a step with something going wrong; return a line for each thing that is not well."""
         world = await self.world()
@@ -232,16 +239,14 @@ class Laboratory:
         return world
 
 
-@contextlib.asynccontextmanager
-async def laboratory(
-    monkeypatch: pytest.MonkeyPatch, options: ForkOptions
-) -> AsyncIterator[Laboratory]:
-    """Give a laboratory, and throw away its last world."""
+@pytest.fixture
+async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
+    """Steps over the fake VMM, without a network and without limits."""
     monkeypatch.setattr(promotion, "RETRY_S_MIN", SOON_S)
     monkeypatch.setattr(owner, "RETRY_S", SOON_S)
     monkeypatch.setattr(bake, "BOOT_TIMEOUT_S", BOOT_S)
     with Injector() as injector:
-        made = Laboratory(injector, options)
+        made = Laboratory(injector, ForkOptions())
         try:
             yield made
         finally:
