@@ -18,6 +18,7 @@ from forkd.errors import (
     Conflict,
     EngineError,
     EngineExited,
+    ForkdError,
     GuestError,
     InvalidRequest,
     NotFound,
@@ -30,14 +31,16 @@ from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
 from forkd.service import seeds
 from forkd.service.trees import stalls
+from forkd.service.trees.branches import Branches
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG, FakeHost, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId
-    from forkd.model.sandbox import Sandbox
+    from forkd.model.sandbox import BranchResult, Sandbox
     from forkd.service.host import Host
 
 OPTIONS = BranchOptions()
@@ -529,6 +532,29 @@ async def test_a_difference_names_the_files_that_differ_and_leaves_no_copy(
         of_snapshot = await service.comparisons.compare(CALLER, TAG, child.id)
         assert {each.path for each in of_snapshot.changes} == {"/added", "/changed", "/kept"}
         assert len(await service.sandboxes.list(CALLER)) == 2
+        assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
+
+
+async def test_a_copy_is_gone_though_its_source_was_deleted_as_soon_as_it_was_made(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = Branches.branch
+
+    async def branch_and_delete(
+        of: Branches, caller: Caller, name: SandboxId, count: int, options: BranchOptions
+    ) -> BranchResult:
+        made = await branch(of, caller, name, count, options)
+        await of.sandboxes.delete(caller, name)
+        return made
+
+    async with held(fake_host) as (service, source):
+        (other,) = await branched(service, source.id)
+        monkeypatch.setattr(Branches, "branch", branch_and_delete)
+
+        with contextlib.suppress(ForkdError):  # its memory cannot be read any more
+            await service.comparisons.compare(CALLER, source.id, TAG)
+
+        assert [each.id for each in await service.sandboxes.list(CALLER)] == [other.id]
         assert list((fake_host.settings.state_dir / "staging").iterdir()) == []
 
 
