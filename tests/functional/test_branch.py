@@ -391,6 +391,7 @@ async def test_what_was_not_written_out_yet_is_seen_of_sandboxes_and_of_snapshot
     await service.snapshots.delete(CALLER, link)
 
 
+@pytest.mark.soak(only=True)  # of a guest that has stopped writing: the tests above
 async def test_a_guest_that_writes_all_the_while_is_compared_at_one_moment(
     real_host: RealHost,
 ) -> None:

@@ -99,12 +99,12 @@ with open("/root/synced", "wb") as file:
 
 
 @pytest.mark.soak
-async def test_twenty_siblings_at_once_read_what_they_wrote_and_see_nobody_elses(
+async def test_siblings_at_once_read_what_they_wrote_and_see_nobody_elses(
     real_host: RealHost, soak: Soak
 ) -> None:
-    steps = soak.count(20, 150)
+    count, steps = soak.count(8, SIBLINGS), soak.count(20, 150)
     before = lower_layers(real_host)
-    async with real_host.forked(SIBLINGS, ForkOptions()) as siblings:
+    async with real_host.forked(count, ForkOptions()) as siblings:
         asked = [
             value(
                 real_host,

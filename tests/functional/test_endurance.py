@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
     from tests.support.real_host import RealHost
-    from tests.support.soak import Soak
 
 pytestmark = [REAL, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -237,14 +236,13 @@ async def forked(host: RealHost, tag: Tag) -> SandboxId:
     return (await host.service.sandboxes.fork(CALLER, tag, 1, ForkOptions())).sandboxes[0].id
 
 
+@pytest.mark.soak(only=True)  # small ones: tests/functional/test_chains.py
 async def test_ten_large_links_have_their_base_in_memory_once_and_all_their_data(
-    soak: Soak, bakes: Bakes, tmp_path: Path, tell: Callable[[str], None]
+    bakes: Bakes, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    count, mib = soak.count(3, 10), soak.count(4, 50)
-    recipe = RECIPE
-    if soak.in_full:
-        ballast = f"\nballast = numpy.random.default_rng(0).bytes({BASE_MIB} << 20)\n"
-        recipe = variant(tmp_path / "large", warmup=ballast, memory_mib=1280)
+    count, mib = 10, 50
+    ballast = f"\nballast = numpy.random.default_rng(0).bytes({BASE_MIB} << 20)\n"
+    recipe = variant(tmp_path / "large", warmup=ballast, memory_mib=1280)
     async with baked_host(bakes, recipe) as host:
         base = image_bytes(host.vmm_processes())
         digests: dict[Tag, str] = {}

@@ -118,10 +118,13 @@ def nothing_is_left(daemon: Daemon, client: Client) -> bool:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda source: source.snapshot("a"),
-        lambda source: source.try_branch(1, tag="a"),
+        pytest.param(lambda source: source.snapshot("a"), id="snapshot"),
+        pytest.param(
+            lambda source: source.try_branch(1, tag="a"),
+            id="branch",
+            marks=pytest.mark.soak(only=True),
+        ),
     ],
-    ids=["snapshot", "branch"],
 )
 def test_a_snapshot_for_which_there_is_no_room_is_refused_whole_and_its_source_goes_on(
     write: Callable[[Sandbox], object], daemon: Daemon, client: Client, disk: Path, source: Sandbox
