@@ -8,10 +8,9 @@ import functools
 import io
 import shutil
 import tarfile
-import threading
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -19,7 +18,6 @@ import pytest
 from forkd.daemon.settings import Bind
 from forkd.errors import ForkdError
 from forkd.host import holdings
-from forkd.images import builder
 from forkd.model.caller import DEFAULT_TENANT, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
@@ -29,15 +27,16 @@ from forkd.model.snapshot import LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, parse_tenant
 from forkd.model.token import TokenRequest
 from forkd.service import figures
-from forkd.service import images as service_images
+from forkd.service.images import BUILDS_MAX
 from forkd.telemetry import names
+from tests.support.builds import blocked_builds, drain
 from tests.support.callers import CALLER
 from tests.support.figures import Scrape
 from tests.support.served_host import Served, served_host
 from tests.support.service_host import TAG, UNTIL_DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from forkd.model.ids import Tag
     from forkd.service.host import Host
@@ -114,34 +113,8 @@ MOVED: dict[names.Metric, Callable[[Scrapes], bool]] = {
 
 
 @contextlib.asynccontextmanager
-async def blocked_builds(served: Served, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Have one build more than run at once, for the block."""
-    go_on = threading.Event()
-    build = builder.build
-
-    def waiting(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - as it was called
-        go_on.wait(UNTIL_DEADLINE_S)
-        return build(*args, **kwargs)
-
-    monkeypatch.setattr(builder, "build", waiting)
-    recipe = served.host.recipe()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(service_images.BUILDS_MAX + 1):
-            group.create_task(_drain(served.service.images.build(CALLER, recipe)))
-        try:
-            yield
-        finally:
-            go_on.set()
-
-
-async def _drain(items: AsyncIterable[object]) -> None:
-    async for _ in items:
-        pass
-
-
-@contextlib.asynccontextmanager
 async def follower(host: Host) -> AsyncIterator[None]:
-    task = asyncio.create_task(_drain(host.journal.follow(CALLER)))
+    task = asyncio.create_task(drain(host.journal.follow(CALLER)))
     try:
         yield
     finally:
@@ -172,7 +145,10 @@ async def test_every_metric_follows_what_happens(
         async with httpx.AsyncClient(base_url=served.tcp_url, trust_env=False) as stranger:
             assert (await stranger.get("/metrics")).status_code == 401
 
-        async with blocked_builds(served, monkeypatch), follower(served.service):
+        async with (
+            blocked_builds(served.service, fake_host, BUILDS_MAX + 1, monkeypatch),
+            follower(served.service),
+        ):
             log = f"/v2/sandboxes/{ids[0]}/logs?follow=true"
             async with served.http.stream("GET", log):
                 busy = await until_scraped(served, lambda each: is_busy(each) and lagged(each))
@@ -225,12 +201,12 @@ async def _first(items: AsyncGenerator[object, None]) -> None:
 async def _exec(world: World) -> None:
     request = ExecRequest(("echo",))
     async with await world.host.guests.exec(CALLER, world.sandbox, request) as session:
-        await _drain(session)
+        await drain(session)
 
 
 async def _read_file(world: World) -> None:
     async with await world.host.guests.read_file(CALLER, world.sandbox, "/file") as reader:
-        await _drain(reader)
+        await drain(reader)
 
 
 async def _upload(world: World) -> None:
@@ -242,7 +218,7 @@ async def _upload(world: World) -> None:
 
 
 async def _link(world: World) -> None:
-    await _drain(world.host.chains.extend(CALLER, LinkRequest(LINK, world.sandbox)))
+    await drain(world.host.chains.extend(CALLER, LinkRequest(LINK, world.sandbox)))
 
 
 async def _tokens(world: World) -> None:
@@ -268,7 +244,7 @@ async def _unpack(world: World) -> None:
 
 async def _snapshots(world: World) -> None:
     host = world.host
-    await _drain(host.snapshots.bake(CALLER, SnapshotRequest(BAKED, world.recipes.recipe())))
+    await drain(host.snapshots.bake(CALLER, SnapshotRequest(BAKED, world.recipes.recipe())))
     await host.snapshots.share(CALLER, BAKED, shared=True)
     await host.snapshots.get(CALLER, BAKED)
     await host.snapshots.delete(CALLER, BAKED)
@@ -294,7 +270,7 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
         {"bake": "ok", "share_snapshot": "ok", "get_snapshot": "ok", "delete_snapshot": "ok"},
         _snapshots,
     ),
-    ({"build": "ok"}, lambda w: _drain(w.host.images.build(CALLER, w.recipes.recipe()))),
+    ({"build": "ok"}, lambda w: drain(w.host.images.build(CALLER, w.recipes.recipe()))),
     ({"list_snapshots": "ok"}, lambda w: w.host.snapshots.list(CALLER)),
     ({"tidy": "ok"}, lambda w: w.host.snapshots.tidy(CALLER)),
     ({"pack": "ok", "unpack": "ok"}, _unpack),

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import CapacityError, Conflict, NotFound, PackError, StoreError
+from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, PackError, StoreError
 from forkd.host import proc
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
+from forkd.packs import keys
 from forkd.service.journal import Journal
 from forkd.service.ledger import Ledger
 from forkd.service.packs import Packs
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 POLICY = PackPolicy(allow_unsigned=True)
 
 FILES = ("state", "memory", "disk.layer")
+
+BASE = parse_tag("base")
+
+OPERATORS = bytes(range(1, 33))
+"""A secret key that is not the tests' usual one."""
 
 
 @dataclass
@@ -115,7 +121,7 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 
 @contextlib.contextmanager
-def a_host(state: Path) -> Iterator[Host]:
+def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
     state.mkdir()
     store, pending = SnapshotStore(state), PendingStore(state)
     records = Records(Database(state / "forkd.db"))
@@ -129,7 +135,7 @@ def a_host(state: Path) -> Iterator[Host]:
         for path in store.unused_images(catalog.image_keys()):
             store.discard(store.put_aside(path))
 
-    yield Host(state, store, catalog, Packs(telemetry, POLICY, store, catalog, drop_images))
+    yield Host(state, store, catalog, Packs(telemetry, policy, store, catalog, drop_images))
     records.close()
 
 
@@ -269,6 +275,26 @@ async def test_a_signature_that_is_trusted_is_told(here: Host, there: Host) -> N
     unpacked = await there.packs.unpack(CALLER, request, pieces(signed(await here.pack("base"))))
 
     assert unpacked.signed_by == PUBLIC
+
+
+async def test_a_host_takes_only_packs_that_its_operator_trusts_whatever_is_asked_for(
+    here: Host, tmp_path: Path
+) -> None:
+    policy = PackPolicy(trusted_keys=frozenset({keys.public_of(OPERATORS)}))
+    pack = await here.pack("base")
+    with a_host(tmp_path / "strict", policy) as strict:
+        for terms, sent, problem in (
+            (UnpackRequest(BASE, trusted=(PUBLIC,)), signed(pack), "not trusted"),
+            (UnpackRequest(BASE), signed(pack), "not trusted"),
+            (UnpackRequest(BASE, allow_unsigned=True), pack, "FORKD_PACK_UNSIGNED"),
+        ):
+            with pytest.raises(ForkdError, match=problem):
+                await strict.packs.unpack(CALLER, terms, pieces(sent))
+        assert strict.catalog.all() == ()
+
+        sent = signed(pack, OPERATORS)
+        unpacked = await strict.packs.unpack(CALLER, UnpackRequest(BASE), pieces(sent))
+        assert unpacked.signed_by == keys.public_of(OPERATORS)
 
 
 @pytest.mark.parametrize("fault", ["unsigned", "untrusted", "damaged", "truncated", "trailing"])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.engine.process import LOG_FILE
+from forkd.engine.process import CONFIG_OPTION, KILL_TIMEOUT_S, LOG_FILE
 from forkd.errors import Conflict
 from forkd.host import proc
+from forkd.host.spawn import Process
 from forkd.model.sandbox import ForkOptions, SandboxState
-from forkd.service import seeds
+from forkd.service import recovery, seeds
 from forkd.service.host import DATABASE_FILE
 from forkd.store.database import Database
 from tests.support.callers import CALLER
@@ -21,6 +24,7 @@ from tests.support.killable import KillableDaemon
 from tests.support.service_host import TAG, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.service_host import FakeHost
@@ -183,6 +187,34 @@ async def test_what_has_no_row_is_removed_at_the_start(fake_host: FakeHost) -> N
 
     async with fake_host.service():
         assert fake_host.left_over() == []
+
+
+@pytest.fixture
+def stray(fake_host: FakeHost) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like a VMM of no sandbox."""
+    config = fake_host.settings.run_dir / "stray"
+    command = [sys.executable, "-c", "import signal; signal.pause()", CONFIG_OPTION, str(config)]
+    with subprocess.Popen(command) as process:  # noqa: S603 - ours
+        yield process
+        process.kill()
+
+
+async def test_a_process_that_survives_a_kill_does_not_keep_the_next_daemon_from_starting(
+    fake_host: FakeHost,
+    stray: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Process, "kill", lambda _: None)  # as if it waited for a broken disk
+        patch.setattr(recovery, "KILL_TIMEOUT_S", 0.01)
+        async with fake_host.service() as service:
+            assert await service.snapshots.list(CALLER) == ()
+    assert stray.poll() is None
+    assert "a stray process survives SIGKILL" in caplog.text
+
+    async with fake_host.service():
+        stray.wait(KILL_TIMEOUT_S)  # the daemon, which is its parent here, knows how it ended
 
 
 async def test_two_services_cannot_have_the_same_folders(fake_host: FakeHost) -> None:
