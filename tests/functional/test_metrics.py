@@ -82,6 +82,7 @@ MOVED: dict[names.Metric, Callable[[Scrapes], bool]] = {
         s.grew("forkd_children_total", result="ready")
         and s.grew("forkd_children_total", result="failed")
     ),
+    names.CHILDREN_AGAIN: lambda s: s.grew("forkd_children_again_total"),
     names.PAUSE_SECONDS: lambda s: s.grew("forkd_branch_pause_seconds_sum"),
     names.FIRST_ANSWER_SECONDS: lambda s: s.grew("forkd_first_answer_seconds_sum"),
     names.LOGINS_DENIED: lambda s: s.grew("forkd_logins_denied_total"),
@@ -134,12 +135,13 @@ async def test_every_metric_follows_what_happens(
     fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "FRESH_S", 0.0)
-    async with served_host(fake_host, knobs="fork=fail:3", bind=TCP) as served:
+    async with served_host(fake_host, bind=TCP) as served:
         await served.service.snapshots.delete(CALLER, TAG)
         idle = await scrape(served)
-        await fake_host.bake(served.service, fake_host.recipe(knobs="fork=fail:3"))
+        await fake_host.bake(served.service, fake_host.recipe(knobs="fork=fail:3 fork=again"))
         made = await served.http.post("/v2/sandboxes", json={"snapshot_tag": "python", "n": 3})
         ids = [each["id"] for each in made.json() if each["status"] == "running"]
+        assert [each["attempts"] for each in made.json()] == [2, 2, 1]
         await served.http.post(f"/v2/sandboxes/{ids[0]}/branch", json={"n": 1})
         await served.service.guests.write_file(CALLER, SandboxId(ids[0]), "/file", one(bytes(8192)))
         async with httpx.AsyncClient(base_url=served.tcp_url, trust_env=False) as stranger:

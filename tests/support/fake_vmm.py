@@ -7,6 +7,7 @@ should do wrong is said in the kernel's command line, as words, and kept in its 
     boot=never | boot=exit       the agent never announces itself; the machine ends
     save=fail                    the machine refuses to be saved
     fork=fail:N                  every Nth child fails
+    fork=again                   children are ready at their second attempt
     fork=hang                    children never become ready, and nothing is said of them
     fork=die                     the zygote ends in the middle of a fork
     freeze=fail                  the agent cannot freeze its file system
@@ -263,6 +264,7 @@ class Zygote:
     def fork(self, peer: Peer, request: Members) -> None:
         every = next((int(k[10:]) for k in self.knobs if k.startswith("fork=fail:")), 0)
         ready = failed = 0
+        attempts = 2 if "fork=again" in self.knobs else 1
         for number, child in enumerate(request["children"], start=1):
             if "fork=die" in self.knobs and number == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -277,7 +279,8 @@ class Zygote:
             ready += 1
             self.children += 1
             ms = {"clone": 0.1, "build": 0.2, "resume": 0.1, "agent": 0.5, "total": 0.9}
-            peer.send(Kind.EVENT, {"event": "ready", "id": child["id"], "pid": pid, "ms": ms})
+            done = {"id": child["id"], "pid": pid, "ms": ms, "attempts": attempts}
+            peer.send(Kind.EVENT, {"event": "ready", **done})
         if "fork=hang" in self.knobs:
             signal.pause()
         peer.send(Kind.REPLY, {"ready": ready, "failed": failed, "wall_ms": 1.0})

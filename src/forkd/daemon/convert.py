@@ -260,6 +260,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         cpu_limit=live.cpu_limit,
         pids_limit=live.pids_limit,
         fork_ms=None if live.spawn is None else _times(live.spawn),
+        attempts=live.attempts,
         exit_reason=live.exit_reason,
         parent_id=live.parent,
         branched_at_unix_ms=None if live.branched_at is None else _unix_ms(live.branched_at),
@@ -292,6 +293,7 @@ def _failure(tag: str, failure: ForkFailure) -> v2.SandboxFailure:
         stage=failure.stage,
         error=failure.message,
         code=failure.code,
+        attempts=failure.attempts,
     )
 
 

@@ -163,12 +163,14 @@ class ForkFailure:
         stage: Where it failed, in the zygote's words: `clone`, `build`, `resume`, `agent`, ...
         code: What failed, in the control protocol's words.
         message: One sentence for a person.
+        attempts: How often it was forked.
     """
 
     id: SandboxId
     stage: str
     code: str
     message: str
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

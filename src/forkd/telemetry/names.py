@@ -78,6 +78,11 @@ CHILDREN = Metric(
     ("result",),
     (("ready",), ("failed",)),
 )
+CHILDREN_AGAIN = Metric(
+    "forkd_children_again_total",
+    Kind.COUNTER,
+    "Children that were forked more than once, because their guest was reset before it was ready.",
+)
 PAUSE_SECONDS = Metric(
     "forkd_branch_pause_seconds", Kind.HISTOGRAM, "How long machines were paused to be branched."
 )
@@ -159,7 +164,7 @@ PROCESS = (
 """The daemon as a process, as Prometheus' clients have it in every program."""
 
 OURS = (
-    OPERATION_SECONDS, OPERATIONS, CHILDREN, FIRST_ANSWER_SECONDS, PAUSE_SECONDS,
+    OPERATION_SECONDS, OPERATIONS, CHILDREN, CHILDREN_AGAIN, FIRST_ANSWER_SECONDS, PAUSE_SECONDS,
     SANDBOXES, SNAPSHOTS, ZYGOTES, PRIVATE_BYTES, SHARED_BYTES, HOST_AVAILABLE_BYTES,
     DISK_FREE_BYTES, DISK_SIZE_BYTES, TOPS_BYTES,
     BUILDS, REQUESTS, FOLLOWERS, LOGINS_DENIED, LAG_SECONDS, BUILD_INFO,

@@ -401,6 +401,7 @@ class SandboxInfo(Answer):
     cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")
     pids_limit: int | None = Field(default=None, description="Null if none was asked for.")
     fork_ms: ForkTimes | None
+    attempts: int = Field(default=1, description="How often it was forked until it was ready.")
     exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")
     parent_id: str | None = Field(default=None, description="What it was branched from.")
     branched_at_unix_ms: int | None = Field(default=None, description="At which instant.")
@@ -418,6 +419,7 @@ class SandboxFailure(Answer):
     stage: str
     error: str
     code: str = Field(description="In the words of the control protocol.")
+    attempts: int = Field(default=1, description="How often it was forked.")
 
 
 ForkOutcome = SandboxInfo | SandboxFailure

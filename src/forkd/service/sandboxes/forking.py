@@ -92,8 +92,8 @@ class _Child:
     lease: Lease
     failure: ForkFailure | None = None
 
-    def fail(self, stage: str, code: str, message: str) -> None:
-        self.failure = ForkFailure(self.sandbox.id, stage, code, message)
+    def fail(self, stage: str, code: str, message: str, attempts: int = 1) -> None:
+        self.failure = ForkFailure(self.sandbox.id, stage, code, message, attempts)
 
 
 @dataclass
@@ -257,6 +257,9 @@ class Batch:
         kind, journal = EventKind.SANDBOX_READY, self._forks.journal
         telemetry = self._forks.telemetry
         telemetry.count(names.CHILDREN, "ready" if child.failure is None else "failed")
+        made = sandbox if child.failure is None else child.failure
+        if made.attempts > 1:
+            telemetry.count(names.CHILDREN_AGAIN)
         touch(sandbox.id)
         if child.failure is not None:
             kind = EventKind.SANDBOX_FAILED
@@ -351,7 +354,7 @@ def _config(child: _Child, settings: HostSettings) -> ChildConfig:
 
 def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
     if isinstance(outcome, ChildFailed):
-        child.fail(outcome.stage, outcome.code, outcome.message)
+        child.fail(outcome.stage, outcome.code, outcome.message, outcome.attempts)
         return
     child.sandbox = replace(
         child.sandbox,
