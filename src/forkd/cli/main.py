@@ -14,7 +14,7 @@
 | 141 | whoever read our output left |
 
 `forkd exec` ends with the exit code of the program, 128 + n if signal n ended it, and otherwise
-with 124 if its time ran out, 125 if forkd failed, 126 if the program cannot be executed, 127 if
+with 124 if it timed out, 125 if forkd failed, 126 if the program cannot be executed, 127 if
 there is no such program.
 """
 

@@ -17,7 +17,7 @@ class UnpackRequest:
     Attributes:
         tag: What its head is called here.
         trusted: Public keys, of 32 bytes each, whose signature is believed.
-        allow_unsigned: Take it whoever signed it, or nobody.
+        allow_unsigned: Whether a pack that is unsigned, or signed by another key, is taken too.
     """
 
     tag: Tag

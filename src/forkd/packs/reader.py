@@ -36,7 +36,7 @@ class Terms:
 
     Attributes:
         trusted: Public keys whose signature is believed.
-        allow_unsigned: Take it whoever signed it, or nobody.
+        allow_unsigned: Whether a pack that is unsigned, or signed by another key, is taken too.
         room_bytes: How much its files may take on the disk.
     """
 
