@@ -112,10 +112,10 @@ def test_a_daemon_does_not_start_with_a_log_that_others_may_read(fake_host: Fake
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A disk of a few pages."""
+    """A disk with room for some thousand lines."""
     with tempfile.TemporaryDirectory(prefix="forkd-audit-") as name:
         folder = Path(name)
-        with mounted("tmpfs", folder, options="size=64k"):
+        with mounted("tmpfs", folder, options="size=4m"):
             yield folder
 
 

@@ -288,6 +288,6 @@ async def _check_ended(process: Piped) -> None:
         kind: type[ForkdError] = _ERRORS[error["code"]]
         raised = kind(error["message"], **error["context"])
     except (ValueError, LookupError, TypeError):
-        log.error("packing ended with status %s: %s", status, said.decode(errors="replace"))  # noqa: TRY400 - not our exception
+        log.warning("packing ended with status %s: %s", status, said.decode(errors="replace"))
         raise HostError("packing ended in a way that it did not foresee") from None
     raise raised
