@@ -79,7 +79,7 @@ def test_a_run_with_secrets_everywhere_leaves_none_of_them_in_the_log(
 def test_a_hangup_has_both_logs_go_on_in_new_files(fake_host: FakeHost) -> None:
     log = fake_host.settings.state_dir / "audit.log"
     with FakeDaemon(fake_host) as daemon:
-        until(log.exists)
+        until(lambda: lines_of(log) != [])
         for path in (log, daemon.log):
             path.rename(path.with_suffix(".1"))
         os.kill(daemon.pid, signal.SIGHUP)
