@@ -132,7 +132,7 @@ def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
     catalog = Catalog(store, pending, records, ledger, journal, lambda _: ())
 
     async def drop_images() -> None:
-        for path in store.unused_images(catalog.image_keys()):
+        for path in store.unused_images(catalog.shelf.image_keys()):
             store.discard(store.put_aside(path))
 
     yield Host(state, store, catalog, Packs(telemetry, policy, store, catalog, drop_images))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.check_repo import (
+    CLASS_LINES_MAX,
     FUNCTION_LINES_MAX,
     PYTHON_LINES_MAX,
     RUST_LINES_MAX,
@@ -17,6 +18,10 @@ def python_function(lines: int) -> str:
     return "def f() -> None:\n" + "    g()\n" * (lines - 1)
 
 
+def python_class(lines: int) -> str:
+    return "class C:\n" + "    x = 1\n" * (lines - 1)
+
+
 def rust_function(lines: int) -> str:
     return "    pub(crate) fn f() {\n" + "        g();\n" * (lines - 2) + "    }\n"
 
@@ -26,6 +31,8 @@ def rust_function(lines: int) -> str:
     [
         ("a.py", python_function(FUNCTION_LINES_MAX)),
         ("a.py", "g()\n" * PYTHON_LINES_MAX),
+        ("src/a.py", python_class(CLASS_LINES_MAX)),
+        ("tests/a.py", python_class(CLASS_LINES_MAX + 1)),
         ("a.rs", rust_function(FUNCTION_LINES_MAX)),
         ("a.rs", "g();\n" * RUST_LINES_MAX),
         ("a.rs", "#[cfg(test)]\nmod tests {\n" + "g();\n" * RUST_LINES_MAX),
@@ -41,6 +48,7 @@ def test_what_is_at_its_limit_passes(path: str, text: str) -> None:
     [
         ("a.py", python_function(FUNCTION_LINES_MAX + 1), "a.py:f"),
         ("a.py", "g()\n" * (PYTHON_LINES_MAX + 1), "a.py"),
+        ("src/a.py", python_class(CLASS_LINES_MAX + 1), "src/a.py:C"),
         ("a.rs", rust_function(FUNCTION_LINES_MAX + 1), "a.rs:f"),
         ("a.rs", "g();\n" * (RUST_LINES_MAX + 1), "a.rs"),
         ("src/forkd/cli/main.py", "g()\n" * 101, "src/forkd/cli/main.py"),

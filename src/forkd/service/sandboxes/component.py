@@ -180,7 +180,7 @@ class Sandboxes:
     def _run(self, owner: SandboxOwner) -> SandboxOwner:
         self.roster.add(owner)
         if owner.sandbox.state is not SandboxState.EXITED:
-            amounts = amounts_of(owner.sandbox, self.catalog.find(owner.sandbox.tag))
+            amounts = amounts_of(owner.sandbox, self.catalog.shelf.find(owner.sandbox.tag))
             self.ledger.count(owner.lease.id, owner.sandbox.owner.tenant, amounts)
         self.tasks.run(TaskKind.OWNER, owner.run(), owner.sandbox.id, vital=True)
         return owner

@@ -11,9 +11,8 @@ of others it learns no more than that their tags are taken.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, Conflict, Forbidden, NotFound, StoreError
@@ -24,9 +23,10 @@ from forkd.model.listing import some
 from forkd.model.snapshot import Snapshot, SnapshotStatus
 from forkd.service.ledger import stored as stored_amounts
 from forkd.service.snapshots import stored
+from forkd.service.snapshots.shelf import Shelf, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId, Tag
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Write:
-    """A snapshot that is being written; `ended` is set when it is not any more."""
-
-    snapshot: Snapshot
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Catalog:
     """The snapshots of one host: those in the store, those that failed, those being written.
 
@@ -58,6 +50,9 @@ class Catalog:
         ledger: Counts what tenants have.
         journal: Where it is noted what happens to them.
         users_of: Returns the sandboxes alive that go back to a snapshot.
+
+    Attributes:
+        shelf: What there is, whosever it is.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it works with
@@ -75,28 +70,24 @@ class Catalog:
         self._ledger = ledger
         self._journal = journal
         self._users_of = users_of
-        self._known: dict[Tag, Snapshot] = {}
-        self._failed: dict[Tag, Snapshot] = {}
-        self._writing: dict[Tag, _Write] = {}
-        self._locked: dict[Tag, str] = {}
+        self.shelf = Shelf()
         self._owners: dict[Tag, tuple[Owner, bool]] = {}
 
     async def load(self) -> None:
         """Read what is stored, what an earlier daemon was writing, and whose it is."""
         self._owners = await self._records.snapshot_owners()
-        self._known = await asyncio.to_thread(stored.read_all, self._store)
-        self._failed = await asyncio.to_thread(
-            stored.read_failed, self._known, self._store, self._pending
+        self.shelf.known = await asyncio.to_thread(stored.read_all, self._store)
+        self.shelf.failed = await asyncio.to_thread(
+            stored.read_failed, self.shelf.known, self._store, self._pending
         )
-        for snapshot in self._known.values():
+        for snapshot in self.shelf.known.values():
             self._count(snapshot.tag, snapshot.stored_bytes)
 
     # Looking
 
     def all(self) -> tuple[Snapshot, ...]:
         """Return every snapshot, by tag, those being written included."""
-        tags = self._known.keys() | self._failed.keys() | self._writing.keys()
-        return tuple(self.get(tag) for tag in sorted(tags))
+        return tuple(map(self.get, self.shelf.tags()))
 
     def visible(self, caller: Caller) -> tuple[Snapshot, ...]:
         """Return every snapshot that a caller may use, by tag."""
@@ -108,10 +99,10 @@ class Catalog:
         Raises:
             NotFound: There is none of that tag.
         """
-        found = self.find(tag)
+        found = self.shelf.find(tag)
         if found is None:
             raise _not_found(tag)
-        under = self._ancestors(found)
+        under = self.shelf.ancestors(found)
         owner, shared = self._owners.get(tag, (DEFAULT_OWNER, False))
         return replace(
             found,
@@ -171,7 +162,7 @@ class Catalog:
             raise Conflict(f"snapshot {tag} is still being written", tag=tag)
         if snapshot.status is SnapshotStatus.FAILED:
             raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
-        self.check_unlocked(tag)
+        self.shelf.check_unlocked(tag)
         return snapshot
 
     async def usable(self, caller: Caller, tag: Tag, *, wait: bool = False) -> Snapshot:
@@ -188,7 +179,7 @@ class Catalog:
             StoreError: It is damaged, or could not be written.
         """
         self.look_up(caller, tag)
-        write = self._writing.get(tag) if wait else None
+        write = self.shelf.writing.get(tag) if wait else None
         if write is not None:
             try:
                 async with asyncio.timeout(WRITING_WAIT_S):
@@ -198,42 +189,9 @@ class Catalog:
         self.look_up(caller, tag)
         return self.get_ready(tag)
 
-    def check_unlocked(self, tag: Tag) -> None:
-        """Return if a snapshot is not locked.
-
-        Raises:
-            Conflict: It is: being compacted, or removed.
-        """
-        if tag in self._locked:
-            raise Conflict(f"snapshot {tag} is {self._locked[tag]}", tag=tag)
-
     def stored(self) -> tuple[Snapshot, ...]:
         """Return what is in the store, whole or damaged."""
-        return tuple(map(self.get, self._known))
-
-    def failed(self) -> tuple[Snapshot, ...]:
-        """Return what could not be written, and of which there is only a record."""
-        return tuple(self._failed.values())
-
-    def writing(self) -> bool:
-        """Whether anything is being written."""
-        return bool(self._writing)
-
-    def image_keys(self) -> set[str]:
-        """Return the images that snapshots in the store need; empty where one is damaged."""
-        return {snapshot.image_key for snapshot in self._known.values()}
-
-    def dependents(self, tag: Tag) -> tuple[Tag, ...]:
-        """Return the snapshots whose parent is `tag`, those being written included."""
-        every = [*self._known.values(), *(write.snapshot for write in self._writing.values())]
-        return tuple(sorted(each.tag for each in every if each.parent == tag))
-
-    def descendants(self, tag: Tag) -> tuple[Tag, ...]:
-        """Return the snapshots that depend on `tag`, each after all that depend on it."""
-        found: list[Tag] = []
-        for child in self.dependents(tag):
-            found += [*self.descendants(child), child]
-        return tuple(found)
+        return tuple(map(self.get, self.shelf.known))
 
     def users(self, tags: Iterable[Tag]) -> tuple[Sandbox, ...]:
         """Return the sandboxes alive that go back to any of `tags`."""
@@ -245,27 +203,8 @@ class Catalog:
         Raises:
             NotFound: There is none of that tag.
         """
-        under = self._ancestors(self.get(tag))
+        under = self.shelf.ancestors(self.get(tag))
         return (*(each.tag for each in reversed(under)), tag)
-
-    def find(self, tag: Tag) -> Snapshot | None:
-        """Return one snapshot, whosever it is, as it is stored; None if there is none."""
-        write = self._writing.get(tag)
-        if write is not None:
-            return write.snapshot
-        return self._known.get(tag) or self._failed.get(tag)
-
-    def _ancestors(self, snapshot: Snapshot) -> list[Snapshot]:
-        """Return the snapshots under one, its parent first, as far as they are there."""
-        found: list[Snapshot] = []
-        parent = snapshot.parent
-        while parent is not None and len(found) <= CHAIN_DEPTH_MAX:
-            above = self._known.get(parent)
-            if above is None:
-                break
-            found.append(above)
-            parent = above.parent
-        return found
 
     # Changing
 
@@ -296,8 +235,8 @@ class Catalog:
         """
         made = self.check_claim(tag, parent)
         self._ledger.check(owner.tenant, stored_amounts(expected_bytes))
-        before = self._failed.pop(tag, None)
-        self._writing[tag] = _Write(replace(made, source=source))
+        before = self.shelf.failed.pop(tag, None)
+        self.shelf.writing[tag] = Write(replace(made, source=source))
         self._owners[tag] = owner, False
         self._count(tag, expected_bytes)
         touch(tag)
@@ -306,7 +245,7 @@ class Catalog:
         except BaseException:
             self.settle(tag)
             if before is not None:
-                self._failed[tag] = before
+                self.shelf.failed[tag] = before
             raise
         self._note(EventKind.SNAPSHOT_WRITING, tag, parent=parent, source=source)
 
@@ -323,34 +262,36 @@ class Catalog:
 
     def check_claim(self, tag: Tag, parent: Tag | None = None) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""
-        if tag in self._writing:
+        if tag in self.shelf.writing:
             raise Conflict(f"snapshot {tag} is being written already", tag=tag)
-        if tag in self._known:
+        if tag in self.shelf.known:
             raise Conflict(f"snapshot {tag} exists", tag=tag)
-        if len(self._known) + len(self._writing) >= SNAPSHOTS_MAX:
+        if len(self.shelf.known) + len(self.shelf.writing) >= SNAPSHOTS_MAX:
             raise CapacityError(f"there are {SNAPSHOTS_MAX} snapshots already")
         made = stored.placeholder(tag, self._store)
         return made if parent is None else _over(self.get_ready(parent), made)
 
     def note_pause(self, tag: Tag, pause_ms: float) -> None:
         """Note how long the source of a claimed snapshot was paused."""
-        write = self._writing[tag]
+        write = self.shelf.writing[tag]
         write.snapshot = replace(write.snapshot, pause_ms=pause_ms)
 
     def settle(
         self, tag: Tag, snapshot: Snapshot | None = None, *, error: str | None = None
     ) -> None:
         """End a claim: with a snapshot that is there, one that failed, or nothing at all."""
-        write = self._writing.pop(tag)
+        write = self.shelf.writing.pop(tag)
         if snapshot is not None:
-            self._known[tag] = snapshot
+            self.shelf.known[tag] = snapshot
             self._count(tag, snapshot.stored_bytes)
             self._note(EventKind.SNAPSHOT_READY, tag, stored_bytes=snapshot.stored_bytes)
         else:
             self._ledger.release(_key(tag))
             self._note(EventKind.SNAPSHOT_FAILED, tag, error=error)
         if error is not None:
-            self._failed[tag] = replace(write.snapshot, status=SnapshotStatus.FAILED, error=error)
+            self.shelf.failed[tag] = replace(
+                write.snapshot, status=SnapshotStatus.FAILED, error=error
+            )
         write.ended.set()
 
     async def share(self, tag: Tag, *, shared: bool) -> None:
@@ -369,21 +310,21 @@ class Catalog:
 
     def add(self, snapshot: Snapshot) -> None:
         """Note what the store has from now on."""
-        self._known[snapshot.tag] = snapshot
-        self._failed.pop(snapshot.tag, None)
+        self.shelf.known[snapshot.tag] = snapshot
+        self.shelf.failed.pop(snapshot.tag, None)
         self._count(snapshot.tag, snapshot.stored_bytes)
 
     def forget(self, tag: Tag) -> None:
         """Note that a snapshot is not there any more; those that depend on it have failed."""
         self._note(EventKind.SNAPSHOT_DELETED, tag)
-        self._known.pop(tag, None)
-        self._failed.pop(tag, None)
+        self.shelf.known.pop(tag, None)
+        self.shelf.failed.pop(tag, None)
         self._owners.pop(tag, None)
         self._ledger.release(_key(tag))
-        for each in self.descendants(tag):
-            broken = self._known[each]
+        for each in self.shelf.descendants(tag):
+            broken = self.shelf.known[each]
             error = f"{each} depends on {tag}, which is missing"
-            self._known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
+            self.shelf.known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
 
     def _count(self, tag: Tag, size_bytes: int) -> None:
         owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
@@ -392,22 +333,6 @@ class Catalog:
     def _note(self, kind: EventKind, tag: Tag, **detail: str | float | None) -> None:
         owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
         self._journal.note(kind, tag, owner, **detail)
-
-    @contextlib.contextmanager
-    def locked(self, tags: Iterable[Tag], doing: str) -> Iterator[None]:
-        """Let nobody use `tags` within the block.
-
-        Args:
-            tags: Snapshots.
-            doing: What is done to them, for whoever is refused: "being removed".
-        """
-        locked = tuple(tags)
-        self._locked.update(dict.fromkeys(locked, doing))
-        try:
-            yield
-        finally:
-            for tag in locked:
-                self._locked.pop(tag, None)
 
 
 def may_use(caller: Caller, snapshot: Snapshot) -> bool:

@@ -65,7 +65,7 @@ class Compaction:
             self.catalog.look_up_own(caller, tag)
             affected = self._check_unused(caller, tag)
             with contextlib.ExitStack() as undo:
-                undo.enter_context(self.catalog.locked(affected, "being compacted"))
+                undo.enter_context(self.catalog.shelf.locked(affected, "being compacted"))
                 task = self.tasks.run(TaskKind.COMPACT, self._compact_in_place(tag, affected), tag)
                 task.when_done(undo.pop_all().close)
         await task
@@ -73,7 +73,7 @@ class Compaction:
 
     def _check_unused(self, caller: Caller, tag: Tag) -> tuple[Tag, ...]:
         """Return `tag` and its descendants, if nothing uses any of them."""
-        affected = (tag, *self.catalog.descendants(tag))
+        affected = (tag, *self.catalog.shelf.descendants(tag))
         users = self.catalog.users_named(caller, affected)
         if users:
             raise Conflict(

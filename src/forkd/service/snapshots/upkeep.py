@@ -66,10 +66,10 @@ class Upkeep:
         if cascade and force:
             raise InvalidRequest("cascade and force exclude each other", field="force")
         self.catalog.look_up_own(caller, tag)
-        descendants = self.catalog.descendants(tag)
+        descendants = self.catalog.shelf.descendants(tag)
         if self.catalog.get(tag).status is SnapshotStatus.WRITING:
             raise Conflict(f"snapshot {tag} is being written", tag=tag)
-        dependents = self.catalog.dependents(tag)
+        dependents = self.catalog.shelf.dependents(tag)
         if dependents and not cascade and not force:
             raise Conflict(
                 f"snapshot {tag} is the parent of {self.catalog.named(caller, dependents)}; delete "
@@ -80,7 +80,7 @@ class Upkeep:
             raise Conflict(f"another tenant's snapshots depend on snapshot {tag}", tag=tag)
         self._check_unused(caller, (*descendants, tag))
         removed = (*descendants, tag) if cascade else (tag,)
-        with self.catalog.locked((*descendants, tag), "being removed"):
+        with self.catalog.shelf.locked((*descendants, tag), "being removed"):
             for each in removed:
                 await to_end(self._remove(each))
             for each in descendants:
@@ -98,7 +98,7 @@ class Upkeep:
         the damage may be repaired.  What is in use stays as well.
         """
         orphans = self._orphans()
-        failed = self.catalog.failed()
+        failed = tuple(self.catalog.shelf.failed.values())
         removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
         removed += [Removed("failed", each.tag, 0) for each in failed]
         if not dry_run:
@@ -128,7 +128,7 @@ class Upkeep:
         """
         for tag in tags:
             snapshot = self.catalog.get(tag)
-            self.catalog.check_unlocked(tag)
+            self.catalog.shelf.check_unlocked(tag)
             users = self.catalog.users_named(caller, [tag])
             if users:
                 raise Conflict(f"snapshot {tag} is in use by {users}", tag=tag)
@@ -195,8 +195,8 @@ class Upkeep:
         return removed
 
     def _unused_images(self) -> tuple[Path, ...]:
-        used = self.catalog.image_keys()
-        if self.catalog.writing() or "" in used:
+        used = self.catalog.shelf.image_keys()
+        if self.catalog.shelf.writing or "" in used:
             return ()  # some may need an image that no manifest names, or none that is whole
         return self.store.unused_images(used)
 
