@@ -96,7 +96,8 @@ async def test_a_daemon_killed_while_it_writes_leaves_a_whole_snapshot_or_says_t
     async with fake_host.service() as service:
         await fake_host.bake(service, fake_host.recipe())
     daemon = KillableDaemon(fake_host, WRITE)
-    await daemon.kill_when(lambda: point(fake_host.settings.state_dir))
+    state = fake_host.settings.state_dir
+    await daemon.kill_when(lambda: point(state) or named(state))  # a point is soon passed
 
     async with fake_host.service() as service:
         assert {each.tag for each in await service.snapshots.list(CALLER)} <= {TAG, A}
