@@ -20,6 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+USUAL_DICE = 0
+"""The seed of every run, so that what fails is the change's; a soak throws other dice each time."""
+
 SOAK_TIMEOUT_S = 5400
 """Deadline of one test with `--soak`, whatever it says of itself."""
 
@@ -89,5 +92,7 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 @pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """How often to repeat."""
-    seed = pytestconfig.getoption("--dice")
-    return Soak(pytestconfig.getoption("--soak"), secrets.randbits(32) if seed is None else seed)
+    in_full, seed = pytestconfig.getoption("--soak"), pytestconfig.getoption("--dice")
+    if seed is None:
+        seed = secrets.randbits(32) if in_full else USUAL_DICE
+    return Soak(in_full, seed)
