@@ -19,6 +19,7 @@ from forkd.errors import CapacityError, ForkdError, RequestError
 from forkd.host.faults import EXHAUSTED
 from forkd.model.sandbox import ForkOptions
 from forkd.network.plan import Plan
+from forkd.service import journal
 from forkd.service.sandboxes import owner
 from forkd.service.settings import PackPolicy
 from forkd.service.snapshots import bake
@@ -244,6 +245,8 @@ async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Laboratory]:
     """Steps over the fake VMM, without a network and without limits."""
     monkeypatch.setattr(promotion, "RETRY_S_MIN", SOON_S)
     monkeypatch.setattr(owner, "RETRY_S", SOON_S)
+    monkeypatch.setattr(journal, "WRITE_EVERY_S", SOON_S)
+    monkeypatch.setattr(journal, "WRITE_RETRY_S", SOON_S)
     monkeypatch.setattr(bake, "BOOT_TIMEOUT_S", BOOT_S)
     with Injector() as injector:
         made = Laboratory(injector, ForkOptions())

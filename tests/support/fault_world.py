@@ -136,7 +136,11 @@ class World:
 
     async def rest(self) -> None:
         """Return when nothing goes on in the background, and what has ended is seen to have."""
-        await until(lambda: not busy() and not self._unseen())
+        await until(lambda: not busy() and not self._unseen() and not self._unwritten())
+
+    def _unwritten(self) -> bool:
+        """Whether events are still being written, with a file more open than otherwise."""
+        return self._host is not None and bool(self._host.journal._unwritten)  # noqa: SLF001 - what there is
 
     def _unseen(self) -> bool:
         """Whether a process has ended and the host does not know it yet."""
