@@ -95,9 +95,15 @@ async def running(config: Path) -> AsyncIterator[httpx.AsyncClient]:
 async def until_answer(
     client: httpx.AsyncClient, path: str, good: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """Return the first answer that is good; Prometheus tells nobody when it has scraped."""
-    data: dict[str, Any] = {}
+    """Return the first answer that is good; Prometheus tells nobody when it has scraped.
+
+    It listens before it has opened its storage, and says 503 in plain text until then.
+    """
     async with asyncio.timeout(UNTIL_DEADLINE_S):
-        while not good(data := (await client.get(path)).json()["data"]):  # noqa: ASYNC110 - as above
+        while True:
+            answer = await client.get(path)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                data: dict[str, Any] = answer.raise_for_status().json()["data"]
+                if good(data):
+                    return data
             await asyncio.sleep(0)
-    return data
