@@ -5,6 +5,7 @@ before the command line is read.
 """
 
 pytest_plugins = [
+    "tests.support.interrupts",
     "tests.support.leaks",
     "tests.support.daemon",
     "tests.support.cli",
