@@ -161,7 +161,7 @@ async def check_sound(host: RealHost, sandbox: SandboxId) -> None:
     assert await transactions(host, sandbox) == before + 10
 
 
-@pytest.mark.soak
+@pytest.mark.soak(only=True)  # programs that go on: test_branch_programs.py; below as said there
 async def test_each_sibling_of_a_server_under_load_has_every_transaction_once_and_takes_more(
     host: RealHost, source: Sandbox, soak: Soak
 ) -> None:

@@ -17,7 +17,7 @@ from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support import witness
 from tests.support.callers import CALLER
-from tests.support.real_host import LARGE_VCPUS, REAL, RECIPE, TAG, baked_host, large
+from tests.support.real_host import BAKES_LARGE, LARGE_VCPUS, REAL, RECIPE, TAG, baked_host, large
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     REAL,
+    BAKES_LARGE,
     pytest.mark.soak,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),

@@ -20,7 +20,14 @@ from forkd.engine.process import ZYGOTE_SOCKET, end_listener, start_zygote
 from forkd.errors import CapacityError, Conflict
 from forkd.host import proc
 from tests.support.mounts import mounted
-from tests.support.real_host import LARGE_MEMORY_MIB, LARGE_VCPUS, REAL, baked_host, large
+from tests.support.real_host import (
+    BAKES_LARGE,
+    LARGE_MEMORY_MIB,
+    LARGE_VCPUS,
+    REAL,
+    baked_host,
+    large,
+)
 from tests.support.switches import PRIORITY_OF_FIFO_0, PRIORITY_OF_NICE_0, switches_to
 from tests.support.vmm_bench import FORK_DEADLINE_S, bench_of
 
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.vmm_bench import Bench
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [REAL, BAKES_LARGE, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 RESETS = 50
 SIBLING_RESETS = 3

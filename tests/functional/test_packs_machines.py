@@ -97,6 +97,7 @@ def files_of(host: RealHost, tag: Tag) -> list[bytes]:
     return [(folder / name).read_bytes() for name in PACKED]
 
 
+@pytest.mark.soak(only=True)  # over the fake VMM: test_packs_hosts.py
 async def test_sandboxes_are_forked_from_a_chain_that_was_unpacked(real_host: RealHost) -> None:
     await written_down(real_host, THOUGHT)
     with a_file() as file:

@@ -28,6 +28,7 @@ from forkd.errors import ForkdError, StoreError
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.callers import CALLER
 from tests.support.real_host import (
+    BAKES_LARGE,
     LARGE_MEMORY_MIB,
     LARGE_VCPUS,
     REAL,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [REAL, BAKES_LARGE, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 HIGH_FRAME = (4 << 30) // 4096
 

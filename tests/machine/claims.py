@@ -5,12 +5,14 @@
 Every machine is given all the tests and a folder that all of them see.  Who makes a module's folder
 in there runs that module; the others pass it over.  So they end at about the same time, however
 fast each of them is and whenever it began.  What takes longest, by `durations.json`, comes first.
+Modules that are marked `together("name")` are claimed as one.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,10 +45,12 @@ class Claims:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put what takes longest, or nobody knows, first; each module stays in one piece."""
-        items.sort(
-            key=lambda item: (-self._taken_s.get(module_of(item), math.inf), module_of(item))
-        )
+        """Put what takes longest, or nobody knows, first; each claim stays in one piece."""
+        modules = {module_of(item): claim_of(item) for item in items}
+        taken_s: dict[str, float] = defaultdict(float)
+        for module, claim in modules.items():
+            taken_s[claim] += self._taken_s.get(module, math.inf)
+        items.sort(key=lambda item: (-taken_s[claim_of(item)], claim_of(item), module_of(item)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -67,17 +71,23 @@ class Claims:
         return True
 
     def _claimed(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
-        """Yield the tests of each module that was claimed, which is done when its first is due.
+        """Yield the tests of each claim that was won, which is tried when its first is due.
 
-        It is due when the last test of the module before begins, since what that one tears down
+        It is due when the last test of the claim before begins, since what that one tears down
         depends on what comes next: fixtures of the whole run stay.
         """
-        for module, tests in groupby(items, module_of):
+        for claim, tests in groupby(items, claim_of):
             try:
-                (self._folder / module.replace("/", ".")).mkdir()
+                (self._folder / claim.replace("/", ".")).mkdir()
             except FileExistsError:
                 continue
             yield from tests
+
+
+def claim_of(item: pytest.Item) -> str:
+    """Return by which name a test is claimed."""
+    mark = item.get_closest_marker("together")
+    return module_of(item) if mark is None else str(mark.args[0])
 
 
 def module_of(item: pytest.Item) -> str:

@@ -31,6 +31,12 @@ STORED = ("images", "snapshots")
 """What there is of a bake in a state folder."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "together(name): modules that one machine should run, as they share a bake"
+    )
+
+
 class Bake:
     """What a bake has left in a state folder, which no daemon uses."""
 

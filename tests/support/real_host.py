@@ -91,6 +91,8 @@ if socket.gethostname() == "fails":
     raise ValueError("the hook has failed as asked")
 """
 """The hook of `large`: it fails in a sandbox of that name."""
+BAKES_LARGE = pytest.mark.together("large")
+"""Marks modules whose recipe is `large`."""
 
 FORK_DEADLINE_S = 300.0
 """Time that children have in a machine whose processor is emulated on a busy host."""

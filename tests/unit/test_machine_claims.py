@@ -77,3 +77,21 @@ def test_a_module_that_another_machine_has_claimed_is_passed_over(
         (tmp_path / "claims" / f"tests.test_{name}.py").mkdir()
 
     assert run() == ["tests/test_other.py::test_first", "tests/test_other.py::test_second"]
+
+
+def test_modules_that_belong_together_are_claimed_as_one_with_the_time_of_both(
+    run: Callable[[], list[str]], pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    mark = "import pytest\npytestmark = pytest.mark.together('pair')\n"
+    for name in ("other", "short"):
+        path = pytester.path / f"tests/test_{name}.py"
+        path.write_text(mark + path.read_text())
+    (pytester.path / DURATIONS).write_text(json.dumps({**KNOWN_S, "tests/test_short.py": 5}))
+
+    order = [test.partition("::")[0] for test in run()]
+
+    assert order == [
+        f"tests/test_{name}.py" for name in ("new", "other", "short", "long") for _ in "12"
+    ]
+    claims = {path.name for path in (tmp_path / "claims").iterdir()}
+    assert claims == {"pair", "tests.test_new.py", "tests.test_long.py"}
