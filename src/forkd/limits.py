@@ -54,6 +54,15 @@ DISK_LIMIT_MIB_DEFAULT = 10_240
 DISK_RESERVE_MIB_DEFAULT = 1_024
 """What guests' writes leave free of the file system that holds them."""
 
+MEMORY_RESERVE_MIB_DEFAULT = 256
+"""Memory of the host that must be available before anything new is started."""
+
+MEMORY_OVERCOMMIT_MAX = 10_000.0
+"""Greatest multiple of the host's memory that guests may be promised."""
+
+MEMORY_PRESSURE_MAX_DEFAULT = 20.0
+"""Share of ten seconds in which nothing could run for want of memory, in percent."""
+
 CPU_LIMIT_MAX = 1_024.0
 """Greatest CPU limit of a sandbox, in cores."""
 

@@ -30,7 +30,7 @@ from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service.host import open_host
-from forkd.service.settings import DiskPolicy, HostSettings, PackPolicy
+from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, PackPolicy
 from forkd.telemetry import exporting
 
 if TYPE_CHECKING:
@@ -183,6 +183,11 @@ def host_settings(settings: Settings) -> HostSettings:
             directory=settings.disk_dir,
             limit_mib=settings.disk_limit_mib,
             reserve_mib=settings.disk_reserve_mib,
+        ),
+        admission=AdmissionPolicy(
+            memory_reserve_mib=settings.memory_reserve_mib,
+            memory_overcommit=settings.memory_overcommit,
+            memory_pressure_max=settings.memory_pressure_max,
         ),
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),

@@ -210,6 +210,24 @@ class Settings(BaseSettings):
         "What guests' writes leave free on the file system of `disk_dir`, in MiB; a write that "
         "would not fails in its guest.",
     )
+    memory_reserve_mib: Annotated[int, Field(ge=0)] = _setting(
+        limits.MEMORY_RESERVE_MIB_DEFAULT,
+        "Memory that the host must have available, in MiB, before forks, branches and bakes are "
+        "accepted.",
+    )
+    memory_overcommit: Annotated[
+        float | None, Field(gt=0, le=limits.MEMORY_OVERCOMMIT_MAX, allow_inf_nan=False)
+    ] = _setting(
+        None,
+        "Most memory that guests may be promised together, as a multiple of the host's. They share "
+        "most of it, and never touch much of the rest.",
+        "no limit",
+    )
+    memory_pressure_max: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
+        limits.MEMORY_PRESSURE_MAX_DEFAULT,
+        "Forks, branches and bakes are refused while nothing could run for want of memory in more "
+        "than so many percent of the last ten seconds, as the kernel measures it.",
+    )
     recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
         (programs.RECIPES, Path("/etc/forkd/recipes")),
         "Folders of recipes, separated by colons. A request may name a recipe in one of them, by "

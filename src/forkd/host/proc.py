@@ -7,6 +7,7 @@ That a process is gone is an answer; that the kernel does not say is a `HostErro
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import os
 import platform
@@ -27,6 +28,9 @@ _KIB = 1024
 
 _UTIME = 11
 """Where /proc/PID/stat has the CPU time in user mode, behind the name; in the kernel is next."""
+
+_NO_PRESSURE = (errno.ENOENT, errno.EOPNOTSUPP)
+"""What a kernel says that was built or booted without measuring pressure."""
 
 _BLOCK_BYTES = 512
 """What `st_blocks` counts."""
@@ -100,6 +104,24 @@ def memory_bytes() -> tuple[int, int]:
         raise HostError(f"/proc/meminfo does not have {error}") from error
 
 
+def memory_pressure() -> float | None:
+    """Return for how much of the last ten seconds nothing could run for want of memory.
+
+    In percent; None if this kernel does not measure it.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call("read /proc/pressure/memory"):
+        try:
+            text = (_PROC / "pressure/memory").read_text()
+        except OSError as error:
+            if error.errno in _NO_PRESSURE:
+                return None
+            raise
+    return _full_avg10(text)
+
+
 def is_root() -> bool:
     """Whether we are root."""
     return os.geteuid() == 0
@@ -123,6 +145,14 @@ def processes() -> tuple[int, ...]:
     """
     with kernel_call("list processes"):
         return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def _full_avg10(text: str) -> float:
+    for line in text.splitlines():
+        kind, average, *_ = line.split()
+        if kind == "full":
+            return float(average.removeprefix("avg10="))
+    raise HostError("/proc/pressure/memory has no line `full`")
 
 
 def _text(path: Path) -> str:

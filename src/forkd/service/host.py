@@ -23,6 +23,7 @@ from forkd.host import files, proc, threads
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.service import names
+from forkd.service.admission import Admission
 from forkd.service.chains import Chains
 from forkd.service.figures import Figures
 from forkd.service.guests import Guests
@@ -195,6 +196,25 @@ async def _open_rights(telemetry: Telemetry, records: Records) -> tuple[Ledger, 
     return ledger, tokens, tenants
 
 
+async def _recover(
+    settings: HostSettings, telemetry: Telemetry, ground: _Ground, stack: contextlib.AsyncExitStack
+) -> tuple[Journal, tuple[SandboxRow, ...]]:
+    """Open the journal and tidy up after an earlier daemon; return which sandboxes live on."""
+    journal = Journal(telemetry, ground.records)
+    await journal.begin()  # before anything is changed that it should have: it knows of a crash
+    stack.push_async_callback(journal.close)
+    recovery = Recovery(settings, ground.records, ground.cgroups, ground.names.network)
+    recovered = await recovery.recover()
+    _note_recovered(journal, recovered)
+    return journal, recovered.kept
+
+
+async def _prepare(*stores: SnapshotStore | PendingStore | RecipeStore) -> None:
+    """Remove what an earlier daemon was about to write: nobody goes on with it."""
+    for each in stores:
+        await asyncio.to_thread(each.prepare)
+
+
 async def _compose(
     settings: HostSettings,
     telemetry: Telemetry,
@@ -204,18 +224,9 @@ async def _compose(
     """Reap and tidy, and give each component what it works with."""
     opened_at_s = time.monotonic()
     store, pending, records = ground.store, ground.pending, ground.records
-    network = ground.names.network
-    journal = Journal(telemetry, records)
-    await journal.begin()  # before anything is changed that it should have: it knows of a crash
-    stack.push_async_callback(journal.close)
-    recovered = await Recovery(settings, records, ground.cgroups, network).recover()
-    _note_recovered(journal, recovered)
-    rows = recovered.kept
-    # Nobody writes any more what is left there of an earlier daemon.
-    await asyncio.to_thread(store.prepare)
-    await asyncio.to_thread(pending.prepare)
+    journal, rows = await _recover(settings, telemetry, ground, stack)
     uploaded = RecipeStore(settings.state_dir)
-    await asyncio.to_thread(uploaded.prepare)
+    await _prepare(store, pending, uploaded)
 
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
@@ -232,9 +243,20 @@ async def _compose(
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
 
-    leases = Leases(settings.sandboxes_dir, ground.cgroups, network)
+    leases = Leases(settings.sandboxes_dir, ground.cgroups, ground.names.network)
+    admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     sandboxes = Sandboxes(
-        telemetry, settings, tasks, records, leases, ledger, journal, roster, catalog, zygotes
+        telemetry,
+        settings,
+        tasks,
+        records,
+        admission,
+        leases,
+        ledger,
+        journal,
+        roster,
+        catalog,
+        zygotes,
     )
     guests = Guests(telemetry, roster)
     lag = stack.enter_context(LoopLag())
@@ -243,10 +265,10 @@ async def _compose(
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     tops = files.real_path(settings.tops_dir)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
-    host = Host(
+    return Host(
         recipes=recipes,
         images=images,
-        snapshots=Snapshots(telemetry, settings, tasks, store, catalog, images, upkeep),
+        snapshots=Snapshots(telemetry, settings, tasks, admission, store, catalog, images, upkeep),
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
         packs=Packs(telemetry, settings.packs, store, catalog, upkeep.drop_unused_images),
         sandboxes=sandboxes,
@@ -263,8 +285,7 @@ async def _compose(
         usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
         telemetry=telemetry,
         tasks=tasks,
-    )
-    return host, rows
+    ), rows
 
 
 def _note_recovered(journal: Journal, recovered: Recovered) -> None:

@@ -68,6 +68,11 @@ class Ledger:
                 used += replace(each.amounts, forks_per_minute=0)  # they are in the window
         return used
 
+    def promised(self) -> Amounts:
+        """Return what all tenants together have, and are about to have."""
+        reserved = (each.amounts for each in self._reserved)
+        return sum((*self._total.values(), *reserved), start=Amounts())
+
     def check(self, tenant: Tenant, asked: Amounts) -> None:
         """Return if a tenant may have so much more.
 

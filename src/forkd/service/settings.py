@@ -79,6 +79,23 @@ class DiskPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """What new work must leave of the host.
+
+    Attributes:
+        memory_reserve_mib: Memory that must be available before anything new is started.
+        memory_overcommit: Most memory that guests may be promised together, as a multiple of the
+            host's; None for no limit.
+        memory_pressure_max: In how many percent of the last ten seconds nothing could run for want
+            of memory, at most.
+    """
+
+    memory_reserve_mib: int = limits.MEMORY_RESERVE_MIB_DEFAULT
+    memory_overcommit: float | None = None
+    memory_pressure_max: float = limits.MEMORY_PRESSURE_MAX_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class HostSettings:
     """Where a host's things are.
 
@@ -97,6 +114,7 @@ class HostSettings:
         budgets: How far a tree of sandboxes may grow.
         packs: What packs are taken.
         disks: What private disk layers may take.
+        admission: What new work must leave of the host.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
@@ -116,6 +134,7 @@ class HostSettings:
     budgets: TreeBudgets = field(default_factory=TreeBudgets)
     packs: PackPolicy = field(default_factory=PackPolicy)
     disks: DiskPolicy = field(default_factory=DiskPolicy)
+    admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller, Owner
     from forkd.model.ids import Tag
     from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
+    from forkd.service.admission import Admission
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.ledger import Ledger
@@ -57,6 +58,7 @@ class Sandboxes:
     settings: HostSettings
     tasks: Supervisor
     records: Records
+    admission: Admission
     leases: Leases
     ledger: Ledger
     journal: Journal
@@ -69,6 +71,7 @@ class Sandboxes:
     def __post_init__(self) -> None:
         self.forks = Forks(
             self.telemetry,
+            self.admission,
             self.settings,
             self.records,
             self.leases,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forkd.model.sandbox import ForkOptions
     from forkd.model.snapshot import Snapshot
     from forkd.network.plan import Slot
+    from forkd.service.admission import Admission
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.ledger import Ledger, Reservation
@@ -102,6 +103,7 @@ class Forks:
 
     Attributes:
         telemetry: Where it is noted how long they took.
+        admission: Whether the host has room for them.
         settings: Where their disks lie, and what these may take.
         records: Where they are written down.
         leases: What they get of the host.
@@ -112,6 +114,7 @@ class Forks:
     """
 
     telemetry: Telemetry
+    admission: Admission
     settings: HostSettings
     records: Records
     leases: Leases
@@ -138,6 +141,7 @@ class Forks:
         if options.disk_limit_mib is None:
             options = replace(options, disk_limit_mib=self.settings.disks.limit_mib)
         asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
+        self.admission.check(asked.memory_mib)
         with self.ledger.reserve(owner.tenant, asked) as reservation:
             leases = self.leases.reserve(ids, network=options.network)
             now = datetime.now(UTC)

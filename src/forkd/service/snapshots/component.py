@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.ids import Tag
     from forkd.model.snapshot import Removed, Snapshot, SnapshotRequest
+    from forkd.service.admission import Admission
     from forkd.service.images import Images
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
@@ -47,6 +48,7 @@ class Snapshots:
     telemetry: Telemetry
     settings: HostSettings
     tasks: Supervisor
+    admission: Admission
     store: SnapshotStore
     catalog: Catalog
     images: Images
@@ -57,6 +59,7 @@ class Snapshots:
         self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
+        self.admission.check(0)  # what its machine will have is not known before its image is built
         await self.catalog.claim(request.tag, caller.owner)
         made: Snapshot | None = None
 
