@@ -43,7 +43,7 @@ RESETS = 50
 SIBLING_RESETS = 3
 
 COUNTING = """
-import itertools, os, threading
+import itertools, os, threading, time
 counts = [0] * os.cpu_count()
 numbers = numpy.arange(1 << 20, dtype=numpy.uint32)
 stop = False
@@ -53,6 +53,7 @@ def count(cpu):
     os.sched_setaffinity(0, {cpu})
     while not stop:
         counts[cpu] += 1
+        time.sleep(0.001)  # or each would wait for the interpreter's lock most of the time
 
 
 threads = [threading.Thread(target=count, args=[cpu]) for cpu in range(os.cpu_count())]
