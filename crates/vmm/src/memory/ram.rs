@@ -9,7 +9,9 @@
 //! - the pages that the kernel has copied are what a machine has written
 //!   ([`crate::sys::pagemap`]), and dropping them takes it back;
 //! - nothing on disk is needed after that, so nobody can pull it from under a
-//!   running child.
+//!   running child;
+//! - the image is sealed once it is loaded: a fork has its descriptor, and can no
+//!   more change with it what its siblings see than with its mapping.
 //!
 //! The image is in huge pages where the host has any for files in memory
 //! (`Documentation/admin-guide/mm/transhuge.rst`, `shmem_enabled`).
@@ -29,7 +31,7 @@ use vm_memory::{
 use crate::error::Error;
 use crate::layout::{self, PAGE_SIZE, address_of};
 use crate::memory::seed_memory::SeedMemory;
-use crate::memory::sheet::{GRANULE_BYTES, GRANULE_PAGES, Sheet, pages_by_granule};
+use crate::memory::sheet::{GRANULE_BYTES, GRANULE_PAGES, Sealed, Sheet, pages_by_granule};
 use crate::snapshot::pages::MemoryFile;
 use crate::snapshot::runs::Run;
 use crate::sys::mapping;
@@ -121,7 +123,7 @@ impl Ram {
         for path in chain {
             MemoryFile::open(path, bytes)?.read(|page, bytes| sheet.write(page, bytes))?;
         }
-        ram.lay(&sheet)?;
+        ram.lay(&sheet.seal()?)?;
         Ok(ram)
     }
 
@@ -157,9 +159,10 @@ impl Ram {
                 put(&self.view, page, bytes)
             }
         })?;
+        mapping::seal(&scattered)?;
         let Some(sheet) = sheet else { return Ok(()) };
         self.sparse.retain(|page, _| !sheet.holds(*page));
-        self.lay(&sheet)
+        self.lay(&sheet.seal()?)
     }
 
     /// Takes back every write since the memory was loaded, or since it was what `seed` has.  `own`
@@ -248,8 +251,7 @@ impl Ram {
     }
 
     /// Maps what a sheet holds in the place of what was there.
-    fn lay(&mut self, sheet: &Sheet) -> Result<(), Error> {
-        sheet.shared.populate();
+    fn lay(&mut self, sheet: &Sealed) -> Result<(), Error> {
         for (run, slot) in sheet.runs() {
             let address = GuestAddress(address_of(run.first * GRANULE_PAGES));
             let start = self.view.get_host_address(address).map_err(Error::guest_memory)?;
@@ -342,6 +344,8 @@ mod tests {
     use crate::memory::delta::save;
     use crate::memory::seed_memory::tests::Seed;
     use crate::snapshot::pages::Lineage;
+    use std::io::Write;
+    use std::os::fd::BorrowedFd;
 
     fn path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("forkd-memory-{}-{name}", std::process::id()))
@@ -447,6 +451,46 @@ mod tests {
         Pagemap::own().unwrap().private(derived.view(), &mut note).unwrap();
         assert_eq!(private, [3, 4], "what is kept, and what is in no file");
         assert_eq!(pages.map(|page| byte(&derived, page)), [1, 2, 0, 5, 0]);
+        std::fs::remove_file(base).unwrap();
+        std::fs::remove_file(delta).unwrap();
+    }
+
+    /// What can be done to the file behind `fd`, of the ways there are to change it.
+    fn changes(fd: i32) -> Vec<&'static str> {
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the memory that the descriptor is of lives as long as this test.
+        let inherited = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
+        let mut file = File::from(inherited);
+        let again = File::options().write(true).open(format!("/proc/self/fd/{fd}")).unwrap();
+        // SAFETY: the descriptor is open; the call takes no pointers.
+        let punched = unsafe { libc::fallocate(fd, punch, 0, 4096) } >= 0;
+        let done = [
+            ("write", file.write(&[9]).is_ok()),
+            ("pwrite", file.write_at(&[9], 0).is_ok()),
+            ("pwrite once opened again", again.write_at(&[9], 0).is_ok()),
+            ("mmap", mapping::Shared::map(&file, 4096, 4096).is_ok()),
+            ("punch", punched),
+            ("grow", file.set_len(1 << 30).is_ok()),
+            ("shrink", file.set_len(0).is_ok()),
+        ];
+        done.into_iter().filter(|(_, done)| *done).map(|(what, _)| what).collect()
+    }
+
+    #[test]
+    fn nobody_changes_an_image_by_its_descriptor_that_of_a_delta_included() {
+        let (ram, base) = loaded("sealed", &[0, 3]);
+        let chain = std::slice::from_ref(&base);
+        let delta = path("sealed-delta");
+        set(&ram, 4, 2);
+        (1024..1536).for_each(|page| set(&ram, page, 5));
+        save(&ram, &Lineage::of(chain).unwrap(), chain, &delta).unwrap();
+        let mut derived = Ram::load(ram.bytes(), chain).unwrap();
+        derived.overlay(&delta).unwrap();
+
+        let descriptors: Vec<i32> = ram.descriptors().chain(derived.descriptors()).collect();
+        let changed: Vec<_> = descriptors.iter().map(|fd| changes(*fd)).collect();
+
+        assert_eq!(changed, vec![Vec::<&str>::new(); 4], "its base, the base, dense and sparse");
         std::fs::remove_file(base).unwrap();
         std::fs::remove_file(delta).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Granules of an image, in a file in memory, while they are filled.
+//! Granules of an image, in a file in memory: filled once, then sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -35,8 +35,15 @@ pub(super) fn pages_by_granule(runs: &[Run]) -> BTreeMap<u64, u64> {
 /// Granules in a file in memory, one after the other, while they are filled.
 #[derive(Debug)]
 pub(super) struct Sheet {
+    file: File,
+    shared: Shared,
+    slots: BTreeMap<u64, u64>,
+}
+
+/// Granules in a file in memory that nobody can write to any more.
+#[derive(Debug)]
+pub(super) struct Sealed {
     pub(super) file: Arc<File>,
-    pub(super) shared: Shared,
     pub(super) slots: BTreeMap<u64, u64>,
 }
 
@@ -50,7 +57,7 @@ impl Sheet {
         let file = mapping::memory_file(bytes)?;
         let shared = Shared::map(&file, bytes, GRANULE_BYTES)?;
         let slots = granules.iter().copied().zip(0..).collect();
-        Ok(Some(Self { file: Arc::new(file), shared, slots }))
+        Ok(Some(Self { file, shared, slots }))
     }
 
     pub(super) fn holds(&self, page: u64) -> bool {
@@ -76,6 +83,18 @@ impl Sheet {
         Ok(())
     }
 
+    /// Makes every page exist, and the file one that nobody can write to: forks inherit its
+    /// descriptor, and map it.
+    pub(super) fn seal(self) -> Result<Sealed, Error> {
+        let Self { file, shared, slots } = self;
+        shared.populate();
+        drop(shared);
+        mapping::seal(&file)?;
+        Ok(Sealed { file: Arc::new(file), slots })
+    }
+}
+
+impl Sealed {
     /// Consecutive granules that no gap divides, each with the slot of its first.
     pub(super) fn runs(&self) -> Vec<(Run, u64)> {
         const GAP: u64 = layout::MMIO_GAP_START / GRANULE_BYTES;
@@ -101,7 +120,8 @@ mod tests {
         let gap = layout::MMIO_GAP_START / GRANULE_BYTES;
         let sheet = Sheet::new(&BTreeSet::from([1, gap - 1, gap, gap + 1])).unwrap().unwrap();
 
-        let runs: Vec<_> = sheet.runs().iter().map(|(run, slot)| (run.first, *slot)).collect();
+        let sealed = sheet.seal().unwrap();
+        let runs: Vec<_> = sealed.runs().iter().map(|(run, slot)| (run.first, *slot)).collect();
 
         assert_eq!(runs, [(1, 0), (gap - 1, 1), (gap, 2)]);
     }

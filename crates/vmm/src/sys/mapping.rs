@@ -74,14 +74,16 @@ fn length_of(bytes: u64) -> Result<usize, Error> {
     usize::try_from(bytes).map_err(Error::guest_memory)
 }
 
-/// A file in memory, of zeros, of which nothing exists yet.
+/// A file in memory, of zeros, of which nothing exists yet.  It can be sealed ([`seal`]).
 ///
 /// # Errors
 ///
 /// [`Error::Io`].
 pub fn memory_file(bytes: u64) -> Result<File, Error> {
     // SAFETY: the name is a NUL-terminated constant; the call has no other requirement.
-    let fd = unsafe { libc::memfd_create(c"forkd-memory".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe {
+        libc::memfd_create(c"forkd-memory".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    };
     if fd < 0 {
         return Err(Error::last_os("memfd_create"));
     }
@@ -89,6 +91,26 @@ pub fn memory_file(bytes: u64) -> Result<File, Error> {
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes).map_err(Error::io("size the memory image"))?;
     Ok(file)
+}
+
+/// Makes a file in memory what it is for ever: no descriptor of it, whoever has it and however it
+/// was opened, can change its bytes or its size any more.
+///
+/// Private mappings of it are as before.  A shared one that can be written ([`Shared`]) must be
+/// gone: this seals what is mapped and written from now on, which costs nothing, where
+/// `F_SEAL_WRITE` would look at every page for one that a device still writes to.
+///
+/// # Errors
+///
+/// [`Error::Io`] if the kernel is older than Linux 5.1.
+pub fn seal(file: &File) -> Result<(), Error> {
+    const SEALS: i32 =
+        libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    // SAFETY: F_ADD_SEALS on an open descriptor of ours; the call takes no pointers.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } < 0 {
+        return Err(Error::last_os("seal a file in memory"));
+    }
+    Ok(())
 }
 
 /// A file in memory, mapped for writing to the file itself; unmapped when dropped.
