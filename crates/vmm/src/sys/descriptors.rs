@@ -12,9 +12,22 @@ use crate::error::Error;
 ///
 /// [`Error::Io`].
 pub fn pipe() -> Result<(File, File), Error> {
+    pipe_with(0)
+}
+
+/// As [`pipe`]; neither end waits.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn nonblocking_pipe() -> Result<(File, File), Error> {
+    pipe_with(libc::O_NONBLOCK)
+}
+
+fn pipe_with(flags: i32) -> Result<(File, File), Error> {
     let mut fds = [0; 2];
     // SAFETY: `fds` has room for the two descriptors.
-    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
+    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | flags) } < 0 {
         return Err(Error::last_os("pipe2"));
     }
     // SAFETY: the kernel opened it for us just now, and nothing else knows its number.
@@ -136,15 +149,6 @@ fn close_range(first: u32, last: u32) -> Result<(), Error> {
         return Err(Error::last_os("close_range"));
     }
     Ok(())
-}
-
-/// Whether `file` has something to read now.  If the kernel cannot say, a poll loop will.
-#[must_use]
-pub fn readable(file: &File) -> bool {
-    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one `pollfd`, which outlives the call.
-    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-    ready > 0
 }
 
 #[cfg(test)]

@@ -150,13 +150,28 @@ fn child_mask() -> libc::sigset_t {
     mask
 }
 
-/// Reaps one child that has ended: its process id and raw wait status.
+/// A child that has ended.  Until it is reaped its process id is nobody else's.
 #[must_use]
-pub fn reap() -> Option<(libc::pid_t, i32)> {
+pub fn ended() -> Option<libc::pid_t> {
+    // SAFETY: all-zero is a valid `siginfo_t`.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let what = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` outlives the call.
+    if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, what) } < 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled in what it says of a child, or left it all zero.
+    let pid = unsafe { info.si_pid() };
+    (pid > 0).then_some(pid)
+}
+
+/// Reaps `pid`, a child that has ended: its raw wait status.
+#[must_use]
+pub fn reap(pid: libc::pid_t) -> Option<i32> {
     let mut status = 0;
     // SAFETY: `status` outlives the call.
-    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-    (pid > 0).then_some((pid, status))
+    let reaped = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+    (reaped == pid).then_some(status)
 }
 
 /// Reaps children until there are none; those that live are waited for.

@@ -1,10 +1,8 @@
 //! What a zygote has done for it by a process of its own, so that it goes on serving: writing out
 //! what it holds, and becoming the zygote of a delta.
 //!
-//! Such a process says what came of it through the zygote's pipe of reports.  A
+//! Such a process says what came of it through its pipe ([`super::reports`]).  A
 //! writer ends with its zygote; the zygote of a delta lives on.
-
-use std::os::fd::AsRawFd;
 
 use forkd_proto::control::{Derive, DeriveReply, ErrorBody, ErrorCode, SaveLink};
 use forkd_proto::frame::Kind;
@@ -12,10 +10,10 @@ use serde_json::json;
 
 use super::Zygote;
 use super::report::Report;
+use super::reports::{Reporter, Said};
 use crate::control::socket::Token;
 use crate::error::Error;
 use crate::machine::save::{self, Still};
-use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
 
 /// What is to be done.
@@ -52,13 +50,18 @@ impl Zygote {
             Task::Derive(_) => Ok(()),
         };
         let zygote = std::process::id();
-        match checked.and_then(|()| process::fork_into(None)) {
-            Ok(Forked::Parent(pid)) => {
+        let forked = checked.and_then(|()| {
+            let pipe = self.reports.open()?;
+            Ok((process::fork_into(None)?, pipe))
+        });
+        match forked {
+            Ok((Forked::Parent(pid), pipe)) => {
+                self.reports.expect(pid, pipe);
                 self.helpers.insert(pid, Helper { token, task });
             }
-            Ok(Forked::Child) => match task {
-                Task::Save(to) => self.write_out(&to, zygote),
-                Task::Derive(to) => self.become_derived(&to),
+            Ok((Forked::Child, pipe)) => match task {
+                Task::Save(to) => self.write_out(&to, zygote, pipe.reporter()),
+                Task::Derive(to) => self.become_derived(&to, pipe.reporter()),
             },
             Err(error) => {
                 self.control.answer::<()>(token, Err(error));
@@ -67,7 +70,7 @@ impl Zygote {
     }
 
     /// In a writer: its whole life.
-    fn write_out(&self, to: &SaveLink, zygote: u32) -> ! {
+    fn write_out(&self, to: &SaveLink, zygote: u32, reporter: Reporter) -> ! {
         let plan = &self.plan;
         let still = Still {
             state: plan.state(),
@@ -79,22 +82,21 @@ impl Zygote {
             .and_then(|()| self.close_inherited())
             .and_then(|()| save::save(still, to));
         let failed = saved.is_err();
-        drop(self.report_help(saved.map(|reply| json!(reply))));
+        drop(reporter.say(of(saved.map(|reply| json!(reply)))));
         process::exit_now(i32::from(failed))
     }
 
     /// In the zygote of a delta: its whole life.
-    fn become_derived(&self, to: &Derive) -> ! {
+    fn become_derived(&self, to: &Derive, reporter: Reporter) -> ! {
         let derived = self.derive(to);
         let pid = std::process::id();
         let (report, zygote) = match derived {
             Ok(zygote) => (Ok(json!(DeriveReply { pid })), Some(zygote)),
             Err(error) => (Err(error), None),
         };
-        let told = self.report_help(report).is_ok();
-        let closed = descriptors::close_in_child(self.reports.1.as_raw_fd()).is_ok();
+        let told = reporter.say(of(report)).is_ok();
         let ended = match zygote {
-            Some(zygote) if told && closed => zygote.run(),
+            Some(zygote) if told => zygote.run(),
             _ => process::exit_now(1),
         };
         process::exit_now(i32::from(ended.is_err()))
@@ -107,29 +109,25 @@ impl Zygote {
         Self::serve(self.plan.derive(to)?, &to.directory)
     }
 
-    fn report_help(&self, result: Result<serde_json::Value, Error>) -> std::io::Result<()> {
-        let pid = std::process::id().cast_signed();
-        self.send_report(match result {
-            Ok(reply) => Report::Done { pid, reply },
-            Err(error) => Report::Refused { pid, error: error.body() },
-        })
-    }
-
     /// A process has said what came of its task.
-    pub(super) fn on_help(&mut self, pid: i32, report: Report) {
+    pub(super) fn on_help(&mut self, pid: i32, report: Said) {
         let Some(helper) = self.helpers.remove(&pid) else { return };
         match report {
-            Report::Done { reply, .. } => {
+            Some(Report::Done { reply }) => {
                 let heard = self.control.answer(helper.token, Ok(reply));
                 if !heard && matches!(helper.task, Task::Derive(_)) {
                     process::kill(pid);
                     helper.task.undo();
                 }
             }
-            Report::Refused { error, .. } => {
+            Some(Report::Refused { error }) => {
                 self.control.send(helper.token, Kind::Error, &error);
             }
-            Report::Ready { .. } | Report::Failed { .. } => {}
+            // Its end says more.
+            _ => {
+                process::kill(pid);
+                self.helpers.insert(pid, helper);
+            }
         }
     }
 
@@ -139,5 +137,12 @@ impl Zygote {
         let message = format!("the process that worked on it ended (status {status:#x})");
         let body = ErrorBody { code: ErrorCode::Io, message, field: None };
         self.control.send(helper.token, Kind::Error, &body);
+    }
+}
+
+fn of(result: Result<serde_json::Value, Error>) -> Report {
+    match result {
+        Ok(reply) => Report::Done { reply },
+        Err(error) => Report::Refused { error: error.body() },
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! It has one thread, verifies and parses everything once, and never touches the
 //! guest's memory that it maps; so a `clone3` of it is a machine's memory, ready.
-//! A child builds its VM, resumes, and reports through a pipe when its agent has
-//! answered.  Children do not depend on the zygote afterwards, but for going back: those of
+//! A child builds its VM, resumes, and reports through its pipe ([`reports`]) when its agent
+//! has answered.  Children do not depend on the zygote afterwards, but for going back: those of
 //! a seed read their fork point in it, so one that is retired holds its memory until the last of
 //! them has ended.
 //!
@@ -15,11 +15,12 @@ mod children;
 mod help;
 mod leavings;
 mod report;
+mod reports;
 pub mod seed;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
 use children::{Birth, Children, Ended, Failure};
 use help::{Helper, Task};
-use report::{REPORT_BYTES_MAX, Report};
+use report::Report;
+use reports::{Opened, Reports, Said};
 
 /// What a seed is called once it only holds memory: a daemon that comes later lets it be.
 const RETIRED_NAME: &std::ffi::CStr = c"forkd-seed";
@@ -58,8 +60,7 @@ pub struct Zygote {
     helpers: BTreeMap<i32, Helper>,
     epoll: Arc<Epoll>,
     control: Control,
-    reports: (File, File),
-    buffer: Vec<u8>,
+    reports: Reports,
     signals: File,
     children: Children,
     stopping: bool,
@@ -85,13 +86,12 @@ impl Zygote {
     pub fn serve(plan: ForkPlan, directory: &Path) -> Result<Self, Error> {
         descriptors::raise_file_limit();
         let epoll = Arc::new(Epoll::new().map_err(Error::io("epoll_create1"))?);
-        let reports = descriptors::pipe()?;
+        let reports = Reports::new(&epoll, TAG_REPORTS);
         let signals = process::child_signals()?;
-        for (fd, tag) in [(reports.0.as_raw_fd(), TAG_REPORTS), (signals.as_raw_fd(), TAG_CHILDREN)]
-        {
-            let event = EpollEvent::new(EventSet::IN, tag);
-            epoll.ctl(ControlOperation::Add, fd, event).map_err(Error::io("epoll_ctl"))?;
-        }
+        let event = EpollEvent::new(EventSet::IN, TAG_CHILDREN);
+        epoll
+            .ctl(ControlOperation::Add, signals.as_raw_fd(), event)
+            .map_err(Error::io("epoll_ctl"))?;
         let control = Control::listen(&directory.join("zygote.sock"), &epoll, TAG_CONTROL)?;
         Ok(Self {
             plan: Arc::new(plan),
@@ -99,7 +99,6 @@ impl Zygote {
             epoll,
             control,
             reports,
-            buffer: Vec::new(),
             signals,
             children: Children::default(),
             stopping: false,
@@ -124,8 +123,11 @@ impl Zygote {
                 let token = u32::try_from(event.data() & !TAG_MASK).unwrap_or(0);
                 match event.data() & TAG_MASK {
                     TAG_CONTROL => self.on_control(token),
-                    // What cannot be read now is still there.
-                    TAG_REPORTS => drop(self.read_reports()),
+                    TAG_REPORTS => {
+                        if let Some((pid, said)) = self.reports.read(token.cast_signed()) {
+                            self.on_report(pid, said);
+                        }
+                    }
                     TAG_CHILDREN => self.reap(),
                     _ => {}
                 }
@@ -203,9 +205,16 @@ impl Zygote {
     fn fork_one(&mut self, number: u64, birth: Birth) {
         let cloned = Instant::now();
         let cgroup = birth.child.cgroup.as_deref().map(process::open_cgroup).transpose();
-        match cgroup.and_then(|cgroup| process::fork_into(cgroup.as_ref())) {
-            Ok(Forked::Child) => self.become_machine(&birth, cloned),
-            Ok(Forked::Parent(pid)) => self.children.started(pid, number, birth),
+        let forked = cgroup.and_then(|cgroup| {
+            let pipe = self.reports.open()?;
+            Ok((process::fork_into(cgroup.as_ref())?, pipe))
+        });
+        match forked {
+            Ok((Forked::Child, pipe)) => self.become_machine(&birth, cloned, pipe),
+            Ok((Forked::Parent(pid), pipe)) => {
+                self.reports.expect(pid, pipe);
+                self.children.started(pid, number, birth);
+            }
             Err(error) => {
                 let (stage, code) = ("clone".to_owned(), error.code());
                 let failure = Failure { stage, code, message: error.to_string(), again: false };
@@ -217,15 +226,15 @@ impl Zygote {
     }
 
     /// In the child: the machine's whole life.
-    fn become_machine(&self, birth: &Birth, cloned: Instant) -> ! {
+    fn become_machine(&self, birth: &Birth, cloned: Instant, pipe: Opened) -> ! {
         let child = &birth.child;
+        let reporter = pipe.reporter();
         let mut ms = ForkMs { clone: since(cloned), ..ForkMs::default() };
         let mut stage = "prepare";
         let made = self.make(child, birth.deadline, cloned, &mut ms, &mut stage);
-        let pid = std::process::id().cast_signed();
         match made {
             Ok(server) => {
-                if self.send_report(Report::Ready { pid, ms }).is_err() {
+                if reporter.say(Report::Ready { ms }).is_err() {
                     leavings::remove_all(&child.directory, birth.attempt);
                     process::exit_now(1);
                 }
@@ -239,7 +248,7 @@ impl Zygote {
                 let again = matches!(error, Error::GuestReset(_));
                 // The zygote removes the files, or keeps what the guest said; if it is gone, they
                 // are of use to nobody.
-                if self.send_report(Report::Failed { pid, stage, code, message, again }).is_err() {
+                if reporter.say(Report::Failed { stage, code, message, again }).is_err() {
                     leavings::remove_all(&child.directory, birth.attempt);
                 }
                 process::exit_now(1);
@@ -275,46 +284,28 @@ impl Zygote {
     /// Closes what belongs to the zygote alone, so that its clients see its end and not ours.
     fn close_inherited(&self) -> Result<(), Error> {
         self.control.close_in_child()?;
-        descriptors::close_in_child(self.reports.0.as_raw_fd())?;
+        self.reports.close_in_child()?;
         descriptors::close_in_child(self.signals.as_raw_fd())?;
         descriptors::close_in_child(self.epoll.as_raw_fd())
     }
 
-    /// Tells the zygote.  If it is gone, nobody has heard of us or will: whoever asked for us was
-    /// told that it ended, and counts us as ended.
-    fn send_report(&self, mut report: Report) -> std::io::Result<()> {
-        (&self.reports.1).write_all(&report.line())
-    }
-
-    /// Takes in what is in the pipe.  Returns whether it could be read.
-    fn read_reports(&mut self) -> bool {
-        let mut chunk = [0; REPORT_BYTES_MAX];
-        let Ok(read) = self.reports.0.read(&mut chunk) else { return false };
-        self.buffer.extend_from_slice(&chunk[..read]);
-        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.buffer.drain(..=end).collect();
-            if let Ok(report) = serde_json::from_slice(&line) {
-                self.on_report(report);
-            }
+    /// A process, which has not been reaped, has said its one word.
+    fn on_report(&mut self, pid: i32, said: Said) {
+        if self.helpers.contains_key(&pid) {
+            return self.on_help(pid, said);
         }
-        // A line that is longer is none of ours.
-        if self.buffer.len() > REPORT_BYTES_MAX {
-            self.buffer.clear();
-        }
-        true
-    }
-
-    fn on_report(&mut self, report: Report) {
-        match report {
-            Report::Ready { pid, ms } => {
+        match said {
+            Some(Report::Ready { ms }) => {
                 let Some((token, event)) = self.children.ready(pid, ms) else { return };
                 self.control.send(token, Kind::Event, &event);
                 self.plan.learn(pid);
             }
-            Report::Failed { pid, stage, code, message, again } => {
+            Some(Report::Failed { stage, code, message, again }) => {
                 self.children.failing(pid, Failure { stage, code, message, again });
+                process::kill(pid);
             }
-            Report::Done { pid, .. } | Report::Refused { pid, .. } => self.on_help(pid, report),
+            // It will never be ready: nobody hears it any more.
+            _ => process::kill(pid),
         }
     }
 
@@ -323,9 +314,12 @@ impl Zygote {
         let mut signal = [0; 128];
         // The descriptor says only that there is something; `reap` says what.
         drop(self.signals.read(&mut signal));
-        // A child writes its report before it exits, so read first what is there.
-        while descriptors::readable(&self.reports.0) && self.read_reports() {}
-        while let Some((pid, status)) = process::reap() {
+        while let Some(pid) = process::ended() {
+            // It writes its report before it exits, so read first what is there.
+            if let Some((pid, said)) = self.reports.last_words(pid) {
+                self.on_report(pid, said);
+            }
+            let Some(status) = process::reap(pid) else { return };
             if let Some(helper) = self.helpers.remove(&pid) {
                 self.help_failed(&helper, status);
             }

@@ -1,10 +1,11 @@
-//! What a process that a zygote has forked says to it: one line of JSON in a pipe, once.
+//! What a process that a zygote has forked says to it: one line of JSON in its pipe, once.
 
 use forkd_proto::control::{ErrorBody, ErrorCode, ForkMs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Longest line: pipes take this much at once or not at all (`PIPE_BUF`).
+/// Longest line, its end included: pipes take this much at once or not at all (`PIPE_BUF`).  Of a
+/// longer one the zygote keeps nothing.
 pub(super) const REPORT_BYTES_MAX: usize = 4096;
 
 /// What is said.
@@ -12,13 +13,13 @@ pub(super) const REPORT_BYTES_MAX: usize = 4096;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Report {
     /// A child's agent has answered.
-    Ready { pid: i32, ms: ForkMs },
+    Ready { ms: ForkMs },
     /// A child is about to end.
-    Failed { pid: i32, stage: String, code: ErrorCode, message: String, again: bool },
+    Failed { stage: String, code: ErrorCode, message: String, again: bool },
     /// A task is done.
-    Done { pid: i32, reply: Value },
+    Done { reply: Value },
     /// A task has failed.
-    Refused { pid: i32, error: ErrorBody },
+    Refused { error: ErrorBody },
 }
 
 impl Report {
@@ -73,7 +74,7 @@ mod tests {
             let error = ErrorBody { code, message: message.clone(), field: None };
             let refused = refusal(error);
             let whole: ErrorBody = serde_json::from_slice(&refused).unwrap();
-            let mut report = Report::Failed { pid: 7, stage, code, message, again: false };
+            let mut report = Report::Failed { stage, code, message, again: false };
 
             let line = report.line();
 
