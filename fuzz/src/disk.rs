@@ -117,7 +117,7 @@ impl Pair {
             }
             Op::Discard { sector, sectors } => self.discard(range(sector, sectors)),
             Op::Freeze => {
-                let frozen = self.disk.freeze(Store::new(SIZE));
+                let frozen = self.disk.freeze(Store::new(SIZE), self.disk.top().clone());
                 check_runs(&frozen.runs());
                 self.below.copy_from_slice(&self.flat);
             }

@@ -196,10 +196,11 @@ impl<T: Top + 'static> LayeredDisk<T> {
         self.stats
     }
 
-    /// Makes the top the highest immutable layer, goes on with the empty `top`,
+    /// Makes what the top holds the highest immutable layer, which is read from
+    /// `frozen`, the same bytes; goes on with the empty `top`, drops the old one,
     /// and returns that layer.  Costs the same whatever the top holds.
-    pub fn freeze(&mut self, top: T) -> Arc<Layer> {
-        let frozen = std::mem::replace(&mut self.top, top);
+    pub fn freeze(&mut self, top: T, frozen: impl Blocks + 'static) -> Arc<Layer> {
+        self.top = top;
         let present = std::mem::take(&mut self.present);
         let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present));
         self.layers.push(Arc::clone(&layer));

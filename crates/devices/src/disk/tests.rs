@@ -70,6 +70,11 @@ fn read(disk: &mut LayeredDisk<Shared>, offset: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
+fn freeze(disk: &mut LayeredDisk<Shared>) -> Arc<Layer> {
+    let frozen = Arc::clone(disk.top());
+    disk.freeze(top(), frozen)
+}
+
 fn run(first: u64, blocks: u64) -> Run {
     Run { first, blocks }
 }
@@ -95,7 +100,7 @@ fn a_top_is_asked_for_room_for_blocks_that_it_lacks_and_a_refusal_changes_nothin
     disk.write_at(100, &[8; 5000]).unwrap();
     disk.write_at(0, &[9; 8192]).unwrap();
     assert_eq!(*disk.top().admitted.lock().unwrap(), [BLOCK_BYTES; 2]);
-    disk.freeze(top());
+    freeze(&mut disk);
     disk.write_at(0, &[9; 4096]).unwrap();
     assert_eq!(*disk.top().admitted.lock().unwrap(), [BLOCK_BYTES], "a new top has nothing");
 
@@ -201,13 +206,13 @@ fn a_write_is_counted_whole_against_the_limit() {
 fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
     let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 3 * BLOCK_BYTES).unwrap();
     disk.write_at(0, &[7; 8192]).unwrap();
-    disk.freeze(top());
+    freeze(&mut disk);
 
     disk.write_at(BLOCK_BYTES, &[8; 8192]).unwrap();
     let refused = disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap_err();
     disk.discard(BLOCK_BYTES, 2 * BLOCK_BYTES).unwrap();
     disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap();
-    disk.freeze(top());
+    freeze(&mut disk);
     let again = disk.write_at(4 * BLOCK_BYTES, &[9; 512]).unwrap_err();
     disk.write_at(0, &[6; 512]).unwrap();
 
@@ -220,9 +225,9 @@ fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
 fn two_frozen_tops_as_one_count_as_they_did() {
     let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 2 * BLOCK_BYTES).unwrap();
     disk.write_at(0, &[7; 4096]).unwrap();
-    disk.freeze(top());
+    freeze(&mut disk);
     disk.write_at(BLOCK_BYTES, &[8; 4096]).unwrap();
-    disk.freeze(top());
+    freeze(&mut disk);
     let both = Layer::from_runs(store(vec![7; 8192]), SIZE, 0, &[run(0, 2)]).unwrap();
     let image = Arc::clone(&disk.layers()[0]);
 
@@ -251,7 +256,7 @@ fn a_frozen_top_is_seen_by_both_sides_and_changed_by_neither() {
     one.write_at(0, &[7; 4096]).unwrap();
     one.write_at(9 * BLOCK_BYTES, &[8; 4096]).unwrap();
 
-    let frozen = one.freeze(top());
+    let frozen = freeze(&mut one);
     let mut other = disk(one.layers().to_vec());
     one.write_at(512, &[9; 512]).unwrap();
     other.write_at(9 * BLOCK_BYTES, &[6; 4096]).unwrap();
@@ -268,7 +273,7 @@ fn a_frozen_top_is_seen_by_both_sides_and_changed_by_neither() {
 fn a_frozen_layer_gives_its_blocks_and_no_others() {
     let mut disk = disk(Vec::new());
     disk.write_at(BLOCK_BYTES, &[7; 8192]).unwrap();
-    let frozen = disk.freeze(top());
+    let frozen = freeze(&mut disk);
     let mut buffer = vec![0; 8192];
 
     frozen.read_blocks(1, &mut buffer).unwrap();

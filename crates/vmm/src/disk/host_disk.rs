@@ -8,10 +8,11 @@ use forkd_devices::disk::{LAYERS_MAX, LayeredDisk};
 use forkd_devices::virtio::block::Disk;
 use forkd_proto::control::DiskMetrics;
 
-use crate::disk::layers::{Lower, Stratum};
+use crate::disk::layers::{Lower, Stored, Stratum};
 use crate::disk::merge::{Merge, Merged};
 use crate::disk::top::{TopFile, Tops};
 use crate::error::Error;
+use crate::sys::files;
 
 /// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
 /// that a machine can be branched any number of times.
@@ -97,21 +98,26 @@ impl HostDisk {
     }
 
     /// Makes what the top holds a layer, and goes on with an empty one.  Costs the same whatever it
-    /// holds.  The layer's file lives as long as somebody has it open.
+    /// holds.  The layer's file lives as long as somebody has it open, which from now on is for
+    /// reading only: siblings inherit it.
     ///
     /// # Errors
     ///
-    /// [`Error::State`] if there are as many layers as there may be; nothing has changed then.
+    /// [`Error::State`] if there are as many layers as there may be, [`Error::Io`] if there is no
+    /// descriptor to be had; nothing has changed then.
     pub fn freeze(&mut self) -> Result<(), Error> {
-        let Some(fd) = self.disk.top().made().map(AsRawFd::as_raw_fd) else { return Ok(()) };
+        let Some(file) = self.disk.top().made() else { return Ok(()) };
         if self.disk.top_bytes() == 0 {
             return Ok(());
         }
         if self.lower.layers.len() >= LAYERS_MAX {
             return Err(Error::State("the disk has as many layers as it may have"));
         }
+        let frozen = files::read_only(file).map_err(Error::io("open a disk's top for reading"))?;
+        let fd = frozen.as_raw_fd();
         self.frozen_bytes += self.disk.top_bytes();
-        let layer = self.disk.freeze(TopFile::new(self.tops.clone(), self.lower.size_bytes));
+        let top = TopFile::new(self.tops.clone(), self.lower.size_bytes);
+        let layer = self.disk.freeze(top, Stored(frozen));
         self.lower.layers.push(Stratum { layer, fd, path: None });
         Ok(())
     }
@@ -158,6 +164,7 @@ impl Disk for HostDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use std::path::{Path, PathBuf};
 
     fn folder(name: &str) -> PathBuf {
@@ -245,6 +252,48 @@ mod tests {
             disk.read_at(block, slot).unwrap();
         }
         assert_eq!((found, disk.given()), (expected, 1));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// How many descriptors of this process are of the file behind `fd`, and by how many of those
+    /// it can be written to.
+    fn holders(fd: i32) -> (usize, usize) {
+        let wanted = std::fs::metadata(format!("/proc/self/fd/{fd}")).unwrap();
+        // Other tests open and close files meanwhile.
+        let flags = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let found = std::fs::metadata(&path).ok()?;
+            let info =
+                std::fs::read_to_string(Path::new("/proc/self/fdinfo").join(path.file_name()?));
+            let same = (found.dev(), found.ino()) == (wanted.dev(), wanted.ino());
+            let info = info.ok()?;
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            same.then(|| i32::from_str_radix(flags.trim(), 8).unwrap())
+        });
+        let flags: Vec<i32> = flags.collect();
+        let written = flags.iter().filter(|flags| **flags & libc::O_ACCMODE != libc::O_RDONLY);
+        (flags.len(), written.count())
+    }
+
+    #[test]
+    fn what_was_frozen_or_merged_is_open_for_reading_only() {
+        let folder = folder("read-only");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 2 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 2 * 4096, None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
+        disk.write_at(0, &[2; 8192]).unwrap();
+        assert_eq!(holders(disk.disk.top().made().unwrap().as_raw_fd()), (1, 1));
+
+        for round in 0..=FROZEN_MAX {
+            disk.write_at(0, &[u8::try_from(round).unwrap(); 100]).unwrap();
+            disk.freeze().unwrap();
+        }
+        let merged = disk.crowded().unwrap().make().unwrap();
+        disk.adopt(merged);
+
+        let holders: Vec<_> = disk.lower().descriptors().map(holders).collect();
+        assert_eq!(holders, vec![(1, 0); 1 + FROZEN_MAX]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 

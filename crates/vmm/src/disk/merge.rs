@@ -11,6 +11,7 @@ use crate::disk::layers::{Lower, NoTop, Stored, Stratum};
 use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::snapshot::runs::{Collector, UNIT_BYTES, Units};
+use crate::sys::files;
 
 /// Two layers that are to be one.
 #[derive(Debug)]
@@ -55,6 +56,8 @@ impl Merge {
             .iter()
             .map(|run| DiskRun { first: run.first, blocks: run.count })
             .collect();
+        // Siblings inherit it.
+        let file = files::read_only(&file).map_err(failed())?;
         let fd = file.as_raw_fd();
         let layer = Layer::from_runs(Stored(file), pair.size_bytes, 0, &runs)
             .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?;

@@ -36,6 +36,15 @@ fn unlinked(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens `file` once more, for reading only.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn read_only(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// Bytes that can still be stored in the file system of `file`.
 ///
 /// # Errors
