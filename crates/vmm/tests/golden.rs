@@ -6,6 +6,7 @@ use forkd_proto::control::ErrorCode;
 use forkd_vmm::disk::layers::Lower;
 use forkd_vmm::memory::ram::Ram;
 use forkd_vmm::snapshot::state::{MSRS_MAX, MachineState};
+use kvm_bindings::kvm_cpuid_entry2;
 use vm_memory::{Bytes, GuestAddress};
 
 const RELEASES: [&str; 1] = ["0.1.0"];
@@ -74,6 +75,29 @@ fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
         assert!(refused, "byte {at}: {code:?}");
     }
     std::fs::remove_file(target).unwrap();
+}
+
+#[test]
+fn a_state_with_a_decoy_of_a_cpuid_entry_is_damage() {
+    let path = scratch("decoy");
+    let golden = || MachineState::read(&golden(RELEASES[0], "state")).unwrap();
+    let features = golden().vcpus[0].cpuid.iter().position(|entry| entry.function == 1).unwrap();
+    for (index, flags) in [(0, 0), (1, 0), (1, 1)] {
+        let mut state = golden();
+        let decoy = state.vcpus[0].cpuid[features];
+        // Nested virtualisation: KVM would show the first that matches, and we looked at index 0.
+        let decoy = kvm_cpuid_entry2 { index, flags, ecx: decoy.ecx | 1 << 5, ..decoy };
+        // In the place of one of those that are empty, of which this kernel saved many.
+        state.vcpus[0].cpuid.pop();
+        state.vcpus[0].cpuid.insert(features, decoy);
+
+        state.write(&path).unwrap();
+        let refused = MachineState::read(&path).unwrap_err();
+
+        assert_eq!(refused.code(), ErrorCode::Damaged);
+        assert!(refused.to_string().contains("CPUID 0x1."), "{refused}");
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]

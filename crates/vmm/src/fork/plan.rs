@@ -13,6 +13,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::stored;
 use crate::layout;
 use crate::memory::question::Notebook;
 use crate::memory::ram::Ram;
@@ -61,11 +62,11 @@ impl ForkPlan {
     pub fn load(config: &ZygoteConfig) -> Result<Self, Error> {
         let state = MachineState::read(&config.state)?;
         let kvm = open_kvm()?;
-        check_host(&kvm, &state)?;
+        let host = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), None)?;
         let lineage = Lineage::of(&config.memory)?;
         let ram = Ram::load(state.memory_bytes, &config.memory)?;
-        Self::new(kvm, state, ram, lineage, lower, None)
+        Self::new(kvm, state, ram, lineage, lower, host)
     }
 
     /// Puts a delta over this one.  To be called in a process forked for the purpose: the memory
@@ -88,12 +89,12 @@ impl ForkPlan {
             )));
         }
         let kvm = open_kvm()?;
-        check_host(&kvm, &state)?;
+        let host = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), self.lower.as_ref())?;
         let link = Lineage::of(std::slice::from_ref(&config.memory))?;
         let mut ram = self.ram.clone();
         ram.overlay(&config.memory)?;
-        Self::new(kvm, state, ram, self.lineage.clone().with(link), lower, None)
+        Self::new(kvm, state, ram, self.lineage.clone().with(link), lower, host)
     }
 
     /// The fork point that a machine is at.  To be called in a process forked for the purpose,
@@ -110,7 +111,12 @@ impl ForkPlan {
         origin: Option<&Self>,
     ) -> Result<Self, Error> {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
-        let mut plan = Self::new(open_kvm()?, state, ram, lineage, lower, origin)?;
+        let kvm = open_kvm()?;
+        let host = match origin {
+            Some(origin) => origin.host.clone(),
+            None => Host::ask(&kvm, &state.vcpus)?,
+        };
+        let mut plan = Self::new(kvm, state, ram, lineage, lower, host)?;
         plan.seed_memory = Some(SeedMemory::own()?);
         if let Some(origin) = origin {
             // Forks of forks write what forks write.
@@ -128,13 +134,9 @@ impl ForkPlan {
         ram: Ram,
         lineage: Lineage,
         lower: Option<Lower>,
-        origin: Option<&Self>,
+        host: Host,
     ) -> Result<Self, Error> {
         let cpuids = state.vcpus.iter().map(VcpuState::kvm_cpuid).collect::<Result<Vec<_>, _>>()?;
-        let host = match origin {
-            Some(origin) => origin.host.clone(),
-            None => Host::ask(&kvm, &state.vcpus, cpuids.first())?,
-        };
         let msrs = state
             .vcpus
             .iter()
@@ -228,12 +230,27 @@ impl ForkPlan {
 }
 
 impl Host {
-    fn ask(kvm: &Kvm, vcpus: &[VcpuState], cpuid: Option<&CpuId>) -> Result<Self, Error> {
+    /// For a state that came from a file: also refuses what this host lacks, and MSRs that no
+    /// machine here would have saved.
+    fn admit(kvm: &Kvm, state: &MachineState) -> Result<Self, Error> {
+        let count = u8::try_from(state.vcpus.len()).unwrap_or(layout::VCPUS_MAX);
+        let supported = cpu::cpuid_for(kvm, 0, count)?;
+        for vcpu in &state.vcpus {
+            cpu::check_features(&vcpu.cpuid, supported.as_slice())?;
+        }
+        let host = Self::ask(kvm, &state.vcpus)?;
+        for vcpu in &state.vcpus {
+            stored::check_msrs(&vcpu.msrs, &host.msr_indices)?;
+        }
+        Ok(host)
+    }
+
+    fn ask(kvm: &Kvm, vcpus: &[VcpuState]) -> Result<Self, Error> {
         let scratch = Scratch::new(kvm)?;
         let tsc_khz = scratch.tsc_scaling(vcpus)?;
         let listed = cpu::msr_indices(kvm)?;
-        if let Some(cpuid) = cpuid {
-            scratch.vcpu.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+        if let Some(vcpu) = vcpus.first() {
+            scratch.vcpu.set_cpuid2(&vcpu.kvm_cpuid()?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
         }
         let defaults: Arc<[_]> = cpu::read_msrs(&scratch.vcpu, &listed)?.into();
         // Each that cannot be read would end a call, whenever a machine of this plan is saved.
@@ -273,12 +290,6 @@ impl Scratch {
 
 fn open_kvm() -> Result<Kvm, Error> {
     Kvm::new().map_err(Error::kvm("open /dev/kvm"))
-}
-
-fn check_host(kvm: &Kvm, state: &MachineState) -> Result<(), Error> {
-    let count = u8::try_from(state.vcpus.len()).unwrap_or(layout::VCPUS_MAX);
-    let host = cpu::cpuid_for(kvm, 0, count)?;
-    state.vcpus.iter().try_for_each(|vcpu| cpu::check_features(&vcpu.cpuid, host.as_slice()))
 }
 
 /// Opens the layers that `config` names; what `parent` has open already is shared.

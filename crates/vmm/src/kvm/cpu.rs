@@ -20,6 +20,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::kvm::stored;
 use crate::layout::PAGE_SIZE;
 
 /// Most MSRs that one `KVM_GET_MSRS` takes (`MAX_IO_MSRS` in the kernel).
@@ -72,11 +73,8 @@ impl VcpuState {
         // Events before registers: KVM may fold a pending exception into them on reading.
         let mp_state = vcpu.get_mp_state().map_err(Error::kvm("KVM_GET_MP_STATE"))?;
         let events = vcpu.get_vcpu_events().map_err(Error::kvm("KVM_GET_VCPU_EVENTS"))?;
-        let cpuid = vcpu
-            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
-            .map_err(Error::kvm("KVM_GET_CPUID2"))?
-            .as_slice()
-            .to_vec();
+        let cpuid = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES).map_err(Error::kvm("KVM_GET_CPUID2"))?;
+        let cpuid = stored::filled(cpuid.as_slice()).to_vec();
         Ok(Self {
             cpuid,
             regs: vcpu.get_regs().map_err(Error::kvm("KVM_GET_REGS"))?,
@@ -163,7 +161,7 @@ impl VcpuState {
     ///
     /// [`Error::Damaged`] if there are more than KVM could ever have listed.
     pub fn kvm_cpuid(&self) -> Result<CpuId, Error> {
-        CpuId::from_entries(&self.cpuid).map_err(|_| too_many("CPUID entries"))
+        CpuId::from_entries(stored::filled(&self.cpuid)).map_err(|_| too_many("CPUID entries"))
     }
 }
 
@@ -235,7 +233,8 @@ pub fn set_boot_msrs(vcpu: &VcpuFd) -> Result<(), Error> {
     write_msrs(vcpu, &[msrs])
 }
 
-/// What vCPU `id` of `vcpus` is shown: all that this host's KVM supports, less what we cannot save.
+/// What vCPU `id` of `vcpus` is shown: all that this host's KVM supports, less what we cannot save,
+/// or would not take back ([`stored::is_plain`]).
 ///
 /// # Errors
 ///
@@ -244,6 +243,7 @@ pub fn cpuid_for(kvm: &Kvm, id: u8, vcpus: u8) -> Result<CpuId, Error> {
     let mut cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::kvm("KVM_GET_SUPPORTED_CPUID"))?;
+    cpuid.retain(stored::is_plain);
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     for entry in cpuid.as_mut_slice() {
         shape(entry, id, vcpus, deadline);

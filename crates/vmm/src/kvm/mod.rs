@@ -1,4 +1,5 @@
 //! What KVM holds of a machine: its chips and its vCPUs, to be read and put back.
 
 pub mod cpu;
+pub mod stored;
 pub mod vm;

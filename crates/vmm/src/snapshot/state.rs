@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::kvm::cpu::VcpuState;
+use crate::kvm::stored;
 use crate::layout;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 
@@ -128,7 +129,10 @@ impl MachineState {
             let how = "a vCPU has more MSRs or CPUID entries than there can be";
             return Err(Error::Damaged(format!("{name}: {how}")));
         }
-        layout::check_memory_size(self.memory_bytes)
+        let cpuids = self.vcpus.iter().map(|vcpu| stored::check_cpuid(&vcpu.cpuid));
+        cpuids
+            .chain([layout::check_memory_size(self.memory_bytes)])
+            .collect::<Result<(), Error>>()
             .map_err(|error| Error::Damaged(format!("{name}: {error}")))
     }
 }
