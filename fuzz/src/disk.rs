@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use arbitrary::{Arbitrary, Unstructured};
-use forkd_devices::disk::{BLOCK_BYTES, Blocks, Layer, LayeredDisk, Run, Top};
+use forkd_devices::disk::{BLOCK_BYTES, Blocks, Layer, LayeredDisk, Run, STORED_PER_LIMIT_MAX, Top};
 use forkd_devices::virtio::block::Disk;
 
 use crate::guest::steps;
@@ -124,6 +124,7 @@ impl Pair {
             Op::Stacked { runs } => self.restack(&runs),
         }
         assert!(self.disk.top_bytes() <= LIMIT);
+        assert!(self.disk.stored_bytes() <= LIMIT * STORED_PER_LIMIT_MAX);
         let blocks: u64 = self.disk.top_runs().map(|run| run.blocks).sum();
         assert_eq!(blocks * BLOCK_BYTES, self.disk.top_bytes());
     }

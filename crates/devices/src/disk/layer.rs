@@ -157,6 +157,16 @@ impl Layer {
         }
     }
 
+    /// How many blocks it holds.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        match &self.map {
+            Map::Whole => self.size_bytes.div_ceil(BLOCK_BYTES),
+            Map::Runs(entries) => entries.iter().map(|entry| entry.run.blocks).sum(),
+            Map::Sparse(presence) => presence.blocks(),
+        }
+    }
+
     /// Fills `buffer`, whole blocks, from a run that [`Layer::runs`] listed.
     ///
     /// # Errors

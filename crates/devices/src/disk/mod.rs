@@ -17,9 +17,10 @@
 //!
 //! Ranges come from a guest by way of [`crate::virtio::block`], and are checked
 //! here again.  What a guest can make the host store is bounded by a limit on the
-//! blocks that it has of its own, in the top or in tops that were frozen, and what
-//! it can make the host remember by the size of its disk: one bit per block, in
-//! leaves that exist only where something was written.
+//! blocks that it has of its own, in the top or in tops that were frozen, where each
+//! counts once, and by [`STORED_PER_LIMIT_MAX`], where each counts as often as it is
+//! there.  What it can make the host remember is bounded by the size of its disk: one
+//! bit per block, in leaves that exist only where something was written.
 //!
 //! # Host side
 //!
@@ -43,6 +44,10 @@ pub const BLOCK_BYTES: u64 = 4096;
 
 /// Most layers below a top.
 pub const LAYERS_MAX: usize = 256;
+
+/// How many times its limit a disk may store at most: a block that is written again after the top
+/// was frozen is stored again, until layers are merged.
+pub const STORED_PER_LIMIT_MAX: u64 = 4;
 
 const BLOCK_LENGTH: usize = 4096;
 
@@ -122,6 +127,8 @@ pub struct LayeredDisk<T> {
     frozen: usize,
     // Invariant: the number of blocks that `top` or one of those has.
     own_blocks: u64,
+    // Invariant: what those have, each block as often as one has it.
+    frozen_blocks: u64,
     own_limit_bytes: u64,
     stats: DiskStats,
 }
@@ -138,7 +145,8 @@ impl<T: Top + 'static> LayeredDisk<T> {
     /// A disk of `size_bytes` over `layers`, lowest first, with an empty `top`.
     ///
     /// It may have up to `own_limit_bytes` in blocks of its own: in that top, and in
-    /// those that are frozen and followed by others.  A block counts once.
+    /// those that are frozen and followed by others.  A block counts once; counted
+    /// as often as they are there, they may be [`STORED_PER_LIMIT_MAX`] times as many.
     ///
     /// # Errors
     ///
@@ -165,6 +173,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
             present: Presence::default(),
             frozen: 0,
             own_blocks: 0,
+            frozen_blocks: 0,
             own_limit_bytes,
             stats: DiskStats::default(),
         })
@@ -191,6 +200,16 @@ impl<T: Top + 'static> LayeredDisk<T> {
         self.present.blocks() * BLOCK_BYTES
     }
 
+    /// Bytes in layers that were tops of this disk.
+    pub fn frozen_bytes(&self) -> u64 {
+        self.frozen_blocks * BLOCK_BYTES
+    }
+
+    /// Bytes that this disk has made the host store: those, and the top's.
+    pub fn stored_bytes(&self) -> u64 {
+        self.frozen_bytes() + self.top_bytes()
+    }
+
     /// What was asked so far.
     pub fn stats(&self) -> DiskStats {
         self.stats
@@ -205,6 +224,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
         let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present));
         self.layers.push(Arc::clone(&layer));
         self.frozen += 1;
+        self.frozen_blocks += layer.blocks();
         layer
     }
 
@@ -214,6 +234,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
     pub fn restack(&mut self, layers: Vec<Arc<Layer>>, frozen: usize) {
         self.layers = layers;
         self.frozen = frozen;
+        self.frozen_blocks = self.layers.iter().rev().take(frozen).map(|own| own.blocks()).sum();
     }
 
     fn check(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -326,10 +347,14 @@ impl<T: Top + 'static> LayeredDisk<T> {
         let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
         let added = self.others(first, end);
         let over = added > 0 && (self.own_blocks + added) * BLOCK_BYTES > self.own_limit_bytes;
-        let admitted = match self.absent(first, end) {
+        let stored_max = self.own_limit_bytes.saturating_mul(STORED_PER_LIMIT_MAX);
+        let admitted = match self.absent(first, end) * BLOCK_BYTES {
             _ if over => Err(io::ErrorKind::StorageFull.into()),
             0 => Ok(()),
-            absent => self.top.admit(absent * BLOCK_BYTES),
+            more if self.stored_bytes() + more > stored_max => {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            more => self.top.admit(more),
         };
         self.stats.refused += u64::from(admitted.is_err());
         admitted

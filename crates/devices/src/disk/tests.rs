@@ -222,6 +222,32 @@ fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
 }
 
 #[test]
+fn what_is_stored_is_limited_however_often_the_same_blocks_are_frozen() {
+    let limit = 2 * BLOCK_BYTES;
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), limit).unwrap();
+    for _ in 1..STORED_PER_LIMIT_MAX {
+        disk.write_at(0, &[7; 8192]).unwrap();
+        freeze(&mut disk);
+    }
+    disk.write_at(0, &[8; 4096]).unwrap();
+
+    let refused = disk.write_at(0, &[9; 3 * 4096]).unwrap_err();
+    disk.write_at(0, &[9; 8192]).unwrap();
+    freeze(&mut disk);
+    let again = disk.write_at(0, &[10; 512]).unwrap_err();
+
+    assert_eq!([refused.kind(), again.kind()], [io::ErrorKind::StorageFull; 2]);
+    assert_eq!(disk.stored_bytes(), STORED_PER_LIMIT_MAX * limit);
+    assert_eq!((read(&mut disk, 0, 1), disk.stats().refused), (vec![9], 2));
+
+    let all = Layer::from_runs(store(vec![9; 8192]), SIZE, 0, &[run(0, 2)]).unwrap();
+    disk.restack(vec![Arc::clone(&disk.layers()[0]), Arc::new(all)], 1);
+
+    assert_eq!(disk.stored_bytes(), limit);
+    disk.write_at(0, &[10; 512]).unwrap();
+}
+
+#[test]
 fn two_frozen_tops_as_one_count_as_they_did() {
     let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 2 * BLOCK_BYTES).unwrap();
     disk.write_at(0, &[7; 4096]).unwrap();

@@ -107,7 +107,7 @@ pub struct Metrics {
 /// The disk's part of [`Metrics`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskMetrics {
-    /// Bytes held by the private layer.
+    /// Bytes held by the private layer and by those that were frozen, as often as they are there.
     pub top_bytes: u64,
     /// Requests of each kind.
     pub reads: u64,

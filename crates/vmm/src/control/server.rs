@@ -300,7 +300,12 @@ impl Server {
                 machine.pause()?;
                 json!(PauseReply::default())
             }
-            MachineRequest::Resume => json!(PauseReply { pause_ms: machine.resume()? }),
+            MachineRequest::Resume => {
+                let pause_ms = machine.resume()?;
+                // It may have been paused to be saved.
+                machine.tidy_disk();
+                json!(PauseReply { pause_ms })
+            }
             MachineRequest::Save(save) => json!(match save.disk_above {
                 None => machine.save(&save.directory)?,
                 Some(above) => machine.save_disk(&save.directory, above)?,

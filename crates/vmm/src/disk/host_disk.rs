@@ -1,10 +1,11 @@
 //! A machine's disk: immutable layers, and the private top above them.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use forkd_devices::disk::{LAYERS_MAX, LayeredDisk};
+use forkd_devices::disk::{LAYERS_MAX, LayeredDisk, STORED_PER_LIMIT_MAX};
 use forkd_devices::virtio::block::Disk;
 use forkd_proto::control::DiskMetrics;
 
@@ -17,6 +18,13 @@ use crate::sys::files;
 /// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
 /// that a machine can be branched any number of times.
 const FROZEN_MAX: usize = 64;
+/// How many times a disk's limit its own frozen tops may hold before they are made one layer, which
+/// holds no more than the limit.
+///
+/// More than once, so that a merge is paid for by what was written since the one before it.
+const FROZEN_PER_LIMIT_MAX: u64 = 2;
+// There is room for the top that is frozen next, and for one that is written during a merge.
+const _: () = assert!(FROZEN_PER_LIMIT_MAX + 2 == STORED_PER_LIMIT_MAX);
 
 /// A machine's disk.
 #[derive(Debug)]
@@ -27,8 +35,6 @@ pub struct HostDisk {
     /// How many of the layers it was made over.
     given: usize,
     limit: u64,
-    /// Bytes in layers that were tops of this machine.
-    frozen_bytes: u64,
 }
 
 impl HostDisk {
@@ -61,13 +67,26 @@ impl HostDisk {
     fn over(lower: &Lower, tops: Tops, limit: u64) -> Result<Self, Error> {
         let given = lower.layers.len();
         let disk = lower.disk(TopFile::new(tops.clone(), lower.size_bytes), given, limit)?;
-        Ok(Self { disk, lower: lower.clone(), tops, given, limit, frozen_bytes: 0 })
+        Ok(Self { disk, lower: lower.clone(), tops, given, limit })
     }
 
-    /// Two neighbours to make one layer of, if there are more than [`FROZEN_MAX`] frozen ones:
-    /// those that hold least.
+    /// Neighbours to make one layer of, if there are too many, or hold too much.
     #[must_use]
     pub fn crowded(&self) -> Option<Merge> {
+        let Range { start, end } = self.repeated().or_else(|| self.smallest_pair())?;
+        let layers = self.lower.layers[start..end].to_vec();
+        let layers = Lower { layers, size_bytes: self.lower.size_bytes };
+        Some(Merge { index: start, layers, tops: self.tops.clone() })
+    }
+
+    /// All layers that were its own tops, if they hold more than [`FROZEN_PER_LIMIT_MAX`] allows.
+    fn repeated(&self) -> Option<Range<usize>> {
+        let most = self.limit.saturating_mul(FROZEN_PER_LIMIT_MAX);
+        (self.disk.frozen_bytes() > most).then_some(self.given..self.lower.layers.len())
+    }
+
+    /// If there are more than [`FROZEN_MAX`] frozen layers, the two that hold least.
+    fn smallest_pair(&self) -> Option<Range<usize>> {
         let frozen = |stratum: &&Stratum| stratum.path.is_none();
         if self.lower.layers.iter().filter(frozen).count() <= FROZEN_MAX {
             return None;
@@ -76,17 +95,19 @@ impl HostDisk {
             // What it was made over and what was its own stay apart.
             pair.iter().all(|stratum| stratum.path.is_none()) && index + 1 != self.given
         });
-        let (index, pair) =
-            pairs.min_by_key(|(_, pair)| pair.iter().map(Stratum::blocks).sum::<u64>())?;
-        let pair = Lower { layers: pair.to_vec(), size_bytes: self.lower.size_bytes };
-        Some(Merge { index, pair, tops: self.tops.clone() })
+        let (index, _) =
+            pairs.min_by_key(|(_, pair)| pair.iter().map(|one| one.layer.blocks()).sum::<u64>())?;
+        Some(index..index + 2)
     }
 
-    /// Goes on with the layer that a merge made of two; they have not changed since it was begun.
+    /// Goes on with the layer that a merge made of several; they have not changed since it was
+    /// begun.
     pub fn adopt(&mut self, merged: Merged) {
-        let Merged { index, stratum } = merged;
-        self.lower.layers.splice(index..index + 2, [stratum]);
-        self.given -= usize::from(index < self.given);
+        let Merged { index, count, stratum } = merged;
+        self.lower.layers.splice(index..index + count, [stratum]);
+        if index < self.given {
+            self.given -= count - 1;
+        }
         let layers = self.lower.layers.iter().map(|stratum| Arc::clone(&stratum.layer));
         self.disk.restack(layers.collect(), self.lower.layers.len() - self.given);
     }
@@ -115,7 +136,6 @@ impl HostDisk {
         }
         let frozen = files::read_only(file).map_err(Error::io("open a disk's top for reading"))?;
         let fd = frozen.as_raw_fd();
-        self.frozen_bytes += self.disk.top_bytes();
         let top = TopFile::new(self.tops.clone(), self.lower.size_bytes);
         let layer = self.disk.freeze(top, Stored(frozen));
         self.lower.layers.push(Stratum { layer, fd, path: None });
@@ -127,7 +147,7 @@ impl HostDisk {
     pub fn metrics(&self) -> DiskMetrics {
         let stats = self.disk.stats();
         DiskMetrics {
-            top_bytes: self.frozen_bytes + self.disk.top_bytes(),
+            top_bytes: self.disk.stored_bytes(),
             reads: stats.reads,
             writes: stats.writes,
             flushes: stats.flushes,
@@ -233,7 +253,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), Some(1 << 20)).unwrap();
         let mut expected = [1_u8; 8];
         for round in 0..=FROZEN_MAX {
             assert!(disk.crowded().is_none(), "{round}");
@@ -252,6 +272,42 @@ mod tests {
             disk.read_at(block, slot).unwrap();
         }
         assert_eq!((found, disk.given()), (expected, 1));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_written_and_frozen_again_and_again_stores_no_more_than_its_limit_allows() {
+        let folder = folder("repeated");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let limit = 2 * 4096;
+        let mut disk = HostDisk::new(&lower, tops(&folder), Some(limit)).unwrap();
+        let freeze = |disk: &mut HostDisk, round: usize| {
+            let block = round % 2;
+            disk.write_at(block as u64 * 4096, &[u8::try_from(round).unwrap(); 4096])?;
+            disk.freeze().unwrap();
+            assert!(disk.metrics().top_bytes <= STORED_PER_LIMIT_MAX * limit);
+            io::Result::Ok(())
+        };
+
+        let mut merges = 0;
+        for round in 0..100 {
+            freeze(&mut disk, round).unwrap();
+            if let Some(merge) = disk.crowded() {
+                disk.adopt(merge.make().unwrap());
+                assert_eq!((disk.metrics().top_bytes, disk.given()), (limit, 1));
+                merges += 1;
+            }
+        }
+        let mut unmerged = (100..).map(|round| freeze(&mut disk, round));
+        let refused = unmerged.find_map(Result::err).unwrap();
+
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(merges, 32, "one for each three that were frozen, after the first five");
+        let mut other = HostDisk::new(&disk.lower, tops(&folder), Some(limit)).unwrap();
+        other.write_at(0, &[7; 8192]).unwrap();
+        assert_eq!(other.metrics().top_bytes, limit, "what was given is nobody's own");
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -281,7 +337,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 2 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 2 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, tops(&folder), None).unwrap();
+        let mut disk = HostDisk::new(&lower, tops(&folder), Some(1 << 20)).unwrap();
         disk.write_at(0, &[2; 8192]).unwrap();
         assert_eq!(holders(disk.disk.top().made().unwrap().as_raw_fd()), (1, 1));
 

@@ -150,10 +150,6 @@ impl Stratum {
         let runs = self.layer.runs();
         runs.into_iter().map(|run| Run { first: run.first, count: run.blocks })
     }
-
-    pub(super) fn blocks(&self) -> u64 {
-        self.runs().map(|run| run.count).sum()
-    }
 }
 
 fn open_image(path: &Path) -> Result<(Layer, i32), Error> {

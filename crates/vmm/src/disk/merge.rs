@@ -1,4 +1,4 @@
-//! Making one layer of two.
+//! Making one layer of several.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -10,14 +10,14 @@ use forkd_devices::virtio::block::Disk;
 use crate::disk::layers::{Lower, NoTop, Stored, Stratum};
 use crate::disk::top::Tops;
 use crate::error::Error;
-use crate::snapshot::runs::{Collector, UNIT_BYTES, Units};
+use crate::snapshot::runs::{Collector, UNIT_BYTES};
 use crate::sys::files;
 
-/// Two layers that are to be one.
+/// Layers that are to be one.
 #[derive(Debug)]
 pub struct Merge {
     pub(super) index: usize,
-    pub(super) pair: Lower,
+    pub(super) layers: Lower,
     pub(super) tops: Tops,
 }
 
@@ -25,28 +25,29 @@ pub struct Merge {
 #[derive(Debug)]
 pub struct Merged {
     pub(super) index: usize,
+    /// How many layers it takes the place of.
+    pub(super) count: usize,
     pub(super) stratum: Stratum,
 }
 
 impl Merge {
-    /// Copies what both hold into a file without a name.  Needs no lock: neither changes.
+    /// Copies what they hold into a file without a name.  Needs no lock: none of them changes.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if the file cannot be written, or would use up the reserve of its folder.
     pub fn make(self) -> Result<Merged, Error> {
-        let Self { index, pair, tops } = self;
-        let failed = || Error::io("merge two layers");
-        let bytes = pair.layers.iter().map(Stratum::blocks).sum::<u64>() * UNIT_BYTES;
+        let Self { index, layers, tops } = self;
+        let count = layers.layers.len();
+        let failed = || Error::io("merge layers");
+        let units = layers.blocks_above(0);
         let mut file = tops.file().map_err(failed())?;
-        tops.admit(&file, bytes).map_err(failed())?;
-        let mut units = Units::none_of(pair.size_bytes);
-        units.add_runs(pair.layers.iter().flat_map(Stratum::runs));
-        let mut both = pair.disk(NoTop, pair.layers.len(), 0)?;
+        tops.admit(&file, units.iter().count() as u64 * UNIT_BYTES).map_err(failed())?;
+        let mut all = layers.disk(NoTop, count, 0)?;
         let mut collector = Collector::default();
         let mut block = [0; 4096];
         for unit in units.iter() {
-            both.read_at(unit * UNIT_BYTES, &mut block)
+            all.read_at(unit * UNIT_BYTES, &mut block)
                 .and_then(|()| file.write_all(&block))
                 .map_err(failed())?;
             collector.add(unit);
@@ -59,8 +60,8 @@ impl Merge {
         // Siblings inherit it.
         let file = files::read_only(&file).map_err(failed())?;
         let fd = file.as_raw_fd();
-        let layer = Layer::from_runs(Stored(file), pair.size_bytes, 0, &runs)
+        let layer = Layer::from_runs(Stored(file), layers.size_bytes, 0, &runs)
             .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?;
-        Ok(Merged { index, stratum: Stratum { layer: Arc::new(layer), fd, path: None } })
+        Ok(Merged { index, count, stratum: Stratum { layer: Arc::new(layer), fd, path: None } })
     }
 }

@@ -100,8 +100,8 @@ impl Machine {
         Branched::Seed(Box::new(Seed { frozen, ram: self.ram.clone(), origin }))
     }
 
-    /// Keeps the number of the disk's layers down, while the guest runs.
-    fn tidy_disk(&self) {
+    /// Keeps the number of the disk's layers down, and what they store, while the guest runs.
+    pub fn tidy_disk(&self) {
         let Some(merge) = self.bus.block().and_then(|block| block.device().disk().crowded()) else {
             return;
         };
@@ -111,7 +111,7 @@ impl Machine {
                     block.device_mut().disk_mut().adopt(merged);
                 }
             }
-            // There is one layer more; the next branch tries again.
+            // There is one layer more; the next time tries again.
             Err(error) => output::log(format_args!("machine: {error}")),
         }
     }
