@@ -17,7 +17,7 @@ from forkd.engine.faults import control_fault
 from forkd.engine.frames import Frame, Kind
 from forkd.engine.replies import Compared
 from forkd.errors import EngineError, EngineExited, ForkdError
-from forkd.host import files, spawn
+from forkd.host import files, rlimits, spawn
 from forkd.host.spawn import Process
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ async def _first_said(
     await asyncio.to_thread(
         files.write_atomic, config_path, json.dumps(members(config)).encode(), mode=0o600
     )
-    process, stdout = spawn.start([vmm, role, CONFIG_OPTION, config_path], log=log)
+    limits = rlimits.COMPARER if role == "compare" else rlimits.VMM
+    command = [vmm, role, CONFIG_OPTION, config_path]
+    process, stdout = spawn.start(command, log=log, limits=limits)
     try:
         async with deadline(place.timeout_s, f"the {role} did not report {place.event!r}"):
             line = await stdout.line(_LINE_BYTES_MAX)

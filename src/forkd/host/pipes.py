@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+    from forkd.host.rlimits import Limits
+
 PIECE_BYTES = 256 * 1024
 
 STDERR_BYTES_MAX = 64 * 1024
@@ -51,24 +53,27 @@ class Piped(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def piped(args: Sequence[str | Path], *env: str) -> AsyncIterator[Piped]:
+async def piped(args: Sequence[str | Path], *env: str, limits: Limits) -> AsyncIterator[Piped]:
     """Run a program for as long as the block lasts.
 
     Args:
         args: The program and its arguments; no shell is involved.
         env: Names of variables that it gets besides `plain_environment`.
+        limits: What it may take of the host.
 
     Raises:
         CapacityError: There are too many processes or open files, or too little memory.
         HostError: It cannot be started.
     """
+    command = limits.command([*dying_with_us(), *args])
     with kernel_call(f"start {args[0]}"):
         started = subprocess.Popen(  # noqa: ASYNC220, S603 - it does not block; callers pass lists
-            [*dying_with_us(), *map(str, args)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=plain_environment(*env),
+            umask=limits.umask,
             start_new_session=True,
             bufsize=0,
         )

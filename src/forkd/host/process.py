@@ -27,10 +27,13 @@ from typing import IO, TYPE_CHECKING, Self
 
 from forkd.errors import HostError
 from forkd.host.faults import kernel_call
+from forkd.host.rlimits import BUILDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from forkd.host.rlimits import Limits
 
 STDOUT_BYTES_MAX = 16 * 1024 * 1024
 """Most standard output kept of one program; a program that writes more is ended."""
@@ -135,13 +138,14 @@ def installed(program: str) -> bool:
     return shutil.which(program, path=plain_environment()["PATH"]) is not None
 
 
-def run(
+def run(  # noqa: PLR0913 - each is a program's own
     args: Sequence[str | Path],
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     watch: Watch | None = None,
+    limits: Limits = BUILDER,
 ) -> Finished:
     """Run a program to its end.
 
@@ -151,6 +155,7 @@ def run(
         env: Its whole environment; `plain_environment()` if None.
         cwd: Where it runs; our own working directory if None.
         watch: Hears its lines, and may end it.
+        limits: What it may take of the host.
 
     Raises:
         HostError: It is not installed, was killed at the deadline or by `watch.cancel`,
@@ -163,14 +168,16 @@ def run(
     program = shutil.which(args[0], path=environment.get("PATH", os.defpath))
     if program is None:
         raise HostError(f"{name} is not installed", program=name)
+    command = limits.command([*dying_with_us(), program, *args[1:]])
     with kernel_call(f"run {name}", program=name):
         process = subprocess.Popen(  # noqa: S603 - callers pass lists, never a shell's line
-            [*dying_with_us(), program, *map(str, args[1:])],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
             cwd=cwd,
+            umask=limits.umask,
             start_new_session=True,
         )
         running = _Running(process, name, watch or Watch())

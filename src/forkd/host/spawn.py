@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from forkd.host.rlimits import Limits
+
 
 class Process:
     """A process, held by its pidfd; close it, or leave its `with` block, to let go.
@@ -172,11 +174,12 @@ class Output:
             transport.close()
 
 
-def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, Output]:
+def start(args: Sequence[str | Path], *, log: Path, limits: Limits) -> tuple[Process, Output]:
     """Start a program in a session of its own.
 
     Args:
         args: The program, by path, and its arguments.
+        limits: What it may take of the host.
         log: Where its standard error goes, appended.
 
     Returns:
@@ -186,6 +189,7 @@ def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, Output]:
         CapacityError: There are too many processes or open files, or too little memory.
         HostError: It could not be started.
     """
+    command = limits.command(args)
     with kernel_call(f"start {args[0]}"), contextlib.ExitStack() as undo:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         output = Output(reading)
@@ -193,12 +197,13 @@ def start(args: Sequence[str | Path], *, log: Path) -> tuple[Process, Output]:
         try:
             with log.open("ab") as stderr:
                 child = subprocess.Popen(  # noqa: S603 - the program is a setting, never a request's
-                    [str(arg) for arg in args],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     stderr=stderr,
                     env=plain_environment(),
                     cwd="/",
+                    umask=limits.umask,
                     start_new_session=True,
                 )
                 # We wait by pidfd; told that it has ended, Popen neither waits nor warns.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from forkd import programs
 from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs, files, kvm, netlink, proc, process
+from forkd.host.rlimits import VMM
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
 
@@ -145,7 +146,8 @@ def _probe() -> Probe | None:
     if not kvm.is_usable() or _is_missing(programs.VMM):
         return None
     try:
-        done = process.run([programs.find(programs.VMM), "probe"], timeout_s=PROBE_TIMEOUT_S)
+        probe = (programs.find(programs.VMM), "probe")
+        done = process.run(probe, timeout_s=PROBE_TIMEOUT_S, limits=VMM)
         said = json.loads(done.stdout)
         return Probe(bool(said["ok"]), str(said.get("reason") or ""))
     except ForkdError as error:

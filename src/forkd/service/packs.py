@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackError, StoreError
 from forkd.host import files, proc
 from forkd.host.pipes import piped
+from forkd.host.rlimits import PACKER
 from forkd.limits import ROOM_BYTES_MIN
 from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
@@ -97,7 +98,7 @@ class Packs:
         """Yield an unsigned pack of a snapshot and its ancestors."""
         await self._catalog.usable(caller, tag)
         job = await asyncio.to_thread(self._job, tag)
-        async with piped([*_PROGRAM, "write"], "PYTHONPATH") as process:
+        async with piped([*_PROGRAM, "write"], "PYTHONPATH", limits=PACKER) as process:
             await process.feed(_only(job.model_dump_json().encode()))
             async with aclosing(process.output()) as pieces:
                 async for piece in pieces:
@@ -140,7 +141,7 @@ class Packs:
         terms = [word for key in request.trusted for word in ("--trusted", key.hex())]
         terms += ["--allow-unsigned"] if request.allow_unsigned else []
         command = [*_PROGRAM, "read", str(staged), "--room-bytes", str(max(room, 0)), *terms]
-        async with piped(command, "PYTHONPATH") as process:
+        async with piped(command, "PYTHONPATH", limits=PACKER) as process:
             await process.feed(pieces)
             said = b"".join([piece async for piece in process.output()])
             await _check_ended(process)
