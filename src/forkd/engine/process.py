@@ -41,8 +41,8 @@ LISTEN_TIMEOUT_S = 300.0
 KILL_TIMEOUT_S = 30.0
 """How long the kernel may take to end a killed process with all its memory."""
 
-LOG_TAIL_BYTES = 2_000
-"""How much of a process' log goes into the error that it caused."""
+LOG_TAIL_BYTES_MAX = 2_000
+"""How much of the end of a process' log goes into the error that it caused."""
 
 COMPARE_TIMEOUT_S = 600.0
 """How long a comparison of two disks may take: as long as it may use a processor."""
@@ -219,6 +219,7 @@ def last_words(directory: Path) -> str:
 
 def _tail(log: Path) -> str:
     try:
-        return files.read_end(log, LOG_TAIL_BYTES).decode(errors="replace").strip()
-    except ForkdError:
+        said = files.read_foreign(log, LOG_TAIL_BYTES_MAX, end=True) or b""
+    except ForkdError:  # no more is known of a process that put something else there
         return ""
+    return said.decode(errors="replace").strip()

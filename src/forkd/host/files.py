@@ -191,16 +191,33 @@ def read_with_mode(path: Path, bytes_max: int) -> tuple[bytes, int] | None:
             return None
 
 
-def read_end(path: Path, bytes_max: int, *, after: int = 0) -> bytes:
-    """Return the last bytes of a file from offset `after` on; empty if it does not exist."""
-    with kernel_call(f"read {path}"):
+def read_foreign(path: Path, bytes_max: int, *, end: bool = False) -> bytes | None:
+    """Return the first bytes of a file that another process keeps in a folder of ours, or the last.
+
+    The process may be hostile, and the folder its own: nothing but a regular file in that very
+    folder is read.  Links are not followed, and FIFOs not waited for.
+
+    Returns:
+        None if there is none.
+
+    Raises:
+        HostError: It is a link, a folder, a FIFO, a device or a socket.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with kernel_call(f"read {path}"), contextlib.ExitStack() as undo:
         try:
-            with path.open("rb") as file:
-                length = file.seek(0, os.SEEK_END)
-                file.seek(max(after, length - bytes_max))
-                return file.read(bytes_max)
+            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            undo.callback(os.close, folder)
+            file = undo.enter_context(os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb"))
         except FileNotFoundError:
-            return b""
+            return None
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+            raise HostError(f"cannot read {path}: it is {kind}, not a regular file")
+        if end:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
+        return file.read(bytes_max)
 
 
 def append(path: Path, data: bytes) -> None:

@@ -20,7 +20,11 @@ FOLLOW_INTERVAL_S = 0.25
 
 
 def read(directory: Path) -> bytes:
-    """Return what is kept of a console, at most 1 MiB; empty if nothing was written.  Blocks."""
+    """Return what is kept of a console; empty if nothing was written.  Blocks.
+
+    Raises:
+        HostError: The machine has put something else there than a file.
+    """
     return _read(directory / f"{CONSOLE_LOG}.1") + _read(directory / CONSOLE_LOG)
 
 
@@ -49,4 +53,4 @@ async def follow(directory: Path, alive: Callable[[], bool]) -> AsyncGenerator[b
 
 
 def _read(path: Path) -> bytes:
-    return files.read(path, CONSOLE_BYTES_MAX) or b""
+    return files.read_foreign(path, CONSOLE_BYTES_MAX) or b""
