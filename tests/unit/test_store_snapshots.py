@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -187,3 +189,24 @@ def test_a_file_whose_holes_show_is_copied_and_not_used_where_it_is(tmp_path: Pa
         file.write(b"data")
 
     assert not hides_holes(sparse)
+
+
+def test_an_image_that_several_bakes_want_at_once_is_kept_once(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    cached = tmp_path / "cached.ext4"
+    cached.write_bytes(b"root")
+    together, tries = threading.Barrier(8), 50
+
+    def keep(_: int) -> list[tuple[Path, int]]:
+        found = []
+        for number in range(tries):
+            together.wait(10)
+            kept = store.keep_rootfs(f"key{number}", cached)
+            found.append((kept, kept.stat().st_ino))
+        return found
+
+    with ThreadPoolExecutor(together.parties) as threads:
+        kept = list(threads.map(keep, range(together.parties)))
+
+    assert all(each == kept[0] for each in kept)

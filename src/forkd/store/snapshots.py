@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from typing import TYPE_CHECKING
 
 from forkd.errors import ChainError, ForkdError, StoreError
@@ -49,6 +50,7 @@ class SnapshotStore:
         self._staging = state_dir / "staging"
         self._images = state_dir / "images"
         self._staged: set[Path] = set()
+        self._keeping = threading.Lock()
 
     def prepare(self) -> None:
         """Make the folders and remove what an earlier daemon left half-done."""
@@ -223,15 +225,16 @@ class SnapshotStore:
         happens lives no longer than what it is shared from.
         """
         kept = self.rootfs(image_key)
-        if files.is_there(kept):
-            return kept
-        staged = self.stage()
-        try:
-            files.link_or_copy(source, staged / ROOTFS_FILE)
-            files.remove_tree(kept.parent)
-            files.publish(staged, kept.parent)
-        finally:
-            self.discard(staged)
+        with self._keeping:  # two bakes of one image want the same
+            if files.is_there(kept):
+                return kept
+            staged = self.stage()
+            try:
+                files.link_or_copy(source, staged / ROOTFS_FILE)
+                files.remove_tree(kept.parent)
+                files.publish(staged, kept.parent)
+            finally:
+                self.discard(staged)
         return kept
 
     def unused_images(self, used_keys: Collection[str]) -> tuple[Path, ...]:
