@@ -75,6 +75,35 @@ PIDS_LIMIT_MAX = 4_096
 PIDS_LIMIT_DEFAULT = 64
 """Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
 
+# At once, on one host
+
+EXECS_MAX = 1_000
+"""Most execs at once, attached ones included: each of a thousand children may run one."""
+
+EVALS_MAX = 1_000
+"""Most evals at once, as with execs."""
+
+LOG_FOLLOWERS_MAX = 256
+"""Most clients that follow consoles at once; each has a file read four times a second."""
+
+BAKES_MAX = 32
+"""Most bakes at once, those included that wait for an image or a machine."""
+
+BAKED_MACHINES_MAX = 4
+"""Most machines that are booted and warmed up at once; a bake that finds as many waits."""
+
+DIFFS_MAX = 4
+"""Most comparisons at once; each makes two machines and a process with a gigabyte."""
+
+PACKS_MAX = 4
+"""Most packs that are written, or read, at once; each is a process that compresses all it can."""
+
+SHORT_RETRY_S = 1
+"""When to try again what takes moments and found every place taken."""
+
+LONG_RETRY_S = 10
+"""When to try again what takes minutes and found every place taken."""
+
 # Tenants
 
 NAME_CHARS_MAX = 64

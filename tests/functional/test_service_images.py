@@ -27,7 +27,7 @@ async def test_as_many_builds_as_may_be_wanted_hold_up_nobody_and_one_more_is_re
         async with blocked_builds(host, fake_host, wanted, monkeypatch):
             await until(lambda: host.images.waiting == BUILDS_WAITING_MAX)
 
-            with pytest.raises(CapacityError, match="images are being built"):
+            with pytest.raises(CapacityError, match="one more of image builds was asked for"):
                 await drain(host.images.build(CALLER, fake_host.recipe()))
 
             async with asyncio.timeout(UNTIL_DEADLINE_S / 2):  # builds end by themselves then

@@ -89,7 +89,7 @@ class Snapshots(Protocol):
             NotFound: There is no such recipe.
             Conflict: A snapshot of that tag exists, or is being baked.
             BuildError: The image or the warm-up failed.
-            CapacityError: Too many snapshots exist, or the disk is full.
+            CapacityError: Too many snapshots exist, too many are baked, or the disk is full.
         """
         ...
 
@@ -194,7 +194,7 @@ class Packs(Protocol):
         Raises:
             PackError: It is damaged, hostile, unsigned or not trusted.
             Conflict: Another snapshot has the name.
-            CapacityError: There is no room for it.
+            CapacityError: There is no room for it, or too many packs are read or written.
         """
         ...
 
@@ -250,7 +250,11 @@ class Sandboxes(Protocol):
         ...
 
     def follow_console_log(self, caller: Caller, sandbox: SandboxId) -> AsyncGenerator[bytes, None]:
-        """Yield the console log so far, then what is added, until the sandbox ends."""
+        """Yield the console log so far, then what is added, until the sandbox ends.
+
+        Raises:
+            CapacityError: Too many consoles are followed.
+        """
         ...
 
 
@@ -325,7 +329,8 @@ class Comparisons(Protocol):
             BudgetError: The tree of one has no room for its copy.
             GuestError: The file system of one cannot be compared: it is damaged, of another kind,
                 or has more files than a comparison looks at.
-            CapacityError: The host has no room for what they have written.
+            CapacityError: The host has no room for what they have written, or too many are
+                compared at once.
         """
         ...
 
@@ -349,7 +354,8 @@ class Guests(Protocol):
 
     Raises, from each method: `GuestError` if the agent refused (`context["guest_code"]`),
     or the narrower `NotFound` and `Conflict` for files that are missing or in the
-    way; `Conflict` if the sandbox does not run.
+    way; `Conflict` if the sandbox does not run; from `exec` and `eval` `CapacityError` if there
+    are too many at once.
     """
 
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:

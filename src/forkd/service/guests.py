@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkd.engine import guest_files
@@ -14,16 +15,20 @@ from forkd.engine.guest_files import GuestFile, write_file
 from forkd.errors import InvalidRequest
 from forkd.limits import (
     EVAL_CODE_BYTES_MAX,
+    EVALS_MAX,
     EXEC_TIMEOUT_S_MAX,
+    EXECS_MAX,
     FILE_MODE_MAX,
     PATH_BYTES_MAX,
+    SHORT_RETRY_S,
 )
 from forkd.model.caller import Scope
 from forkd.model.checks import guest_path, in_range
+from forkd.service.places import Places
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Generator
 
     from forkd.engine.guest import Guest
     from forkd.model.caller import Caller
@@ -44,10 +49,17 @@ ECHO_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Guests:
-    """The agents of one host's sandboxes."""
+    """The agents of one host's sandboxes.
+
+    Attributes:
+        execs: The places of commands, until who started them lets go.
+        evals: Those of evaluations.
+    """
 
     telemetry: Telemetry
     roster: Roster
+    execs: Places = field(default_factory=lambda: Places("execs", EXECS_MAX, SHORT_RETRY_S))
+    evals: Places = field(default_factory=lambda: Places("evals", EVALS_MAX, SHORT_RETRY_S))
 
     @use_case("ping", Scope.READ)
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
@@ -64,7 +76,7 @@ class Guests:
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
         """Start a command."""
         guest = self._guest(caller, sandbox)
-        return await GuestExec.start(guest, request, self.telemetry.operation("exec"))
+        return await GuestExec.start(guest, request, self._executing())
 
     @use_case("eval", Scope.RUN)
     async def eval(
@@ -81,7 +93,9 @@ class Guests:
             raise InvalidRequest(f"code is longer than {EVAL_CODE_BYTES_MAX} bytes", field="code")
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
-        return await self._guest(caller, sandbox).eval(code, timeout_s, kept)
+        guest = self._guest(caller, sandbox)
+        with self.evals.take():
+            return await guest.eval(code, timeout_s, kept)
 
     @use_case("read_file", Scope.RUN)
     async def read_file(
@@ -163,6 +177,12 @@ class Guests:
         """Remove a file or directory."""
         guest_path("path", path, PATH_BYTES_MAX)
         await guest_files.remove(self._guest(caller, sandbox), path, recursive=recursive)
+
+    @contextlib.contextmanager
+    def _executing(self) -> Generator[None, None, None]:
+        """Have a place for a command as long as the block takes, and its time counted."""
+        with self.telemetry.operation("exec"), self.execs.take():
+            yield
 
     def _guest(self, caller: Caller, sandbox: SandboxId) -> Guest:
         """Return the agent of a running sandbox that belongs to the caller."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError
 from forkd.host import threads
 from forkd.host.process import Cancel
 from forkd.images import builder
 from forkd.images.layout import Cache
+from forkd.limits import LONG_RETRY_S
 from forkd.model.caller import Scope
+from forkd.service.places import Places
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import streaming_use_case
@@ -50,17 +51,17 @@ class Images:
         self._tasks = tasks
         self._recipes = recipes
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
-        self._wanted = 0
+        self._wanted = Places("image builds", BUILDS_MAX + BUILDS_WAITING_MAX, LONG_RETRY_S)
 
     @property
     def running(self) -> int:
         """How many are being built, or found built, now."""
-        return min(self._wanted, BUILDS_MAX)
+        return min(self._wanted.used, BUILDS_MAX)
 
     @property
     def waiting(self) -> int:
         """How many wait for one of these to end."""
-        return self._wanted - self.running
+        return self._wanted.used - self.running
 
     def close(self) -> None:
         """End the threads; builds have ended with the tasks that wanted them."""
@@ -89,16 +90,8 @@ class Images:
             CapacityError: As many builds wait as may.
             ForkdError: As `Recipes.find` and `forkd.images.builder.build`.
         """
-        if self._wanted >= BUILDS_MAX + BUILDS_WAITING_MAX:
-            raise CapacityError(
-                f"{self._wanted} images are being built or wait; try again when some are done",
-                waiting=self._wanted,
-            )
-        self._wanted += 1
-        try:
+        with self._wanted.take():
             return await self._build(recipe, tell)
-        finally:
-            self._wanted -= 1
 
     async def _build(self, recipe: RecipeSource, tell: Callable[[Progress], None]) -> BuiltImage:
         loop = asyncio.get_running_loop()

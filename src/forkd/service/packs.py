@@ -19,7 +19,7 @@ from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackErr
 from forkd.host import files, proc
 from forkd.host.pipes import piped
 from forkd.host.rlimits import PACKER
-from forkd.limits import ROOM_BYTES_MIN
+from forkd.limits import LONG_RETRY_S, PACKS_MAX, ROOM_BYTES_MIN
 from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.model.pack import Unpacked, UnpackedLink
@@ -28,6 +28,7 @@ from forkd.packs import manifest as packs
 from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import measured
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
+from forkd.service.places import Places
 from forkd.service.supervision import to_end
 from forkd.service.use_case import streaming_use_case, use_case
 
@@ -77,6 +78,9 @@ class Packs:
         store: Where snapshots are.
         catalog: Which there are.
         drop_images: Removes images that no snapshot needs.
+
+    Attributes:
+        places: Those of packs that are written or read.
     """
 
     def __init__(
@@ -92,12 +96,19 @@ class Packs:
         self._store = store
         self._catalog = catalog
         self._drop_images = drop_images
+        self.places = Places("packs", PACKS_MAX, LONG_RETRY_S)
 
     @streaming_use_case("pack", Scope.SNAPSHOTS)
     async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
         """Yield an unsigned pack of a snapshot and its ancestors."""
         await self._catalog.usable(caller, tag)
         job = await asyncio.to_thread(self._job, tag)
+        with self.places.take():
+            async with aclosing(self._written(job)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _written(self, job: Job) -> AsyncGenerator[bytes, None]:
         async with piped([*_PROGRAM, "write"], "PYTHONPATH", limits=PACKER) as process:
             await process.feed(_only(job.model_dump_json().encode()))
             async with aclosing(process.output()) as pieces:
@@ -119,13 +130,14 @@ class Packs:
     ) -> Unpacked:
         """Take a pack into the store; nothing is left of one that is refused."""
         terms = self._policy.restrict(request)
-        staged = await asyncio.to_thread(self._store.stage)
-        try:
-            outcome = await self._read(terms, pieces, staged)
-            manifest = packs.parse(outcome.manifest.encode())
-            unpacked = await self._take(caller.owner, request.tag, manifest, staged)
-        finally:
-            await to_end(asyncio.to_thread(self._store.discard, staged))
+        with self.places.take():
+            staged = await asyncio.to_thread(self._store.stage)
+            try:
+                outcome = await self._read(terms, pieces, staged)
+                manifest = packs.parse(outcome.manifest.encode())
+                unpacked = await self._take(caller.owner, request.tag, manifest, staged)
+            finally:
+                await to_end(asyncio.to_thread(self._store.discard, staged))
         log.info("pack unpacked", extra={"tag": request.tag, "signed_by": outcome.key or ""})
         head = self._catalog.get(request.tag)
         key = None if outcome.key is None else bytes.fromhex(outcome.key)

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
 from forkd.errors import ForkdError
-from forkd.limits import FORK_DEADLINE_S_MAX, FORK_DEADLINE_S_MIN
+from forkd.limits import (
+    FORK_DEADLINE_S_MAX,
+    FORK_DEADLINE_S_MIN,
+    LOG_FOLLOWERS_MAX,
+    SHORT_RETRY_S,
+)
 from forkd.model.caller import Scope
 from forkd.model.checks import in_range
 from forkd.model.event import EventKind
 from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.service.ledger import amounts_of
+from forkd.service.places import Places
 from forkd.service.sandboxes import console
 from forkd.service.sandboxes.forking import Forks, Origin, identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
@@ -52,6 +58,7 @@ class Sandboxes:
 
     Attributes:
         forks: Forks more of them.
+        log_followers: The places of those who follow consoles.
     """
 
     telemetry: Telemetry
@@ -66,6 +73,9 @@ class Sandboxes:
     catalog: Catalog
     zygotes: ZygotePool
     forks: Forks = field(init=False)
+    log_followers: Places = field(
+        default_factory=lambda: Places("followed consoles", LOG_FOLLOWERS_MAX, SHORT_RETRY_S)
+    )
     _owner_tools: OwnerTools = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,9 +152,10 @@ class Sandboxes:
         def alive() -> bool:
             return owner.sandbox.state is SandboxState.RUNNING
 
-        async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
-            async for piece in pieces:
-                yield piece
+        with self.log_followers.take():
+            async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     def adopt(self, row: SandboxRow) -> SandboxOwner:
         """Own a sandbox that an earlier daemon forked."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
 from forkd.host import proc
+from forkd.limits import BAKED_MACHINES_MAX, BAKES_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.model.progress import Progress
+from forkd.service.places import Places
 from forkd.service.snapshots.bake import BakePlan, bake
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
@@ -43,7 +45,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask."""
+    """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask.
+
+    Attributes:
+        bakes: The places of bakes.
+        machines: Those of the machines that are booted and warmed up for them.
+    """
 
     telemetry: Telemetry
     settings: HostSettings
@@ -53,6 +60,10 @@ class Snapshots:
     catalog: Catalog
     images: Images
     upkeep: Upkeep
+    bakes: Places = field(default_factory=lambda: Places("bakes", BAKES_MAX, LONG_RETRY_S))
+    machines: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(BAKED_MACHINES_MAX)
+    )
 
     @streaming_use_case("bake", Scope.SNAPSHOTS)
     async def bake(
@@ -60,6 +71,14 @@ class Snapshots:
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
         self.admission.check(0)  # what its machine will have is not known before its image is built
+        with self.bakes.take():
+            async with contextlib.aclosing(self._baking(caller, request)) as steps:
+                async for step in steps:
+                    yield step
+
+    async def _baking(
+        self, caller: Caller, request: SnapshotRequest
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
         await self.catalog.claim(request.tag, caller.owner)
         made: Snapshot | None = None
 
@@ -127,7 +146,10 @@ class Snapshots:
             rootfs = await to_end(
                 asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
             )
-            saved = await bake(self.settings, BakePlan(built, rootfs, staged), tell)
+            if self.machines.locked():
+                tell(Progress("boot", None, "waiting for other machines to be baked"))
+            async with self.machines:
+                saved = await bake(self.settings, BakePlan(built, rootfs, staged), tell)
             self.catalog.expect(request.tag, sum(file.bytes for file in saved))
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)

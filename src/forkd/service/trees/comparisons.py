@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkd.engine import process
@@ -20,12 +20,13 @@ from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict
 from forkd.host import files, pages
-from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX
+from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX, DIFFS_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
 from forkd.model.ids import SandboxId, Tag, is_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service.chain_files import load_chain
+from forkd.service.places import Places
 from forkd.service.supervision import to_end
 from forkd.service.use_case import use_case
 
@@ -72,6 +73,7 @@ class Comparisons:
         catalog: Which snapshots there are.
         sandboxes: What is compared, and forks copies of snapshots.
         branches: Branches copies of sandboxes.
+        places: Those of comparisons.
     """
 
     telemetry: Telemetry
@@ -80,6 +82,7 @@ class Comparisons:
     catalog: Catalog
     sandboxes: Sandboxes
     branches: Branches
+    places: Places = field(default_factory=lambda: Places("comparisons", DIFFS_MAX, LONG_RETRY_S))
 
     @use_case("compare", Scope.RUN)
     async def compare(
@@ -91,13 +94,14 @@ class Comparisons:
         disk = chain[-1].disk
         if disk is None:
             raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
-        staged = await asyncio.to_thread(self.store.stage)
-        try:
-            return await self._compare(
-                disk, staged, self._copy(caller, before), self._copy(caller, after)
-            )
-        finally:
-            await to_end(asyncio.to_thread(self.store.discard, staged))
+        with self.places.take():
+            staged = await asyncio.to_thread(self.store.stage)
+            try:
+                return await self._compare(
+                    disk, staged, self._copy(caller, before), self._copy(caller, after)
+                )
+            finally:
+                await to_end(asyncio.to_thread(self.store.discard, staged))
 
     async def _compare(
         self,
