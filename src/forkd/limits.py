@@ -77,6 +77,12 @@ PIDS_LIMIT_DEFAULT = 64
 
 # At once, on one host
 
+ZYGOTES_DEFAULT = 128
+"""Most zygotes at once, each with the memory of a snapshot, unless the daemon is told otherwise."""
+
+ZYGOTES_MIN = 65
+"""Least number of zygotes that a daemon may be told: the longest chain has one for each link."""
+
 EXECS_MAX = 1_000
 """Most execs at once, attached ones included: each of a thousand children may run one."""
 

@@ -49,6 +49,10 @@ def test_a_pack_has_as_many_links_as_a_chain() -> None:
     assert packs.PACK_LINKS_MAX == limits.CHAIN_DEPTH_MAX + 1
 
 
+def test_the_longest_chain_has_a_zygote_for_each_link() -> None:
+    assert limits.ZYGOTES_MIN == limits.CHAIN_DEPTH_MAX + 1
+
+
 def test_an_id_is_no_longer_than_promised() -> None:
     assert len(ids.new_sandbox_id()) <= limits.ID_CHARS_MAX
 

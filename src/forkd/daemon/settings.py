@@ -245,6 +245,11 @@ class Settings(BaseSettings):
         "The guest agent `forkd-agent`, statically linked.",
         "as `vmm`",
     )
+    zygotes: Annotated[int, Field(ge=limits.ZYGOTES_MIN)] = _setting(
+        limits.ZYGOTES_DEFAULT,
+        "Most zygotes at once, each with the memory of a snapshot that was forked in the last ten "
+        "minutes. For one more, that which was not forked from for longest ends.",
+    )
     tree_live: _Count = _setting(
         limits.TREE_LIVE_DEFAULT,
         "Most live descendants of one sandbox, at any depth.",

@@ -110,6 +110,7 @@ class HostSettings:
             to stay with it.
         network: Which taps and addresses sandboxes get; None likewise.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
+        zygotes_max: How many zygotes there may be; the one that was idle longest ends for another.
         settle_s: How long a guest is left alone before its instant is taken.
         budgets: How far a tree of sandboxes may grow.
         packs: What packs are taken.
@@ -130,6 +131,7 @@ class HostSettings:
     cgroup_root: Path | None = None
     network: Plan | None = None
     zygote_idle_s: float = ZYGOTE_IDLE_S
+    zygotes_max: int = limits.ZYGOTES_DEFAULT
     settle_s: float = SETTLE_S
     budgets: TreeBudgets = field(default_factory=TreeBudgets)
     packs: PackPolicy = field(default_factory=PackPolicy)

@@ -2,7 +2,8 @@
 
 A zygote is started by the first fork of its snapshot and kept, because starting it
 means reading and hashing the snapshot.  It is stopped when nobody has forked from it
-for a while, or when its snapshot is deleted.  Its children do not need it.
+for a while, when its snapshot is deleted, or when there are as many as may be and another
+snapshot is forked: the one that was idle longest goes then.  Its children do not need it.
 
 The zygote of a delta is derived from its parent's: a fork of it, with the delta written
 over its memory.  While it lives its parent's stays, so that the pages of every link are
@@ -24,7 +25,9 @@ from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener, sta
 from forkd.engine.watch import Watch
 from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
+from forkd.limits import SHORT_RETRY_S
 from forkd.service.chain_files import load_chain
+from forkd.service.places import full
 from forkd.service.supervision import TaskKind, to_end
 
 if TYPE_CHECKING:
@@ -108,6 +111,9 @@ class ZygotePool:
         self._store = store
         self._tasks = tasks
         self._entries: dict[Tag, _Entry] = {}
+        self._held = 0  # that start, live or end
+        self._ending = 0
+        self._freed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,6 +144,7 @@ class ZygotePool:
 
         Raises:
             ChainError: A link does not load; `context["link"]` is its tag.
+            CapacityError: It would be one zygote too many, and all others are used.
             ForkdError: As `forkd.service.chain_files.load_chain`, and as
                 `forkd.engine.process.start_zygote`.
         """
@@ -209,6 +216,52 @@ class ZygotePool:
     async def _start(self, chain: Chain, entry: _Entry) -> Control:
         """Start the zygote of a chain's head, whose lock is held, and connect to it."""
         head = chain[-1]
+        await self._make_room()
+        try:
+            zygote = await self._started(chain, entry)
+        except BaseException:
+            self._free()
+            raise
+        entry.zygote = zygote
+        log.info("zygote started", extra={"tag": head.tag, "pid": zygote.process.pid})
+        return await Control.connect(zygote.socket)
+
+    async def _make_room(self) -> None:
+        """Have a place for one more zygote, if need be that of the one that was idle longest.
+
+        Raises:
+            CapacityError: All are used, or others depend on them.
+        """
+        limit = self._settings.zygotes_max
+        while self._held >= limit:
+            if self._held - self._ending >= limit and not self._retire():
+                raise full("zygotes", limit, self._held, SHORT_RETRY_S)
+            self._freed.clear()
+            await self._freed.wait()
+        self._held += 1
+
+    def _retire(self) -> bool:
+        """Have the zygote end that was idle longest; return whether there was one."""
+        idle = (
+            (entry.idle.when(), tag)
+            for tag, entry in self._entries.items()
+            if entry.idle is not None
+        )
+        _, tag = min(idle, default=(0.0, None))
+        if tag is None:
+            return False
+        entry = self._entries[tag]
+        _keep(entry)
+        self._expire(tag, entry)
+        return True
+
+    def _free(self) -> None:
+        """Have a place free again."""
+        self._held -= 1
+        self._freed.set()
+
+    async def _started(self, chain: Chain, entry: _Entry) -> Zygote:
+        head = chain[-1]
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
         await asyncio.to_thread(files.make_folder, directory)
         try:
@@ -220,9 +273,7 @@ class ZygotePool:
         except BaseException:
             await to_end(asyncio.to_thread(files.remove_from_under, directory))
             raise
-        entry.zygote = Zygote(process, directory, watch)
-        log.info("zygote started", extra={"tag": head.tag, "pid": process.pid})
-        return await Control.connect(entry.zygote.socket)
+        return Zygote(process, directory, watch)
 
     async def _load(self, directory: Path, base: LinkFiles) -> Process:
         config = ZygoteConfig(directory, base.state, (base.memory,), base.disk)
@@ -277,10 +328,19 @@ class ZygotePool:
             self._stop_in_background(tag, zygote)
 
     def _stop_in_background(self, tag: Tag, zygote: Zygote) -> None:
-        with contextlib.suppress(
-            Conflict
-        ):  # the service stops; the next start removes what is left
-            self._tasks.run(TaskKind.STOP_ZYGOTE, zygote.end(), f"of {tag}")
+        self._ending += 1
+        try:
+            self._tasks.run(TaskKind.STOP_ZYGOTE, self._finish(zygote), f"of {tag}")
+        except Conflict:  # the service stops; the next start removes what is left
+            self._ending -= 1
+
+    async def _finish(self, zygote: Zygote) -> None:
+        """End a zygote that counts as ending."""
+        try:
+            await zygote.end()
+        finally:
+            self._ending -= 1
+            self._free()
 
     async def _end(self, tag: Tag, entry: _Entry) -> None:
         async with entry.lock:
@@ -288,7 +348,8 @@ class ZygotePool:
             zygote, entry.zygote = entry.zygote, None
             self._forget_parent(entry)
             if zygote is not None:
-                await zygote.end()
+                self._ending += 1
+                await self._finish(zygote)
                 log.info("zygote stopped", extra={"tag": tag})
 
 
