@@ -265,5 +265,8 @@ BOOT_WAIT_SECS_MAX = 60
 BODY_BYTES_MAX = 2 * 1024 * 1024
 """Body of a request, file contents aside: the guest's frame of 1 MiB, escaped as JSON."""
 
+BODIES_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes of the bodies of all requests together, files, packs and recipes aside."""
+
 MESSAGE_BYTES_MAX = 1024 * 1024 + 1
 """One WebSocket message: a kind and the payload of one frame of the guest protocol."""

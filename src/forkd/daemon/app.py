@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
-from forkd.daemon.bodies import LimitBodies
+from forkd.daemon.bodies import LimitBodies, Room
 from forkd.daemon.event_stream import EventTexts
 from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
@@ -23,7 +23,7 @@ from forkd.daemon.routes import (
     trees,
     usage,
 )
-from forkd.limits import OUTPUTS_BYTES_MAX
+from forkd.limits import BODIES_BYTES_MAX, OUTPUTS_BYTES_MAX
 from forkd.model.output import OutputBudget
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.event_texts = EventTexts()
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
-    app.add_middleware(LimitBodies)
+    app.state.bodies = Room(BODIES_BYTES_MAX)
+    app.add_middleware(LimitBodies, room=app.state.bodies)
     for module in (
         *(system, rights, events, recipes, snapshots, packs),
         *(sandboxes, trees, usage, processes, files),
