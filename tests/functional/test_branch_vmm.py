@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.support.bakes import Bakes
+    from tests.support.soak import Soak
     from tests.support.vmm_bench import Bench
 
 pytestmark = [REAL, BAKES_LARGE, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-RESETS = 50
 SIBLING_RESETS = 3
 
 COUNTING = """
@@ -212,7 +212,10 @@ async def test_a_full_disk_is_said_and_leaves_nothing_and_the_seed_serves(
         assert await source.value("6 * 7") == 42
 
 
-async def test_a_machine_goes_back_to_its_fork_point_again_and_again(bench: Bench) -> None:
+@pytest.mark.soak
+async def test_a_machine_goes_back_to_its_fork_point_again_and_again(
+    bench: Bench, soak: Soak
+) -> None:
     dirty = "import os; z = numpy.ones(1 << 20); open('/root/f', 'w').write('f'); os.sync()"
     state = "[globals().get('z'), __import__('os').path.exists('/root/f')]"
     async with bench.forked(bench.root) as (machine,):
@@ -220,7 +223,7 @@ async def test_a_machine_goes_back_to_its_fork_point_again_and_again(bench: Benc
         await machine.reset()
         assert await machine.value(state) == [None, False]
         first = machine.held()
-        for _ in range(RESETS):
+        for _ in range(soak.count(15, 50)):
             await machine.value(dirty)
             await machine.reset()
 
