@@ -302,9 +302,10 @@ impl Server {
             }
             MachineRequest::Resume => {
                 let pause_ms = machine.resume()?;
-                // It may have been paused to be saved.
-                machine.tidy_disk();
-                json!(PauseReply { pause_ms })
+                self.answer(token, Ok(PauseReply { pause_ms }));
+                // It may have been paused to be saved, which freezes a top as a branch does.
+                self.machine.tidy_disk();
+                return Ok(None);
             }
             MachineRequest::Save(save) => json!(match save.disk_above {
                 None => machine.save(&save.directory)?,
