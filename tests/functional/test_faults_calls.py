@@ -53,7 +53,7 @@ ONCE = (
     Once("fork with a cold zygote", "posix.pipe2", EMFILE, ("start",)),
     Once("fork with a cold zygote", "posix.mkdir", ENOSPC, ("make_folder",)),
     Once("fork with a cold zygote", "posix.open", ENOSPC, ("write_atomic",)),
-    Once("fork with a cold zygote", "_io._IOBase.__exit__", EIO, ("start",)),
+    Once("fork with a cold zygote", "posix.open", ENOSPC, ("_keep", "start")),
     Once("end of a life", "posix.pidfd_open", EMFILE, ("open", "stop_machine")),
     Once("delete a snapshot", "posix.rename", EIO, ("rename_for_good", "put_aside")),
     Once("compact in place", "posix.fsync", EIO, ("sync_folder", "rename_for_good", "replace")),

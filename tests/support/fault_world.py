@@ -252,7 +252,8 @@ class World:
             owner.guest.close()
         now = descriptors()
         zygotes, machines = len(self.zygotes()), len(self.host.sandboxes.roster.alive())
-        now.subtract({"anon_inode:[pidfd]": zygotes + machines, "socket": zygotes})
+        pidfds = {"anon_inode:[pidfd]": zygotes + machines}
+        now.subtract({**pidfds, "socket": zygotes, "pipe": zygotes})
         if self._descriptors is None:
             self._descriptors = now
         return [f"leaked {count} of {kind}" for kind, count in (now - self._descriptors).items()]

@@ -180,6 +180,7 @@ async def _first_said(
     try:
         async with deadline(place.timeout_s, f"the {role} did not report {place.event!r}"):
             line = await stdout.line(_LINE_BYTES_MAX)
+        process.drain_log()
         said = _check_said(role, line, place)
     except BaseException:
         with process:

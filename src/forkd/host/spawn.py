@@ -4,6 +4,10 @@
 opposite: it gets a session of its own, keeps nothing of ours, and lives on when
 the daemon ends.  What we hold is a `Process`: a pidfd, which cannot come to
 mean another process as a pid can.
+
+What such a process logs comes through a pipe and not from a file that it has open: it is kept up
+to a limit, and nobody can fill a disk with it, neither the process nor those that it forks.  It
+never waits for us to read, and writes to nobody when we are gone.
 """
 
 from __future__ import annotations
@@ -26,6 +30,66 @@ if TYPE_CHECKING:
     from forkd.host.rlimits import Limits
 
 
+LOG_BYTES_MAX = 1 << 20
+"""Most that is kept of what a process, and all that it forks, log; the rest is dropped."""
+
+LOG_PIECE_BYTES_MAX = 64 * 1024
+"""Most of it that is read at once: what fits into a pipe."""
+
+LOG_FULL = b"\n... the log is full\n"
+
+
+class _Log:
+    """Copies what a process logs to a file, in the event loop, as far as there is room.
+
+    The file is in a folder of ours that is in memory, and short; so writing to it takes no thread.
+    """
+
+    def __init__(self, reading: int, path: Path) -> None:
+        self._reading = reading
+        self._left_bytes = LOG_BYTES_MAX
+        self._loop = asyncio.get_running_loop()
+        self._path = path
+        self._keep(b"")
+        self._loop.add_reader(reading, self._copy)
+
+    def drain(self) -> None:
+        """Copy all that was logged until now."""
+        while self._copy():
+            pass
+
+    def close(self) -> None:
+        """Let go; who still logs writes to nobody.  Idempotent."""
+        if self._reading >= 0:
+            self._loop.remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = -1
+
+    def _copy(self) -> bool:
+        """Copy a piece; return whether there may be more."""
+        if self._reading < 0:
+            return False
+        try:
+            data = os.read(self._reading, min(LOG_PIECE_BYTES_MAX, self._left_bytes))
+            self._left_bytes -= len(data)
+            self._keep(data if self._left_bytes else data + LOG_FULL)
+        except BlockingIOError:
+            return False
+        except OSError:  # a log that cannot be kept is no reason to end what logs
+            data = b""
+        if not data or not self._left_bytes:
+            self.close()
+        return bool(data)
+
+    def _keep(self, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(self._path, flags, 0o600)
+        try:
+            os.write(file, data)
+        finally:
+            os.close(file)
+
+
 class Process:
     """A process, held by its pidfd; close it, or leave its `with` block, to let go.
 
@@ -39,6 +103,7 @@ class Process:
         self.pid = pid
         self.status: int | None = None
         self._pidfd = pidfd
+        self._log: _Log | None = None
         self._watching: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -62,11 +127,18 @@ class Process:
         self.close()
 
     def close(self) -> None:
-        """Let go of the process; idempotent."""
+        """Let go of the process, and of its log if we started it; idempotent."""
         self._unwatch()
+        if self._log is not None:
+            self._log.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def drain_log(self) -> None:
+        """Have in its file what a process that we started has logged until now."""
+        if self._log is not None:
+            self._log.drain()
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """Have `on_end` called once by the event loop when the process has ended.
@@ -180,7 +252,7 @@ def start(args: Sequence[str | Path], *, log: Path, limits: Limits) -> tuple[Pro
     Args:
         args: The program, by path, and its arguments.
         limits: What it may take of the host.
-        log: Where its standard error goes, appended.
+        log: Where its standard error goes, appended, while the process is held.
 
     Returns:
         The process, and its standard output, which is the caller's to close.
@@ -194,26 +266,40 @@ def start(args: Sequence[str | Path], *, log: Path, limits: Limits) -> tuple[Pro
         reading, writing = os.pipe2(os.O_CLOEXEC)
         output = Output(reading)
         undo.callback(output.close)
-        try:
-            with log.open("ab") as stderr:
-                child = subprocess.Popen(  # noqa: S603 - the program is a setting, never a request's
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=writing,
-                    stderr=stderr,
-                    env=plain_environment(),
-                    cwd="/",
-                    umask=limits.umask,
-                    start_new_session=True,
-                )
-                # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
-                child.returncode = 0
-                undo.callback(_end_child, child.pid)
-        finally:
-            os.close(writing)
+        with contextlib.ExitStack() as theirs:
+            theirs.callback(os.close, writing)
+            kept, stderr = _open_log(log, undo)
+            theirs.callback(os.close, stderr)
+            child = subprocess.Popen(  # noqa: S603 - the program is a setting, never a request's
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=stderr,
+                env=plain_environment(),
+                cwd="/",
+                umask=limits.umask,
+                start_new_session=True,
+            )
+            # We wait by pidfd; told that it has ended, Popen neither waits nor warns.
+            child.returncode = 0
+            undo.callback(_end_child, child.pid)
         process = Process(child.pid, os.pidfd_open(child.pid))
+        process._log = kept  # noqa: SLF001 - of this very module
         undo.pop_all()
         return process, output
+
+
+def _open_log(path: Path, undo: contextlib.ExitStack) -> tuple[_Log, int]:
+    """Return what copies to a log, and the descriptor to log to, which never blocks."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        kept = _Log(reading, path)
+    except BaseException:
+        os.close(reading)
+        os.close(writing)
+        raise
+    undo.callback(kept.close)
+    return kept, writing
 
 
 def _end_child(pid: int) -> None:
