@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from forkd.host.rlimits import PRLIMIT
 from forkd.service.doctor import (
     BUILDERS,
     DISK_LEAST_MIB,
@@ -34,7 +35,7 @@ GOOD = Facts(
     probe=Probe(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
     makes_taps=True,
-    installed=frozenset({*BUILDERS, *OCI_TOOLS, QEMU}),
+    installed=frozenset({*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU}),
     missing_programs=(),
     cached_kernel="6.1",
     memory_available_mib=MEMORY_GOOD_MIB,
@@ -119,6 +120,10 @@ def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
     [
         (replace(GOOD, architecture="aarch64"), "platform", Status.FAIL),
         (replace(GOOD, missing_programs=("forkd-vmm",)), "programs", Status.FAIL),
+        (
+            replace(GOOD, installed=GOOD.installed - {PRLIMIT}),
+            *("process limits", Status.FAIL),
+        ),
         (replace(GOOD, controllers=frozenset()), "cgroup v2", Status.WARN),
         (replace(GOOD, makes_taps=False), "network", Status.WARN),
         (replace(GOOD, cached_kernel=None), "guest kernel", Status.WARN),

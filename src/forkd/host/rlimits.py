@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+PRLIMIT = "prlimit"
+"""The program that sets limits."""
+
 CORE_BYTES_MAX = 1
 """Largest core dump: none, as no dump is that small.  With 0 the kernel still pipes one to a
 program (`kernel.core_pattern` with a bar); with 1 it does not."""
@@ -85,9 +88,9 @@ class Limits:
         """
         if shutil.which(args[0]) is None:
             raise HostError(f"cannot start {args[0]}: there is no such program")
-        prlimit = shutil.which("prlimit", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
+        prlimit = shutil.which(PRLIMIT, path=f"{os.environ.get('PATH', '')}:{os.defpath}")
         if prlimit is None:
-            raise HostError("prlimit is not installed (Debian package util-linux)")
+            raise HostError(f"{PRLIMIT} is not installed (Debian package util-linux)")
         most = {
             "core": (resource.RLIMIT_CORE, CORE_BYTES_MAX),
             "fsize": (resource.RLIMIT_FSIZE, FILE_BYTES_MAX),

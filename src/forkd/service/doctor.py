@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from forkd import programs
 from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs, files, kvm, netlink, proc, process
-from forkd.host.rlimits import VMM
+from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
 
@@ -132,7 +132,7 @@ def gather(places: Places) -> Facts:
         probe=_probe(),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
-        installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, QEMU))),
+        installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
         missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
         cached_kernel=_cached_kernel(places.cache_dir),
         memory_available_mib=proc.memory_bytes()[1] // MIB,
@@ -179,6 +179,7 @@ def judge(facts: Facts) -> list[Check]:
     return [
         _platform(facts),
         _programs(facts),
+        _limits(facts),
         _native(facts),
         _helper(facts),
         _root(facts),
@@ -205,6 +206,14 @@ def _programs(facts: Facts) -> Check:
         return Check("programs", Status.PASS, f"{programs.VMM} and {programs.AGENT} are here")
     missing = " and ".join(facts.missing_programs)
     return Check("programs", Status.FAIL, f"{missing} not found", "`make build` makes them")
+
+
+def _limits(facts: Facts) -> Check:
+    name = "process limits"
+    if PRLIMIT in facts.installed:
+        return Check(name, Status.PASS, f"{PRLIMIT} is installed")
+    missing = f"{PRLIMIT} is not installed, and nothing is started without limits"
+    return Check(name, Status.FAIL, missing, "apt install util-linux")
 
 
 def _native(facts: Facts) -> Check:
