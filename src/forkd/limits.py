@@ -268,5 +268,8 @@ BODY_BYTES_MAX = 2 * 1024 * 1024
 BODIES_BYTES_MAX = 128 * 1024 * 1024
 """Bytes of the bodies of all requests together, files, packs and recipes aside."""
 
+ANSWERS_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes of answers to `GET` that one address has whole in memory while clients read them."""
+
 MESSAGE_BYTES_MAX = 1024 * 1024 + 1
 """One WebSocket message: a kind and the payload of one frame of the guest protocol."""

@@ -65,7 +65,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.event_texts = EventTexts()
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
-    app.state.bodies = Room(BODIES_BYTES_MAX)
+    app.state.bodies = Room("bodies of requests", BODIES_BYTES_MAX)
     app.add_middleware(LimitBodies, room=app.state.bodies)
     for module in (
         *(system, rights, events, recipes, snapshots, packs),

@@ -55,13 +55,18 @@ class LimitBodies:
 
 
 class Room:
-    """What the bodies of requests may take together.
+    """What the bodies of requests, or of answers, may take together.
+
+    Args:
+        what: What is held there.
+        bytes_max: So much of it.
 
     Attributes:
         used_bytes: What they take.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, what: str, bytes_max: int) -> None:
+        self._what = what
         self._bytes_max = bytes_max
         self.used_bytes = 0
 
@@ -73,7 +78,7 @@ class Room:
         """
         if self.used_bytes + more > self._bytes_max:
             raise CapacityError(
-                f"the bodies of all requests may have {self._bytes_max} bytes together, and have "
+                f"all {self._what} together may have {self._bytes_max} bytes, and have "
                 f"{self.used_bytes}: {more} more find no room; try again in {RETRY_AFTER_S} s",
                 asked=more,
                 limit=self._bytes_max,

@@ -19,11 +19,13 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from forkd.daemon.auditing import Auditor
+from forkd.daemon.bodies import Room
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import CRASH, internal_error, plain, render
 from forkd.daemon.peers import CALLER, END, HELD, OPEN_PATHS
-from forkd.errors import Denied, ForkdError, NotFound
+from forkd.errors import CapacityError, Denied, ForkdError, NotFound
+from forkd.limits import ANSWERS_BYTES_MAX
 from forkd.model.caller import Request, current_request, note_error
 from forkd.service.supervision import is_reported
 from forkd.telemetry import tracing
@@ -31,6 +33,7 @@ from forkd.telemetry import tracing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forkd.daemon.clients import ClientLimits
@@ -90,6 +93,7 @@ class Requests:
         self._who = who
         self._telemetry = telemetry
         self._auditor = auditor or Auditor()
+        self._answers = Room("answers", ANSWERS_BYTES_MAX)
         self._at_once = dict.fromkeys(KINDS, 0)
         self._most = dict(
             zip(KINDS, (limits.requests_max, limits.websockets_max, limits.events_max), strict=True)
@@ -99,7 +103,7 @@ class Requests:
         """Answer one request, or serve one WebSocket."""
         method = scope.get("method", "WebSocket")
         request = Request(secrets.token_hex(8))
-        answer = _Answer(send, request.id)
+        answer = _Answer(send, request.id, self._answers if method == "GET" else None)
         token = current_request.set(request)
         try:
             with tracing.request(method, Headers(scope=scope)):
@@ -109,6 +113,7 @@ class Requests:
                 finally:
                     _describe(scope, method, answer)
         finally:
+            answer.release()
             current_request.reset(token)
 
     async def _serve(
@@ -154,14 +159,20 @@ class Requests:
 class _Answer:
     """Sends an answer, with the id of its request, only as fast as its client reads it.
 
+    One that is long, whole in memory, and finds no room there is refused instead, if there is a
+    `room`: not where something was changed that the client must hear of.
+
     Attributes:
         begun: Whether any of it was sent.
         ended: Whether all of it was sent.
         status: Of HTTP; None before it was sent.
     """
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, room: Room | None) -> None:
         self._send = send
+        self._room = room
+        self._held_bytes = 0
+        self._refused = False
         self.request_id = request_id
         self.begun = False
         self.ended = False
@@ -170,6 +181,14 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.begun:
             raise NotFound("there is no WebSocket of this path")
+        if self._refused:
+            return
+        if message["type"] == "http.response.start":
+            try:
+                self._hold(message)
+            except CapacityError as error:
+                await self._refuse(render(error))
+                return
         if message["type"] in BEGINNINGS:
             self.begun = True
             self.status = message.get("status", SWITCHING)
@@ -188,6 +207,26 @@ class _Answer:
             # To a client that has gone everything is sent at once, and we would never be cancelled.
             await asyncio.sleep(0)
         self.ended = not more
+
+    def release(self) -> None:
+        """Hold nothing in memory any more."""
+        if self._room is not None:
+            self._room.used_bytes -= self._held_bytes
+            self._held_bytes = 0
+
+    def _hold(self, start: Message) -> None:
+        """Have room for an answer that says how long it is; others are made as they are sent."""
+        length = int(Headers(raw=list(start.get("headers", ()))).get("content-length", "0"))
+        if self._room is not None and length > PIECE_BYTES_MAX:
+            self._room.take(length)
+            self._held_bytes = length
+
+    async def _refuse(self, answer: Response) -> None:
+        """Send `answer`, and nothing of what was to be sent."""
+        start = {"status": answer.status_code, "headers": answer.raw_headers}
+        await self.send({"type": "http.response.start", **start})
+        await self.send({"type": "http.response.body", "body": bytes(answer.body)})
+        self._refused = True
 
 
 def _describe(scope: Scope, method: str, answer: _Answer) -> None:
