@@ -150,7 +150,7 @@ fn child_mask() -> libc::sigset_t {
     mask
 }
 
-/// A child that has ended.  Until it is reaped its process id is nobody else's.
+/// A child that has ended.  Until it is reaped its process id is not given to another.
 #[must_use]
 pub fn ended() -> Option<libc::pid_t> {
     // SAFETY: all-zero is a valid `siginfo_t`.

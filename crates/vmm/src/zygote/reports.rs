@@ -1,7 +1,7 @@
 //! The pipes that processes of a zygote report through: one each, for one report.
 //!
 //! A process has the writing end of its own and of no other, and no end of it once it has reported.
-//! So it can speak for nobody else, and not again; what it can make the zygote keep is bounded.
+//! So it cannot report for another process, nor twice; what it can make the zygote keep is bounded.
 
 use std::collections::BTreeMap;
 use std::fs::File;
