@@ -13,6 +13,7 @@ import pytest
 from forkd import Client
 from forkd.errors import CapacityError, ForkdError
 from forkd.host.process import run
+from forkd.service.settings import DiskPolicy
 from tests.support import census
 from tests.support.real_daemon import running_daemon
 from tests.support.real_host import REAL, RECIPE, STATE_PARENT, TAG
@@ -58,8 +59,8 @@ def disk() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def daemon(disk: Path, bakes: Bakes) -> Iterator[Daemon]:
-    """A daemon with its state on that disk, and a base."""
-    with running_daemon(bakes.of(RECIPE), disk) as made:
+    """A daemon with its state on that disk, and a base; it forks until the last byte is gone."""
+    with running_daemon(bakes.of(RECIPE), disk, DiskPolicy(reserve_mib=0)) as made:
         yield made
 
 

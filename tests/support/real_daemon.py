@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from forkd.service.settings import DiskPolicy
 from tests.support import processes
 from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of, settings_in
 
@@ -20,16 +21,21 @@ if TYPE_CHECKING:
     from forkd.service.names import Names
     from tests.support.bakes import Bake
 
+DISKS = DiskPolicy()
+"""What private disk layers may take if a test does not say."""
+
 SERVE = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from forkd.daemon import commands
 from forkd.daemon.settings import Settings
+from forkd.service.settings import DiskPolicy
 from tests.support.real_host import settings_in
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
-commands.host_settings = lambda _: settings_in(state, run_dir)
+commands.host_settings = lambda _: replace(settings_in(state, run_dir), disks={disks!r})
 settings = Settings(socket=run_dir / "forkd.sock", state_dir=state)
 sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """
@@ -39,9 +45,11 @@ END_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def running_daemon(bake: Bake | None = None, state_parent: Path = STATE_PARENT) -> Iterator[Daemon]:
+def running_daemon(
+    bake: Bake | None = None, state_parent: Path = STATE_PARENT, disks: DiskPolicy = DISKS
+) -> Iterator[Daemon]:
     """A daemon with a bake, or nothing; it and its folders are gone afterwards, even if killed."""
-    made = Daemon(state_parent)
+    made = Daemon(state_parent, disks)
     try:
         if bake is not None:
             bake.copy_to(made.state)
@@ -54,8 +62,9 @@ def running_daemon(bake: Bake | None = None, state_parent: Path = STATE_PARENT) 
 class Daemon:
     """A daemon on folders of its own, which may be killed and started again."""
 
-    def __init__(self, state_parent: Path = STATE_PARENT) -> None:
+    def __init__(self, state_parent: Path = STATE_PARENT, disks: DiskPolicy = DISKS) -> None:
         self.state, self.run_dir = fresh_folders(state_parent)
+        self._disks = disks
         self.settings = settings_in(self.state, self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +76,9 @@ class Daemon:
 
     def start(self) -> None:
         """Start it; it listens when this returns."""
-        script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
+        script = SERVE.format(
+            root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir), disks=self._disks
+        )
         self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
         assert self._process.stdout is not None
         assert json.loads(self._process.stdout.readline())["event"] == "listening"
