@@ -376,6 +376,7 @@ def settings(programs: Programs, cache: Path, work: Path) -> Iterator[HostSettin
             state_dir=state,
             run_dir=run,
             recipe_dirs=(Path("/"),),
+            cgroups=True,
         )
     finally:
         shutil.rmtree(run)

@@ -75,6 +75,16 @@ PIDS_LIMIT_MAX = 4_096
 PIDS_LIMIT_DEFAULT = 64
 """Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
 
+VMM_MEMORY_MIB = 64
+"""Memory of a VMM process beside its guest's, which a sandbox may have if no limit is asked for."""
+
+VMM_MEMORY_SHARE = 64
+"""What part of its guest's memory a VMM process may have besides, for page tables: two levels of
+them, of 8 bytes a page of 4 KiB each, are the 256th part."""
+
+VMM_CPUS = 1.0
+"""CPU time in cores that a VMM process may have beside its vCPUs, if no limit is asked for."""
+
 # At once, on one host
 
 ZYGOTES_DEFAULT = 128

@@ -101,6 +101,7 @@ DECISIONS = {
     "v2 ping": about(READ),
     "v2 promote": about(RUN),
     "v2 reset": about(RUN, body={}),
+    "v2 set_limits": about(RUN, body={"cpu_limit": 1}),
     "v2 get_usage": about(READ),
     "v2 list_snapshots": Decision((READ,)),
     "v2 create_snapshot": Decision((SNAPSHOTS,), {"tag": "made", "recipe": "none-such"}),

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.engine.process import CONFIG_OPTION, KILL_TIMEOUT_S, LOG_FILE
-from forkd.errors import Conflict
+from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from forkd.host.spawn import Process
 from forkd.model.sandbox import ForkOptions, SandboxState
@@ -222,6 +223,19 @@ async def test_two_services_cannot_have_the_same_folders(fake_host: FakeHost) ->
         with pytest.raises(Conflict, match="another daemon"):
             async with fake_host.service():
                 pass
+
+
+async def test_without_cgroups_that_every_sandbox_needs_a_host_does_not_open(
+    fake_host: FakeHost,
+) -> None:
+    strict = replace(fake_host, settings=replace(fake_host.settings, cgroups=True))
+
+    with pytest.raises(HostError, match=r"no cgroup v2 with cpu, memory, pids .*FORKD_CGROUPS=off"):
+        async with strict.service():
+            pass
+
+    async with fake_host.service() as service:
+        assert await service.sandboxes.list(CALLER) == ()
 
 
 async def test_a_host_that_is_closed_begins_nothing(fake_host: FakeHost) -> None:

@@ -63,6 +63,7 @@ def served(host: FakeHost) -> Iterator[ServedHost]:
         "FORKD_RECIPE_DIRS": ":".join(map(str, settings.recipe_dirs)),
         "FORKD_VMM": str(settings.vmm),
         "FORKD_AGENT": str(settings.agent),
+        "FORKD_CGROUPS": "on" if settings.cgroups else "off",
     }
     log = host.folder / "daemon.log"
     command = [str(PROGRAMS / "forkd-daemon"), "serve", "--log", str(log)]

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.recipe import RecipeSource
-    from forkd.model.sandbox import BranchOptions
+    from forkd.model.sandbox import BranchOptions, NewLimits
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
     from tests.support.fake_programs import FakeExec
 
@@ -244,6 +244,16 @@ class FakeSandboxes(Component):
             raise EngineTimeout("the agent did not answer in time")
         guest.contents = guest.forked.copy()
         return 2.5
+
+    async def set_limits(self, caller: Caller, sandbox: SandboxId, limits: NewLimits) -> Sandbox:
+        guest = self.world.guest(caller, sandbox)
+        found = guest.sandbox
+        if all(
+            each is None for each in (found.memory_limit_mib, found.cpu_limit, found.pids_limit)
+        ):
+            raise Conflict(f"sandbox {sandbox} was forked without limits, and has no cgroup")
+        guest.sandbox = limits.of(found)
+        return guest.sandbox
 
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
         return self.world.guest(caller, sandbox, Scope.READ).console

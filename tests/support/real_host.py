@@ -278,5 +278,6 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         state_dir=state,
         run_dir=run_dir,
         recipe_dirs=(Path("/"),),
+        cgroups=True,
         packs=PackPolicy(allow_unsigned=True),
     )

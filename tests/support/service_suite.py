@@ -21,7 +21,7 @@ from forkd.model.files import EntryKind
 from forkd.model.guest import RuntimeStatus
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.recipe import NamedRecipe, UploadedRecipe
-from forkd.model.sandbox import BranchOptions, ForkOptions, Sandbox, SandboxState
+from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, Sandbox, SandboxState
 from forkd.model.snapshot import LinkRequest, SnapshotRequest, SnapshotStatus
 from tests.support.callers import CALLER
 
@@ -147,6 +147,7 @@ class SandboxSuite:
             host.sandboxes.get(CALLER, sandbox),
             host.sandboxes.delete(CALLER, sandbox),
             host.sandboxes.reset(CALLER, sandbox, deadline_s=5.0),
+            host.sandboxes.set_limits(CALLER, sandbox, NewLimits(cpu_limit=1.0)),
             host.sandboxes.console_log(CALLER, sandbox),
             host.guests.ping(CALLER, sandbox),
             host.guests.eval(CALLER, sandbox, "1"),
@@ -482,6 +483,7 @@ class ScopeSuite:
             host.sandboxes.fork(READER, tag, 1, OPTIONS),
             host.sandboxes.delete(READER, sandbox),
             host.sandboxes.reset(READER, sandbox, deadline_s=5.0),
+            host.sandboxes.set_limits(READER, sandbox, NewLimits(cpu_limit=1.0)),
             host.branches.branch(READER, sandbox, 1, BRANCH),
             host.promotions.promote(READER, sandbox),
             host.comparisons.compare(READER, tag, sandbox),

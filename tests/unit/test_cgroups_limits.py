@@ -10,7 +10,7 @@ from forkd.cgroups.limits import Limits, settings
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import HostError
 from forkd.model.sandbox import ForkOptions
-from forkd.service.leases import limits_of
+from forkd.service.allowance import limits_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -190,6 +190,16 @@ def test_what_was_killed_and_what_was_not_are_one_document(forkd: Forkd, sandbox
     ]
 
 
+def test_limits_are_shown_and_changed(forkd: Forkd) -> None:
+    id_ = forkd("fork", "warm", "--memory", "64", "--json").document[0]["id"]
+
+    assert forkd("limits", id_).out == "64 MiB memory\n"
+    assert forkd("limits", id_, "--memory", "128", "--cpus", "0.5").out == (
+        "128 MiB memory, 0.5 CPUs\n"
+    )
+    assert forkd("limits", id_, "--pids", "16", "--json").document["pids_limit"] == 16
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -200,6 +210,7 @@ def test_what_was_killed_and_what_was_not_are_one_document(forkd: Forkd, sandbox
         ("cp", "ID:/tmp", "NEW"),
         ("branch", "ID"),
         ("reset", "ID"),
+        ("limits", "ID"),
         ("tree", "ID"),
         ("diff", "ID", "ID"),
         ("snapshot", "create", "new", "--from", "ID"),

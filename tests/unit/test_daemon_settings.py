@@ -49,6 +49,7 @@ EVERYTHING = {
     "memory_reserve_mib": ("512", 512),
     "memory_overcommit": ("8.5", 8.5),
     "memory_pressure_max": ("0", 0.0),
+    "cgroups": ("off", "off"),
     "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
     "agent": ("/a", Path("/a")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CONTROLLERS = ("cpu", "memory", "pids")
 """What a group of ours needs from the group above it."""
@@ -26,6 +26,16 @@ class Limits:
     pids: int
     memory_bytes: int | None = None
     cpus: float | None = None
+
+    def for_seeds(self, seeds: int) -> Limits:
+        """Return the limits of a sandbox of which there are so many seeds.
+
+        A page counts for the group that wrote it first as long as any process has it.  So what a
+        sandbox overwrites after a branch counts again, for each seed that has what was there.
+        """
+        if self.memory_bytes is None:
+            return self
+        return replace(self, memory_bytes=self.memory_bytes * (1 + seeds))
 
 
 def settings(limits: Limits) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""`forkd fork`, `ls`, `kill`, `logs`: sandboxes from outside."""
+"""`forkd fork`, `ls`, `limits`, `kill`, `logs`: sandboxes from outside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    for name, command in (("fork", fork), ("ls", list_), ("kill", kill), ("logs", logs)):
+    for name, command in (
+        ("fork", fork),
+        ("ls", list_),
+        ("limits", limits),
+        ("kill", kill),
+        ("logs", logs),
+    ):
         app.command(name)(command)
 
 
@@ -133,6 +139,27 @@ def list_(
             for each in found
         ]
         render.table(columns, rows)
+
+
+def limits(
+    sandbox: Id,
+    *,
+    memory: Annotated[int | None, typer.Option(help="Limit of memory, in MiB.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Limit of CPU time, in cores.")] = None,
+    pids: Annotated[
+        int | None, typer.Option(help="Limit of the VMM process's threads on the host.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the limits of a sandbox; with options, change them while it runs."""
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox)
+        if (memory, cpus, pids) != (None, None, None):
+            found.set_limits(memory_limit_mib=memory, cpu_limit=cpus, pids_limit=pids)
+    if json:
+        render.document(found.info.model_dump(mode="json"))
+    else:
+        typer.echo(_limits(found.info) or "none")
 
 
 def _limits(sandbox: SandboxInfo) -> str | None:

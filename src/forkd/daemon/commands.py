@@ -174,6 +174,7 @@ def host_settings(settings: Settings) -> HostSettings:
         state_dir=settings.state_dir,
         run_dir=settings.run_dir,
         recipe_dirs=settings.recipe_dirs,
+        cgroups=proc.is_root() if settings.cgroups is None else settings.cgroups == "on",
         zygotes_max=settings.zygotes,
         budgets=TreeBudgets(
             live_max=settings.tree_live,

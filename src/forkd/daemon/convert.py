@@ -13,7 +13,7 @@ from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_tag
 from forkd.model.image import Image
 from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
-from forkd.model.sandbox import BranchOptions, ForkOptions
+from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
 from forkd.wire import v2, v2_files, v2_trees
 
@@ -84,6 +84,11 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         ttl_s=request.ttl_secs,
         wait=request.wait,
     )
+
+
+def new_limits(request: v2.LimitsPatch) -> NewLimits:
+    """Return the limits that a running sandbox is to get."""
+    return NewLimits(request.memory_limit_mib, request.cpu_limit, request.pids_limit)
 
 
 def branch_options(request: v2_trees.BranchCreate) -> BranchOptions:

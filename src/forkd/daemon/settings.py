@@ -228,6 +228,13 @@ class Settings(BaseSettings):
         "Forks, branches and bakes are refused while nothing could run for want of memory in more "
         "than so many percent of the last ten seconds, as the kernel measures it.",
     )
+    cgroups: Literal["on", "off"] | None = _setting(
+        None,
+        "`on`: every sandbox has a cgroup, whose limits follow from its snapshot where its fork "
+        "says none; without cgroup v2 the daemon does not start. `off`: only sandboxes that are "
+        "forked with a limit have one.",
+        "`on` for root, `off` for other users",
+    )
     recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
         (programs.RECIPES, Path("/etc/forkd/recipes")),
         "Folders of recipes, separated by colons. A request may name a recipe in one of them, by "

@@ -92,6 +92,20 @@ def memory_bytes(group: Path) -> int | None:
         return None
 
 
+def memory_events(group: Path) -> dict[str, int]:
+    """Return what became of a group for want of memory, counted; empty if there is no group.
+
+    `oom`: it was at its limit and nothing could be taken from it.  `oom_kill`: a process in it was
+    killed for want of memory, its own or the host's.  Source: the kernel's
+    Documentation/admin-guide/cgroup-v2.rst.
+    """
+    try:
+        lines = (group / "memory.events").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(count) for name, count in (line.split() for line in lines)}
+
+
 def end(group: Path, timeout_s: float) -> None:
     """Kill every process in a group and remove it; one that does not exist is fine.
 

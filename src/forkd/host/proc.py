@@ -180,6 +180,23 @@ def parent(pid: int) -> int | None:
     return int(above)
 
 
+def children(pid: int) -> tuple[int, ...]:
+    """Return the processes that one has forked and that have not ended; none if it is gone.
+
+    Raises:
+        HostError: The kernel does not say (it has no `CONFIG_PROC_CHILDREN`).
+    """
+    with kernel_call(f"list the children of process {pid}"):
+        try:
+            threads = tuple((_PROC / str(pid) / "task").iterdir())
+            found = [(thread / "children").read_text() for thread in threads]
+        except (FileNotFoundError, ProcessLookupError):
+            if (_PROC / str(pid)).exists():
+                raise
+            return ()
+    return tuple(int(child) for line in found for child in line.split())
+
+
 def anonymous_bytes(pid: int) -> int:
     """Return the memory that a process does not share with a file; 0 if it is gone.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forkd import limits
+from forkd.errors import InvalidRequest
 from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
 
@@ -152,6 +153,47 @@ class ForkOptions:
         )
         if self.ttl_s is not None:
             in_range("ttl_s", self.ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class NewLimits:
+    """Limits that a running sandbox gets in the place of those it has; None leaves one as it is.
+
+    Attributes:
+        memory_limit_mib: As of `ForkOptions`.
+        cpu_limit: As of `ForkOptions`.
+        pids_limit: As of `ForkOptions`.
+
+    Raises:
+        InvalidRequest: A value is out of range, and is named; or all are None.
+    """
+
+    memory_limit_mib: int | None = None
+    cpu_limit: float | None = None
+    pids_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.memory_limit_mib, self.cpu_limit, self.pids_limit)
+        if all(limit is None for limit in given):
+            raise InvalidRequest(
+                "no limit is given: name memory_limit_mib, cpu_limit, pids_limit, or several",
+                field="memory_limit_mib",
+            )
+        ForkOptions(  # the same ranges
+            memory_limit_mib=self.memory_limit_mib,
+            cpu_limit=self.cpu_limit,
+            pids_limit=self.pids_limit,
+        )
+
+    def of(self, sandbox: Sandbox) -> Sandbox:
+        """Return a sandbox with these limits in the place of its own."""
+        memory_mib, cpus, pids = self.memory_limit_mib, self.cpu_limit, self.pids_limit
+        return replace(
+            sandbox,
+            memory_limit_mib=sandbox.memory_limit_mib if memory_mib is None else memory_mib,
+            cpu_limit=sandbox.cpu_limit if cpus is None else cpus,
+            pids_limit=sandbox.pids_limit if pids is None else pids,
+        )
 
 
 @dataclass(frozen=True, slots=True)

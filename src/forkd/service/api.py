@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         BranchResult,
         ForkOptions,
         ForkResult,
+        NewLimits,
         Promotion,
         Sandbox,
     )
@@ -242,6 +243,15 @@ class Sandboxes(Protocol):
         Raises:
             Conflict: The sandbox does not run, or the seed of its branch was ended; it goes on.
             EngineError: The agent did not answer in time, or the machine ended; so has it.
+        """
+        ...
+
+    async def set_limits(self, caller: Caller, sandbox: SandboxId, limits: NewLimits) -> Sandbox:
+        """Change what a running sandbox may take of the host; return it as it is then.
+
+        Raises:
+            Conflict: It does not run, has no cgroup, or has more memory in use than that.
+            QuotaExceeded: Its tenant may not have so much.
         """
         ...
 

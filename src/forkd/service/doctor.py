@@ -262,7 +262,8 @@ def _cgroups(facts: Facts) -> Check:
         "cgroup v2",
         Status.WARN,
         f"controllers missing: {', '.join(missing)}",
-        "forks with a limit will be refused; boot with systemd.unified_cgroup_hierarchy=1",
+        "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, without which "
+        "root's daemon does not start here, and have sandboxes without limits",
     )
 
 

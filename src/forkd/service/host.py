@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd.cgroups.limits import CONTROLLERS
 from forkd.cgroups.tree import CgroupTree
-from forkd.errors import Conflict
+from forkd.errors import Conflict, HostError
 from forkd.host import files, proc, threads
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
@@ -158,13 +159,31 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     stack.callback(records.close)
     chosen = await asyncio.to_thread(names.choose, settings, database)
     cgroups = CgroupTree(chosen.cgroup_root)
-    if cgroups.usable():
-        cgroups.prepare()
+    _prepare_cgroups(cgroups, required=settings.cgroups)
     stack.enter_context(chosen.locked())
     stack.callback(cgroups.close)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)
     return _Ground(chosen, cgroups, records, store, pending)
+
+
+def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
+    """Make the group of all sandboxes, if this host lets us.
+
+    Raises:
+        HostError: It does not, and every sandbox is to have one.
+    """
+    if cgroups.usable():
+        cgroups.prepare()
+    elif required:
+        raise HostError(
+            f"every sandbox gets a cgroup, and this host has no cgroup v2 with "
+            f"{', '.join(CONTROLLERS)} at {cgroups.root.parent}: boot with "
+            "systemd.unified_cgroup_hierarchy=1, or set FORKD_CGROUPS=off to have sandboxes "
+            "without limits"
+        )
+    else:
+        log.warning("sandboxes have no cgroups", extra={"root": str(cgroups.root)})
 
 
 def _start_threads(stack: contextlib.AsyncExitStack) -> None:

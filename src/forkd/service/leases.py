@@ -16,20 +16,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd.cgroups.limits import Limits
 from forkd.engine.process import CONSOLE_LOG
-from forkd.errors import ForkdError
-from forkd.host import files
-from forkd.limits import PIDS_LIMIT_DEFAULT
+from forkd.errors import Conflict, ForkdError
+from forkd.host import files, proc
 from forkd.network import taps
+from forkd.service.allowance import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from forkd.cgroups.limits import Limits
     from forkd.cgroups.tree import CgroupTree
     from forkd.model.ids import SandboxId
-    from forkd.model.sandbox import ForkOptions
+    from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Plan, Slot
     from forkd.store.database import SandboxRow
 
@@ -143,6 +143,59 @@ class Leases:
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
         self._free_slot(lease)
 
+    async def limit(self, lease: Lease, before: Sandbox, after: Sandbox) -> None:
+        """Change the limits that a sandbox has, or nothing.
+
+        Raises:
+            Conflict: It has no cgroup, or more memory in use than it would be left.
+            HostError: The kernel refused.
+        """
+        old, new = limits_of(before), limits_of(after)
+        used_bytes = await asyncio.to_thread(self._cgroups.memory_bytes, lease.id)
+        if old is None or new is None or used_bytes is None:
+            raise Conflict(
+                f"sandbox {before.id} was forked without limits, and has no cgroup: fork another "
+                "with limits, or have the operator set FORKD_CGROUPS=on",
+                sandbox=before.id,
+            )
+        pid = before.pid
+
+        def change() -> None:
+            seeds = 0 if pid is None else len(proc.children(pid))
+            if new.memory_bytes is not None and used_bytes > new.memory_bytes * (1 + seeds):
+                raise Conflict(
+                    f"sandbox {before.id} has {used_bytes // _MIB} MiB in use: ask for more than "
+                    "that, or reset it first",
+                    sandbox=before.id,
+                    used_mib=used_bytes // _MIB,
+                )
+            try:
+                self._cgroups.limit(lease.id, new.for_seeds(seeds))
+            except ForkdError:
+                self._cgroups.limit(lease.id, old.for_seeds(seeds))
+                raise
+
+        await asyncio.to_thread(change)
+
+    async def allow_seeds(self, lease: Lease, sandbox: Sandbox, more: int) -> None:
+        """Have room under a sandbox's limit of memory for the seeds that it has, and for `more`.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        limits, pid = limits_of(sandbox), sandbox.pid
+        if limits is None or pid is None:
+            return
+
+        def allow() -> None:
+            self._cgroups.limit(lease.id, limits.for_seeds(len(proc.children(pid)) + more))
+
+        await asyncio.to_thread(allow)
+
+    async def out_of_memory(self, lease: Lease) -> str | None:
+        """Return what wanted memory if the sandbox was killed for that, or None."""
+        return await asyncio.to_thread(self._cgroups.out_of_memory, lease.id)
+
     def inherited(self, child: Lease, parent: Lease) -> Slot | None:
         """Return the slot that `transfer` would give a child: its tap, its parent's addresses."""
         if child.slot is None or parent.slot is None:
@@ -192,20 +245,3 @@ class Leases:
             self._slots_used[index] -= 1
             if self._slots_used[index] == 0:
                 del self._slots_used[index]
-
-
-def limits_of(options: ForkOptions) -> Limits | None:
-    """Return the limits that a fork asked for; None if it asked for none.
-
-    Without a limit there is no cgroup: making a VM inside one costs many times as
-    much on hosts whose KVM recovers huge pages.
-    """
-    asked = (options.memory_limit_mib, options.cpu_limit, options.pids_limit)
-    if all(limit is None for limit in asked):
-        return None
-    memory_mib = options.memory_limit_mib
-    return Limits(
-        pids=options.pids_limit or PIDS_LIMIT_DEFAULT,
-        memory_bytes=None if memory_mib is None else memory_mib * _MIB,
-        cpus=options.cpu_limit,
-    )

@@ -151,7 +151,8 @@ def amounts_of(options: Sandbox | ForkOptions, snapshot: Snapshot | None) -> Amo
     """
     memory_mib, disk_mib = options.memory_limit_mib, options.disk_limit_mib
     if snapshot is not None:
-        memory_mib = memory_mib or snapshot.memory_bytes // _MIB
+        guest_mib = snapshot.memory_bytes // _MIB
+        memory_mib = min(memory_mib or guest_mib, guest_mib)
         disk_mib = disk_mib or snapshot.disk_bytes // _MIB
     return Amounts(
         sandboxes=1,

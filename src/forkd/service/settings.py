@@ -108,6 +108,8 @@ class HostSettings:
         recipe_dirs: Folders whose recipes a request may name.
         cgroup_root: The group below which limited sandboxes get theirs; None to derive it, and
             to stay with it.
+        cgroups: Whether every sandbox has a cgroup, with limits that follow from its snapshot where
+            none were asked for; otherwise only those have one that were asked for with a limit.
         network: Which taps and addresses sandboxes get; None likewise.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
         zygotes_max: How many zygotes there may be; the one that was idle longest ends for another.
@@ -129,6 +131,7 @@ class HostSettings:
     run_dir: Path = Path("/run/forkd")
     recipe_dirs: tuple[Path, ...] = ()
     cgroup_root: Path | None = None
+    cgroups: bool = False
     network: Plan | None = None
     zygote_idle_s: float = ZYGOTE_IDLE_S
     zygotes_max: int = limits.ZYGOTES_DEFAULT

@@ -322,7 +322,8 @@ class SandboxCreate(Request):
         default=None,
         ge=limits.MEMORY_LIMIT_MIB_MIN,
         le=limits.MEMORY_LIMIT_MIB_MAX,
-        description="Memory of each sandbox's process, guest and VMM together; no swap.",
+        description="Memory of each sandbox's process, guest and VMM together; no swap. Without "
+        "it what the guest has, and room for the VMM, where sandboxes have cgroups.",
     )
     disk_limit_mib: int | None = Field(
         default=None,
@@ -334,14 +335,15 @@ class SandboxCreate(Request):
         default=None,
         ge=0.01,
         le=limits.CPU_LIMIT_MAX,
-        description="CPU time of each sandbox, in cores.",
+        description="CPU time of each sandbox, in cores. Without it one more than it has vCPUs, "
+        "where sandboxes have cgroups.",
     )
     pids_limit: int | None = Field(
         default=None,
         ge=limits.PIDS_LIMIT_MIN,
         le=limits.PIDS_LIMIT_MAX,
         description="Threads of each sandbox's process on the host, not of its guest; "
-        f"{limits.PIDS_LIMIT_DEFAULT} if another limit is given and this one is not.",
+        f"{limits.PIDS_LIMIT_DEFAULT} without it, where sandboxes have cgroups.",
     )
     network: bool = Field(default=False, description="Give each a network interface and address.")
     all_or_nothing: bool = Field(
@@ -368,6 +370,27 @@ class LogsRead(Query):
     """How to read a console log."""
 
     follow: bool = Field(default=False, description="Go on until the sandbox ends.")
+
+
+class LimitsPatch(Request):
+    """Change limits of a running sandbox; those that are not named stay as they are."""
+
+    memory_limit_mib: int | None = Field(
+        default=None,
+        ge=limits.MEMORY_LIMIT_MIB_MIN,
+        le=limits.MEMORY_LIMIT_MIB_MAX,
+        description="Memory of its process, guest and VMM together; no swap. Not less than it has "
+        "in use.",
+    )
+    cpu_limit: Number | None = Field(
+        default=None, ge=0.01, le=limits.CPU_LIMIT_MAX, description="CPU time, in cores."
+    )
+    pids_limit: int | None = Field(
+        default=None,
+        ge=limits.PIDS_LIMIT_MIN,
+        le=limits.PIDS_LIMIT_MAX,
+        description="Threads of its process on the host, not of its guest.",
+    )
 
 
 class SandboxFilter(Query):
@@ -399,7 +422,7 @@ class SandboxInfo(Answer):
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")
-    pids_limit: int | None = Field(default=None, description="Null if none was asked for.")
+    pids_limit: int | None = Field(default=None, description="Null if not limited.")
     fork_ms: ForkTimes | None
     attempts: int = Field(default=1, description="How often it was forked until it was ready.")
     exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")

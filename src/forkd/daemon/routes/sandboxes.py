@@ -68,6 +68,14 @@ async def get_sandbox(
     return convert.sandbox(await sandboxes.find(caller, id))
 
 
+@routes.patch("/v2/sandboxes/{id}/limits", operation_id="set_limits")
+async def set_limits(
+    sandbox: IdOf, body: v2.LimitsPatch, caller: CallerOf, sandboxes: SandboxesOf
+) -> v2.SandboxInfo:
+    """Change limits of a running sandbox, at once; those that are not named stay as they are."""
+    return convert.sandbox(await sandboxes.set_limits(caller, sandbox, convert.new_limits(body)))
+
+
 @routes.delete("/v2/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
 async def delete_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> None:
     """End a sandbox and remove everything that was its own."""

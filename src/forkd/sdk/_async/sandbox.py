@@ -157,6 +157,35 @@ class AsyncSandbox:
         )
         return done.reset_ms
 
+    async def set_limits(
+        self,
+        *,
+        memory_limit_mib: int | None = None,
+        cpu_limit: float | None = None,
+        pids_limit: int | None = None,
+    ) -> v2.SandboxInfo:
+        """Change what it may take of the host, at once; return it as it is then.
+
+        Args:
+            memory_limit_mib: Its memory, its VMM included; None to leave it as it is.
+            cpu_limit: Its CPU time, in cores; likewise.
+            pids_limit: Threads of its process on the host; likewise.
+
+        Raises:
+            InvalidRequest: No limit is given.
+            Conflict: It does not run, has no cgroup, or has more memory in use than that.
+        """
+        request = build(
+            v2.LimitsPatch,
+            memory_limit_mib=memory_limit_mib,
+            cpu_limit=cpu_limit,
+            pids_limit=pids_limit,
+        )
+        self.info = await self._http.call(
+            v2.SandboxInfo, "PATCH", f"{self._path}/limits", body=request
+        )
+        return self.info
+
     async def promote(self) -> list[str]:
         """Let it take its parent's id, name, address and place; return who ended for that.
 

@@ -21,6 +21,7 @@ from forkd.model.checks import in_range
 from forkd.model.event import EventKind
 from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
+from forkd.model.tenant import Amounts
 from forkd.service.ledger import amounts_of
 from forkd.service.places import Places
 from forkd.service.sandboxes import console
@@ -31,11 +32,11 @@ from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import streaming_use_case, use_case
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Generator, Iterable
 
     from forkd.model.caller import Caller, Owner
     from forkd.model.ids import Tag
-    from forkd.model.sandbox import ForkOptions, ForkResult, Sandbox
+    from forkd.model.sandbox import ForkOptions, ForkResult, NewLimits, Sandbox
     from forkd.service.admission import Admission
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
@@ -136,6 +137,11 @@ class Sandboxes:
         in_range("deadline_s", deadline_s, FORK_DEADLINE_S_MIN, FORK_DEADLINE_S_MAX)
         return await to_end(self._reset(self.roster.get(caller, sandbox), deadline_s))
 
+    @use_case("set_limits", Scope.RUN)
+    async def set_limits(self, caller: Caller, sandbox: SandboxId, limits: NewLimits) -> Sandbox:
+        """Change what a running sandbox may take of the host."""
+        return await to_end(self._set_limits(self.roster.get(caller, sandbox), limits))
+
     @use_case("console_log", Scope.READ)
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
         """Return the end of what the guest wrote to its console."""
@@ -187,6 +193,26 @@ class Sandboxes:
                 took_ms = await control.reset(identity, deadline_s=deadline_s)
         self.journal.note(EventKind.SANDBOX_RESET, found.id, found.owner, took_ms=took_ms)
         return took_ms
+
+    async def _set_limits(self, owner: SandboxOwner, limits: NewLimits) -> Sandbox:
+        async with owner.exclusive("limit") as found:
+            next_state(found.state, LifeEvent.LIMIT)
+            limited = limits.of(found)
+            with self._promised(owner, limited):
+                await self.leases.limit(owner.lease, found, limited)
+                owner.sandbox = limited
+            await self.records.put([owner.row])
+        return limited
+
+    @contextlib.contextmanager
+    def _promised(self, owner: SandboxOwner, limited: Sandbox) -> Generator[None, None, None]:
+        """Count a sandbox as what it is to have, if its tenant may have so much more."""
+        snapshot, tenant = self.catalog.shelf.find(limited.tag), limited.owner.tenant
+        had, has = amounts_of(owner.sandbox, snapshot), amounts_of(limited, snapshot)
+        more = Amounts(memory_mib=max(0, has.memory_mib - had.memory_mib))
+        with self.ledger.reserve(tenant, more):
+            yield
+            self.ledger.count(owner.lease.id, tenant, has)
 
     def _own(self, sandbox: Sandbox, lease: Lease) -> None:
         self._run(SandboxOwner(sandbox, lease, self._owner_tools))

@@ -31,7 +31,7 @@ from forkd.model.event import EventKind
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
 from forkd.network.plan import PREFIX_LENGTH
-from forkd.service.leases import limits_of
+from forkd.service.allowance import allow, limits_of
 from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
@@ -140,6 +140,8 @@ class Forks:
         ids = [new_sandbox_id() for _ in range(count)]
         if options.disk_limit_mib is None:
             options = replace(options, disk_limit_mib=self.settings.disks.limit_mib)
+        if self.settings.cgroups:
+            options = allow(options, origin.snapshot)
         asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
         self.admission.check(asked.memory_mib)
         with self.ledger.reserve(owner.tenant, asked) as reservation:

@@ -1,6 +1,6 @@
 """Which states follow on which: the whole life of a sandbox, as a table.
 
-                        reset, branch, promote
+                    limit, reset, branch, promote
                            +----+
                            v    |
     starting --ready--> running --ended--> exited
@@ -27,6 +27,7 @@ class LifeEvent(StrEnum):
     ENDED = "ended"
     DELETE = "delete"
     RESET = "reset"
+    LIMIT = "limit"
     BRANCH = "branch"
     PROMOTE = "promote"
     LOSE = "lose"
@@ -38,6 +39,7 @@ _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
     (SandboxState.RUNNING, LifeEvent.ENDED): SandboxState.EXITED,
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.LIMIT): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,

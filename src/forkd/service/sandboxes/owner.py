@@ -203,7 +203,7 @@ class SandboxOwner:
         if self.sandbox.state is not SandboxState.RUNNING:
             return
         if reason is None:
-            reason = await asyncio.to_thread(last_words, self.lease.directory) or NO_REASON
+            reason = await self._reason()
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
@@ -215,6 +215,13 @@ class SandboxOwner:
         except ForkdError as error:
             log.warning("sandbox not cleaned", extra=self._about(error))
         self._tools.exited(self)
+
+    async def _reason(self) -> str:
+        """Return why the machine ended by itself."""
+        wanting = await self._tools.leases.out_of_memory(self.lease)
+        if wanting is not None:
+            return f"killed for want of memory: {wanting} had no more"
+        return await asyncio.to_thread(last_words, self.lease.directory) or NO_REASON
 
     async def _delete(self) -> None:
         pid = self.sandbox.pid

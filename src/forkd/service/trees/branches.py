@@ -164,6 +164,7 @@ class Branches:
         """
         async with source.exclusive("branch") as sandbox:
             next_state(sandbox.state, LifeEvent.BRANCH)
+            await self.sandboxes.leases.allow_seeds(source.lease, sandbox, 1)
             cgroup = seeds.cgroup_of(sandbox)
             seed = await seeds.take(self.settings, source.control, cgroup)
         async with seed:
