@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
     from tests.support.real_host import RealHost
-    from tests.support.soak import Soak
 
 __all__ = ["real_host"]
 
@@ -131,9 +130,9 @@ def check_report(report: dict[str, Any], written: bytes) -> None:
     assert (steps["writer"], steps["sender"]) == (report["written"], sent)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(only=True)  # in every run: test_branch_soundness, and threads in test_branch_vmm
 async def test_threads_files_and_a_connection_go_on_in_siblings_source_and_snapshot(
-    real_host: RealHost, source: Sandbox, soak: Soak
+    real_host: RealHost, source: Sandbox
 ) -> None:
     service, tag = real_host.service, parse_tag("mid-thought")
     selves = []
@@ -141,7 +140,7 @@ async def test_threads_files_and_a_connection_go_on_in_siblings_source_and_snaps
     async def check(sandbox: Sandbox, since: list[int]) -> None:
         selves.append(await check_undisturbed(real_host, sandbox.id, since))
 
-    branches, siblings = soak.count(1, 10), soak.count(2, 3)
+    branches, siblings = 10, 3
     for name in (*[None] * (branches - 1), tag):
         await shell(real_host, source.id, "sync")
         before = await counted(real_host, source.id)

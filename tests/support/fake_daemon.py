@@ -23,7 +23,7 @@ SERVE = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {source!r}]
-from forkd.daemon import commands
+from forkd.daemon import commands, server
 from forkd.daemon.settings import Bind, Settings
 from forkd.service.supervision import TaskKind
 from tests.support import crashing, fake_daemon
@@ -34,6 +34,7 @@ if crash is not None:
     crashing.install(TaskKind(crash[0]), crash[1], folder)
 fake_daemon.tell_tasks(folder)
 host = make_host(folder, run_dir)
+server.DRAIN_TIMEOUT_S = 1  # clients that are not answered by then wait for ever
 commands.host_settings = lambda _: host.settings
 settings = Settings(
     socket=run_dir / "forkd.sock",

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from forkd.daemon import logins
+from forkd.daemon import logins, server
 from forkd.daemon.auth import new_token
 from forkd.daemon.logins import DELAY_S_MAX, FREE, WAITING_MAX, FailedLogins, delay_s, network_of
 from forkd.errors import CapacityError, InvalidRequest
@@ -118,6 +118,7 @@ async def test_a_valid_token_never_waits_though_its_address_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logins, "DELAY_S_MAX", LONG_S)
+    monkeypatch.setattr(server, "DRAIN_TIMEOUT_S", 1)  # those who still wait then
     async with (
         audited(tmp_path, login_delay_s=LONG_S) as daemon,
         daemon.http("guessed-wrongly") as stranger,
