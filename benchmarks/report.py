@@ -72,6 +72,8 @@ ROWS = (
     Row("… against the floor", "branch.n100_ratio_to_floor", "x", 6.0),
     Row("branch: longest stall a guest saw, p99", "branch.guest_stall_ms_p99", "ms"),
     Row("… when nobody branched it", "branch.guest_stall_unbranched_ms_p99", "ms"),
+    Row("eval of ten quiet ones beside five hogs, p99", "hogs.beside.p99_ms", "ms"),
+    Row("… against alone", "hogs.p99_ratio", "x", 2.0),
     Row("fork of a base", "chain.depth_0_ms", "ms"),
     Row("fork of the eighth link over it", "chain.depth_8_ms", "ms"),
     Row("… against the base", "chain.ratio", "x", 1.1),

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, branch, chain, clients, questions
+from benchmarks import bed, branch, chain, clients, hogs, questions
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -48,10 +48,10 @@ REPEATS_QUICK = {1: 5, 10: 2, 100: 2}
 WIDTH = 100
 """The width that the budgets are stated for."""
 
-PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients")
+PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs")
 """What can be measured by itself, in the order in which it is."""
 
-SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients"})
+SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs"})
 LARGE_PARTS = frozenset({"branch", "snapshot"})
 """Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
 
@@ -177,10 +177,12 @@ async def bench(options: argparse.Namespace) -> Json:
         async with contextlib.AsyncExitStack() as stack:
             # All are baked first: a service that starts ends zygotes that it does not know.
             baked = await bake_all(parts, options.recipe, host, teller)
-            of_clients: Json = {}
+            of_services: Json = {}
             if "clients" in parts:  # of a daemon, which has its own zygotes
                 measured = clients.measure(host, bed.TAG, teller, quick=options.quick)
-                of_clients["clients"] = await measured
+                of_services["clients"] = await measured
+            if "hogs" in parts:
+                of_services["hogs"] = await hogs.measure(host, bed.TAG, teller, quick=options.quick)
             beds = {
                 tag: await stack.enter_async_context(bed.zygote(each))
                 for tag, each in baked.items()
@@ -196,7 +198,7 @@ async def bench(options: argparse.Namespace) -> Json:
         "machine": machine(options.place),
         "rounds_repeated": teller.repeated,
         **figures,
-        **of_clients,
+        **of_services,
     }
 
 
@@ -287,6 +289,7 @@ def steps(parts: frozenset[str], *, quick: bool) -> int:
                 "snapshot": (chain.QUICK if quick else chain.FULL).durable_steps,
                 "reset": (chain.QUICK if quick else chain.FULL).reset_steps,
                 "clients": (clients.QUICK if quick else clients.FULL).rounds,
+                "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
             }[part]
             for part in parts
         )
