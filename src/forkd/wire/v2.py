@@ -313,37 +313,43 @@ ImageStreamEvent = Annotated[ProgressEvent | ImageEvent | ErrorEvent, Field(disc
 # Sandboxes
 
 
-class SandboxCreate(Request):
-    """Fork `n` sandboxes from a snapshot."""
+class LimitsPatch(Request):
+    """Change limits of a running sandbox; those that are not named stay as they are."""
 
-    snapshot_tag: Tag
-    n: int = Field(default=1, ge=1, le=limits.FORK_COUNT_MAX)
     memory_limit_mib: int | None = Field(
         default=None,
         ge=limits.MEMORY_LIMIT_MIB_MIN,
         le=limits.MEMORY_LIMIT_MIB_MAX,
-        description="Memory of each sandbox's process, guest and VMM together; no swap. Without "
-        "it what the guest has, and room for the VMM, where sandboxes have cgroups.",
-    )
-    disk_limit_mib: int | None = Field(
-        default=None,
-        ge=1,
-        le=limits.DISK_LIMIT_MIB_MAX,
-        description="Disk blocks that each sandbox may have of its own.",
+        description="Memory of a sandbox's process, guest and VMM together; no swap.",
     )
     cpu_limit: Number | None = Field(
         default=None,
         ge=0.01,
         le=limits.CPU_LIMIT_MAX,
-        description="CPU time of each sandbox, in cores. Without it one more than it has vCPUs, "
-        "where sandboxes have cgroups.",
+        description="CPU time of a sandbox, in cores.",
     )
     pids_limit: int | None = Field(
         default=None,
         ge=limits.PIDS_LIMIT_MIN,
         le=limits.PIDS_LIMIT_MAX,
-        description="Threads of each sandbox's process on the host, not of its guest; "
-        f"{limits.PIDS_LIMIT_DEFAULT} without it, where sandboxes have cgroups.",
+        description="Threads of a sandbox's process on the host, not of its guest.",
+    )
+
+
+class SandboxCreate(LimitsPatch):
+    """Fork `n` sandboxes from a snapshot.
+
+    Where sandboxes have cgroups, limits that are not named follow from the snapshot: memory for its
+    guest and the VMM, one core more than it has virtual CPUs, and 64 threads.
+    """
+
+    snapshot_tag: Tag
+    n: int = Field(default=1, ge=1, le=limits.FORK_COUNT_MAX)
+    disk_limit_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.DISK_LIMIT_MIB_MAX,
+        description="Disk blocks that each sandbox may have of its own.",
     )
     network: bool = Field(default=False, description="Give each a network interface and address.")
     all_or_nothing: bool = Field(
@@ -370,27 +376,6 @@ class LogsRead(Query):
     """How to read a console log."""
 
     follow: bool = Field(default=False, description="Go on until the sandbox ends.")
-
-
-class LimitsPatch(Request):
-    """Change limits of a running sandbox; those that are not named stay as they are."""
-
-    memory_limit_mib: int | None = Field(
-        default=None,
-        ge=limits.MEMORY_LIMIT_MIB_MIN,
-        le=limits.MEMORY_LIMIT_MIB_MAX,
-        description="Memory of its process, guest and VMM together; no swap. Not less than it has "
-        "in use.",
-    )
-    cpu_limit: Number | None = Field(
-        default=None, ge=0.01, le=limits.CPU_LIMIT_MAX, description="CPU time, in cores."
-    )
-    pids_limit: int | None = Field(
-        default=None,
-        ge=limits.PIDS_LIMIT_MIN,
-        le=limits.PIDS_LIMIT_MAX,
-        description="Threads of its process on the host, not of its guest.",
-    )
 
 
 class SandboxFilter(Query):
