@@ -30,6 +30,12 @@ TTL_S_MAX = 365 * 24 * 3_600.0
 SANDBOXES_MAX = 20_000
 """Most sandboxes alive on one host: twice the largest fork."""
 
+UIDS_MIN = 256
+"""Least users of a range for jailed processes: one for each sandbox, but those of a branch."""
+
+UIDS_DEFAULT = "1879048192:65536"
+"""Users for jailed processes: above all that systemd gives to containers (524288 to 1879048191)."""
+
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""
 

@@ -367,6 +367,7 @@ class FakeSystem(Component):
             kvm=True,
             pvm=False,
             cgroups=True,
+            jail=True,
             network=True,
             state_free_bytes=1 << 35,
             snapshots=len(self.world.stored),

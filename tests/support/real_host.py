@@ -23,10 +23,12 @@ import pytest_asyncio
 
 from forkd import programs
 from forkd.images.layout import default_cache_folder
+from forkd.limits import UIDS_DEFAULT
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.host import DATABASE_FILE, Host, open_host
+from forkd.service.jail import UidRange
 from forkd.service.names import Names, choose
 from forkd.service.settings import HostSettings, PackPolicy
 from forkd.store.database import Database
@@ -280,4 +282,5 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         recipe_dirs=(Path("/"),),
         cgroups=True,
         packs=PackPolicy(allow_unsigned=True),
+        uids=UidRange.parse(UIDS_DEFAULT),
     )

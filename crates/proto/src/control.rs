@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::InvalidRequest;
 use crate::guest::{Network, Nothing};
-use crate::limits::{CHILDREN_MAX, MEMORY_FILES_MAX, TIMEOUT_MAX_S};
+use crate::limits::{CHILDREN_MAX, FILES_MAX, MEMORY_FILES_MAX, TIMEOUT_MAX_S};
 use crate::parse::{self, check_path};
 
 mod config;
@@ -209,6 +209,8 @@ pub enum ZygoteRequest {
     Save(SaveLink),
     /// Fork another zygote, with a delta over what this one holds.
     Derive(Derive),
+    /// Take files that came with this request, for later ones of the same connection.
+    Files(Files),
     /// How is it?
     Status,
     /// End; the children live on.
@@ -243,6 +245,11 @@ impl ZygoteRequest {
                 derive.check()?;
                 Ok(Self::Derive(derive))
             }
+            "files" => {
+                let files: Files = parse::members(members)?;
+                files.check()?;
+                Ok(Self::Files(files))
+            }
             "status" => parse::members(members).map(|Nothing {}| Self::Status),
             "stop" => parse::members(members).map(|Nothing {}| Self::Stop),
             "retire" => parse::members(members).map(|Nothing {}| Self::Retire),
@@ -276,6 +283,23 @@ impl Fork {
     }
 }
 
+/// `files`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Files {
+    /// What each is: its path, or the name of a tap.
+    pub names: Vec<PathBuf>,
+}
+
+impl Files {
+    fn check(&self) -> Result<(), InvalidRequest> {
+        if self.names.is_empty() || self.names.len() > FILES_MAX {
+            return Err(InvalidRequest::field("names", format!("not 1 to {FILES_MAX}")));
+        }
+        Ok(())
+    }
+}
+
 /// One child of a `fork`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -290,6 +314,9 @@ pub struct Child {
     pub machine_id: String,
     /// UUID.
     pub boot_id: String,
+    /// Its user, and group; default: those of whoever forks it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
     /// Folder of the cgroup2 to be born in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,

@@ -71,3 +71,9 @@ pub const CMDLINE_MAX: usize = 2_047;
 
 /// Most memory files of one chain: a base and as many deltas as a snapshot may depend on.
 pub const MEMORY_FILES_MAX: usize = 65;
+
+/// Most files that come with one request: what the kernel passes with one message.
+pub const FILES_MAX: usize = 253;
+
+/// Most folders that a jail has.
+pub const JAIL_FOLDERS_MAX: usize = 16;

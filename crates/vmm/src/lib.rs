@@ -6,6 +6,7 @@ pub mod disk;
 pub mod error;
 pub mod fork;
 pub mod io;
+pub mod jail;
 pub mod kvm;
 pub mod layout;
 pub mod machine;

@@ -5,6 +5,7 @@
 //! forkd-vmm zygote --config FILE    hold a snapshot, fork machines from it
 //! forkd-vmm compare --config FILE   say how the files of two disks differ, as JSON
 //! forkd-vmm inspect STATE           describe a state file, as JSON
+//! forkd-vmm jail FOLDER UID GROUP   can this host jail a process?
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
 //!
@@ -20,15 +21,17 @@ use forkd_vmm::boot::probe;
 use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
 use forkd_vmm::io::bus::End;
+use forkd_vmm::jail;
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
+use forkd_vmm::sys::handed::{self, Keep};
 use forkd_vmm::sys::{descriptors, output, process};
 use forkd_vmm::zygote::{Zygote, seed};
 use serde::Serialize;
 use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
-                     compare --config FILE | inspect STATE | probe";
+                     compare --config FILE | inspect STATE | jail FOLDER UID GROUP | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => inspect(Path::new(file)),
         ["probe"] => say(&probe::probe()),
+        ["jail", folder, uid, group] => try_jail(Path::new(folder), uid, group),
         _ => {
             output::log(USAGE);
             return ExitCode::from(2);
@@ -67,8 +71,10 @@ fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
 fn machine(path: &Path) -> Result<(), Error> {
     descriptors::raise_file_limit();
     let config = MachineConfig::parse(&read_config(path)?)?;
+    config.jail.as_ref().map_or(Ok(()), |jail| jail::enter_as_machine(jail, &config))?;
     let place = server::place(PathBuf::from(&config.directory))?;
     let machine = Machine::boot(&config, &place)?;
+    handed::keep_only(Keep::Always);
     let mut server = Server::new(machine, place, None, seed::live)?;
     server.open()?;
     say(&Event::Listening { pid: std::process::id() })?;
@@ -84,6 +90,7 @@ fn machine(path: &Path) -> Result<(), Error> {
 
 fn zygote(path: &Path) -> Result<(), Error> {
     let config = ZygoteConfig::parse(&read_config(path)?)?;
+    config.jail.as_ref().map_or(Ok(()), |jail| jail::enter_as_zygote(jail, &config))?;
     let zygote = Zygote::start(&config)?;
     say(&Event::Listening { pid: std::process::id() })?;
     zygote.run()
@@ -92,6 +99,17 @@ fn zygote(path: &Path) -> Result<(), Error> {
 fn compare(path: &Path) -> Result<(), Error> {
     let compared = forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
     say(&compared)
+}
+
+/// For whoever examines a host: goes to jail, and says that it could.
+fn try_jail(folder: &Path, uid: &str, group: &str) -> Result<(), Error> {
+    let number = |text: &str| {
+        let problem = format!("{text:?} is no user or group");
+        text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
+    };
+    let (uid, group) = (number(uid)?, number(group)?);
+    jail::enter_as_nothing(folder, uid, group)?;
+    say(&json!({"event": "jailed"}))
 }
 
 fn inspect(path: &Path) -> Result<(), Error> {

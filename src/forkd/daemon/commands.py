@@ -23,7 +23,7 @@ from forkd.daemon.reloading import Reloads
 from forkd.daemon.server import listening, until_told_to_stop
 from forkd.daemon.settings import misspelt
 from forkd.daemon.tls import certificates
-from forkd.errors import ForkdError
+from forkd.errors import ForkdError, InvalidRequest
 from forkd.host import proc, signals, sockets
 from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.daemon.settings import Settings
+    from forkd.service.jail import UidRange
     from forkd.service.supervision import Supervisor
     from forkd.telemetry.audit import AuditLog
 
@@ -191,11 +192,24 @@ def host_settings(settings: Settings) -> HostSettings:
             memory_overcommit=settings.memory_overcommit,
             memory_pressure_max=settings.memory_pressure_max,
         ),
+        uids=_uids(settings),
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),
             allow_unsigned=settings.pack_unsigned == "allow",
         ),
     )
+
+
+def _uids(settings: Settings) -> UidRange | None:
+    """Return the users of jailed machines; None without a jail.
+
+    Raises:
+        InvalidRequest: There is to be one, and only root can have it.
+    """
+    root = proc.is_root()
+    if settings.jail == "on" and not root:
+        raise InvalidRequest("FORKD_JAIL=on needs a daemon that is root", field="jail")
+    return settings.uid_range if root and settings.jail != "off" else None
 
 
 def _trusted(folder: Path) -> frozenset[bytes]:
@@ -218,6 +232,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
         examination.Places(
             state_dir=settings.state_dir,
             cache_dir=settings.cache_dir or settings.state_dir / "cache",
+            uids=_uids(settings),
         )
     )
     if as_json:

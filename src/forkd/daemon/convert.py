@@ -137,6 +137,7 @@ def host_info(host: HostInfo) -> v2.HostInfo:
         pvm=host.pvm,
         cgroups=host.cgroups,
         network=host.network,
+        jail=host.jail,
         snapshots=host.snapshots,
         sandboxes=host.sandboxes,
         uptime_s=host.uptime_s,

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits, programs
 from forkd.errors import InvalidRequest
+from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -128,6 +129,10 @@ def _endpoint(value: object) -> object:
     if not ENDPOINT.fullmatch(value):
         raise ValueError("must be http://host:port or https://host:port")
     return value
+
+
+def _uids(value: object) -> object:
+    return UidRange.parse(value) if isinstance(value, str) else value
 
 
 _Path = Annotated[Path | None, BeforeValidator(_path)]
@@ -267,6 +272,19 @@ class Settings(BaseSettings):
     tree_private_mib: _Count = _setting(
         limits.TREE_PRIVATE_MIB_DEFAULT,
         "Most private memory of a sandbox and all its descendants together, in MiB.",
+    )
+    jail: Literal["on", "off"] | None = _setting(
+        None,
+        "`on` or `off`: whether machines are jailed, each as a user of its own without rights, "
+        "files or network of the host. `off` is for hosts that cannot: whoever takes a machine "
+        "over is the daemon's user then.",
+        "`on` if the daemon is root",
+    )
+    uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
+        limits.UIDS_DEFAULT,
+        "`FIRST:COUNT`, users and groups of jailed machines, by number: nobody's on this host, and "
+        "in no range of `/etc/subuid` or `/etc/subgid`.",
+        limits.UIDS_DEFAULT,
     )
     pack_keys: _Path = _setting(
         None,

@@ -15,7 +15,7 @@ from forkd.engine.process import CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.engine.replies import Booted
 from forkd.engine.watch import Watch
 from forkd.errors import EngineError, EngineExited
-from forkd.host import files, sockets
+from forkd.host import files, ownership, sockets
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class BootListener:
         self._booted = asyncio.get_running_loop().create_future()
         listening = sockets.bind_unix(self._path, mode=0o600, backlog=1)
         try:
+            # The machine, which is to connect, is whoever its folder was given to.
+            uid = ownership.owner(self._directory)
+            if uid != ownership.owner(self._path):
+                ownership.give(self._path, uid)
             with kernel_call(f"listen on {self._path}"):
                 self._server = await asyncio.start_unix_server(self._greet, sock=listening)
         except BaseException:

@@ -19,7 +19,7 @@ from forkd.host import sockets
 from forkd.host.faults import host_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -110,6 +110,20 @@ class Channel:
             EngineError: The payload is too long.
         """
         await self._write(encode(kind, payload))
+
+    async def send_files(
+        self, kind: Kind, members: Mapping[str, object], files: Sequence[int]
+    ) -> None:
+        """Send a JSON frame with descriptors, which stay ours as well; as `send`.
+
+        To be used while nothing else is on its way, so that there is room for it.
+        """
+        data = encode_json(kind, members)
+        async with self._writing:
+            with self._use():
+                sent = sockets.send_files(self._sock, data, files)
+        if sent < len(data):
+            await self._write(data[sent:])
 
     async def send_json(self, kind: Kind, members: Mapping[str, object]) -> None:
         """Send a JSON frame; as `send`."""

@@ -45,6 +45,21 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class JailConfig:
+    """What is left to a process of the host.
+
+    Attributes:
+        group: Of all that is jailed.
+        folders: All that it sees of the host's files.
+        uid: User, and group, of a machine; None for a zygote.
+    """
+
+    group: int
+    folders: tuple[Path, ...]
+    uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MachineConfig:
     """A machine to boot; see the contract for each member."""
 
@@ -55,6 +70,7 @@ class MachineConfig:
     initramfs: Path | None = None
     cmdline: str | None = None
     disk: DiskConfig | None = None
+    jail: JailConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,7 @@ class ZygoteConfig:
     state: Path
     memory: tuple[Path, ...]
     disk: DiskConfig | None = None
+    jail: JailConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,7 @@ class ChildConfig:
     id: str
     directory: Path
     identity: Identity
+    uid: int | None = None
     cgroup: Path | None = None
     top_limit_bytes: int | None = None
     top_directory: Path | None = None

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from forkd.engine.replies import SavedFile
     from forkd.model.json import JsonObject, JsonValue
 
+FILES_AT_ONCE_MAX = 253
+"""Most descriptors with one message: the kernel's `SCM_MAX_FD`."""
+
 REQUEST_TIMEOUT_S = 30.0
 """How long a VMM may take for what needs no guest and little disk."""
 
@@ -184,6 +187,26 @@ class Control:
             ForkdError: As `request`; the machine goes on as if nothing had been asked.
         """
         return await self.request("branch", as_members(config), Branched)
+
+    async def hand(self, files: Mapping[str, int]) -> None:
+        """Have a zygote open files by these names instead of paths, over this connection.
+
+        The descriptors stay ours as well.
+
+        Raises:
+            ForkdError: As `request`.
+        """
+        names = list(files)
+        for start in range(0, len(names), FILES_AT_ONCE_MAX):
+            some = names[start : start + FILES_AT_ONCE_MAX]
+            request: JsonObject = {"op": "files", "names": list(some)}
+            async with deadline(REQUEST_TIMEOUT_S, "the zygote did not take files"):
+                await self._channel.send_files(
+                    Kind.REQUEST, request, [files[name] for name in some]
+                )
+                while (frame := await self._channel.receive()).kind is Kind.EVENT:
+                    pass
+            _answer(frame)
 
     async def derive(self, config: DeriveConfig) -> int:
         """Have a zygote fork another that holds a delta over its memory; return its process id.

@@ -19,6 +19,9 @@ from forkd.host.faults import kernel_call
 if TYPE_CHECKING:
     from io import FileIO
 
+PROCESSES = "cgroup.procs"
+"""The file of a group that names its processes, and by which one enters it."""
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Where cgroup v2 is mounted on every host with systemd, and in the helper machine."""
 
@@ -82,6 +85,29 @@ def write(group: Path, file: str, value: str) -> None:
             os.write(descriptor, value.encode())
         finally:
             os.close(descriptor)
+
+
+def open_processes(group: Path) -> int:
+    """Return a descriptor by which whoever has it can enter a group, by writing "0" to it.
+
+    The kernel asks what whoever opened it may do, not who writes.
+
+    Raises:
+        HostError: There is no such group.
+        CapacityError: There are too many open files.
+    """
+    with kernel_call(f"open the cgroup {group}"):
+        return os.open(group / PROCESSES, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def enter(group: Path, pid: int) -> None:
+    """Move a process to a group; one that has ended is fine.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        write(group, PROCESSES, str(pid))
 
 
 def memory_bytes(group: Path) -> int | None:

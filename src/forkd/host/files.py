@@ -49,6 +49,28 @@ def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) ->
         path.mkdir(mode=PRIVATE, parents=parents, exist_ok=exist_ok)
 
 
+def open_to_read(path: Path) -> int:
+    """Return a descriptor of a file, which is the caller's to close."""
+    with kernel_call(f"open {path}"):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def close(descriptor: int) -> None:
+    """Close what `open_to_read` and its like have opened."""
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Give a folder of our own that is removed after the block."""
+    with kernel_call("make a temporary folder"):
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
 def entries(folder: Path) -> tuple[Path, ...]:
     """Return what is in a folder, by name."""
     with kernel_call(f"list {folder}"):

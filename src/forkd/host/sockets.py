@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 Socket = socket.socket
@@ -212,3 +213,8 @@ def bind_tcp(host: str, port: int, backlog: int) -> Socket:
     with kernel_call(f"listen on {host}:{port}"):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def send_files(sock: Socket, data: bytes, files: Sequence[int]) -> int:
+    """Send bytes with descriptors over a Unix socket; return how many of the bytes were sent."""
+    return socket.send_fds(sock, [data], files)

@@ -21,6 +21,7 @@ class HostInfo:
         pvm: Whether that KVM is PVM, which runs stock guests by interpretation only.
         cgroups: Whether cgroup v2 can limit sandboxes here.
         network: Whether taps can be made here.
+        jail: Whether machines are jailed.
         state_free_bytes: Free space where snapshots are stored.
         snapshots: How many snapshots are stored.
         sandboxes: How many sandboxes are alive.
@@ -38,6 +39,7 @@ class HostInfo:
     pvm: bool
     cgroups: bool
     network: bool
+    jail: bool
     state_free_bytes: int
     snapshots: int
     sandboxes: int

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from forkd.service.jail import UidRange
+
 PROBE_TIMEOUT_S = 5.0
 """Time a guest of a few instructions has; it takes milliseconds, and for ever under a bad KVM."""
 
@@ -77,11 +79,20 @@ class Places:
 
     state_dir: Path
     cache_dir: Path
+    uids: UidRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What `forkd-vmm probe` said: whether a stock guest ran, or why not."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JailTried:
+    """What came of a process that was jailed: whether it could be, or why not."""
 
     ok: bool
     reason: str
@@ -100,6 +111,7 @@ class Facts:
     kvm_nests: bool
     is_pvm: bool
     probe: Probe | None
+    jail: JailTried | None
     controllers: frozenset[str]
     makes_taps: bool
     installed: frozenset[str]
@@ -130,6 +142,7 @@ def gather(places: Places) -> Facts:
         kvm_nests=kvm.nests(),
         is_pvm=kvm.is_pvm(),
         probe=_probe(),
+        jail=_try_jail(places.uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
         installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
@@ -154,6 +167,24 @@ def _probe() -> Probe | None:
         return Probe(ok=False, reason=str(error).splitlines()[0])
     except (ValueError, LookupError, TypeError) as error:
         return Probe(ok=False, reason=f"the probe's answer makes no sense: {error}")
+
+
+def _try_jail(uids: UidRange | None) -> JailTried | None:
+    """Have the VMM jail itself; None if there is to be no jail, or it cannot be tried."""
+    if uids is None or _is_missing(programs.VMM):
+        return None
+    try:
+        uids.check()
+        with files.scratch_folder("forkd-doctor-") as folder:
+            words = ("jail", str(folder), str(uids.first + 1), str(uids.first))
+            command = (programs.find(programs.VMM), *words)
+            done = process.run(command, timeout_s=PROBE_TIMEOUT_S, limits=VMM)
+        said = json.loads(done.stdout)
+        return JailTried(said.get("event") == "jailed", str(said.get("message") or ""))
+    except ForkdError as error:
+        return JailTried(ok=False, reason=str(error).splitlines()[0])
+    except (ValueError, AttributeError) as error:
+        return JailTried(ok=False, reason=f"the answer makes no sense: {error}")
 
 
 def _is_missing(program: str) -> bool:
@@ -183,6 +214,7 @@ def judge(facts: Facts) -> list[Check]:
         _native(facts),
         _helper(facts),
         _root(facts),
+        _jail(facts),
         _cgroups(facts),
         _taps(facts),
         _tools("images of Debian packages", BUILDERS, facts),
@@ -252,6 +284,16 @@ def _root(facts: Facts) -> Check:
         return Check("privileges", Status.PASS, "root")
     advice = "`forkd up` uses the helper machine, which needs none; or run it as root"
     return Check("privileges", Status.WARN, "not root", advice)
+
+
+def _jail(facts: Facts) -> Check:
+    name, around = "jail", "FORKD_JAIL=off runs machines without one, as the daemon's user"
+    if facts.jail is None:
+        missing = "none: machines run as the daemon's user, and see what it sees"
+        return Check(name, Status.WARN, missing, "a daemon that is root jails them (FORKD_JAIL)")
+    if not facts.jail.ok:
+        return Check(name, Status.FAIL, facts.jail.reason, around)
+    return Check(name, Status.PASS, "users, rights and namespaces of their own for machines")
 
 
 def _cgroups(facts: Facts) -> Check:

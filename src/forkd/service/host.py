@@ -29,6 +29,7 @@ from forkd.service.chains import Chains
 from forkd.service.figures import Figures
 from forkd.service.guests import Guests
 from forkd.service.images import Images
+from forkd.service.jail import Jail
 from forkd.service.journal import Journal
 from forkd.service.leases import Leases
 from forkd.service.ledger import Ledger
@@ -252,7 +253,9 @@ async def _compose(
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
     images = Images(telemetry, settings, tasks, recipes)
     stack.callback(images.close)
-    zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks))
+    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
+    await asyncio.to_thread(jail.prepare)
+    zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
     tasks.run(TaskKind.JOURNAL, journal.write(), "events", vital=True)
     tasks.run(TaskKind.JOURNAL, journal.tell(), "followers", vital=True)
@@ -262,7 +265,7 @@ async def _compose(
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
 
-    leases = Leases(settings.sandboxes_dir, ground.cgroups, ground.names.network)
+    leases = Leases(settings.sandboxes_dir, ground.cgroups, ground.names.network, jail)
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     sandboxes = Sandboxes(
         telemetry,
@@ -287,13 +290,15 @@ async def _compose(
     return Host(
         recipes=recipes,
         images=images,
-        snapshots=Snapshots(telemetry, settings, tasks, admission, store, catalog, images, upkeep),
+        snapshots=Snapshots(
+            telemetry, settings, tasks, admission, store, catalog, images, upkeep, jail
+        ),
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
         packs=Packs(telemetry, settings.packs, store, catalog, upkeep.drop_unused_images),
         sandboxes=sandboxes,
         branches=branches,
         promotions=Promotions(telemetry, tasks, records, leases, sandboxes, growth),
-        comparisons=Comparisons(telemetry, settings.vmm, store, catalog, sandboxes, branches),
+        comparisons=Comparisons(telemetry, settings.vmm, store, catalog, sandboxes, branches, jail),
         trees=Trees(telemetry, roster, growth),
         guests=guests,
         system=System(telemetry, settings, ground.cgroups, catalog, roster, opened_at_s),

@@ -1,4 +1,4 @@
-"""What a sandbox holds of the host beside its process: a folder, a cgroup, a network slot.
+"""What a sandbox holds of the host beside its process: a folder, a cgroup, a user, a network slot.
 
     reserve   decides which, from pools; nothing is made, so that it can be written down first
     acquire   makes it
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine.process import CONSOLE_LOG
-from forkd.errors import Conflict, ForkdError
-from forkd.host import files, proc
+from forkd.errors import CapacityError, Conflict, ForkdError
+from forkd.host import files, ownership, proc
 from forkd.network import taps
 from forkd.service.allowance import limits_of
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Plan, Slot
+    from forkd.service.jail import Jail
     from forkd.store.database import SandboxRow
 
 KEPT_FILES = frozenset({CONSOLE_LOG, f"{CONSOLE_LOG}.1"})
@@ -48,12 +49,14 @@ class Lease:
         directory: Its folder.
         cgroup: Its cgroup; None without limits, or before it was acquired.
         slot: Its network slot; None without a network.
+        uid: The user that its process is; None for the daemon's.
     """
 
     id: SandboxId
     directory: Path
     cgroup: Path | None = None
     slot: Slot | None = None
+    uid: int | None = None
 
 
 class Leases:
@@ -63,9 +66,11 @@ class Leases:
         folder: Where sandboxes have their folders.
         cgroups: Where limited ones have their cgroups.
         plan: Which network slots there are.
+        jail: Which users their processes are.
     """
 
-    def __init__(self, folder: Path, cgroups: CgroupTree, plan: Plan) -> None:
+    def __init__(self, folder: Path, cgroups: CgroupTree, plan: Plan, jail: Jail) -> None:
+        self._jail = jail
         self._folder = folder
         self._cgroups = cgroups
         self._plan = plan
@@ -75,11 +80,18 @@ class Leases:
         """Return the folder of a lease."""
         return self._folder / lease
 
-    def reserve(self, sandboxes: Sequence[SandboxId], *, network: bool) -> tuple[Lease, ...]:
+    def reserve(
+        self, sandboxes: Sequence[SandboxId], *, network: bool, source: Lease | None = None
+    ) -> tuple[Lease, ...]:
         """Return exclusive leases, of which nothing is made yet.
 
+        Args:
+            sandboxes: Whose.
+            network: Whether each gets a network slot.
+            source: Whose siblings they are: their processes are its user.
+
         Raises:
-            CapacityError: There are not so many network slots.
+            CapacityError: There are not so many network slots, or users.
         """
         slots: Iterable[Slot | None] = [None] * len(sandboxes)
         if network:
@@ -88,7 +100,15 @@ class Leases:
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
             leases.append(Lease(sandbox, self.directory(sandbox), slot=slot))
-            self._use(slot)
+        try:
+            for lease in leases:
+                lease.uid = self._jail.take() if source is None else self._jail.hold(source.uid)
+        except CapacityError:
+            for lease in leases:
+                self._free_uid(lease)
+            raise
+        for lease in leases:
+            self._use(lease.slot)
         return tuple(leases)
 
     def adopt(self, row: SandboxRow) -> Lease:
@@ -97,7 +117,9 @@ class Leases:
         if row.network_index is not None:
             slot = self._plan.slot(row.network_index, row.tap_index)
             self._use(slot)
-        return Lease(row.lease, self.directory(row.lease), slot=slot)
+        directory = self.directory(row.lease)
+        uid = self._jail.hold(self._jail.owner(directory))
+        return Lease(row.lease, directory, slot=slot, uid=uid)
 
     async def acquire(
         self, leases: Sequence[Lease], limits: Limits | None
@@ -131,6 +153,7 @@ class Leases:
         for lease in leases:
             if lease.id not in failed:
                 self._free_slot(lease)
+                self._free_uid(lease)
         return failed
 
     async def release_one(self, lease: Lease, *, keep_console: bool = False) -> None:
@@ -142,6 +165,7 @@ class Leases:
         """
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
         self._free_slot(lease)
+        self._free_uid(lease)
 
     async def limit(self, lease: Lease, before: Sandbox, after: Sandbox) -> None:
         """Change the limits that a sandbox has, or nothing.
@@ -220,6 +244,7 @@ class Leases:
 
     def _make(self, lease: Lease, limits: Limits | None) -> None:
         files.make_folder(lease.directory)
+        ownership.give(lease.directory, lease.uid)
         lease.cgroup = None if limits is None else self._cgroups.create(lease.id, limits)
         if lease.slot is not None:
             taps.create(lease.slot)
@@ -230,8 +255,14 @@ class Leases:
             taps.remove(lease.slot)
         if keep_console:
             files.remove_all_but(lease.directory, KEPT_FILES)
+            if lease.uid is not None and files.is_there(lease.directory):
+                ownership.take_back(lease.directory)
         else:
             files.remove_from_under(lease.directory)
+
+    def _free_uid(self, lease: Lease) -> None:
+        uid, lease.uid = lease.uid, None
+        self._jail.give_back(uid)
 
     def _use(self, slot: Slot | None) -> None:
         if slot is not None:

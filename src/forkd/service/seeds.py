@@ -17,6 +17,7 @@ process is whose parent, also after a restart of the daemon.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from forkd.engine.configs import BranchConfig, LinkConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener
 from forkd.errors import EngineError, ForkdError
-from forkd.host import cgroupfs, files, proc
+from forkd.host import cgroupfs, files, ownership, proc
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ class Seed:
         process: It.
         directory: Its folder, which goes with it.
         pause_ms: How long its source was paused.
+        uid: The user that it is, as its source; None for the daemon's.
         holders: How many hold it.
     """
 
     process: Process
     directory: Path
     pause_ms: float
+    uid: int | None = None
     holders: int = 0
 
     def hold(self) -> None:
@@ -108,7 +111,15 @@ class Seed:
         """
         config = LinkConfig(directory, tuple(memory), disk_layers)
         async with await self.connect() as control:
-            return await control.save_link(config)
+            if self.uid is None:
+                return await control.save_link(config)
+            await asyncio.to_thread(ownership.give, directory, self.uid)
+            with contextlib.ExitStack() as opened:
+                chain = await asyncio.to_thread(_open_all, memory, opened)
+                await control.hand(chain)
+                saved = await control.save_link(config)
+            await asyncio.to_thread(ownership.take_back, directory)
+            return saved
 
     async def retire(self) -> None:
         """Let the process end with its siblings, and remove its folder; it may have ended.
@@ -135,6 +146,15 @@ class Seed:
             return False
 
 
+def _open_all(paths: Iterable[Path], opened: contextlib.ExitStack) -> dict[str, int]:
+    """Open files that a jailed process is to read; blocks."""
+    found = {}
+    for path in paths:
+        found[str(path)] = files.open_to_read(path)
+        opened.callback(files.close, found[str(path)])
+    return found
+
+
 def retired_for(machines: Iterable[int]) -> frozenset[int]:
     """Return the retired seeds to which machines are reset."""
     parents = {proc.parent(pid) for pid in machines}
@@ -150,7 +170,9 @@ def cgroup_of(source: Sandbox) -> Path | None:
     return None if all(limit is None for limit in limits) else cgroupfs.own()
 
 
-async def take(settings: HostSettings, control: Path, cgroup: Path | None = None) -> Seed:
+async def take(
+    settings: HostSettings, control: Path, cgroup: Path | None = None, uid: int | None = None
+) -> Seed:
     """Branch the machine that listens at `control`; returns once its seed listens.
 
     The machine is paused for `pause_ms` and goes on; one that was paused stays so.
@@ -159,6 +181,7 @@ async def take(settings: HostSettings, control: Path, cgroup: Path | None = None
         settings: Where seeds live.
         control: The machine's control socket.
         cgroup: Where the seed belongs; see `cgroup_of`.
+        uid: The user that the machine is, and its seed will be; None for the daemon's.
 
     Raises:
         Conflict: The machine cannot be branched in its state.
@@ -167,7 +190,8 @@ async def take(settings: HostSettings, control: Path, cgroup: Path | None = None
     """
     directory = settings.zygotes_dir / secrets.token_hex(8)
     await asyncio.to_thread(files.make_folder, directory)
-    work = asyncio.ensure_future(_branch(control, BranchConfig(directory, cgroup)))
+    await asyncio.to_thread(ownership.give, directory, uid)
+    work = asyncio.ensure_future(_branch(control, BranchConfig(directory, cgroup), uid))
     try:
         # The machine leaves its seed whether we wait or not, so we wait.
         return await asyncio.shield(work)
@@ -176,11 +200,15 @@ async def take(settings: HostSettings, control: Path, cgroup: Path | None = None
         raise
 
 
-async def _branch(control: Path, config: BranchConfig) -> Seed:
+async def _branch(control: Path, config: BranchConfig, uid: int | None) -> Seed:
+    # A jailed machine can have no process born in another cgroup: we move it.
+    cgroup, born = (config.cgroup, None) if uid is not None else (None, config.cgroup)
     async with await Control.connect(control) as machine:
-        branched = await machine.branch(config)
+        branched = await machine.branch(BranchConfig(config.directory, born))
     process = await listener(config.directory / ZYGOTE_SOCKET)
-    return Seed(process, config.directory, branched.pause_ms)
+    if cgroup is not None:
+        await asyncio.to_thread(cgroupfs.enter, cgroup, process.pid)
+    return Seed(process, config.directory, branched.pause_ms, uid)
 
 
 async def _abandon(work: asyncio.Future[Seed], directory: Path) -> None:

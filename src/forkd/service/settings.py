@@ -14,6 +14,7 @@ from forkd.model.tree import TreeBudgets
 if TYPE_CHECKING:
     from forkd.model.pack import UnpackRequest
     from forkd.network.plan import Plan
+    from forkd.service.jail import UidRange
 
 LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
 """The longest socket's path below the run folder."""
@@ -118,6 +119,7 @@ class HostSettings:
         packs: What packs are taken.
         disks: What private disk layers may take.
         admission: What new work must leave of the host.
+        uids: Users for the processes of machines; None to have them be the daemon's, not jailed.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
@@ -140,6 +142,7 @@ class HostSettings:
     packs: PackPolicy = field(default_factory=PackPolicy)
     disks: DiskPolicy = field(default_factory=DiskPolicy)
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
+    uids: UidRange | None = None
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")
@@ -161,6 +164,28 @@ class HostSettings:
     def tops_dir(self) -> Path:
         """Where private disk layers lie."""
         return self.disks.directory or self.state_dir / "tops"
+
+    @property
+    def staging_dir(self) -> Path:
+        """Where snapshots lie that are being written."""
+        return self.state_dir / "staging"
+
+    @property
+    def snapshots_dir(self) -> Path:
+        """Where snapshots lie."""
+        return self.state_dir / "snapshots"
+
+    @property
+    def jail_dirs(self) -> tuple[Path, ...]:
+        """All that jailed processes see."""
+        return (
+            self.sandboxes_dir,
+            self.zygotes_dir,
+            self.bakes_dir,
+            self.tops_dir,
+            self.staging_dir,
+            self.snapshots_dir,
+        )
 
     @property
     def sandboxes_dir(self) -> Path:

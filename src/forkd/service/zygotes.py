@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forkd.host.spawn import Process
     from forkd.model.ids import Tag
     from forkd.service.chain_files import Chain, LinkFiles
+    from forkd.service.jail import Jail
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
     from forkd.store.snapshots import SnapshotStore
@@ -106,8 +107,11 @@ class ZygotePool:
     On leaving its `async with` block all of them have ended; their children live on.
     """
 
-    def __init__(self, settings: HostSettings, store: SnapshotStore, tasks: Supervisor) -> None:
+    def __init__(
+        self, settings: HostSettings, store: SnapshotStore, tasks: Supervisor, jail: Jail
+    ) -> None:
         self._settings = settings
+        self._jail = jail
         self._store = store
         self._tasks = tasks
         self._entries: dict[Tag, _Entry] = {}
@@ -276,7 +280,7 @@ class ZygotePool:
         return Zygote(process, directory, watch)
 
     async def _load(self, directory: Path, base: LinkFiles) -> Process:
-        config = ZygoteConfig(directory, base.state, (base.memory,), base.disk)
+        config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, self._jail.config())
         with _naming(base.tag):
             return await start_zygote(self._settings.vmm, config)
 

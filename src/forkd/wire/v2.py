@@ -101,6 +101,10 @@ class HostInfo(Answer):
     pvm: bool = Field(description="This KVM interprets stock guests; they will be very slow.")
     cgroups: bool
     network: bool
+    jail: bool = Field(
+        default=False,
+        description="Machines are users of their own, without rights or files of the host.",
+    )
     snapshots: int
     sandboxes: int
     uptime_s: float

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::InvalidRequest;
 use crate::limits::{
-    CMDLINE_MAX, DISK_MAX_BYTES, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX, MEMORY_MAX_BYTES,
-    MEMORY_MIN_BYTES, VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX,
+    MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 use crate::parse::{self, check_path};
 
@@ -38,6 +38,9 @@ pub struct MachineConfig {
     /// Whether to wait for the agent.
     #[serde(default = "yes")]
     pub agent: bool,
+    /// What is left to it of the host.  Default: what whoever starts it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jail: Option<JailConfig>,
 }
 
 impl MachineConfig {
@@ -70,7 +73,37 @@ impl MachineConfig {
                 "not a multiple of 2 MiB from 128 MiB to 1 TiB",
             ));
         }
+        self.jail.as_ref().map_or(Ok(()), JailConfig::check)?;
         self.disk.as_ref().map_or(Ok(()), DiskConfig::check)
+    }
+}
+
+/// What is left to a process of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JailConfig {
+    /// User, and group, of a machine.  A zygote stays root, with few capabilities, and its children
+    /// each get their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Group of all that is jailed, which may pass through `folders`.
+    pub group: u32,
+    /// All that it sees of the host's files, under the same paths.
+    pub folders: Vec<PathBuf>,
+}
+
+impl JailConfig {
+    fn check(&self) -> Result<(), InvalidRequest> {
+        if self.group == 0 || self.uid == Some(0) {
+            return Err(InvalidRequest::field("jail", "root is not what a jail is for"));
+        }
+        if self.folders.is_empty() || self.folders.len() > JAIL_FOLDERS_MAX {
+            return Err(InvalidRequest::field(
+                "jail",
+                format!("not 1 to {JAIL_FOLDERS_MAX} folders"),
+            ));
+        }
+        self.folders.iter().try_for_each(|path| check_path("jail", path))
     }
 }
 
@@ -131,6 +164,9 @@ pub struct ZygoteConfig {
     /// The disk as it was when the snapshot was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskConfig>,
+    /// As of a machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jail: Option<JailConfig>,
 }
 
 impl ZygoteConfig {
@@ -147,6 +183,7 @@ impl ZygoteConfig {
             return Err(InvalidRequest::field("memory", format!("not 1 to {MEMORY_FILES_MAX}")));
         }
         config.memory.iter().try_for_each(|path| check_path("memory", path))?;
+        config.jail.as_ref().map_or(Ok(()), JailConfig::check)?;
         config.disk.as_ref().map_or(Ok(()), DiskConfig::check)?;
         Ok(config)
     }

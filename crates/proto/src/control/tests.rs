@@ -14,6 +14,7 @@ fn machine() -> MachineConfig {
         disk: None,
         network: None,
         agent: true,
+        jail: None,
     }
 }
 
@@ -77,6 +78,7 @@ fn a_fork_of_none_or_too_many_is_refused() {
         hostname: "h".to_owned(),
         machine_id: "0".repeat(32),
         boot_id: "b".to_owned(),
+        uid: None,
         cgroup: None,
         network: None,
         top_limit_bytes: None,

@@ -4,7 +4,6 @@
 //! boot protocol"): a bzImage is entered 0x200 after its start, a vmlinux at its
 //! ELF entry, with identity-mapped pages, a flat GDT and the zero page in `rsi`.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::error::Error;
 use crate::layout;
+use crate::sys::handed;
 
 /// Largest initramfs, in bytes.
 pub const INITRAMFS_BYTES_MAX: u64 = 512 << 20;
@@ -69,7 +69,7 @@ pub fn load(
 fn load_kernel(memory: &GuestMemoryMmap, path: &Path) -> Result<(Entry, setup_header, u64), Error> {
     let invalid = |problem: String| Error::Invalid { field: "kernel", problem };
     let name = path.display();
-    let mut file = File::open(path).map_err(Error::io(format!("open kernel {name}")))?;
+    let mut file = handed::open(path).map_err(Error::io(format!("open kernel {name}")))?;
     let mut magic = [0; 4];
     file.read_exact(&mut magic)
         .and_then(|()| file.seek(SeekFrom::Start(0)))
@@ -100,7 +100,7 @@ fn load_initramfs(
     path: &Path,
 ) -> Result<(u64, u64), Error> {
     let name = path.display();
-    let mut file = File::open(path).map_err(Error::io(format!("open initramfs {name}")))?;
+    let mut file = handed::open(path).map_err(Error::io(format!("open initramfs {name}")))?;
     let length = file.metadata().map_err(Error::io(format!("read initramfs {name}")))?.len();
     let top = memory_bytes.min(layout::MMIO_GAP_START);
     let start = top.saturating_sub(length) & !(layout::PAGE_SIZE - 1);

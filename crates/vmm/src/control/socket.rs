@@ -1,19 +1,22 @@
 //! Control sockets: who may connect, frames in, frames out.
 
-use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forkd_proto::control::ErrorBody;
 use forkd_proto::frame::{self, Decoder, Kind};
+use forkd_proto::limits::FILES_MAX;
 use serde::Serialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
+use crate::sys::handed::{self, Keep};
 use crate::sys::listener::Listener;
 use crate::sys::{descriptors, process};
 
@@ -21,6 +24,9 @@ use crate::sys::{descriptors, process};
 pub const CONNECTIONS_MAX: usize = 64;
 /// A client that does not read its answers for this long is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most files that a client hands over by one connection: a tap and a cgroup for each of the
+/// children of the largest request that a daemon makes, and a chain.
+const HANDED_MAX: usize = 4096;
 /// Bytes read from a connection at a time.
 const READ_BYTES: usize = 16 << 10;
 
@@ -33,6 +39,10 @@ pub const LISTENER: Token = 0;
 struct Connection {
     stream: UnixStream,
     decoder: Decoder,
+    /// Came with requests that were not read yet.
+    files: VecDeque<File>,
+    /// As what the others are known, until the connection closes.
+    handed: Vec<PathBuf>,
 }
 
 /// A listening control socket with its connections.
@@ -82,6 +92,29 @@ impl Control {
                 Vec::new()
             }
         }
+    }
+
+    /// Has files that came over a connection be opened by these names as long as it lasts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there are not so many; those that came are closed.
+    pub fn take_files(&mut self, token: Token, names: &[PathBuf]) -> Result<(), Error> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        let files = std::mem::take(&mut connection.files);
+        if files.len() != names.len() {
+            let problem = format!("{} names for {} files", names.len(), files.len());
+            return Err(Error::Invalid { field: "names", problem });
+        }
+        if connection.handed.len() + names.len() > HANDED_MAX {
+            let problem = format!("over {HANDED_MAX} files over one connection");
+            return Err(Error::Invalid { field: "names", problem });
+        }
+        for (name, file) in names.iter().zip(files) {
+            handed::put(name, Keep::Lent, file);
+            connection.handed.push(name.clone());
+        }
+        Ok(())
     }
 
     /// Answers a request.  Returns whether the client is there to hear it.
@@ -140,7 +173,15 @@ impl Control {
         self.epoll
             .ctl(ControlOperation::Add, stream.as_raw_fd(), event)
             .map_err(Error::io("watch a client"))?;
-        self.connections.insert(token, Connection { stream, decoder: Decoder::new() });
+        self.connections.insert(
+            token,
+            Connection {
+                stream,
+                decoder: Decoder::new(),
+                files: VecDeque::new(),
+                handed: Vec::new(),
+            },
+        );
         Ok(())
     }
 
@@ -169,16 +210,25 @@ impl Control {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.handed.iter().for_each(|name| handed::forget(name));
+    }
+}
+
 impl Connection {
     /// Whole requests; `Err` at the end of the stream, with a message if it ended in an error.
     fn read(&mut self) -> Result<Vec<Vec<u8>>, Option<String>> {
         let mut buffer = vec![0; READ_BYTES];
-        let read = match self.stream.read(&mut buffer) {
+        let read = match descriptors::receive(&self.stream, &mut buffer, &mut self.files) {
             Ok(0) => return Err(None),
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Vec::new()),
             Err(_) => return Err(None),
         };
+        if self.files.len() > FILES_MAX {
+            return Err(Some(format!("over {FILES_MAX} files that nobody asked for")));
+        }
         self.decoder.push(&buffer[..read]);
         let mut requests = Vec::new();
         loop {

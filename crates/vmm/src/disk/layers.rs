@@ -16,6 +16,7 @@ use forkd_devices::virtio::block::Disk;
 use crate::error::Error;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 use crate::snapshot::runs::{Collector, Run, Table, UNIT_BYTES, Units};
+use crate::sys::handed;
 
 /// Bytes copied at a time when a layer is written.
 const COPY_BYTES: u64 = 1 << 20;
@@ -154,7 +155,7 @@ impl Stratum {
 
 fn open_image(path: &Path) -> Result<(Layer, i32), Error> {
     let name = path.display();
-    let file = File::open(path).map_err(Error::io(format!("open image {name}")))?;
+    let file = handed::open(path).map_err(Error::io(format!("open image {name}")))?;
     let bytes = file.metadata().map_err(Error::io(format!("read image {name}")))?.len();
     let fd = file.as_raw_fd();
     Ok((Layer::raw(Stored(file), bytes), fd))

@@ -1,5 +1,6 @@
 //! A machine out of a fork point, in a process that was forked for it.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ impl ForkPlan {
     ///
     /// [`Error::Kvm`] or [`Error::Io`] naming what the host refused, [`Error::Invalid`] naming the
     /// member of `child` at fault, [`Error::Damaged`] if a device refuses its saved state.
-    pub fn fork(&self, child: &Child, place: &Place) -> Result<Machine, Error> {
+    pub fn fork(&self, child: &Child, tap: Option<File>, place: &Place) -> Result<Machine, Error> {
         if let Some(warmth) = self.warmth.get() {
             warmth.apply();
         }
@@ -51,7 +52,6 @@ impl ForkPlan {
             .as_ref()
             .map(|lower| HostDisk::new(lower, tops, child.top_limit_bytes))
             .transpose()?;
-        let tap = child.network.as_ref().map(|network| network.tap.as_str());
         let lines = Arc::new(Lines::new(&vm));
         let devices = saved_devices(&self.state, &lines, place, disk, tap)?;
         generation::renew(self.ram.view())?;

@@ -13,7 +13,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::kvm::cpu::{self, VcpuState};
-use crate::kvm::stored;
+use crate::kvm::{stored, vm};
 use crate::layout;
 use crate::memory::question::Notebook;
 use crate::memory::ram::Ram;
@@ -61,7 +61,7 @@ impl ForkPlan {
     /// [`Error::CpuMismatch`] naming what this host lacks; [`Error::Kvm`], [`Error::Io`].
     pub fn load(config: &ZygoteConfig) -> Result<Self, Error> {
         let state = MachineState::read(&config.state)?;
-        let kvm = open_kvm()?;
+        let kvm = vm::open()?;
         let host = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), None)?;
         let lineage = Lineage::of(&config.memory)?;
@@ -88,7 +88,7 @@ impl ForkPlan {
                 self.state.memory_bytes
             )));
         }
-        let kvm = open_kvm()?;
+        let kvm = vm::open()?;
         let host = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), self.lower.as_ref())?;
         let link = Lineage::of(std::slice::from_ref(&config.memory))?;
@@ -111,7 +111,7 @@ impl ForkPlan {
         origin: Option<&Self>,
     ) -> Result<Self, Error> {
         let lineage = origin.map(|plan| plan.lineage.clone()).unwrap_or_default();
-        let kvm = open_kvm()?;
+        let kvm = vm::open()?;
         let host = match origin {
             Some(origin) => origin.host.clone(),
             None => Host::ask(&kvm, &state.vcpus)?,
@@ -286,10 +286,6 @@ impl Scratch {
             ))
         })
     }
-}
-
-fn open_kvm() -> Result<Kvm, Error> {
-    Kvm::new().map_err(Error::kvm("open /dev/kvm"))
 }
 
 /// Opens the layers that `config` names; what `parent` has open already is shared.

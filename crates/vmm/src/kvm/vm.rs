@@ -5,6 +5,8 @@
 //! on KVM's I/O bus at all, since each registration is such a wait.  Devices are
 //! reached through exits to user space.
 
+use std::os::fd::{FromRawFd, IntoRawFd};
+
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
     kvm_userspace_memory_region,
@@ -14,6 +16,18 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 
 use crate::error::Error;
 use crate::layout;
+use crate::sys::descriptors;
+
+/// Opens KVM.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn open() -> Result<Kvm, Error> {
+    let file = descriptors::open_kvm()?;
+    // SAFETY: the descriptor is of KVM, ours, and nobody else's from now on.
+    Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })
+}
 
 /// Creates a VM with interrupt controllers over `memory`, without vCPUs.
 ///

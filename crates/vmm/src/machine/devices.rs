@@ -1,5 +1,6 @@
 //! Making the devices of a machine: fresh, or as they were when a machine was saved.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use forkd_devices::virtio::VirtioDevice;
@@ -74,12 +75,12 @@ pub fn saved_devices(
     lines: &Arc<Lines>,
     place: &Place,
     disk: Option<HostDisk>,
-    tap: Option<&str>,
+    tap: Option<File>,
 ) -> Result<Devices, Error> {
     let damaged = |what: &'static str| {
         move |error: &dyn std::fmt::Display| Error::Damaged(format!("state of {what}: {error}"))
     };
-    let tap = Tap::new(tap.map(descriptors::open_tap).transpose()?);
+    let tap = Tap::new(tap);
     let block = match (&state.block, disk) {
         (Some((transport, _)), Some(disk)) => Some(
             Mmio::restore(transport, Block::new(disk, DISK_ID))

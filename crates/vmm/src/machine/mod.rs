@@ -82,7 +82,7 @@ impl Machine {
     /// [`Error::Invalid`] naming the member of `config` at fault; [`Error::Kvm`] or [`Error::Io`].
     pub fn boot(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
         layout::check_memory_size(config.memory_bytes)?;
-        let kvm = Kvm::new().map_err(Error::kvm("open /dev/kvm"))?;
+        let kvm = vm::open()?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();
         let vm = Arc::new(vm::create(&kvm, memory)?);

@@ -9,8 +9,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use crate::error::Error;
+use crate::jail::rights;
 use crate::sys::pagemap::Pagemap;
 
 const MEMORY: &str = "/proc/self/mem";
@@ -29,7 +31,7 @@ impl SeedMemory {
     ///
     /// [`Error::Io`] if `/proc` does not show it.
     pub fn own() -> Result<Self, Error> {
-        let memory = File::open(MEMORY).map_err(Error::io(format!("open {MEMORY}")))?;
+        let memory = rights::open_own(Path::new(MEMORY))?;
         Ok(Self { memory, pagemap: Pagemap::own()? })
     }
 

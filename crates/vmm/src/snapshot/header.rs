@@ -9,6 +9,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use crate::error::Error;
+use crate::sys::handed;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
@@ -103,7 +104,7 @@ impl BodyReader {
     /// should be; [`Error::Io`] if it cannot be read.
     pub fn open(path: &Path, kind: Kind) -> Result<Self, Error> {
         let name = path.display().to_string();
-        let mut file = File::open(path).map_err(Error::io(format!("open {name}")))?;
+        let mut file = handed::open(path).map_err(Error::io(format!("open {name}")))?;
         let bytes = file.metadata().map_err(Error::io(format!("read {name}")))?.len();
         let mut header = [0; HEADER_BYTES];
         file.read_exact(&mut header).map_err(|_| {

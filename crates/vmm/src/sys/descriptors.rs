@@ -1,10 +1,20 @@
 //! Descriptors: pipes, taps, who is at the other end, and which ones a fork keeps.
 
+use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use forkd_proto::limits::FILES_MAX;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::error::Error;
+use crate::sys::handed;
+
+/// The way to KVM.
+pub const KVM: &str = "/dev/kvm";
 
 /// A pipe, read end first, that no exec'ed process inherits.
 ///
@@ -35,6 +45,35 @@ fn pipe_with(flags: i32) -> Result<(File, File), Error> {
     // SAFETY: as above.
     let write = unsafe { File::from_raw_fd(fds[1]) };
     Ok((read, write))
+}
+
+/// Reads from a stream, with the files that come with it, which no exec'ed process inherits.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn receive(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    files: &mut VecDeque<File>,
+) -> io::Result<usize> {
+    let mut numbers = [-1; FILES_MAX];
+    let mut parts = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+    // SAFETY: the one part is `buffer`, which outlives the call.
+    let received = unsafe { stream.recv_with_fds(&mut parts, &mut numbers) };
+    let (read, count) = received.map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+    for number in &numbers[..count] {
+        // SAFETY: the kernel opened it for us just now, and nothing else knows its number.
+        let file = unsafe { File::from_raw_fd(*number) };
+        close_on_exec(*number);
+        files.push_back(file);
+    }
+    Ok(read)
+}
+
+fn close_on_exec(fd: i32) {
+    // SAFETY: F_SETFD on an open descriptor of ours; nothing is ever executed where it fails.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
 }
 
 /// User id of the process at the other end of a Unix socket (`SO_PEERCRED`).
@@ -69,13 +108,30 @@ pub fn raise_file_limit() {
     }
 }
 
-/// Opens the tap device `name`, which must exist, without packet information.
+/// Opens KVM, by its path or as it was handed over.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn open_kvm() -> Result<File, Error> {
+    let path = Path::new(KVM);
+    let opened = handed::duplicate(path)
+        .unwrap_or_else(|| File::options().read(true).write(true).open(path));
+    opened.map_err(Error::io(format!("open {KVM}")))
+}
+
+/// Opens the tap device `name`, which must exist, without packet information; or takes the one that
+/// was handed over by that name.
 ///
 /// # Errors
 ///
 /// [`Error::Invalid`] if the name is longer than the kernel's 15 bytes, [`Error::Io`] otherwise.
 pub fn open_tap(name: &str) -> Result<File, Error> {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    if let Some(file) = handed::take(Path::new(name)) {
+        set_nonblocking(file.as_raw_fd())?;
+        return Ok(file);
+    }
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.contains(&0) {
         return Err(Error::Invalid {

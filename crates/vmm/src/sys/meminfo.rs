@@ -1,8 +1,13 @@
 //! How much memory the host has.
 
-use crate::error::Error;
+use std::io::Read;
+use std::path::Path;
 
-const FILE: &str = "/proc/meminfo";
+use crate::error::Error;
+use crate::sys::handed;
+
+/// Where the kernel says.
+pub const FILE: &str = "/proc/meminfo";
 
 /// Bytes that can be taken without others having to give any up, by the kernel's own estimate.
 ///
@@ -10,7 +15,10 @@ const FILE: &str = "/proc/meminfo";
 ///
 /// [`Error::Io`] if the kernel does not say.
 pub fn available_bytes() -> Result<u64, Error> {
-    let text = std::fs::read_to_string(FILE).map_err(Error::io(format!("read {FILE}")))?;
+    let mut text = String::new();
+    handed::open(Path::new(FILE))
+        .and_then(|mut file| file.read_to_string(&mut text))
+        .map_err(Error::io(format!("read {FILE}")))?;
     available_in(&text).ok_or_else(|| Error::Damaged(format!("{FILE} has no MemAvailable")))
 }
 

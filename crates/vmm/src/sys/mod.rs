@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod descriptors;
 pub mod files;
+pub mod handed;
 pub mod listener;
 pub mod mapping;
 pub mod meminfo;

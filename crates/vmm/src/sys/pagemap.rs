@@ -7,11 +7,16 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
+use crate::sys::handed;
+
+/// This process's own.
+pub const OWN: &str = "/proc/self/pagemap";
 
 /// Entries read at a time.
 const ENTRIES_MAX: u64 = 1 << 16;
@@ -62,7 +67,8 @@ impl Pagemap {
     ///
     /// [`Error::Io`] if `/proc` does not show it.
     pub fn own() -> Result<Self, Error> {
-        Self::open("/proc/self/pagemap".into())
+        let file = handed::open(Path::new(OWN)).map_err(Error::io(format!("open {OWN}")))?;
+        Ok(Self { file, name: OWN.to_owned() })
     }
 
     /// That of `pid`.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 
 use crate::error::Error;
+use crate::sys::handed;
 
 /// `linux/sched.h`; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -37,7 +38,7 @@ pub enum Forked {
 ///
 /// [`Error::Io`] naming it.
 pub fn open_cgroup(path: &Path) -> Result<File, Error> {
-    File::open(path).map_err(Error::io(format!("open cgroup {}", path.display())))
+    handed::open_folder(path).map_err(Error::io(format!("open cgroup {}", path.display())))
 }
 
 /// Forks this process, into `cgroup` if given.

@@ -223,6 +223,7 @@ mod tests {
             hostname: "h".into(),
             machine_id: "0".repeat(32),
             boot_id: "b".into(),
+            uid: None,
             cgroup: None,
             network: None,
             top_limit_bytes: None,

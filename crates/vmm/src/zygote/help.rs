@@ -13,7 +13,9 @@ use super::report::Report;
 use super::reports::{Reporter, Said};
 use crate::control::socket::Token;
 use crate::error::Error;
+use crate::jail;
 use crate::machine::save::{self, Still};
+use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 
 /// What is to be done.
@@ -80,6 +82,7 @@ impl Zygote {
         };
         let saved = process::die_with_parent(zygote)
             .and_then(|()| self.close_inherited())
+            .and_then(|()| jail::show_ourselves())
             .and_then(|()| save::save(still, to));
         let failed = saved.is_err();
         drop(reporter.say(of(saved.map(|reply| json!(reply)))));
@@ -106,7 +109,9 @@ impl Zygote {
         self.close_inherited()?;
         process::new_session()?;
         process::unblock_child_signals();
-        Self::serve(self.plan.derive(to)?, &to.directory)
+        let plan = self.plan.derive(to)?;
+        handed::keep_only(Keep::Zygote);
+        Self::serve(plan, &to.directory)
     }
 
     /// A process has said what came of its task.

@@ -20,7 +20,7 @@ pub mod seed;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
+use crate::jail;
+use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
 use children::{Birth, Children, Ended, Failure};
@@ -75,7 +77,9 @@ impl Zygote {
     ///
     /// Those of [`ForkPlan::load`]; [`Error::Io`].
     pub fn start(config: &ZygoteConfig) -> Result<Self, Error> {
-        Self::serve(ForkPlan::load(config)?, &config.directory)
+        let plan = ForkPlan::load(config)?;
+        handed::keep_only(Keep::Zygote);
+        Self::serve(plan, &config.directory)
     }
 
     /// Listens at `zygote.sock` in `directory`, to fork what `plan` says.
@@ -152,6 +156,10 @@ impl Zygote {
                 Err(error) => {
                     self.control.answer::<()>(token, Err(error.into()));
                 }
+                Ok(ZygoteRequest::Files(files)) => {
+                    let taken = self.control.take_files(token, &files.names);
+                    self.control.answer(token, taken.map(|()| json!({})));
+                }
                 Ok(ZygoteRequest::Status) => {
                     let status = self.status();
                     self.control.answer(token, Ok(status));
@@ -204,7 +212,9 @@ impl Zygote {
 
     fn fork_one(&mut self, number: u64, birth: Birth) {
         let cloned = Instant::now();
-        let cgroup = birth.child.cgroup.as_deref().map(process::open_cgroup).transpose();
+        // One that was handed over is entered by the child itself.
+        let cgroup = birth.child.cgroup.as_deref().filter(|path| !handed::has(path));
+        let cgroup = cgroup.map(process::open_cgroup).transpose();
         let forked = cgroup.and_then(|cgroup| {
             let pipe = self.reports.open()?;
             Ok((process::fork_into(cgroup.as_ref())?, pipe))
@@ -267,9 +277,10 @@ impl Zygote {
         self.close_inherited()?;
         process::new_session()?;
         process::unblock_child_signals();
+        let tap = enter_jail(child)?;
         *stage = "build";
         let place = server::place(child.directory.clone())?;
-        let machine = self.plan.fork(child, &place)?;
+        let machine = self.plan.fork(child, tap, &place)?;
         let mut server = Server::new(machine, place, Some(Arc::clone(&self.plan)), seed::live)?;
         ms.build = since(cloned) - ms.clone;
         *stage = "agent";
@@ -342,6 +353,20 @@ impl Zygote {
             }
         }
     }
+}
+
+/// Takes what the host has for a child, and then no more of it: in the child.
+fn enter_jail(child: &Child) -> Result<Option<File>, Error> {
+    let tap = child.network.as_ref().map(|network| descriptors::open_tap(&network.tap));
+    let tap = tap.transpose()?;
+    if let Some(path) = &child.cgroup
+        && let Some(procs) = handed::take(path)
+    {
+        (&procs).write_all(b"0").map_err(Error::io(format!("enter {}", path.display())))?;
+    }
+    handed::keep_only(Keep::Always);
+    jail::become_own(child.uid)?;
+    Ok(tap)
 }
 
 /// Holds this process's memory for its children, and nothing else; ends with the last of them.

@@ -11,8 +11,9 @@ use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::fork::branch::Seed;
 use crate::fork::plan::ForkPlan;
+use crate::jail;
 use crate::machine::Frozen;
-use crate::sys::{descriptors, process};
+use crate::sys::{descriptors, handed, process};
 
 /// A seed's whole life ([`crate::fork::branch::SeedLife`]).  Says through `report` when it listens
 /// in `directory`: an empty object, or the payload of an ERROR frame.
@@ -35,6 +36,7 @@ pub fn live(seed: Seed, directory: &Path, report: &File) -> ! {
 fn start(seed: Seed, directory: &Path, report: &File) -> Result<Zygote, Error> {
     let Seed { frozen, ram, origin } = seed;
     let mut keep = vec![0, 1, 2, report.as_raw_fd()];
+    keep.extend(handed::descriptors());
     let Frozen { state, disk } = *frozen;
     let lower = disk.map(|(lower, _)| lower);
     keep.extend(lower.iter().flat_map(Lower::descriptors));
@@ -42,6 +44,7 @@ fn start(seed: Seed, directory: &Path, report: &File) -> Result<Zygote, Error> {
     keep.extend(ram.descriptors());
     keep.extend(origin.iter().map(|plan| plan.notebook().descriptor()));
     descriptors::close_all_but(&keep)?;
+    jail::show_ourselves()?;
     process::new_session()?;
     process::mind_children(true);
     let plan = ForkPlan::of_live(state, ram, lower, origin.as_deref())?;

@@ -24,7 +24,7 @@ from forkd.engine.control import Control
 from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
-from forkd.host import proc
+from forkd.host import cgroupfs, files, proc, tuntap
 from forkd.limits import SANDBOXES_MAX
 from forkd.model.caller import touch
 from forkd.model.event import EventKind
@@ -74,10 +74,12 @@ class Origin:
     Attributes:
         snapshot: What all of it goes back to.
         ancestors: Those of the children, their parent last; none for forks of the snapshot.
+        source: What their parent holds of the host; None for forks of the snapshot.
     """
 
     snapshot: Snapshot
     ancestors: tuple[SandboxId, ...] = ()
+    source: Lease | None = None
 
     @property
     def tag(self) -> Tag:
@@ -145,12 +147,13 @@ class Forks:
         asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
         self.admission.check(asked.memory_mib)
         with self.ledger.reserve(owner.tenant, asked) as reservation:
-            leases = self.leases.reserve(ids, network=options.network)
+            leases = self.leases.reserve(ids, network=options.network, source=origin.source)
             now = datetime.now(UTC)
             children = [
                 _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
             ]
-            batch = Batch(children, options, self, reservation)
+            siblings = origin.source is not None
+            batch = Batch(children, options, self, reservation, siblings=siblings)
             self._forking += count
             try:
                 with tracing.span("fork prepare", children=count):
@@ -175,8 +178,11 @@ class Batch:
         options: ForkOptions,
         forks: Forks,
         reservation: Reservation,
+        *,
+        siblings: bool,
     ) -> None:
         self.kept = False
+        self._siblings = siblings
         self._reservation = reservation
         self._children = children
         self._options = options
@@ -216,6 +222,7 @@ class Batch:
         began_s = loop.time()
         for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
+            await _hand(zygote, batch, cgroups=self._siblings)
             await zygote.fork(batch, deadline_s=self._options.deadline_s, on_outcome=note)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
@@ -351,11 +358,44 @@ def _config(child: _Child, settings: HostSettings) -> ChildConfig:
         id=child.sandbox.id,
         directory=child.lease.directory,
         identity=identity_of(child.sandbox, child.lease.slot),
+        uid=child.lease.uid,
         cgroup=child.lease.cgroup,
         top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,
         top_directory=settings.tops_dir,
         top_reserve_bytes=settings.disks.reserve_mib * _MIB,
     )
+
+
+async def _hand(zygote: Control, children: Sequence[ChildConfig], *, cgroups: bool) -> None:
+    """Give a zygote what those of its children that are jailed cannot open.
+
+    Args:
+        zygote: It, or a seed.
+        children: What it will be asked for.
+        cgroups: Whether it may not have them born in their cgroups either.
+
+    Raises:
+        HostError: One of their taps or cgroups cannot be opened.
+        ForkdError: The zygote did not take them.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def open_all() -> dict[str, int]:
+            found = {}
+            for child in children:
+                if child.uid is None:
+                    continue
+                if child.identity.network is not None:
+                    tap = child.identity.network.tap
+                    found[tap] = tuntap.open_tap(tap)
+                    opened.callback(files.close, found[tap])
+                if cgroups and child.cgroup is not None:
+                    name = str(child.cgroup)
+                    found[name] = cgroupfs.open_processes(child.cgroup)
+                    opened.callback(files.close, found[name])
+            return found
+
+        await zygote.hand(await asyncio.to_thread(open_all))
 
 
 def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:

@@ -29,7 +29,7 @@ from forkd.engine.process import (
     start_machine,
 )
 from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidRequest
-from forkd.host import files
+from forkd.host import files, ownership
 from forkd.model.progress import Progress
 from forkd.service.supervision import to_end
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
+    from forkd.engine.configs import JailConfig
     from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.images.recipe import WarmUp
@@ -56,11 +57,18 @@ class BakePlan:
         built: The image and its recipe.
         rootfs: The lowest layer of the disk, as the store keeps it.
         staged: The empty folder to save into.
+        jail: Where the machine is; of the user that it is, if there is one.
     """
 
     built: BuiltImage
     rootfs: Path
     staged: Path
+    jail: JailConfig | None = None
+
+    @property
+    def uid(self) -> int | None:
+        """The user that the machine is; None for the daemon's."""
+        return None if self.jail is None else self.jail.uid
 
 
 async def bake(
@@ -75,6 +83,7 @@ async def bake(
     """
     directory = settings.bakes_dir / secrets.token_hex(8)
     await asyncio.to_thread(files.make_folder, directory)
+    await asyncio.to_thread(ownership.give, directory, plan.uid)
     try:
         return await _bake_in(directory, settings, plan, tell)
     except (GuestError, Conflict, InvalidRequest) as error:
@@ -101,7 +110,9 @@ async def _bake_in(
         await asyncio.sleep(settings.settle_s)
         tell(Progress("save", 0.0, "writing memory, state and disk"))
         await control.pause()
+        await asyncio.to_thread(ownership.give, plan.staged, plan.uid)
         saved = await control.save(plan.staged)
+        await asyncio.to_thread(ownership.take_back, plan.staged)
         tell(Progress("save", 1.0, f"wrote {sum(file.bytes for file in saved) // _MIB} MiB"))
         return saved
 
@@ -136,6 +147,7 @@ def _config(directory: Path, settings: HostSettings, plan: BakePlan) -> MachineC
             top_directory=settings.tops_dir,
             top_reserve_bytes=settings.disks.reserve_mib * _MIB,
         ),
+        jail=plan.jail,
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forkd.model.snapshot import Removed, Snapshot, SnapshotRequest
     from forkd.service.admission import Admission
     from forkd.service.images import Images
+    from forkd.service.jail import Jail
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.snapshots.upkeep import Upkeep
@@ -60,6 +61,7 @@ class Snapshots:
     catalog: Catalog
     images: Images
     upkeep: Upkeep
+    jail: Jail
     bakes: Places = field(default_factory=lambda: Places("bakes", BAKES_MAX, LONG_RETRY_S))
     machines: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(BAKED_MACHINES_MAX)
@@ -149,7 +151,9 @@ class Snapshots:
             if self.machines.locked():
                 tell(Progress("boot", None, "waiting for other machines to be baked"))
             async with self.machines:
-                saved = await bake(self.settings, BakePlan(built, rootfs, staged), tell)
+                with self.jail.cell() as cell:
+                    plan = BakePlan(built, rootfs, staged, cell)
+                    saved = await bake(self.settings, plan, tell)
             self.catalog.expect(request.tag, sum(file.bytes for file in saved))
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)

@@ -117,7 +117,7 @@ class Branches:
     async def _branch(self, source: SandboxOwner, plan: _Plan) -> BranchResult:
         sandbox, options = source.sandbox, plan.options.of(source.sandbox)
         snapshot = self.sandboxes.catalog.get(sandbox.tag)
-        origin = Origin(snapshot, (*sandbox.ancestors, sandbox.id))
+        origin = Origin(snapshot, (*sandbox.ancestors, sandbox.id), source.lease)
         async with contextlib.AsyncExitStack() as stack:
             enter = stack.enter_async_context
             claim = None
@@ -166,7 +166,7 @@ class Branches:
             next_state(sandbox.state, LifeEvent.BRANCH)
             await self.sandboxes.leases.allow_seeds(source.lease, sandbox, 1)
             cgroup = seeds.cgroup_of(sandbox)
-            seed = await seeds.take(self.settings, source.control, cgroup)
+            seed = await seeds.take(self.settings, source.control, cgroup, source.lease.uid)
         async with seed:
             yield seed
 

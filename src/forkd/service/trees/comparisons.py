@@ -19,7 +19,7 @@ from forkd.engine import process
 from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict
-from forkd.host import files, pages
+from forkd.host import files, ownership, pages
 from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX, DIFFS_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forkd.engine.guest import Guest
     from forkd.engine.replies import Compared
     from forkd.model.caller import Caller
+    from forkd.service.jail import Jail
     from forkd.service.sandboxes.component import Sandboxes
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.trees.branches import Branches
@@ -56,11 +57,13 @@ class _Copy:
         control: Its control socket.
         guest: Its agent.
         pid: The process whose memory is compared: the machine's itself, if it runs.
+        uid: The user that it is; None for the daemon's.
     """
 
     control: Path
     guest: Guest
     pid: int | None
+    uid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Comparisons:
         catalog: Which snapshots there are.
         sandboxes: What is compared, and forks copies of snapshots.
         branches: Branches copies of sandboxes.
+        jail: Where copies are.
         places: Those of comparisons.
     """
 
@@ -82,6 +86,7 @@ class Comparisons:
     catalog: Catalog
     sandboxes: Sandboxes
     branches: Branches
+    jail: Jail
     places: Places = field(default_factory=lambda: Places("comparisons", DIFFS_MAX, LONG_RETRY_S))
 
     @use_case("compare", Scope.RUN)
@@ -97,6 +102,7 @@ class Comparisons:
         with self.places.take():
             staged = await asyncio.to_thread(self.store.stage)
             try:
+                await asyncio.to_thread(self.jail.let_through, staged)
                 return await self._compare(
                     disk, staged, self._copy(caller, before), self._copy(caller, after)
                 )
@@ -149,7 +155,7 @@ class Comparisons:
         id_ = fork.sandboxes[0].id
         try:
             owner = roster.get(caller, id_)
-            yield _Copy(owner.control, owner.guest, pid)
+            yield _Copy(owner.control, owner.guest, pid, owner.lease.uid)
         finally:
             await to_end(self.sandboxes.delete_all([id_]))
 
@@ -178,7 +184,10 @@ async def _write(copy: _Copy, directory: Path, above: int) -> Path:
     await copy.guest.freeze()
     async with await Control.connect(copy.control) as control:
         await control.pause()
-        return await control.save_disk(directory, above)
+        await asyncio.to_thread(ownership.give, directory, copy.uid)
+        layer = await control.save_disk(directory, above)
+    await asyncio.to_thread(ownership.take_back, directory)
+    return layer
 
 
 def _difference(said: Compared, apart: int | None) -> Difference:

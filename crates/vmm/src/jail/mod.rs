@@ -1,0 +1,113 @@
+//! What is left of the host to a process that reads what a guest may have written.
+//!
+//! A zygote goes to jail before it reads the first byte of its snapshot, a machine before it boots.
+//! They open what they were told of, leave the host's files, network, IPC and name behind
+//! ([`namespaces`]), and give up every right that they will not need ([`rights`]).  Forks are born
+//! in there; each child of a zygote gives up the rest and becomes a user of its own.  What comes
+//! from outside later comes as descriptors ([`crate::sys::handed`]).
+//!
+//! Nothing here is optional: what the kernel refuses is an error that names it.
+
+pub mod namespaces;
+pub mod rights;
+
+use std::path::Path;
+
+use forkd_proto::control::{DiskConfig, JailConfig, MachineConfig, ZygoteConfig};
+
+use crate::error::Error;
+use crate::sys::handed::{self, Keep};
+use crate::sys::{descriptors, meminfo, pagemap};
+
+/// KVM, which seeds open anew.
+const KVM: &str = descriptors::KVM;
+/// How much memory the host has left.
+const MEMINFO: &str = meminfo::FILE;
+/// Below which machines have their cgroups.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Jails a zygote that has not read anything of its snapshot.
+///
+/// It is root still, without rights over what is not in its jail but to become others and to look
+/// after its children.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming a file of the configuration, or what the kernel refused.
+pub fn enter_as_zygote(jail: &JailConfig, config: &ZygoteConfig) -> Result<(), Error> {
+    let layers = config.disk.iter().flat_map(|disk| &disk.layers);
+    let read = std::iter::once(&config.state).chain(&config.memory).chain(layers);
+    read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
+    open(Path::new(CGROUPS), Keep::Zygote)?;
+    enter(jail, &config.directory)?;
+    rights::keep(&rights::OF_ZYGOTES)
+}
+
+/// Jails a process that will boot a machine, and makes it the user that it is to be.
+///
+/// # Errors
+///
+/// As [`enter_as_zygote`].
+pub fn enter_as_machine(jail: &JailConfig, config: &MachineConfig) -> Result<(), Error> {
+    let layers = config.disk.iter().flat_map(|disk: &DiskConfig| &disk.layers);
+    let read = std::iter::once(&config.kernel).chain(&config.initramfs).chain(layers);
+    read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
+    if let Some(network) = &config.network {
+        let file = descriptors::open_tap(&network.tap)?;
+        handed::put(Path::new(&network.tap), Keep::Lent, file);
+    }
+    enter(jail, &config.directory)?;
+    become_own(jail.uid)
+}
+
+/// Jails a process that does nothing in there, as a machine would be, to see whether it can be.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter_as_nothing(folder: &Path, uid: u32, group: u32) -> Result<(), Error> {
+    namespaces::enter(&[folder.to_path_buf()], folder)?;
+    rights::give_up(group)?;
+    become_own(Some(uid))
+}
+
+/// Makes a fork that is a machine the user that it is to be, without any rights.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_own(uid: Option<u32>) -> Result<(), Error> {
+    if let Some(uid) = uid {
+        rights::become_user(uid)?;
+    }
+    show_ourselves()
+}
+
+/// Opens what `/proc` shows of this process, which it cannot once it is nobody's.
+///
+/// To be called in each fork that lives: what it inherited is of the process that it was forked of.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn show_ourselves() -> Result<(), Error> {
+    if !rights::is_hidden() {
+        return Ok(());
+    }
+    let pagemap = Path::new(pagemap::OWN);
+    let file = rights::open_own(pagemap)?;
+    handed::put(pagemap, Keep::Always, file);
+    Ok(())
+}
+
+fn open(path: &Path, keep: Keep) -> Result<(), Error> {
+    handed::open_and_keep(path, keep).map_err(Error::io(format!("open {}", path.display())))
+}
+
+fn enter(jail: &JailConfig, directory: &Path) -> Result<(), Error> {
+    open(Path::new(MEMINFO), Keep::Zygote)?;
+    let kvm = descriptors::open_kvm()?;
+    handed::put(Path::new(KVM), Keep::Always, kvm);
+    namespaces::enter(&jail.folders, directory)?;
+    rights::give_up(jail.group)
+}

@@ -1,0 +1,148 @@
+//! A root of its own, with nothing in it but a few folders; no network, no name, no IPC.
+//!
+//! The folders are where they are on the host, so that paths mean the same on both sides.  All else
+//! is a file system in memory that nobody can write to, and a `/proc` that shows a process itself.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use crate::error::Error;
+
+const NAMESPACES: libc::c_int =
+    libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+/// Of everything that is mounted: no programs, no devices.
+const HARMLESS: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
+/// A process sees itself, and nothing of the system.
+const PROC_OPTIONS: &str = "hidepid=ptraceable,subset=pid";
+/// The folder of the new root that becomes the root in the end.
+const INNER: &str = "jail";
+const INNER_PATH: &std::ffi::CStr = c"/jail";
+/// The name that a jailed process finds its host to have.
+const HOST: &str = "forkd-jail";
+
+/// Leaves the host's namespaces for ones in which there are `folders` and nothing else.  `spare` is
+/// a folder in which nothing is needed until then.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter(folders: &[PathBuf], spare: &Path) -> Result<(), Error> {
+    let moved = std::env::set_current_dir("/");
+    moved.map_err(Error::io("change to the root folder"))?;
+    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
+    if unsafe { libc::unshare(NAMESPACES) } < 0 {
+        return Err(Error::last_os("unshare mount, network, IPC and UTS namespaces"));
+    }
+    rename_host()?;
+    mount(None, Path::new("/"), None, libc::MS_REC | libc::MS_PRIVATE, "")?;
+    // By descriptor, since what is mounted over `spare` may hide them; in the new namespace, since
+    // only what is mounted in one can be mounted there again.
+    let opened = folders.iter().map(|path| open_path(path)).collect::<Result<Vec<_>, _>>()?;
+    mount(Some(Path::new("forkd")), spare, Some("tmpfs"), HARMLESS, ROOT_OPTIONS)?;
+    let inner = spare.join(INNER);
+    let below = |path: &Path| inner.join(path.strip_prefix("/").unwrap_or(path));
+    for (path, file) in folders.iter().zip(&opened) {
+        let (source, target) = (descriptor_path(file), below(path));
+        make_folder(&target)?;
+        mount(Some(&source), &target, None, libc::MS_BIND, "")?;
+        mount(None, &target, None, libc::MS_REMOUNT | libc::MS_BIND | HARMLESS, "")?;
+    }
+    let proc = below(Path::new("/proc"));
+    make_folder(&proc)?;
+    mount(Some(Path::new("proc")), &proc, Some("proc"), HARMLESS, PROC_OPTIONS)?;
+    drop(opened);
+    pivot(spare)?;
+    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
+    mount(None, Path::new("/"), None, read_only, "")?;
+    chroot()
+}
+
+/// Makes a folder of the root the root: whoever is there can make no user namespace, in which he
+/// would have every right again (`current_chrooted` in the kernel's `fs/namespace.c`).
+fn chroot() -> Result<(), Error> {
+    // SAFETY: the path is a constant that ends in NUL.
+    if unsafe { libc::chroot(INNER_PATH.as_ptr()) } < 0 {
+        return Err(Error::last_os("chroot"));
+    }
+    std::env::set_current_dir("/").map_err(Error::io("change to the root of the jail"))
+}
+
+fn open_path(path: &Path) -> Result<File, Error> {
+    let flags = libc::O_PATH | libc::O_DIRECTORY;
+    let opened = File::options().read(true).custom_flags(flags).open(path);
+    opened.map_err(Error::io(format!("open the folder {}", path.display())))
+}
+
+fn descriptor_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn make_folder(path: &Path) -> Result<(), Error> {
+    // Machines pass through them, whatever our own umask.
+    // SAFETY: sets a number of this process, which has one thread.
+    let before = unsafe { libc::umask(0o022) };
+    let made = std::fs::create_dir_all(path);
+    // SAFETY: as above.
+    unsafe { libc::umask(before) };
+    made.map_err(Error::io(format!("make {} in the jail", path.display())))
+}
+
+fn rename_host() -> Result<(), Error> {
+    // SAFETY: pointer and length are those of the name.
+    if unsafe { libc::sethostname(HOST.as_ptr().cast(), HOST.len()) } < 0 {
+        return Err(Error::last_os("name the jail"));
+    }
+    Ok(())
+}
+
+/// Makes `root` the root, and lets go of the old one.
+fn pivot(root: &Path) -> Result<(), Error> {
+    std::env::set_current_dir(root).map_err(Error::io("change to the root of the jail"))?;
+    // SAFETY: both paths are constants that end in NUL.
+    if unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) } < 0 {
+        return Err(Error::last_os("pivot_root"));
+    }
+    // The old root lies over the new one now.
+    // SAFETY: the path is a constant that ends in NUL.
+    if unsafe { libc::umount2(c".".as_ptr(), libc::MNT_DETACH) } < 0 {
+        return Err(Error::last_os("unmount the host's root"));
+    }
+    std::env::set_current_dir("/").map_err(Error::io("change to the root of the jail"))
+}
+
+fn mount(
+    source: Option<&Path>,
+    target: &Path,
+    kind: Option<&str>,
+    flags: libc::c_ulong,
+    options: &str,
+) -> Result<(), Error> {
+    let what = || format!("mount {} in the jail", target.display());
+    let text = |bytes: &[u8]| {
+        CString::new(bytes).map_err(|_| Error::Invalid {
+            field: "jail",
+            problem: "a path has a NUL in it".to_owned(),
+        })
+    };
+    let source = source.map(|path| text(path.as_os_str().as_bytes())).transpose()?;
+    let kind = kind.map(|kind| text(kind.as_bytes())).transpose()?;
+    let (place, options) = (text(target.as_os_str().as_bytes())?, text(options.as_bytes())?);
+    let pointer = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
+    // SAFETY: all are NUL-terminated, or null where the kernel takes that, and outlive the call.
+    let mounted = unsafe {
+        libc::mount(
+            pointer(&source),
+            place.as_ptr(),
+            pointer(&kind),
+            flags,
+            options.as_ptr().cast(),
+        )
+    };
+    if mounted < 0 { Err(Error::last_os(what())) } else { Ok(()) }
+}

@@ -1,0 +1,168 @@
+//! Users, groups and capabilities of a jailed process (capabilities(7), credentials(7)).
+
+use std::fs::File;
+use std::path::Path;
+
+use crate::error::Error;
+use crate::sys::process;
+
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_KILL: u32 = 5;
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_SYS_PTRACE: u32 = 19;
+/// One past the last that a kernel may know.
+const CAPABILITIES: u32 = 64;
+
+/// What a zygote keeps: to have its children become others, to enter their cgroups and tidy their
+/// folders, to end them, and to learn which pages they have written.
+pub const OF_ZYGOTES: [u32; 5] =
+    [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE];
+
+/// `linux/securebits.h`: root is nobody special, changing users changes no capabilities, and all of
+/// it stays so.
+const SECUREBITS: libc::c_ulong = 0b1110_1111;
+/// `linux/capability.h`.
+const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+
+/// Real-time priorities that a machine may give its threads while its guest is paused
+/// ([`crate::sys::urgency`]), and how long, in microseconds of processor time, before it is ended.
+const URGENT_PRIORITY_MAX: u64 = 2;
+const URGENT_MAX_US: u64 = 2_000_000;
+
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Data {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// Gives up, for this process and all that it forks, ever getting rights again, and all groups but
+/// `group`.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn give_up(group: u32) -> Result<(), Error> {
+    // Before the rights go that raising a limit takes.
+    limit(libc::RLIMIT_RTPRIO, URGENT_PRIORITY_MAX)?;
+    limit(libc::RLIMIT_RTTIME, URGENT_MAX_US)?;
+    // SAFETY: one group, whose number outlives the call.
+    if unsafe { libc::setgroups(1, &raw const group) } < 0 {
+        return Err(Error::last_os("give up groups"));
+    }
+    for capability in 0..CAPABILITIES {
+        let read = prctl(libc::PR_CAPBSET_READ, capability.into());
+        if read == 1 && prctl(libc::PR_CAPBSET_DROP, capability.into()) < 0 {
+            return Err(Error::last_os(format!("give up capability {capability} for good")));
+        }
+    }
+    set(
+        libc::PR_CAP_AMBIENT,
+        libc::PR_CAP_AMBIENT_CLEAR_ALL.cast_unsigned().into(),
+        "clear ambient capabilities",
+    )?;
+    set(libc::PR_SET_SECUREBITS, SECUREBITS, "lock the securebits")?;
+    set(libc::PR_SET_NO_NEW_PRIVS, 1, "give up new privileges")?;
+    hide()
+}
+
+/// Keeps these capabilities and no others.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn keep(capabilities: &[u32]) -> Result<(), Error> {
+    let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
+    let mut data = [Data::default(); 2];
+    for capability in capabilities {
+        let word = &mut data[usize::from(*capability >= 32)];
+        word.effective |= 1 << (capability % 32);
+        word.permitted |= 1 << (capability % 32);
+    }
+    // SAFETY: version 3 takes a header and two structures, which outlive the call.
+    let done = unsafe {
+        libc::syscall(libc::SYS_capset, &raw const header, (&raw const data).cast::<Data>())
+    };
+    if done < 0 { Err(Error::last_os("give up capabilities")) } else { Ok(()) }
+}
+
+/// Becomes the user `uid`, in the group of that number, without any capability.
+///
+/// Who is that user already, without a right to become another, stays as it is.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_user(uid: u32) -> Result<(), Error> {
+    // SAFETY: changes numbers of this process, which has one thread; no pointers.
+    if unsafe { libc::setresgid(uid, uid, uid) } < 0 {
+        return Err(Error::last_os(format!("become group {uid}")));
+    }
+    // SAFETY: as above.
+    if unsafe { libc::setresuid(uid, uid, uid) } < 0 {
+        return Err(Error::last_os(format!("become user {uid}")));
+    }
+    keep(&[])?;
+    hide()
+}
+
+/// Whether other processes, and this one by way of `/proc`, are kept from looking into this one.
+#[must_use]
+pub fn is_hidden() -> bool {
+    process::own_uid() != 0 && prctl(libc::PR_GET_DUMPABLE, 0) == 0
+}
+
+/// Opens a file of this process's folder in `/proc`.
+///
+/// Those of a process that is hidden are root's, so it shows itself as long as that takes: to
+/// processes of the same user, of which there is none but itself, or its like.  To be called while
+/// there is one thread.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming it.
+pub fn open_own(path: &Path) -> Result<File, Error> {
+    let hidden = is_hidden();
+    if hidden {
+        set(libc::PR_SET_DUMPABLE, 1, "show ourselves")?;
+    }
+    let file = File::open(path);
+    if hidden {
+        hide()?;
+    }
+    file.map_err(Error::io(format!("open {}", path.display())))
+}
+
+fn hide() -> Result<(), Error> {
+    set(libc::PR_SET_DUMPABLE, 0, "hide from other processes")
+}
+
+fn set(what: libc::c_int, value: libc::c_ulong, name: &str) -> Result<(), Error> {
+    if prctl(what, value) < 0 { Err(Error::last_os(name)) } else { Ok(()) }
+}
+
+fn prctl(what: libc::c_int, value: libc::c_ulong) -> libc::c_int {
+    // SAFETY: those used here take numbers only.
+    unsafe { libc::prctl(what, value, 0, 0, 0) }
+}
+
+/// Sets a limit to `most`; one that is lower, and that we may not raise, stays.
+fn limit(what: libc::__rlimit_resource_t, most: u64) -> Result<(), Error> {
+    let mut limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: `limit` is a valid structure that outlives the call.
+    if unsafe { libc::setrlimit(what, &raw const limit) } == 0 {
+        return Ok(());
+    }
+    let refused = Error::last_os("limit real-time priorities");
+    // SAFETY: as above.
+    let known = unsafe { libc::getrlimit(what, &raw mut limit) } == 0;
+    if known && limit.rlim_max <= most { Ok(()) } else { Err(refused) }
+}

@@ -1,0 +1,83 @@
+"""Files and folders that are given to another user, and taken back.
+
+What a user who may be hostile has had is taken back without following links, and only as long as it
+is what it was to be: regular files of one name each.  Only root can give anything away.
+
+Every function blocks, and raises what the kernel refuses as `CapacityError` or `HostError`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from forkd.errors import HostError
+from forkd.host.faults import kernel_call
+from forkd.host.files import PRIVATE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_MODE = 0o600
+
+
+def owner(path: Path) -> int:
+    """Return whose a file is."""
+    with kernel_call(f"look at {path}"):
+        return path.lstat().st_uid
+
+
+def give(path: Path, uid: int | None) -> None:
+    """Give a file or an empty folder to a user, and to the group of that number; None: to nobody.
+
+    Its permissions stay.
+    """
+    if uid is not None:
+        with kernel_call(f"give {path} to user {uid}"):
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def share(folder: Path, group: int, mode: int) -> None:
+    """Let a group into a folder of ours, as far as a mode says."""
+    with kernel_call(f"let group {group} into {folder}"):
+        opened = os.open(folder, _FOLDER)
+        try:
+            os.fchown(opened, -1, group)
+            os.fchmod(opened, mode)
+        finally:
+            os.close(opened)
+
+
+def take_back(folder: Path) -> None:
+    """Make a folder ours again, with the files that are in it.
+
+    Raises:
+        HostError: There is something in it that is no file of its own.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    with kernel_call(f"take {folder} back"):
+        opened = os.open(folder, _FOLDER)
+        try:
+            # First, so that whoever had it changes no name in it any more.
+            os.fchown(opened, uid, gid)
+            os.fchmod(opened, PRIVATE)
+            for entry in tuple(folder.iterdir()):
+                _take_file(opened, entry, (uid, gid))
+        finally:
+            os.close(opened)
+
+
+def _take_file(folder: int, path: Path, ours: tuple[int, int]) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        raise HostError(f"{path} is no file of its own", path=str(path))
+    file = os.open(path.name, flags, dir_fd=folder)
+    try:
+        # Nobody but us can have put another there since.
+        os.fchown(file, *ours)
+        os.fchmod(file, _FILE_MODE)
+    finally:
+        os.close(file)

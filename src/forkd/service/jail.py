@@ -1,0 +1,229 @@
+"""Who the processes of machines are, and what they see of the host.
+
+Each sandbox's process is a user of its own, from a range that is nobody's on this host; siblings of
+a branch have their source's, as their seed has no right to make them others.  A user of the range
+is written down nowhere: the owner of a sandbox's folder is it, so that the next daemon finds it
+there.
+
+The first number of the range is the group of all jailed processes: it may pass through our folders
+to those that are a process's own, and nobody else may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import pwd
+import re
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkd.engine.configs import JailConfig
+from forkd.errors import CapacityError, ForkdError, InvalidRequest
+from forkd.host import ownership, users
+from forkd.host.faults import kernel_call
+from forkd.limits import SHORT_RETRY_S, UIDS_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UID_MAX = (1 << 32) - 2
+"""The greatest user; one more stands for none."""
+
+SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
+"""Ranges that users of the host have for their containers: subuid(5)."""
+
+THROUGH = 0o710
+"""Mode of folders that jailed processes pass through, and do not list."""
+
+TOPS = 0o1730
+"""Mode of the folder in which they make files without names."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UidRange:
+    """Users and groups, by number, that are the jail's.
+
+    Attributes:
+        first: The first; as a group, that of all jailed processes.
+        count: How many.
+    """
+
+    first: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> UidRange:
+        """Return what `FIRST:COUNT` says.
+
+        Raises:
+            ValueError: It makes no sense.
+        """
+        found = re.fullmatch(r"(\d{1,10}):(\d{1,10})", text)
+        if found is None:
+            raise ValueError("must be FIRST:COUNT, such as 1879048192:65536")
+        first, count = map(int, found.groups())
+        if first == 0 or count < UIDS_MIN or first + count - 1 > UID_MAX:
+            raise ValueError(f"must be at least {UIDS_MIN} users above 0 and below {UID_MAX + 2}")
+        return cls(first, count)
+
+    def __contains__(self, uid: int) -> bool:
+        return self.first <= uid < self.first + self.count
+
+    def overlaps(self, first: int, count: int) -> bool:
+        """Whether it has a number of another range."""
+        return first < self.first + self.count and self.first < first + count
+
+    def check(self) -> None:
+        """Make sure that nobody on this host is in the range.
+
+        Raises:
+            InvalidRequest: Somebody is; it says who.
+            HostError: The kernel does not let us look.
+        """
+        for name, first, count in _taken():
+            if self.overlaps(first, count):
+                raise InvalidRequest(
+                    f"FORKD_UID_RANGE {self.first}:{self.count} overlaps {name}; choose numbers "
+                    "that are nobody's on this host",
+                    field="uid_range",
+                )
+
+
+def _taken() -> Iterator[tuple[str, int, int]]:
+    """Yield what this host's numbers are taken for: a name, the first, how many."""
+    for user in pwd.getpwall():
+        yield f"user {user.pw_name}", user.pw_uid, 1
+        yield f"the group of user {user.pw_name}", user.pw_gid, 1
+    for group in grp.getgrall():
+        yield f"group {group.gr_name}", group.gr_gid, 1
+    for path in SUBORDINATE:
+        with kernel_call(f"read {path}"):
+            lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            name, _, rest = line.partition(":")
+            first, _, count = rest.partition(":")
+            if first.isdecimal() and count.isdecimal():
+                yield f"the range of {name} in {path}", int(first), int(count)
+
+
+class Jail:
+    """The jail of one host.  Without a range there is none, and everything is as the daemon is.
+
+    Args:
+        uids: Whose numbers its inmates have.
+        folders: All that they see of the host's files, each of which jailed processes pass through.
+        tops: That of them in which they make files.
+    """
+
+    def __init__(self, uids: UidRange | None, folders: tuple[Path, ...], tops: Path) -> None:
+        self._uids = uids
+        self._folders = folders
+        self._tops = tops
+        self._users: Counter[int] = Counter()
+        self._last = 0 if uids is None else uids.first
+        self._lock = threading.Lock()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is one."""
+        return self._uids is not None
+
+    def prepare(self) -> None:
+        """Let inmates pass through the folders.
+
+        Raises:
+            InvalidRequest: Somebody of this host is in the range of users.
+            HostError: The kernel refused.
+        """
+        if self._uids is None:
+            log.warning("machines are not jailed: whoever takes one over is the daemon's user")
+            return
+        self._uids.check()
+        for folder in self._folders:
+            mode = TOPS if folder == self._tops else THROUGH
+            ownership.share(folder, self._uids.first, mode)
+
+    def let_through(self, folder: Path) -> None:
+        """Let inmates pass through another folder.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        if self._uids is not None:
+            ownership.share(folder, self._uids.first, THROUGH)
+
+    def config(self, uid: int | None = None) -> JailConfig | None:
+        """Return what a process is told of its jail; None without one."""
+        if self._uids is None:
+            return None
+        return JailConfig(self._uids.first, self._folders, uid)
+
+    def take(self) -> int | None:
+        """Return a user that is nobody's; None without a jail.
+
+        Raises:
+            CapacityError: All are somebody's.
+        """
+        uids = self._uids
+        if uids is None:
+            return None
+        with self._lock:
+            for _ in range(uids.count - 1):
+                # Round and round, so that a number that was given back rests.
+                self._last += 1
+                if self._last not in uids:
+                    self._last = uids.first + 1
+                if self._users[self._last] == 0:
+                    self._users[self._last] = 1
+                    return self._last
+        raise CapacityError(
+            f"all {uids.count - 1} users of FORKD_UID_RANGE are used; give it more",
+            retry_after_s=SHORT_RETRY_S,
+        )
+
+    @contextlib.contextmanager
+    def cell(self) -> Iterator[JailConfig | None]:
+        """Give a process a user of its own for the block; None without a jail.
+
+        Raises:
+            CapacityError: As `take`.
+        """
+        uid = self.take()
+        try:
+            yield self.config(uid)
+        finally:
+            self.give_back(uid)
+
+    def hold(self, uid: int | None) -> int | None:
+        """Return a user that somebody has, for somebody else besides."""
+        if uid is not None:
+            with self._lock:
+                self._users[uid] += 1
+        return uid
+
+    def give_back(self, uid: int | None) -> None:
+        """Undo one `take` or `hold`."""
+        if uid is None:
+            return
+        with self._lock:
+            self._users[uid] -= 1
+            if self._users[uid] <= 0:
+                del self._users[uid]
+
+    def owner(self, folder: Path) -> int | None:
+        """Return the user that a folder was given to; None if it is ours, or gone.
+
+        Sandboxes that were jailed stay so, whether there is a jail for new ones or not.
+        """
+        try:
+            uid = ownership.owner(folder)
+        except ForkdError:  # there is nothing that anybody could own
+            return None
+        return None if uid == users.user_id() else uid
