@@ -53,7 +53,7 @@ async def test_a_snapshot_is_still_there_after_a_restart(fake_host: FakeHost) ->
 @pytest.mark.parametrize(
     ("knobs", "code", "kind", "words"),
     [
-        ("boot=exit", "", BuildError, "hello from the console"),
+        ("boot=exit", "", BuildError, "killed by the filter; .* hello from the console"),
         ("save=fail", "", BuildError, "refused to be baked"),
         ("", "raise ValueError()", WarmUpError, "ValueError: as asked"),
     ],

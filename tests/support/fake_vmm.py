@@ -4,7 +4,7 @@
 an agent inside that knows the few operations that tests of the service need.  What it
 should do wrong is said in the kernel's command line, as words, and kept in its `state`:
 
-    boot=never | boot=exit       the agent never announces itself; the machine ends
+    boot=never | boot=exit       the agent never announces itself; the machine says why and ends
     save=fail                    the machine refuses to be saved
     fork=fail:N                  every Nth child fails
     fork=again                   children are ready at their second attempt
@@ -400,6 +400,7 @@ def run_machine(config: Members) -> None:
     say({"event": "listening", "pid": os.getpid()})
     if "boot=exit" in knobs:
         machine.watched.wait()
+        print("killed by the filter", file=sys.stderr, flush=True)  # noqa: T201 - its log
         machine.end()
         raise SystemExit(1)
     if "boot=never" not in knobs:

@@ -25,6 +25,7 @@ from forkd.engine.process import (
     CONTROL_SOCKET,
     VSOCK_SOCKET,
     end,
+    last_words,
     log_tail,
     start_machine,
 )
@@ -89,8 +90,10 @@ async def bake(
     except (GuestError, Conflict, InvalidRequest) as error:
         raise BuildError(f"the guest refused to be baked: {error}", **error.context) from error
     except EngineError as error:
-        last_words = await asyncio.to_thread(log_tail, directory / CONSOLE_LOG)
-        raise BuildError(f"{error}; the end of its console: {last_words}") from error
+        console = await asyncio.to_thread(log_tail, directory / CONSOLE_LOG)
+        logged = await asyncio.to_thread(last_words, directory)
+        why = f"{error}; {logged}" if logged else f"{error}"
+        raise BuildError(f"{why}; the end of its console: {console}") from error
     finally:
         await to_end(asyncio.to_thread(files.remove_tree, directory))
 
@@ -130,6 +133,7 @@ async def _machine(
         finally:
             # What it is worth is saved by now, and a kill needs no answer.
             await to_end(end(process))
+            process.drain_log()
 
 
 def _config(directory: Path, settings: HostSettings, plan: BakePlan) -> MachineConfig:
