@@ -370,6 +370,7 @@ async def test_a_full_disk_is_survived_and_what_it_cost_is_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(journals, "RECENT_MAX", 4)
+    monkeypatch.setattr(journals, "UNWRITTEN_MAX", 4)
     async with opened(tmp_path) as host:
         host.note("before")
         await host.written()

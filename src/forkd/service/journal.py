@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     from forkd.service.records import Records
     from forkd.telemetry.telemetry import Telemetry
 
-RECENT_MAX = 20_000
-"""Most events in memory: as many as sandboxes, should all of them be made, or end, at once."""
+RECENT_MAX = 2_000
+"""Most events in memory that are written down: who has not seen them in time reads them there."""
+
+UNWRITTEN_MAX = 20_000
+"""Most events in memory that cannot be written down: as many as sandboxes, should all of them be
+made, or end, at once."""
 
 FOLLOWERS_MAX = 1_024
 """Most followers at once: what the daemon's addresses allow together."""
@@ -235,7 +239,7 @@ class Journal:
             except ForkdError as error:
                 about = {"events": len(self._unwritten), "error": str(error)}
                 log.warning("events not written", extra=about)
-                del self._unwritten[:-RECENT_MAX]  # a gap; memory stays bounded
+                del self._unwritten[:-UNWRITTEN_MAX]  # a gap; memory stays bounded
                 return False
         return True
 
