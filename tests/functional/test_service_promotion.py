@@ -13,6 +13,7 @@ import pytest
 from forkd.errors import Conflict, EngineExited, GuestError, NotFound, StoreError
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from forkd.service.trees import promotion as promotions
 from tests.support.callers import CALLER
 from tests.support.service_host import ROOT, TAG, until
 
@@ -231,6 +232,19 @@ async def test_a_guest_that_refuses_its_new_name_is_promoted_and_told_again_at_t
 
     async with fake_host.service() as service:
         assert await value(service, parent.id, "thought") == 0
+        await clear(service, fake_host)
+
+
+async def test_a_guest_that_refuses_its_new_name_twice_is_told_again_by_the_same_daemon(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotions, "RETRY_S_MIN", 0.01)
+    async with family(fake_host, "rename=once rename=once") as (service, parent, (winner, *_)):
+        with pytest.raises(GuestError, match="as asked"):
+            await service.promotions.promote(CALLER, winner.id)
+
+        await until(lambda: not service.sandboxes.roster.get(CALLER, parent.id).renaming)
+        assert await value(service, parent.id, "renamed") == 1
         await clear(service, fake_host)
 
 

@@ -17,6 +17,7 @@ from forkd.limits import SHORT_RETRY_S
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.service.host import open_host
+from forkd.service.zygotes import REQUESTS_AT_ONCE_MAX
 from tests.support.callers import CALLER
 from tests.support.chains import A, add_link
 from tests.support.served_host import served_host
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from forkd.service.host import Host
 
 MOST = 2
+
+WAITING_S = 0.5
+"""How long a fork is seen to wait, which takes some milliseconds if it does not."""
 
 FIRST, SECOND, THIRD = (parse_tag(each) for each in ("first", "second", "third"))
 
@@ -87,6 +91,23 @@ async def test_one_more_than_are_used_is_refused_until_one_is_let_go(small_host:
         (sandbox,) = forked.json()
         assert len(pool.pids()) == MOST
         await served.http.delete(f"/v2/sandboxes/{sandbox['id']}")
+
+
+async def test_a_fork_more_than_a_zygote_serves_at_once_waits_for_its_turn(
+    small_host: FakeHost,
+) -> None:
+    async with opened(small_host, FIRST) as service:
+        pool = service.figures.zygotes
+        async with contextlib.AsyncExitStack() as forks:
+            for _ in range(REQUESTS_AT_ONCE_MAX):
+                await forks.enter_async_context(pool.lease(FIRST))
+            one_more = asyncio.ensure_future(fork(service, FIRST))
+            others_go_on = await service.sandboxes.list(CALLER)
+            done, _ = await asyncio.wait([one_more], timeout=WAITING_S)
+
+            assert done == set()
+            assert others_go_on == ()
+        assert await one_more == 0  # by the same zygote
 
 
 async def test_what_others_were_derived_from_stays_and_the_last_of_a_chain_goes(

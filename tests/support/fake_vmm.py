@@ -22,6 +22,7 @@ Memory is the agent's namespace, pages are its names, and a disk's blocks are th
                                  file `go` in the state folder
     rename=fail | rename=hang    the agent refuses another identity later; the first time it
                                  never answers, and says so on the console
+    rename=once                  it refuses it once for each of these
     rename=unknown               the machine is of a forkd that knew no `identify`
 """
 
@@ -139,7 +140,10 @@ class Machine:
             (self.directory / "console.log").write_bytes(b"hanging\n")
             threading.Event().wait()
         agent.wait_for_go("rename")
-        if "rename=fail" in agent.knobs:
+        refuses = {"rename=fail", "rename=once"} & set(agent.knobs)
+        if "rename=once" in agent.knobs:
+            agent.knobs.remove("rename=once")
+        if refuses:
             peer.send(Kind.ERROR, {"code": "guest", "message": "as asked (hook_failed)"})
             return
         agent.identity = {**agent.identity, **request}

@@ -137,6 +137,8 @@ def fake_host(tmp_path: Path) -> Iterator[FakeHost]:
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as run_dir:
         made = make_host(tmp_path, Path(run_dir))
         yield made
+        with contextlib.suppress(TimeoutError):  # what was killed last may be ending still
+            asyncio.run(until(lambda: made.vmm_processes() == []))
         left = made.vmm_processes()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
