@@ -19,6 +19,7 @@ from forkd.daemon.settings import (
     variable,
 )
 from forkd.errors import InvalidRequest
+from forkd.service.jail import UidRange
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,8 @@ EVERYTHING = {
     "memory_overcommit": ("8.5", 8.5),
     "memory_pressure_max": ("0", 0.0),
     "cgroups": ("off", "off"),
+    "jail": ("off", "off"),
+    "uid_range": ("70000:1000", UidRange(70_000, 1_000)),
     "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
     "agent": ("/a", Path("/a")),
@@ -88,7 +91,8 @@ def test_everything_can_be_set_by_flags_which_go_before_the_environment(
 def as_read() -> dict[str, object]:
     assert set(EVERYTHING) == set(Settings.model_fields)
     return {name: value for name, (_, value) in EVERYTHING.items()} | {
-        "bind": {"host": "::1", "port": 8889}
+        "bind": {"host": "::1", "port": 8889},
+        "uid_range": {"first": 70_000, "count": 1_000},
     }
 
 
@@ -97,6 +101,9 @@ WRONG = [
     ("socket_mode", "rw", "octal"),
     ("socket_mode", "1000", "octal"),
     ("bind", "8889", "host:port"),
+    ("uid_range", "70000", "FIRST:COUNT"),
+    ("uid_range", "0:65536", "above 0"),
+    ("jail", "maybe", "on"),
     ("bind", "127.0.0.1:65536", "host:port"),
     ("hosts", "forkd.example:8889", "without ports"),
     ("hosts", "https://forkd.example", "without ports"),

@@ -49,7 +49,7 @@ def test_a_range_that_overlaps_somebody_is_refused_by_name(
 ) -> None:
     nobody = pwd.getpwnam("nobody").pw_uid
     for uids in (UidRange(nobody, UIDS_MIN), UidRange(nobody - UIDS_MIN + 1, UIDS_MIN)):
-        with pytest.raises(InvalidRequest, match=r"overlaps .*nobody|overlaps .* sync"):
+        with pytest.raises(InvalidRequest, match=r"overlaps .*(nobody|sync)"):
             uids.check()
     UidRange(nobody + 1, UIDS_MIN).check()
     subuid = tmp_path / "subuid"

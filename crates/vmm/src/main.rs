@@ -24,7 +24,6 @@ use forkd_vmm::io::bus::End;
 use forkd_vmm::jail;
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
-use forkd_vmm::sys::handed::{self, Keep};
 use forkd_vmm::sys::{descriptors, output, process};
 use forkd_vmm::zygote::{Zygote, seed};
 use serde::Serialize;
@@ -41,9 +40,9 @@ fn main() -> ExitCode {
         ["machine", "--config", file] => machine(Path::new(file)),
         ["zygote", "--config", file] => zygote(Path::new(file)),
         ["compare", "--config", file] => compare(Path::new(file)),
-        ["inspect", file] => inspect(Path::new(file)),
+        ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
         ["probe"] => say(&probe::probe()),
-        ["jail", folder, uid, group] => try_jail(Path::new(folder), uid, group),
+        ["jail", at, uid, gid] => jail::try_out(Path::new(at), uid, gid).and_then(|it| say(&it)),
         _ => {
             output::log(USAGE);
             return ExitCode::from(2);
@@ -71,10 +70,9 @@ fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
 fn machine(path: &Path) -> Result<(), Error> {
     descriptors::raise_file_limit();
     let config = MachineConfig::parse(&read_config(path)?)?;
-    config.jail.as_ref().map_or(Ok(()), |jail| jail::enter_as_machine(jail, &config))?;
+    jail::enter_as_machine(&config)?;
     let place = server::place(PathBuf::from(&config.directory))?;
     let machine = Machine::boot(&config, &place)?;
-    handed::keep_only(Keep::Always);
     let mut server = Server::new(machine, place, None, seed::live)?;
     server.open()?;
     say(&Event::Listening { pid: std::process::id() })?;
@@ -90,7 +88,7 @@ fn machine(path: &Path) -> Result<(), Error> {
 
 fn zygote(path: &Path) -> Result<(), Error> {
     let config = ZygoteConfig::parse(&read_config(path)?)?;
-    config.jail.as_ref().map_or(Ok(()), |jail| jail::enter_as_zygote(jail, &config))?;
+    jail::enter_as_zygote(&config)?;
     let zygote = Zygote::start(&config)?;
     say(&Event::Listening { pid: std::process::id() })?;
     zygote.run()
@@ -99,19 +97,4 @@ fn zygote(path: &Path) -> Result<(), Error> {
 fn compare(path: &Path) -> Result<(), Error> {
     let compared = forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
     say(&compared)
-}
-
-/// For whoever examines a host: goes to jail, and says that it could.
-fn try_jail(folder: &Path, uid: &str, group: &str) -> Result<(), Error> {
-    let number = |text: &str| {
-        let problem = format!("{text:?} is no user or group");
-        text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
-    };
-    let (uid, group) = (number(uid)?, number(group)?);
-    jail::enter_as_nothing(folder, uid, group)?;
-    say(&json!({"event": "jailed"}))
-}
-
-fn inspect(path: &Path) -> Result<(), Error> {
-    say(&MachineState::read(path)?.describe())
 }

@@ -145,6 +145,7 @@ class _Ground:
     records: Records
     store: SnapshotStore
     pending: PendingStore
+    jail: Jail
 
 
 async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack) -> _Ground:
@@ -165,7 +166,9 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     stack.callback(cgroups.close)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)
-    return _Ground(chosen, cgroups, records, store, pending)
+    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
+    await asyncio.to_thread(jail.prepare)
+    return _Ground(chosen, cgroups, records, store, pending, jail)
 
 
 def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
@@ -204,6 +207,8 @@ def _make_folders(settings: HostSettings) -> None:
         settings.zygotes_dir,
         settings.bakes_dir,
         settings.tops_dir,
+        settings.staging_dir,
+        settings.snapshots_dir,
     ):
         files.make_folder(folder, parents=True, exist_ok=True)
 
@@ -242,19 +247,15 @@ async def _compose(
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Host, tuple[SandboxRow, ...]]:
     """Reap and tidy, and give each component what it works with."""
-    opened_at_s = time.monotonic()
-    store, pending, records = ground.store, ground.pending, ground.records
+    store, pending, records, jail = ground.store, ground.pending, ground.records, ground.jail
     journal, rows = await _recover(settings, telemetry, ground, stack)
     uploaded = RecipeStore(settings.state_dir)
     await _prepare(store, pending, uploaded)
-
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
     images = Images(telemetry, settings, tasks, recipes)
     stack.callback(images.close)
-    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
-    await asyncio.to_thread(jail.prepare)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
     tasks.run(TaskKind.JOURNAL, journal.write(), "events", vital=True)
@@ -285,14 +286,12 @@ async def _compose(
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
-    tops = files.real_path(settings.tops_dir)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
+    for_bakes = (store, catalog, images, upkeep, jail)
     return Host(
         recipes=recipes,
         images=images,
-        snapshots=Snapshots(
-            telemetry, settings, tasks, admission, store, catalog, images, upkeep, jail
-        ),
+        snapshots=Snapshots(telemetry, settings, tasks, admission, *for_bakes),
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
         packs=Packs(telemetry, settings.packs, store, catalog, upkeep.drop_unused_images),
         sandboxes=sandboxes,
@@ -301,12 +300,14 @@ async def _compose(
         comparisons=Comparisons(telemetry, settings.vmm, store, catalog, sandboxes, branches, jail),
         trees=Trees(telemetry, roster, growth),
         guests=guests,
-        system=System(telemetry, settings, ground.cgroups, catalog, roster, opened_at_s),
+        system=System(telemetry, settings, ground.cgroups, catalog, roster, time.monotonic()),
         tokens=tokens,
         tenants=tenants,
         journal=journal,
         figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
-        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
+        usage=UsageOfSandboxes(
+            telemetry, roster, ground.cgroups, files.real_path(settings.tops_dir)
+        ),
         telemetry=telemetry,
         tasks=tasks,
     ), rows

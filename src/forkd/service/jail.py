@@ -6,7 +6,7 @@ is written down nowhere: the owner of a sandbox's folder is it, so that the next
 there.
 
 The first number of the range is the group of all jailed processes: it may pass through our folders
-to those that are a process's own, and nobody else may.
+to those that are a process's own; no other user may.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ const MEMINFO: &str = meminfo::FILE;
 /// Below which machines have their cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Jails a zygote that has not read anything of its snapshot.
+/// Jails a zygote, if it is to be jailed, that has not read anything of its snapshot.
 ///
 /// It is root still, without rights over what is not in its jail but to become others and to look
 /// after its children.
@@ -34,7 +34,8 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// # Errors
 ///
 /// [`Error::Io`] naming a file of the configuration, or what the kernel refused.
-pub fn enter_as_zygote(jail: &JailConfig, config: &ZygoteConfig) -> Result<(), Error> {
+pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
+    let Some(jail) = &config.jail else { return Ok(()) };
     let layers = config.disk.iter().flat_map(|disk| &disk.layers);
     let read = std::iter::once(&config.state).chain(&config.memory).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
@@ -43,12 +44,14 @@ pub fn enter_as_zygote(jail: &JailConfig, config: &ZygoteConfig) -> Result<(), E
     rights::keep(&rights::OF_ZYGOTES)
 }
 
-/// Jails a process that will boot a machine, and makes it the user that it is to be.
+/// Jails a process that will boot a machine, if it is to be jailed, and makes it the user that it is
+/// to be.
 ///
 /// # Errors
 ///
 /// As [`enter_as_zygote`].
-pub fn enter_as_machine(jail: &JailConfig, config: &MachineConfig) -> Result<(), Error> {
+pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
+    let Some(jail) = &config.jail else { return Ok(()) };
     let layers = config.disk.iter().flat_map(|disk: &DiskConfig| &disk.layers);
     let read = std::iter::once(&config.kernel).chain(&config.initramfs).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
@@ -65,10 +68,16 @@ pub fn enter_as_machine(jail: &JailConfig, config: &MachineConfig) -> Result<(),
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn enter_as_nothing(folder: &Path, uid: u32, group: u32) -> Result<(), Error> {
+pub fn try_out(folder: &Path, uid: &str, group: &str) -> Result<serde_json::Value, Error> {
+    let number = |text: &str| {
+        let problem = format!("{text:?} is no user or group");
+        text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
+    };
+    let (uid, group) = (number(uid)?, number(group)?);
     namespaces::enter(&[folder.to_path_buf()], folder)?;
     rights::give_up(group)?;
-    become_own(Some(uid))
+    become_own(Some(uid))?;
+    Ok(serde_json::json!({"event": "jailed"}))
 }
 
 /// Makes a fork that is a machine the user that it is to be, without any rights.

@@ -25,7 +25,7 @@ use crate::sys::descriptors;
 /// [`Error::Io`].
 pub fn open() -> Result<Kvm, Error> {
     let file = descriptors::open_kvm()?;
-    // SAFETY: the descriptor is of KVM, ours, and nobody else's from now on.
+    // SAFETY: the descriptor is of KVM, ours, and in nothing else from now on.
     Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })
 }
 

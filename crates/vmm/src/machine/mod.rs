@@ -36,6 +36,7 @@ use crate::machine::vcpu::Vcpus;
 use crate::memory::ram::Ram;
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
+use crate::sys::handed::{self, Keep};
 
 /// What every kernel is told, before the configuration's own words.
 ///
@@ -81,6 +82,12 @@ impl Machine {
     ///
     /// [`Error::Invalid`] naming the member of `config` at fault; [`Error::Kvm`] or [`Error::Io`].
     pub fn boot(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
+        let booted = Self::boot_from(config, place);
+        handed::keep_only(Keep::Always);
+        booted
+    }
+
+    fn boot_from(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
         layout::check_memory_size(config.memory_bytes)?;
         let kvm = vm::open()?;
         let ram = Ram::fresh(config.memory_bytes)?;

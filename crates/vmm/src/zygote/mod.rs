@@ -157,8 +157,8 @@ impl Zygote {
                     self.control.answer::<()>(token, Err(error.into()));
                 }
                 Ok(ZygoteRequest::Files(files)) => {
-                    let taken = self.control.take_files(token, &files.names);
-                    self.control.answer(token, taken.map(|()| json!({})));
+                    let took = self.control.take_files(token, &files.names);
+                    self.control.answer(token, took.map(|()| json!({})));
                 }
                 Ok(ZygoteRequest::Status) => {
                     let status = self.status();
