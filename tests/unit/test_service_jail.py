@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forkd.errors import CapacityError, InvalidRequest
+from forkd.host import ownership
 from forkd.limits import UIDS_DEFAULT, UIDS_MIN
-from forkd.service import jail
 from forkd.service.jail import Jail, UidRange
 
 FIRST = 1_879_048_192
@@ -54,7 +54,7 @@ def test_a_range_that_overlaps_somebody_is_refused_by_name(
     UidRange(nobody + 1, UIDS_MIN).check()
     subuid = tmp_path / "subuid"
     subuid.write_text(f"alice:{FIRST + 10}:1\n")
-    monkeypatch.setattr(jail, "SUBORDINATE", (subuid,))
+    monkeypatch.setattr(ownership, "SUBORDINATE", (subuid,))
     with pytest.raises(InvalidRequest, match="range of alice in"):
         UidRange(FIRST, UIDS_MIN).check()
 

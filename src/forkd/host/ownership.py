@@ -8,8 +8,11 @@ Every function blocks, and raises what the kernel refuses as `CapacityError` or 
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
@@ -17,10 +20,30 @@ from forkd.host.faults import kernel_call
 from forkd.host.files import PRIVATE
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE = 0o600
+
+SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
+"""Ranges that users of the host have for their containers: subuid(5)."""
+
+
+def taken() -> Iterator[tuple[str, int, int]]:
+    """Yield what this host's numbers are taken for: a name, the first, how many."""
+    for user in pwd.getpwall():
+        yield f"user {user.pw_name}", user.pw_uid, 1
+        yield f"the group of user {user.pw_name}", user.pw_gid, 1
+    for group in grp.getgrall():
+        yield f"group {group.gr_name}", group.gr_gid, 1
+    for path in SUBORDINATE:
+        with kernel_call(f"read {path}"):
+            lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            name, _, rest = line.partition(":")
+            first, _, count = rest.partition(":")
+            if first.isdecimal() and count.isdecimal():
+                yield f"the range of {name} in {path}", int(first), int(count)
 
 
 def owner(path: Path) -> int:

@@ -12,30 +12,24 @@ to those that are a process's own; no other user may.
 from __future__ import annotations
 
 import contextlib
-import grp
 import logging
-import pwd
 import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import JailConfig
 from forkd.errors import CapacityError, ForkdError, InvalidRequest
 from forkd.host import ownership, users
-from forkd.host.faults import kernel_call
 from forkd.limits import SHORT_RETRY_S, UIDS_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 UID_MAX = (1 << 32) - 2
 """The greatest user; one more stands for none."""
-
-SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
-"""Ranges that users of the host have for their containers: subuid(5)."""
 
 THROUGH = 0o710
 """Mode of folders that jailed processes pass through, and do not list."""
@@ -87,30 +81,13 @@ class UidRange:
             InvalidRequest: Somebody is; it says who.
             HostError: The kernel does not let us look.
         """
-        for name, first, count in _taken():
+        for name, first, count in ownership.taken():
             if self.overlaps(first, count):
                 raise InvalidRequest(
                     f"FORKD_UID_RANGE {self.first}:{self.count} overlaps {name}; choose numbers "
                     "that are nobody's on this host",
                     field="uid_range",
                 )
-
-
-def _taken() -> Iterator[tuple[str, int, int]]:
-    """Yield what this host's numbers are taken for: a name, the first, how many."""
-    for user in pwd.getpwall():
-        yield f"user {user.pw_name}", user.pw_uid, 1
-        yield f"the group of user {user.pw_name}", user.pw_gid, 1
-    for group in grp.getgrall():
-        yield f"group {group.gr_name}", group.gr_gid, 1
-    for path in SUBORDINATE:
-        with kernel_call(f"read {path}"):
-            lines = path.read_text().splitlines() if path.exists() else []
-        for line in lines:
-            name, _, rest = line.partition(":")
-            first, _, count = rest.partition(":")
-            if first.isdecimal() and count.isdecimal():
-                yield f"the range of {name} in {path}", int(first), int(count)
 
 
 class Jail:

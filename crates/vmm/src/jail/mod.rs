@@ -44,8 +44,8 @@ pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
     rights::keep(&rights::OF_ZYGOTES)
 }
 
-/// Jails a process that will boot a machine, if it is to be jailed, and makes it the user that it is
-/// to be.
+/// Jails a process that will boot a machine, if it is to be jailed, and makes it the user that it
+/// is to be.
 ///
 /// # Errors
 ///
