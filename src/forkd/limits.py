@@ -289,3 +289,26 @@ ANSWERS_BYTES_MAX = 128 * 1024 * 1024
 
 MESSAGE_BYTES_MAX = 1024 * 1024 + 1
 """One WebSocket message: a kind and the payload of one frame of the guest protocol."""
+
+# Network policies
+
+NETWORK_RULES_MAX = 512
+"""Most rules of one sandbox's network policy."""
+
+NETWORK_NAMES_MAX = 256
+"""Most names of one sandbox's network policy."""
+
+NETWORK_PORTS_MAX = 16
+"""Most ports or ranges of ports in one rule of a network policy."""
+
+REFUSED_NAMES_MAX = 256
+"""Most names that are listed of those that a sandbox asked for and did not get."""
+
+RESOLVER_QUESTIONS_MAX = 256
+"""Most questions that the resolver asks upstream at once, for all sandboxes."""
+
+RESOLVER_QUESTIONS_PER_SANDBOX_MAX = 16
+"""Most questions of one sandbox that the resolver answers at once; more are refused."""
+
+NETWORK_CONNECTIONS_MAX = 4_096
+"""Most connections that one sandbox has open through the host at once; more are refused."""

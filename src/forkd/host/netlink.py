@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
@@ -90,6 +91,49 @@ def set_up(name: str, address: str, prefix_length: int) -> None:
         route.link("set", index=index, state="up")
 
 
+def not_forwarding(but: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the links that do not forward IPv4 packets that come from them.
+
+    Args:
+        but: Tells which links do not count; loopback never does.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    found = []
+    for name in names():
+        with kernel_call(f"look at {name}"), contextlib.suppress(FileNotFoundError):
+            if name != "lo" and not but(name) and _forwarding(name).read_text().strip() == "0":
+                found.append(name)
+    return tuple(found)
+
+
+def forward(links: Iterable[str], *, on: bool) -> None:
+    """Have IPv4 packets that come from links forwarded, or not; links that are gone are fine.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    for name in links:
+        with kernel_call(f"forward what comes from {name}"), contextlib.suppress(FileNotFoundError):
+            _forwarding(name).write_text("1" if on else "0")
+
+
+def forget_connections(marks: Iterable[int]) -> None:
+    """Have the kernel forget the connections that bear one of these marks.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    for mark in marks:
+        with _netfilter("forget connections") as tracked:
+            tracked.flush(mark=mark, mark_mask=0xFFFF_FFFF)
+
+
+def _forwarding(name: str) -> Path:
+    return _SYSCTL / "ipv4/conf" / name / "forwarding"
+
+
 def clear_addresses(name: str) -> None:
     """Take every address from a link.
 
@@ -133,6 +177,16 @@ def _index(name: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
         raw = fcntl.ioctl(asked.fileno(), _SIOCGIFINDEX, _IFINDEX.pack(name.encode(), 0))
     return int(_IFINDEX.unpack(raw)[1])
+
+
+@contextlib.contextmanager
+def _netfilter(doing: str) -> Iterator[NFCTSocket]:
+    with kernel_call(doing):
+        try:
+            with NFCTSocket() as tracked:
+                yield tracked
+        except NetlinkError as error:
+            raise OSError(error.code, os.strerror(error.code)) from error
 
 
 @contextlib.contextmanager

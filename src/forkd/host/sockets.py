@@ -28,6 +28,9 @@ QUEUE_RETRY_S = 0.005
 """How long after the queue of a listener was full it is tried again: no event says when it has
 room."""
 
+PORT_TRIES = 16
+"""How many ports are tried until one is free for TCP and UDP."""
+
 _UCRED = struct.Struct("iII")
 
 
@@ -218,3 +221,25 @@ def bind_tcp(host: str, port: int, backlog: int) -> Socket:
 def send_files(sock: Socket, data: bytes, files: Sequence[int]) -> int:
     """Send bytes with descriptors over a Unix socket; return how many of the bytes were sent."""
     return socket.send_fds(sock, [data], files)
+
+
+def bind_tcp_and_udp() -> tuple[Socket, Socket]:
+    """Return a listening socket and one for packets, on one port of every IPv4 address.
+
+    Raises:
+        HostError: The kernel refused, or no port was free for both.
+    """
+    with kernel_call("listen for questions of sandboxes"):
+        for attempt in range(PORT_TRIES):
+            listener = socket.create_server(("", 0))
+            packets = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                packets.bind(("", listener.getsockname()[1]))
+            except OSError as error:
+                listener.close()
+                packets.close()
+                if error.errno != errno.EADDRINUSE or attempt == PORT_TRIES - 1:
+                    raise
+            else:
+                return listener, packets
+    raise AssertionError  # the last try returns or raises

@@ -8,7 +8,7 @@ slot's index, which is all that has to be remembered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError
@@ -25,6 +25,12 @@ TAP_PREFIX_MAX = 8
 POOL = IPv4Network("10.200.0.0/16")
 """Where addresses come from unless settings say otherwise: 16,384 links."""
 
+PREFIX_LENGTH_V6 = 64
+"""Prefix length of one link's IPv6 network."""
+
+_PRIVATE_V6 = 0xFD66_6B64 << 96
+"""What our IPv6 addresses begin with (RFC 4193); the IPv4 network of the link follows."""
+
 _SLOT_ADDRESSES = 1 << (32 - PREFIX_LENGTH)
 
 
@@ -39,6 +45,8 @@ class Slot:
         mac: Hardware address of the guest's end.
         host: Address of the host's end.
         guest: Address of the guest's end.
+        host_v6: IPv6 address of the host's end.
+        guest_v6: IPv6 address of the guest's end.
     """
 
     index: int
@@ -47,6 +55,8 @@ class Slot:
     mac: str
     host: str
     guest: str
+    host_v6: str
+    guest_v6: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,12 @@ class Plan:
         """How many links there can be at once."""
         return self.pool.num_addresses // _SLOT_ADDRESSES
 
+    @property
+    def pool_v6(self) -> IPv6Network:
+        """Where IPv6 addresses come from: it follows from `pool`."""
+        first = _PRIVATE_V6 + (int(self.pool.network_address) << 64)
+        return IPv6Network((first, 32 + self.pool.prefixlen))
+
     def slot(self, index: int, tap_index: int | None = None) -> Slot:
         """Return the link at `index`, 0 to `slots` - 1.
 
@@ -75,6 +91,7 @@ class Plan:
                 addresses of another keeps its tap.
         """
         first = self.pool.network_address + index * _SLOT_ADDRESSES
+        first_v6 = _network_v6(first).network_address
         tap_index = index if tap_index is None else tap_index
         return Slot(
             index=index,
@@ -83,6 +100,8 @@ class Plan:
             mac=f"02:66:6b:00:{index >> 8:02x}:{index & 0xFF:02x}",
             host=str(first + 1),
             guest=str(first + 2),
+            host_v6=str(first_v6 + 1),
+            guest_v6=str(first_v6 + 2),
         )
 
     def free(self, count: int, taken: Collection[int]) -> tuple[int, ...]:
@@ -112,3 +131,7 @@ class Plan:
             if index not in taken:
                 count -= 1
                 yield index
+
+
+def _network_v6(first: IPv4Address) -> IPv6Network:
+    return IPv6Network((_PRIVATE_V6 + (int(first) << 64), PREFIX_LENGTH_V6))

@@ -1,0 +1,230 @@
+"""Which names a sandbox may resolve, and to what; pure.
+
+An answer holds addresses only that the sandbox may reach: a public name that resolves to a private
+address would lead it to where no policy meant to (rebinding), so that address is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import dns.edns
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.rrset
+from dns.exception import DNSException
+
+from forkd.limits import REFUSED_NAMES_MAX
+from forkd.network.ranges import allows, is_public
+from forkd.network.rules import Opening
+
+if TYPE_CHECKING:
+    from forkd.model.network import NetworkPolicy
+    from forkd.network.ranges import Address
+
+CHAIN_MAX = 8
+"""Longest chain of aliases (CNAME) that is followed."""
+
+ADDRESSES_MAX = 64
+"""Most addresses of one answer that are passed on."""
+
+OPEN_S_MIN, OPEN_S_MAX = 60, 3_600
+"""How long an address is open to new connections after its name was resolved: the answer's time to
+live, within these."""
+
+ANSWER_BYTES_MIN, ANSWER_BYTES_MAX = 512, 1_232
+"""Size of an answer over UDP: what each asker takes, and what no link fragments."""
+
+_ADDRESSES = (dns.rdatatype.A, dns.rdatatype.AAAA)
+
+
+class Why(StrEnum):
+    """Why a question was refused."""
+
+    NOT_ALLOWED = "not allowed"
+    PRIVATE = "resolves to addresses that are not public"
+    HELD = "held until the sandbox is promoted"
+
+
+@dataclass(slots=True)
+class RefusedNames:
+    """The names that one sandbox asked for and did not get, and how often."""
+
+    counts: dict[tuple[str, Why], int] = field(default_factory=dict)
+    total: int = 0
+
+    def note(self, name: str, why: Why) -> None:
+        """Count a refusal; when there are too many names, those after are counted only in sum."""
+        self.total += 1
+        key = (name, why)
+        if key in self.counts or len(self.counts) < REFUSED_NAMES_MAX:
+            self.counts[key] = self.counts.get(key, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A sandbox that asks.
+
+    Attributes:
+        tap: Its link.
+        policy: What it may reach.
+        held: Whether it may reach nothing at the moment.
+        refused: Where its refusals are counted.
+    """
+
+    tap: str
+    policy: NetworkPolicy
+    held: bool
+    refused: RefusedNames
+
+
+def parse(wire: bytes) -> dns.message.QueryMessage | None:
+    """Return the question in a message; None if it is none, or not one."""
+    try:
+        message = dns.message.from_wire(wire, one_rr_per_rrset=False)
+    except (DNSException, ValueError):
+        return None
+    if not isinstance(message, dns.message.QueryMessage) or message.flags & dns.flags.QR:
+        return None
+    return message if len(message.question) == 1 else None
+
+
+def name_of(query: dns.message.QueryMessage) -> str:
+    """Return the name that is asked for, in lower case and without the dot at its end."""
+    return query.question[0].name.to_text(omit_final_dot=True).lower()
+
+
+def refusal(query: dns.message.QueryMessage, asker: Asker) -> Why | None:
+    """Return why a question is not even asked upstream; None if it is."""
+    if asker.held:
+        return Why.HELD
+    if asker.policy.internet or asker.policy.named(name_of(query)):
+        return None
+    return Why.NOT_ALLOWED
+
+
+def refuse(query: dns.message.QueryMessage, why: Why) -> dns.message.Message:
+    """Return the answer to a question that is refused: there is no such name, and why.
+
+    Another code would have the asker try again, and a program wait for that.
+    """
+    answer = dns.message.make_response(query, recursion_available=True)
+    answer.set_rcode(dns.rcode.NXDOMAIN)
+    if query.edns >= 0:
+        code = dns.edns.EDECode.BLOCKED
+        answer.use_edns(options=[dns.edns.EDEOption(code, f"forkd: {why}")])
+    return answer
+
+
+def fail(query: dns.message.QueryMessage) -> dns.message.Message:
+    """Return the answer to a question that could not be answered."""
+    answer = dns.message.make_response(query, recursion_available=True)
+    answer.set_rcode(dns.rcode.SERVFAIL)
+    return answer
+
+
+def is_for_addresses(query: dns.message.QueryMessage) -> bool:
+    """Whether a question is for the addresses of a name."""
+    question = query.question[0]
+    return question.rdtype in _ADDRESSES and question.rdclass == dns.rdataclass.IN
+
+
+def passes(query: dns.message.QueryMessage, asker: Asker) -> bool:
+    """Whether the answer to a question that is not for addresses is passed on.
+
+    Under `internet` it is; of a name on a list nobody needs more than addresses.
+    """
+    return asker.policy.internet and query.question[0].rdclass == dns.rdataclass.IN
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a question for addresses came to.
+
+    Attributes:
+        message: What the sandbox is told.
+        openings: What is opened for it first.
+        seconds: For how long.
+        why: Why it was refused after all; None if it was not.
+    """
+
+    message: dns.message.Message
+    openings: tuple[Opening, ...] = ()
+    seconds: int = OPEN_S_MIN
+    why: Why | None = None
+
+
+def answer(
+    query: dns.message.QueryMessage, upstream: dns.message.Message, asker: Asker
+) -> Answered:
+    """Return what a question for addresses comes to, by what was answered upstream."""
+    question = query.question[0]
+    message = dns.message.make_response(query, recursion_available=True)
+    message.set_rcode(upstream.rcode())
+    chain, found = _chain(upstream, question.name, question.rdtype)
+    if found is None:
+        message.answer.extend(chain)
+        return Answered(message)
+    addresses = [ip_address(each.address) for each in found][:ADDRESSES_MAX]
+    kept = [each for each in addresses if _may_reach(asker.policy, each)]
+    if addresses and not kept:
+        return Answered(refuse(query, Why.PRIVATE), why=Why.PRIVATE)
+    ttl = min((each.ttl for each in (*chain, found)), default=0)
+    seconds = min(max(ttl, OPEN_S_MIN), OPEN_S_MAX)
+    for each in chain:
+        each.ttl = min(each.ttl, seconds)
+    texts = [str(each) for each in kept]
+    rrset = dns.rrset.from_text_list(
+        found.name, min(found.ttl, seconds), found.rdclass, found.rdtype, texts
+    )
+    message.answer.extend((*chain, rrset))
+    return Answered(message, tuple(_openings(query, kept, asker)), seconds)
+
+
+def to_wire(message: dns.message.Message, query: dns.message.QueryMessage | None) -> bytes:
+    """Return a message as bytes; cut to what the asker takes over UDP, if `query` is given."""
+    if query is None:
+        return message.to_wire()
+    room = max(query.payload, ANSWER_BYTES_MIN) if query.edns >= 0 else ANSWER_BYTES_MIN
+    return message.to_wire(max_size=min(room, ANSWER_BYTES_MAX), prefer_truncation=True)
+
+
+def _chain(
+    upstream: dns.message.Message, name: dns.name.Name, rdtype: dns.rdatatype.RdataType
+) -> tuple[list[dns.rrset.RRset], dns.rrset.RRset | None]:
+    """Return the aliases that lead from a name, and the addresses at their end."""
+    chain: list[dns.rrset.RRset] = []
+    by_key = {(each.name, each.rdtype): each for each in upstream.answer}
+    while len(chain) <= CHAIN_MAX:
+        if (found := by_key.get((name, rdtype))) is not None:
+            return chain, found
+        alias = by_key.get((name, dns.rdatatype.CNAME))
+        if alias is None or len(alias) != 1:
+            return chain, None
+        chain.append(alias)
+        name = alias[0].target
+    return [], None
+
+
+def _openings(
+    query: dns.message.QueryMessage, addresses: list[Address], asker: Asker
+) -> list[Opening]:
+    return [
+        Opening(asker.tap, address, protocol, port)
+        for rule in asker.policy.named(name_of(query))
+        for protocol in rule.protocols
+        for port in (tuple(each.first for each in rule.ports) or (None,))
+        for address in addresses
+    ]
+
+
+def _may_reach(policy: NetworkPolicy, address: Address) -> bool:
+    """Whether a name may lead to an address: a public one, or one that the policy names."""
+    return is_public(address) or allows(policy.addresses, address)

@@ -1,0 +1,330 @@
+"""The packet filter as text for nft(8); pure.
+
+One table holds the walls of all sandboxes.  Its chains never change: what a sandbox may do is in
+sets and maps whose keys begin with its tap, so that a thousand sandboxes cost a packet no more
+than one.
+
+    from_guests  every packet of a tap, before it is routed: allowed, or refused at once
+    input        what of it is for this host: the resolver, and the host's end if that is allowed
+    forward      to a tap go answers only, and nothing from another tap
+    dns          questions to the host's end of a link go to our resolver's port
+    out          what leaves the host has the host's address
+
+A connection that was allowed bears a mark of the policy that allowed it, and goes on for as long
+as the sandbox has that policy, also if the address of a name has timed out since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING
+
+from forkd.limits import NETWORK_CONNECTIONS_MAX
+from forkd.model.network import Protocol
+from forkd.network.ranges import SPECIAL_V4, SPECIAL_V6, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from forkd.model.network import NetworkPolicy
+    from forkd.network.plan import Plan, Slot
+    from forkd.network.ranges import Address, Piece
+
+NOTED_S = 3_600
+"""How long a refused destination is listed."""
+
+_TABLE = """
+table inet {table} {{
+  set taps {{ type ifname; }}
+  set held {{ type ifname; }}
+  set internet {{ type ifname; }}
+  set host {{ type ifname; }}
+  set roused {{ type ifname; }}
+  map ids {{ type ifname : mark; }}
+  map marks {{ type ifname : mark; }}
+  set current {{ type ifname . mark; }}
+  set connections {{ type ifname; flags dynamic; size 65536; }}
+  set refusals {{ type mark; flags dynamic; size 65536; counter; }}
+  set noting {{ type mark; flags dynamic,timeout; timeout {noted_s}s; size 65536; }}
+{sets}
+  chain from_guests {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname @taps jump guest
+  }}
+  chain guest {{
+    icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 accept
+    meta nfproto ipv4 iifname . ip saddr != @guests4 drop
+    meta nfproto ipv6 iifname . ip6 saddr != @guests6 drop
+    meta pkttype != host drop
+    ct state invalid drop
+    ct state established,related ct direction reply accept
+    iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 accept
+    iifname @held goto refuse
+    ct state established,related iifname . ct mark @current accept
+    iifname @host iifname . ip daddr @gateways4 goto allow
+    iifname @host iifname . ip6 daddr @gateways6 goto allow
+{allowed}
+    goto refuse
+  }}
+  chain allow {{
+    ct state new add @connections {{ iifname ct count over {connections} }} goto refuse
+    ct mark set iifname map @marks
+    accept
+  }}
+  chain refuse {{
+    meta mark set iifname map @ids
+    update @refusals {{ meta mark }}
+    update @noting {{ meta mark limit rate 10/minute burst 64 packets }} jump note
+    meta l4proto tcp reject with tcp reset
+    reject with icmpx admin-prohibited
+  }}
+  chain note {{
+{noted}
+  }}
+  chain input {{
+    type filter hook input priority filter; policy accept;
+    iifname @taps jump to_host
+    iifname != @taps meta l4proto {{ tcp, udp }} th dport {port} drop
+  }}
+  chain to_host {{
+    icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+    ct state established,related ct direction reply accept
+    iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport {port} accept
+    iifname @host iifname . ip daddr @gateways4 accept
+    iifname @host iifname . ip6 daddr @gateways6 accept
+    goto refuse
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    oifname @taps jump to_guest
+    iifname @roused oifname != @taps ct state new ct status dnat accept
+    iifname @roused oifname != @taps ct state new drop
+  }}
+  chain to_guest {{
+    iifname @taps goto refuse
+    ct state established,related accept
+    drop
+  }}
+  chain dns {{
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
+  }}
+  chain out {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {pool4} oifname != @taps masquerade
+    ip6 saddr {pool6} oifname != @taps masquerade
+  }}
+}}
+"""
+
+_SETS = """
+  set guests{v} {{ type ifname . {ip}_addr; }}
+  set gateways{v} {{ type ifname . {ip}_addr; }}
+  set special{v} {{ type {ip}_addr; flags interval; elements = {{ {special} }}; }}
+  set allowed{v} {{ type ifname . {ip}_addr . inet_proto . inet_service; flags interval; }}
+  set pinged{v} {{ type ifname . {ip}_addr; flags interval; }}
+  set named{v} {{ type ifname . {ip}_addr . inet_proto . inet_service; flags timeout; }}
+  set named_all{v} {{ type ifname . {ip}_addr . inet_proto; flags timeout; }}
+  set refused{v} {{
+    type mark . {ip}_addr . inet_proto . inet_service
+    flags dynamic,timeout; timeout {noted_s}s; size 65536; counter;
+  }}"""
+
+_ALLOWED = """
+    iifname . {ip} daddr . meta l4proto . th dport @allowed{v} goto allow
+    iifname . {ip} daddr . meta l4proto . th dport @named{v} goto allow
+    iifname . {ip} daddr . meta l4proto @named_all{v} goto allow
+    meta l4proto {icmp} iifname . {ip} daddr @pinged{v} goto allow
+    iifname @internet {ip} daddr != @special{v} goto allow"""
+
+_NOTED = """
+    meta l4proto {{ tcp, udp }} update @refused{v} {{ \
+meta mark . {ip} daddr . meta l4proto . th dport }}
+    meta l4proto {icmp} update @refused{v} {{ meta mark . {ip} daddr . meta l4proto . 0 }}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """What stands around one sandbox.
+
+    Attributes:
+        lease: Of which lease, whose id no other ever has.
+        slot: Its link.
+        policy: What it may reach.
+        held: Whether it may reach nothing at the moment.
+    """
+
+    lease: str
+    slot: Slot
+    policy: NetworkPolicy
+    held: bool = False
+
+    @property
+    def id(self) -> int:
+        """The mark under which its refusals are noted."""
+        return _mark(self.lease)
+
+    @property
+    def mark(self) -> int:
+        """The mark of connections that this policy allowed."""
+        return _mark(f"{self.lease} {self.policy.rules()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An address that a name resolved to, for a sandbox.
+
+    Attributes:
+        tap: Whose.
+        address: Which.
+        protocol: What is allowed there.
+        port: Where; None for every port, and for ICMP.
+    """
+
+    tap: str
+    address: Address
+    protocol: Protocol
+    port: int | None
+
+
+def table_name(plan: Plan) -> str:
+    """Return the name of a daemon's table: as its taps, so that no two have the same."""
+    return "forkd" if plan.tap_prefix == "fk" else f"forkd_{plan.tap_prefix}"
+
+
+def build(plan: Plan, port: int) -> str:
+    """Return the commands that make the table, in place of one that may be there.
+
+    Args:
+        plan: Which taps and addresses there may be.
+        port: Where our resolver listens.
+    """
+    families = (
+        {"v": 4, "ip": "ip", "icmp": "icmp", "special": SPECIAL_V4, "type": "ipv4"},
+        {"v": 6, "ip": "ip6", "icmp": "icmpv6", "special": SPECIAL_V6, "type": "ipv6"},
+    )
+    sets, allowed, noted = "", "", ""
+    for family in families:
+        special = ", ".join(map(str, family["special"]))  # type: ignore[call-overload]  # networks
+        names = {**family, "special": special, "noted_s": NOTED_S}
+        sets += _SETS.format(**{**names, "ip": family["type"]})
+        allowed += _ALLOWED.format(**names)
+        noted += _NOTED.format(**names)
+    return remove(plan) + _TABLE.format(
+        table=table_name(plan),
+        sets=sets,
+        allowed=allowed,
+        noted=noted,
+        port=port,
+        noted_s=NOTED_S,
+        connections=NETWORK_CONNECTIONS_MAX,
+        pool4=plan.pool,
+        pool6=plan.pool_v6,
+    )
+
+
+def remove(plan: Plan) -> str:
+    """Return the commands that remove the table, whether it is there or not."""
+    return f"add table inet {table_name(plan)}\ndelete table inet {table_name(plan)}\n"
+
+
+def put(plan: Plan, walls: Iterable[Wall]) -> str:
+    """Return the commands that put up walls around taps that have none."""
+    return _elements(plan, "add", (each for wall in walls for each in _of(wall)))
+
+
+def take(plan: Plan, walls: Iterable[Wall], openings: Iterable[Opening] = ()) -> str:
+    """Return the commands that take walls away, and openings with them.
+
+    What is not there is added first: a command that deletes nothing fails, and all others with it.
+    """
+    gone = [each for wall in walls for each in _of(wall)]
+    gone += [_of_opening(opening) for opening in openings]
+    return _elements(plan, "add", gone) + _elements(plan, "delete", gone)
+
+
+def open_for(plan: Plan, openings: Iterable[Opening], seconds: int) -> str:
+    """Return the commands that open addresses for a time, from now on."""
+    keys = [_of_opening(opening) for opening in openings]
+    timed = [(name, f"{key} timeout {seconds}s") for name, key in keys]
+    # The kernel leaves the time of an element as it is if that is added once more.
+    return (
+        _elements(plan, "add", timed)
+        + _elements(plan, "delete", keys)
+        + _elements(plan, "add", timed)
+    )
+
+
+def forget(plan: Plan, walls: Iterable[Wall]) -> str:
+    """Return the commands that forget how much sandboxes were refused."""
+    gone = [("refusals", f"{wall.id:#010x}") for wall in walls]
+    return _elements(plan, "add", gone) + _elements(plan, "delete", gone)
+
+
+def rouse(plan: Plan, links: Iterable[str]) -> str:
+    """Return the commands that note which links forward because of us."""
+    return _elements(plan, "add", (("roused", _quoted(link)) for link in links))
+
+
+def _of(wall: Wall) -> Iterator[tuple[str, str]]:
+    """Yield what a wall consists of: the name of a set, and an element of it."""
+    slot, policy, tap = wall.slot, wall.policy, _quoted(wall.slot.tap)
+    yield "ids", f"{tap} : {wall.id:#010x}"
+    yield "marks", f"{tap} : {wall.mark:#010x}"
+    yield "current", f"{tap} . {wall.mark:#010x}"
+    yield "guests4", f"{tap} . {slot.guest}"
+    yield "guests6", f"{tap} . {slot.guest_v6}"
+    yield "gateways4", f"{tap} . {slot.host}"
+    yield "gateways6", f"{tap} . {slot.host_v6}"
+    for name, given in (
+        ("taps", True),
+        ("held", wall.held),
+        ("internet", policy.internet),
+        ("host", policy.host),
+    ):
+        if given:
+            yield name, tap
+    for piece in pieces(policy.addresses):
+        yield _of_piece(tap, piece)
+
+
+def _of_piece(tap: str, piece: Piece) -> tuple[str, str]:
+    kind = IPv4Address if piece.version == 4 else IPv6Address  # noqa: PLR2004 - IPv4
+    first, last = kind(piece.span.first), kind(piece.span.last)
+    where = str(first) if first == last else f"{first}-{last}"
+    if piece.ports is None:
+        return f"pinged{piece.version}", f"{tap} . {where}"
+    key = f"{tap} . {where} . {piece.protocol} . {piece.ports}"
+    return f"allowed{piece.version}", key
+
+
+def _of_opening(opening: Opening) -> tuple[str, str]:
+    version, protocol = opening.address.version, str(opening.protocol)
+    if opening.protocol is Protocol.ICMP and version == 6:  # noqa: PLR2004 - IPv6
+        protocol = "icmpv6"
+    key = f"{_quoted(opening.tap)} . {opening.address} . {protocol}"
+    if opening.port is None:
+        return f"named_all{version}", key
+    return f"named{version}", f"{key} . {opening.port}"
+
+
+def _elements(plan: Plan, verb: str, elements: Iterable[tuple[str, str]]) -> str:
+    """Return one command for each set, as few as there can be."""
+    by_set: dict[str, list[str]] = {}
+    for name, element in elements:
+        by_set.setdefault(name, []).append(element)
+    table = table_name(plan)
+    return "".join(
+        f"{verb} element inet {table} {name} {{ {', '.join(keys)} }}\n"
+        for name, keys in by_set.items()
+    )
+
+
+def _quoted(link: str) -> str:
+    return f'"{link}"'
+
+
+def _mark(of: str) -> int:
+    return int.from_bytes(blake2b(of.encode(), digest_size=4).digest()) or 1

@@ -1,0 +1,226 @@
+"""The walls around sandboxes, in the kernel; every method may block, and be called in any thread.
+
+The table is there while there is a sandbox with a link, and after a daemon that was killed: what it
+forked lives on behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from forkd.errors import CapacityError, HostError
+from forkd.host import netlink, nftables
+from forkd.model.network import RefusedDestination
+from forkd.network import rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forkd.network.plan import Plan
+    from forkd.network.rules import Opening, Wall
+
+log = logging.getLogger(__name__)
+
+OPENINGS_MAX = 4_096
+"""Most addresses and ports that names may have opened for one sandbox at once."""
+
+REFUSED_LISTED_MAX = 256
+"""Most destinations that are listed of those that a sandbox was refused; the most asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What a sandbox was refused.
+
+    Attributes:
+        packets: How many packets, since its policy was first set on this host.
+        destinations: Where they went to, the most asked for first.
+    """
+
+    packets: int = 0
+    destinations: tuple[RefusedDestination, ...] = ()
+
+
+class Walls:
+    """The walls of one daemon.
+
+    Args:
+        plan: Which taps are ours.
+        clock: Tells monotonic time, in seconds.
+    """
+
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._walls: dict[str, Wall] = {}
+        self._openings: dict[str, dict[Opening, float]] = {}
+        self._built = False
+        self._port = 0
+
+    def listen_at(self, port: int) -> None:
+        """Say where the resolver listens, before any wall is put up."""
+        self._port = port
+
+    def begin(self, walls: Iterable[Wall]) -> None:
+        """Put up what an earlier daemon left, or remove it if nothing of it is needed.
+
+        What names had opened is closed until they are asked for again.
+
+        Args:
+            walls: All that there are.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            walls = list(walls)
+            if not walls and not nftables.is_available():
+                return
+            roused = self._read_roused()
+            if not walls:
+                self._remove_unneeded(roused)
+                return
+            self._build(walls, roused)
+
+    def put(self, walls: Iterable[Wall]) -> None:
+        """Put up walls, in place of those that their taps have: all, or none.
+
+        Raises:
+            InvalidRequest: The rules of one overlap in too many ways.
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            new = list(walls)
+            if not self._built:
+                self._build(new, ())
+                return
+            old = [self._walls[each.slot.tap] for each in new if each.slot.tap in self._walls]
+            openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
+            gone = rules.take(self._plan, old, openings) if old else ""
+            nftables.run(gone + rules.put(self._plan, new))
+            self._note(new)
+
+    def take(self, taps: Iterable[str]) -> None:
+        """Take the walls of taps that are gone away; those that have none are fine.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            old = [self._walls[tap] for tap in taps if tap in self._walls]
+            if not old:
+                return
+            if len(old) == len(self._walls):
+                roused = self._read_roused()
+                nftables.run(rules.remove(self._plan))
+                self._built = False
+                netlink.forward(roused, on=False)
+            else:
+                openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
+                gone = rules.take(self._plan, old, openings)
+                nftables.run(gone + rules.forget(self._plan, old))
+            for wall in old:
+                del self._walls[wall.slot.tap]
+                self._openings.pop(wall.slot.tap, None)
+            netlink.forget_connections(wall.mark for wall in old if wall.policy.forwards)
+
+    def open_for(self, openings: Iterable[Opening], seconds: int) -> None:
+        """Open addresses for a time from now on; those that are open for longer stay so.
+
+        Raises:
+            CapacityError: The sandbox has too many open.
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            now = self._clock()
+            later = now + seconds
+            new: list[Opening] = []
+            for each in openings:
+                if each.tap not in self._walls:
+                    continue  # it ended meanwhile
+                opened = self._openings.setdefault(each.tap, {})
+                if opened.get(each, 0.0) < later:
+                    new.append(each)
+            for tap in {each.tap for each in new}:
+                live = {o: until for o, until in self._openings[tap].items() if until > now}
+                self._openings[tap] = live
+                if len(live.keys() | set(new)) > OPENINGS_MAX:
+                    raise CapacityError(f"{tap} has {OPENINGS_MAX} addresses open", tap=tap)
+            if new:
+                nftables.run(rules.open_for(self._plan, new, seconds))
+                for each in new:
+                    self._openings[each.tap][each] = later
+
+    def refusals(self, wall: Wall) -> Refusals:
+        """Return what a sandbox was refused.
+
+        Raises:
+            HostError: The kernel does not say.
+        """
+        if not self._built:
+            return Refusals()
+        packets = sum(each.packets for each in self._counted("refusals", wall.id))
+        found = self._counted("refused4", wall.id) + self._counted("refused6", wall.id)
+        found.sort(key=lambda each: -each.packets)
+        return Refusals(packets, tuple(found[:REFUSED_LISTED_MAX]))
+
+    def _remove_unneeded(self, roused: Iterable[str]) -> None:
+        try:
+            nftables.run(rules.remove(self._plan))
+            netlink.forward(roused, on=False)
+        except HostError as error:  # without rights, or a packet filter, there is nothing to remove
+            log.info("walls not removed", extra={"error": str(error)})
+
+    def _build(self, walls: list[Wall], roused: Iterable[str]) -> None:
+        commands = rules.build(self._plan, self._port) + rules.put(self._plan, walls)
+        nftables.run(commands + rules.rouse(self._plan, roused))
+        self._built = True
+        self._walls.clear()
+        self._openings.clear()
+        self._note(walls)
+
+    def _note(self, walls: list[Wall]) -> None:
+        for wall in walls:
+            self._walls[wall.slot.tap] = wall
+            self._openings.pop(wall.slot.tap, None)
+        forwarding = [wall.slot.tap for wall in walls if wall.policy.forwards]
+        if forwarding:
+            others = netlink.not_forwarding(self._plan.is_ours)
+            nftables.run(rules.rouse(self._plan, others))
+            netlink.forward(others, on=True)
+            netlink.forward(forwarding, on=True)
+
+    def _read_roused(self) -> tuple[str, ...]:
+        """Return which links forward because of us, this daemon or an earlier one."""
+        try:
+            found = nftables.read(f"list set inet {rules.table_name(self._plan)} roused")
+        except HostError:
+            return ()  # there is no table
+        return tuple(
+            link for each in found if "set" in each for link in each["set"].get("elem", ())
+        )
+
+    def _counted(self, name: str, id_: int) -> list[RefusedDestination]:
+        table = rules.table_name(self._plan)
+        sets = [
+            each["set"] for each in nftables.read(f"list set inet {table} {name}") if "set" in each
+        ]
+        elements = [each["elem"] for found in sets for each in found.get("elem", ())]
+        return [_refused(each) for each in elements if _key(each)[0] == id_]
+
+
+def _key(element: dict[str, Any]) -> list[Any]:
+    value = element["val"]
+    return value["concat"] if isinstance(value, dict) else [value]
+
+
+def _refused(element: dict[str, Any]) -> RefusedDestination:
+    packets = element["counter"]["packets"]
+    _, address, protocol, port = (*_key(element), "0.0.0.0", "", 0)[:4]  # noqa: S104 - no address
+    return RefusedDestination(str(ip_address(address)), str(protocol), port or None, packets)

@@ -1,0 +1,385 @@
+"""What guests reach: every cell of policies against destinations, in namespaces of the test.
+
+Links of the test stand for taps, so the host's walls are the very ones of sandboxes; the servers
+are real.  Nothing here has a route to anywhere else.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import CapacityError
+from forkd.host import nftables
+from forkd.limits import NETWORK_CONNECTIONS_MAX
+from forkd.model.network import Protocol, parse_policy
+from forkd.network import rules as rules_
+from forkd.network import walls as walls_
+from forkd.network.rules import Opening, Wall
+from forkd.network.walls import Refusals, Walls
+from tests.support import outside as world
+from tests.support.namespaces import Namespace
+from tests.support.outside import PLAN, Outside, outside, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+pytestmark = pytest.mark.needs("root", "nft")
+
+PORT = 5_353
+"""Where the resolver would listen."""
+
+FAMILIES = {"IPv4": 0, "IPv6": 1}
+PROTOCOLS = ("tcp", "udp", "icmp")
+
+LINK = (PLAN.slot(0).host, PLAN.slot(0).host_v6)
+SIBLING = (PLAN.slot(1).guest, PLAN.slot(1).guest_v6)
+SIBLINGS_LINK = (PLAN.slot(1).host, PLAN.slot(1).host_v6)
+
+CELLS: dict[str, tuple[tuple[str, str], int]] = {
+    "public": (world.PUBLIC, 443),
+    "other port": (world.PUBLIC, 80),
+    "other address": (world.OTHER, 443),
+    "DNS elsewhere": (world.OTHER, 53),
+    "DoT": (world.OTHER, 853),
+    "private": (world.PRIVATE, 443),
+    "metadata": (world.METADATA, 80),
+    "host, own link": (LINK, 443),
+    "host, other link": (SIBLINGS_LINK, 443),
+    "host, outside": (world.HOST_OUTSIDE, 443),
+    "sibling": (SIBLING, 443),
+}
+"""Destinations by name: addresses of both families, and a port."""
+
+PUBLIC_CELLS = frozenset({"public", "other port", "other address", "DNS elsewhere", "DoT"})
+CIDRS = (
+    "203.0.113.0/24:443",
+    "[2001:db8:1::/48]:443",
+    "203.0.113.0/24/icmp",
+    "[2001:db8:1::]/48/icmp",
+)
+
+REACHED: dict[tuple[str, ...], frozenset[str]] = {
+    ("deny-all",): frozenset(),
+    ("internet",): PUBLIC_CELLS,
+    ("host",): frozenset({"host, own link"}),
+    CIDRS: frozenset({"public"}),
+    ("10.99.0.0/16", "[fd00:99::/32]"): frozenset({"private"}),
+    ("169.254.169.254", "[fd00:ec2::254]"): frozenset({"metadata"}),
+    ("0.0.0.0/0", "[::/0]"): PUBLIC_CELLS,
+    ("10.0.0.0/8", "[fc00::/7]"): frozenset({"private"}) | frozenset({"metadata (IPv6)"}),
+    ("internet", "host"): PUBLIC_CELLS | {"host, own link"},
+}
+"""What each policy reaches; everything else it is refused.
+
+A range that holds all private addresses holds siblings and links, too, and still does not reach
+them.  The metadata service has a private address in IPv6.
+"""
+
+
+@pytest.fixture(scope="module")
+def outer() -> Iterator[Outside]:
+    with outside(2) as made:
+        addresses = [each for pair in (LINK, SIBLINGS_LINK, world.HOST_OUTSIDE) for each in pair]
+        places = [(each, 443) for each in addresses]
+        with serving(made.host, places), serving(made.guests[1], [(s, 443) for s in SIBLING]):
+            yield made
+
+
+class Walled:
+    """The host's walls; guest 1 may reach everything that there is to allow."""
+
+    def __init__(self, outer: Outside) -> None:
+        self.outer = outer
+        self.walls = Walls(PLAN)
+        self.walls.listen_at(PORT)
+
+    def put(self, *rules: str, held: bool = False, lease: str = "sb-0") -> Wall:
+        made = wall(0, *rules, held=held, lease=lease)
+        all_ = [made, wall(1, "internet", "host")]
+        self.outer.host.run(lambda: self.walls.put(all_))
+        return made
+
+    def take(self) -> None:
+        self.outer.host.run(lambda: self.walls.take(PLAN.slot(index).tap for index in range(2)))
+
+    def open_for(self, seconds: int, *openings: Opening) -> None:
+        self.outer.host.run(lambda: self.walls.open_for(openings, seconds))
+
+    def refusals(self, of: Wall) -> Refusals:
+        return self.outer.host.run(lambda: self.walls.refusals(of))
+
+    def try_(self, cell: str, protocol: str, family: int) -> str:
+        addresses, port = CELLS[cell]
+        return self.outer.try_(0, protocol, addresses[family], port)
+
+
+def wall(index: int, *rules: str, held: bool = False, lease: str = "") -> Wall:
+    policy = parse_policy(list(rules))
+    assert policy is not None
+    return Wall(lease or f"sb-{index}", PLAN.slot(index), policy, held)
+
+
+@pytest.fixture
+def walled(outer: Outside) -> Iterator[Walled]:
+    made = Walled(outer)
+    yield made
+    made.take()
+    assert outer.host.run(lambda: nftables.read("list tables"))[1:] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("rules", REACHED, ids=" ".join)
+def test_a_policy_reaches_what_it_says_and_all_else_is_refused_at_once(
+    walled: Walled, rules: tuple[str, ...], protocol: str, family: str
+) -> None:
+    walled.put(*rules)
+    reached = {each.replace(f" ({family})", "") for each in REACHED[rules]}
+    same = {"other port"} if protocol == "icmp" and "public" in reached else set()
+
+    found = {cell: walled.try_(cell, protocol, FAMILIES[family]) for cell in CELLS}
+
+    expected = {cell: "reached" if cell in reached | same else "refused" for cell in CELLS}
+    assert found == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_an_address_of_a_name_is_open_at_its_port_from_when_it_was_resolved(
+    walled: Walled, protocol: str, family: str
+) -> None:
+    walled.put("example.com:443")
+    cells = ("public", "other port", "other address")
+    before = [walled.try_(cell, protocol, FAMILIES[family]) for cell in cells]
+
+    address = world.ip(world.PUBLIC[FAMILIES[family]])
+    walled.open_for(60, Opening(PLAN.slot(0).tap, address, Protocol(protocol), 443))
+
+    after = [walled.try_(cell, protocol, FAMILIES[family]) for cell in cells]
+    assert (before, after) == (["refused"] * 3, ["reached", "refused", "refused"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_name_without_ports_opens_all_of_its_address(
+    walled: Walled, protocol: str, family: str
+) -> None:
+    walled.put("example.com")
+    address = world.ip(world.PUBLIC[FAMILIES[family]])
+
+    walled.open_for(60, *(Opening(PLAN.slot(0).tap, address, each, None) for each in Protocol))
+
+    found = [walled.try_(cell, protocol, FAMILIES[family]) for cell in ("other port", "DoT")]
+    assert found == ["reached", "refused"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_longer_time_holds_and_a_shorter_one_does_not_cut_it(walled: Walled, family: str) -> None:
+    walled.put("example.com:443")
+    opening = Opening(PLAN.slot(0).tap, world.ip(world.PUBLIC[FAMILIES[family]]), Protocol.TCP, 443)
+    listed = f"list set inet {_TABLE} named{opening.address.version}"
+
+    for seconds, least in ((60, 50), (600, 500), (60, 500)):
+        walled.open_for(seconds, opening)
+        found = walled.outer.host.run(lambda: nftables.read(listed))
+        (element,) = found[1]["set"]["elem"]
+        assert element["elem"]["expires"] > least
+
+
+def test_a_sandbox_has_so_many_addresses_open_and_no_more(
+    walled: Walled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walls_, "OPENINGS_MAX", 2)
+    walled.put("example.com:443")
+    tap = PLAN.slot(0).tap
+    openings = [Opening(tap, world.ip(f"203.0.113.{n}"), Protocol.TCP, 443) for n in range(3)]
+
+    walled.open_for(60, *openings[:2])
+    with pytest.raises(CapacityError):
+        walled.open_for(60, openings[2])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_held_egress_reaches_nothing_until_it_is_released(
+    walled: Walled, protocol: str, family: str
+) -> None:
+    walled.put("internet", "host", held=True)
+    held = {walled.try_(cell, protocol, FAMILIES[family]) for cell in CELLS}
+
+    walled.put("internet", "host")
+
+    assert held == {"refused"}
+    assert walled.try_("public", protocol, FAMILIES[family]) == "reached"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("source", ["a sibling's", "the world's"])
+def test_packets_with_an_address_that_is_not_its_own_are_dropped(
+    walled: Walled, source: str, family: str
+) -> None:
+    walled.put("internet")
+    spoofed = (SIBLING if source == "a sibling's" else world.OTHER)[FAMILIES[family]]
+    guest = walled.outer.guests[0]
+    guest.address("lo", f"{spoofed}/{world.ip(spoofed).max_prefixlen}")
+    to = world.PUBLIC[FAMILIES[family]]
+    with walled.outer.world.run(lambda: world.listening(to, 9_000, socket.SOCK_DGRAM)) as arrived:
+        guest.run(lambda: world.send(spoofed, to, 9_000, b"spoofed"))
+        guest.run(lambda: world.send(None, to, 9_000, b"its own"))
+
+        assert arrived.recv(64) == b"its own"  # what came first was sent last
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_connection_ends_when_the_policy_that_allowed_it_does_and_not_before(
+    walled: Walled, family: str
+) -> None:
+    address = world.PUBLIC[FAMILIES[family]]
+    server = walled.outer.world.run(lambda: world.listening(address, 9_000))
+    walled.put("internet")
+    client = walled.outer.guests[0].run(lambda: world.connected(address, 9_000))
+    with server, client, server.accept()[0] as accepted:
+        walled.put("internet")  # the same again
+        client.send(b"1")
+        assert accepted.recv(8) == b"1"
+
+        walled.put("192.0.2.0/24")
+        client.send(b"2")
+
+        with pytest.raises(ConnectionResetError):
+            client.recv(8)
+
+
+def test_what_was_refused_is_counted_and_listed_for_that_sandbox_alone(walled: Walled) -> None:
+    mine, other = walled.put("deny-all"), wall(1, "internet", "host")
+    for _ in range(3):
+        walled.try_("private", "tcp", 0)
+    walled.try_("metadata", "udp", 1)
+    walled.try_("public", "icmp", 0)
+
+    found, others = walled.refusals(mine), walled.refusals(other)
+
+    listed = [(each.address, each.protocol, each.port, each.packets) for each in found.destinations]
+    assert listed[0] == (world.PRIVATE[0], "tcp", 443, 3)
+    assert set(listed[1:]) == {
+        (world.METADATA[1], "udp", 80, 1),
+        (world.PUBLIC[0], "icmp", None, 1),
+    }
+    assert found.packets == 5
+    assert others == Refusals()
+
+
+def test_the_next_sandbox_of_a_link_sees_nothing_of_the_last(walled: Walled) -> None:
+    walled.put("deny-all", lease="sb-first")
+    walled.try_("private", "tcp", 0)
+    walled.outer.host.run(lambda: walled.walls.take([PLAN.slot(0).tap]))
+
+    second = walled.put("deny-all", lease="sb-second")
+
+    assert walled.refusals(second) == Refusals()
+
+
+def test_a_sandbox_that_tries_many_places_does_not_fill_the_list_of_others(walled: Walled) -> None:
+    mine = walled.put("deny-all")
+
+    walled.outer.guests[0].run(lambda: world.knock(world.PUBLIC[0], range(1, 200)))
+
+    found = walled.refusals(mine)
+    assert found.packets == 199
+    assert len(found.destinations) < 100
+
+
+def test_a_sandbox_has_so_many_connections_and_no_more(
+    outer: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"over {NETWORK_CONNECTIONS_MAX}" in rules_.build(PLAN, PORT)
+    monkeypatch.setattr(rules_, "NETWORK_CONNECTIONS_MAX", 2)
+    walled = Walled(outer)
+    walled.put("internet")
+    try:
+        guest, other = outer.guests
+        with (
+            outer.world.run(lambda: world.listening(world.PUBLIC[0], 9_000)),
+            guest.run(_connect),
+            guest.run(_connect),
+            other.run(_connect),  # which has its own
+            pytest.raises(ConnectionRefusedError),
+        ):
+            guest.run(_connect)
+    finally:
+        walled.take()
+
+
+def test_a_new_daemon_keeps_the_walls_of_what_runs_and_removes_what_is_left(outer: Outside) -> None:
+    first = Walled(outer)
+    first.put("203.0.113.0/24")
+    second = Walls(PLAN)
+    second.listen_at(PORT)
+
+    outer.host.run(lambda: second.begin([wall(0, "203.0.113.0/24", lease="sb-0")]))
+
+    try:
+        assert first.try_("public", "tcp", 0) == "reached"
+        assert first.try_("private", "tcp", 0) == "refused"
+    finally:
+        third = Walls(PLAN)
+        outer.host.run(lambda: third.begin([]))
+    assert outer.host.run(lambda: nftables.read("list tables"))[1:] == []
+
+
+def test_a_host_forwards_for_sandboxes_and_for_no_others(walled: Walled) -> None:
+    host, outer = walled.outer.host, walled.outer
+    with Namespace() as lan:
+        host.link("lan0", lan, "eth0")
+        host.address("lan0", "192.0.2.129/25")
+        lan.address("eth0", "192.0.2.130/25")
+        host.sysctl("ipv4/conf/lan0/forwarding", "0")
+        assert _forwards(host, "up0") == "0"
+        walled.put("internet")
+        assert _forwards(host, "up0") == _forwards(host, "lan0") == "1"
+        outer.world.route("192.0.2.128/25", "198.51.100.1")
+
+        with lan.run(lambda: world.listening("192.0.2.130", 9_000, socket.SOCK_DGRAM)) as arrived:
+            for sender, data in ((outer.world, b"a stranger's"), (host, b"the host's")):
+                sender.run(lambda d=data: world.send(None, "192.0.2.130", 9_000, d))  # type: ignore[misc]
+            outer.guests[0].run(lambda: world.send(None, "192.0.2.130", 9_000, b"a sandbox's"))
+
+            assert arrived.recv(64) == b"the host's"
+            assert arrived.recv(64) == b"a sandbox's"
+        walled.take()
+        assert _forwards(host, "up0") == _forwards(host, "lan0") == "0"
+
+
+def test_questions_reach_the_resolver_on_the_own_link_alone(walled: Walled) -> None:
+    host, world_ = walled.outer.host, walled.outer.world
+    with serving(host, [(LINK[0], PORT)]):
+        walled.put("deny-all")
+        for protocol in ("tcp", "udp"):
+            assert walled.outer.try_(0, protocol, LINK[0], 53) == "reached"
+            assert walled.outer.try_(0, protocol, world.PUBLIC[0], 53) == "refused"
+            assert walled.outer.try_(0, protocol, SIBLINGS_LINK[0], 53) == "refused"
+
+    outside_ = world.HOST_OUTSIDE[0]
+    with host.run(lambda: world.listening(outside_, PORT, socket.SOCK_DGRAM)) as resolver:
+        world_.run(lambda: world.send(None, outside_, PORT, b"a stranger's"))
+        walled.take()
+        world_.run(lambda: world.send(None, outside_, PORT, b"without walls"))
+
+        assert resolver.recv(64) == b"without walls"
+
+
+def _connect() -> socket.socket:
+    return world.connected(world.PUBLIC[0], 9_000)
+
+
+def _forwards(host: Namespace, link: str) -> str:
+    path = Path("/proc/sys/net/ipv4/conf", link, "forwarding")
+    return host.run(lambda: path.read_text().strip())
+
+
+_TABLE = rules_.table_name(PLAN)

@@ -1,0 +1,246 @@
+"""An outside for guests, all of it in namespaces of the test: servers, and a host between.
+
+    guest 0 ─┐
+    guest 1 ─┼─ host ── world     the world has documentation addresses, private ones, metadata
+    guest 2 ─┘
+
+The guests' links have the names and addresses of a plan's slots, as taps would, so the host's walls
+cannot tell them from sandboxes.  Nothing has a route to anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import selectors
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import TYPE_CHECKING
+
+from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6, Plan
+from tests.support.namespaces import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from forkd.network.ranges import Address
+
+PLAN = Plan(pool=IPv4Network("10.213.0.0/24"), tap_prefix="fkt")
+
+PUBLIC = ("203.0.113.10", "2001:db8:1::10")
+SHARED = PUBLIC
+"""Where two names live: one that is allowed, and another."""
+OTHER = ("192.0.2.20", "2001:db8:2::20")
+PRIVATE = ("10.99.0.1", "fd00:99::1")
+METADATA = ("169.254.169.254", "fd00:ec2::254")
+HOST_OUTSIDE = ("198.51.100.1", "2001:db8:ffff::1")
+"""The host's own address on its way out."""
+
+NAME_SERVER = "203.0.113.53"
+"""Where a test may serve names."""
+
+PORTS = (53, 80, 443, 853)
+"""Where servers listen on every address of the world."""
+
+DEADLINE_S = 10.0
+
+REFUSALS = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EACCES, errno.ENETUNREACH}
+)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The host, the world, and guests."""
+
+    host: Namespace
+    world: Namespace
+    guests: tuple[Namespace, ...]
+
+    def try_(self, guest: int, protocol: str, address: str, port: int) -> str:
+        """Have a guest try a destination; return `reached`, `refused` or `silence`."""
+        return self.guests[guest].run(lambda: attempt(protocol, address, port))
+
+
+@contextlib.contextmanager
+def outside(guests: int = 2) -> Iterator[Outside]:
+    """Make an outside for the block."""
+    with contextlib.ExitStack() as stack:
+        host, world = (stack.enter_context(Namespace()) for _ in range(2))
+        host.link("up0", world, "down0")
+        host.address("up0", "198.51.100.1/24", "2001:db8:ffff::1/64")
+        world.address("down0", "198.51.100.2/24", "2001:db8:ffff::2/64")
+        here = [each for pair in (PUBLIC, OTHER, PRIVATE, METADATA) for each in pair]
+        world.address("lo", *(f"{each}/{_bits(each)}" for each in (*here, NAME_SERVER)))
+        host.gateway("198.51.100.2", "2001:db8:ffff::2")
+        host.sysctl("ipv6/conf/all/forwarding", "1")
+        for setting in ("ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"):
+            host.sysctl(setting, "0")  # else the host says only once a second what it refuses
+        made = tuple(stack.enter_context(_guest(host, index)) for index in range(guests))
+        stack.enter_context(_served(world, here))
+        yield Outside(host, world, made)
+
+
+@contextlib.contextmanager
+def _guest(host: Namespace, index: int) -> Iterator[Namespace]:
+    slot = PLAN.slot(index)
+    with Namespace() as guest:
+        host.link(slot.tap, guest, "eth0")
+        host.address(slot.tap, f"{slot.host}/{PREFIX_LENGTH}", f"{slot.host_v6}/{PREFIX_LENGTH_V6}")
+        guest.address(
+            "eth0", f"{slot.guest}/{PREFIX_LENGTH}", f"{slot.guest_v6}/{PREFIX_LENGTH_V6}"
+        )
+        guest.gateway(slot.host, slot.host_v6)
+        yield guest
+
+
+def attempt(protocol: str, address: str, port: int) -> str:
+    """Try a destination in this thread's namespace."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        if protocol == "icmp":
+            return _ping(family, address)
+        kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+        with socket.socket(family, kind) as sock:
+            sock.settimeout(DEADLINE_S)
+            sock.connect((address, port))
+            sock.send(b"?")
+            return "reached" if sock.recv(16) else "refused"
+    except TimeoutError:
+        return "silence"
+    except OSError as error:
+        if error.errno in REFUSALS:
+            return "refused"
+        raise
+
+
+def _ping(family: int, address: str) -> str:
+    protocol = socket.IPPROTO_ICMPV6 if family == socket.AF_INET6 else socket.IPPROTO_ICMP
+    ask, answer, unreachable = (128, 129, 1) if family == socket.AF_INET6 else (8, 0, 3)
+    token = os.urandom(8)
+    body = struct.pack("!BBHHH", ask, 0, 0, 1, 1) + token
+    with socket.socket(family, socket.SOCK_RAW, protocol) as sock:
+        sock.settimeout(DEADLINE_S)
+        if family == socket.AF_INET:  # of IPv6 the kernel makes the sum
+            body = body[:2] + struct.pack("!H", _checksum(body)) + body[4:]
+        sock.sendto(body, (address, 0))
+        while True:
+            got = sock.recv(2048)
+            message = got[(got[0] & 15) * 4 :] if family == socket.AF_INET else got
+            if token in message and message[0] == answer:
+                return "reached"
+            if token in message and message[0] == unreachable:
+                return "refused"
+
+
+def _checksum(body: bytes) -> int:
+    total: int = sum(struct.unpack(f"!{len(body) // 2}H", body))
+    total = (total >> 16) + (total & 0xFFFF)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+@contextlib.contextmanager
+def serving(namespace: Namespace, places: list[tuple[str, int]]) -> Iterator[None]:
+    """Answer every TCP connection and UDP packet with one byte, at addresses and ports."""
+
+    def bind() -> list[socket.socket]:
+        return [_listen(*place, kind) for place in places for kind in _KINDS]
+
+    sockets = namespace.run(bind)
+    reading, writing = socket.socketpair()
+    thread = threading.Thread(target=_serve, args=(sockets, reading))
+    thread.start()
+    try:
+        yield
+    finally:
+        writing.close()
+        thread.join()
+        reading.close()
+        for each in sockets:
+            each.close()
+
+
+_KINDS = (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+
+
+def _served(world: Namespace, addresses: list[str]) -> contextlib.AbstractContextManager[None]:
+    return serving(world, [(address, port) for address in addresses for port in PORTS])
+
+
+def _listen(address: str, port: int, kind: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, kind)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind((address, port))
+    if kind == socket.SOCK_STREAM:
+        sock.listen()
+    return sock
+
+
+def _serve(sockets: list[socket.socket], until: socket.socket) -> None:
+    with selectors.DefaultSelector() as selector:
+        for each in (*sockets, until):
+            selector.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                sock = key.fileobj
+                if sock is until:
+                    return
+                _answer(sock)  # type: ignore[arg-type]  # we registered sockets
+
+
+def _answer(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        if sock.type == socket.SOCK_STREAM:
+            accepted = sock.accept()[0]
+            with accepted:
+                accepted.settimeout(DEADLINE_S)
+                accepted.recv(16)
+                accepted.send(b"!")
+        else:
+            _, who = sock.recvfrom(2048)
+            sock.sendto(b"!", who)
+
+
+def ip(text: str) -> Address:
+    """Return an address."""
+    return ipaddress.ip_address(text)
+
+
+def listening(address: str, port: int, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket of this thread's namespace that takes what comes to an address."""
+    sock = _listen(address, port, kind)
+    sock.settimeout(DEADLINE_S)
+    return sock
+
+
+def connected(address: str, port: int) -> socket.socket:
+    """Return a connection from this thread's namespace."""
+    return socket.create_connection((address, port), DEADLINE_S)
+
+
+def send(source: str | None, address: str, port: int, data: bytes) -> None:
+    """Send one packet from this thread's namespace, from an address of it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        if source is not None:
+            sock.bind((source, 0))
+        sock.sendto(data, (address, port))
+
+
+def knock(address: str, ports: Iterable[int]) -> None:
+    """Try to connect to ports, whatever comes of it."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            connected(address, port).close()
+
+
+def _bits(address: str) -> int:
+    return ip(address).max_prefixlen
