@@ -33,6 +33,7 @@ NAMES = {
     "AsyncImages": "Images",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
+    "AsyncNetwork": "Network",
     "AsyncProcess": "Process",
     "AsyncRecipes": "Recipes",
     "AsyncSandbox": "Sandbox",

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from forkd.model.ids import parse_tag
+from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG, real_host, value
@@ -218,7 +219,7 @@ async def test_branches_of_one_source_at_once_are_all_whole(real_host: RealHost)
 async def test_a_source_with_a_network_has_siblings_with_addresses_of_their_own(
     real_host: RealHost,
 ) -> None:
-    parent = await source(real_host, ForkOptions(network=True))
+    parent = await source(real_host, ForkOptions(network=HOST))
     siblings = await branched(real_host, parent.id, 2)
 
     everybody = (parent, *siblings)
@@ -251,7 +252,7 @@ server.getsockname()[1]
 async def test_a_reset_sandbox_is_where_it_was_forked_and_becomes_somebody_anew(
     real_host: RealHost,
 ) -> None:
-    sandbox = await source(real_host, ForkOptions(network=True))
+    sandbox = await source(real_host, ForkOptions(network=HOST))
     boot_ids = set()
     for _ in range(5):
         code = "thought = 7; open('/root/lost', 'w').write('x'); None"
@@ -273,7 +274,7 @@ async def test_a_reset_sandbox_is_where_it_was_forked_and_becomes_somebody_anew(
 
 
 async def test_a_promoted_child_has_its_parents_name_and_address(real_host: RealHost) -> None:
-    parent = await source(real_host, ForkOptions(network=True))
+    parent = await source(real_host, ForkOptions(network=HOST))
     winner, _ = await branched(real_host, parent.id, 2)
     await value(real_host, winner.id, "thought = 'best'")
 
@@ -288,7 +289,7 @@ async def test_a_promoted_child_has_its_parents_name_and_address(real_host: Real
 
 
 async def test_promotion_and_lineage_survive_another_daemon(real_host: RealHost) -> None:
-    parent = await source(real_host, ForkOptions(network=True))
+    parent = await source(real_host, ForkOptions(network=HOST))
     winner, _ = await branched(real_host, parent.id, 2)
     await real_host.service.promotions.promote(CALLER, winner.id)
     (child,) = await branched(real_host, parent.id, 1)

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from forkd.errors import Conflict
 from forkd.host import proc
+from forkd.model.network import HOST, NetworkPolicy
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service import seeds
 from tests.support.callers import CALLER
@@ -80,7 +81,7 @@ async def clean(real_host: RealHost) -> AsyncIterator[None]:
     assert list(real_host.settings.sandboxes_dir.iterdir()) == []
 
 
-async def thinker(host: RealHost, thought: str, *, network: bool = False) -> Sandbox:
+async def thinker(host: RealHost, thought: str, *, network: NetworkPolicy | None = None) -> Sandbox:
     (made,) = (
         await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions(network=network))
     ).sandboxes
@@ -159,7 +160,7 @@ async def test_siblings_on_each_level_go_back_to_where_each_was_branched(
 async def test_who_was_promoted_goes_back_to_its_branch_under_its_parents_name(
     real_host: RealHost,
 ) -> None:
-    parent = await thinker(real_host, "before", network=True)
+    parent = await thinker(real_host, "before", network=HOST)
     winner, _ = await branched(real_host, parent.id, 2)
     await forget(real_host, winner)
     promoted = (await real_host.service.promotions.promote(CALLER, winner.id)).sandbox

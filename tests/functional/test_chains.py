@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from forkd.errors import ChainError
 from forkd.model.ids import Tag, parse_tag
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from tests.support.callers import CALLER
@@ -210,7 +211,7 @@ async def test_a_command_reaches_the_host_through_the_network_that_was_asked_for
             f"with socket.create_connection((host, {port}), 30) as peer:\n"
             "    open('/root/fetched', 'wb').write(peer.recv(100))\nEND"
         )
-        request = LinkRequest(parse_tag("fetched"), TAG, fetch, network=True)
+        request = LinkRequest(parse_tag("fetched"), TAG, fetch, network=HOST)
         serving = asyncio.get_running_loop().run_in_executor(None, serve)
         *_, made = [event async for event in real_host.service.chains.extend(CALLER, request)]
         address = await serving

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from forkd.errors import EngineError
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, baked_host, value, variant
@@ -169,7 +170,7 @@ async def test_a_child_that_cannot_reseed_or_whose_hook_fails_is_no_sandbox_and_
 ) -> None:
     known = host.vmm_processes()
     result = await host.service.sandboxes.fork(
-        CALLER, host.snapshot.tag, 24, ForkOptions(network=True)
+        CALLER, host.snapshot.tag, 24, ForkOptions(network=HOST)
     )
     try:
         said = [failure.message for failure in result.failures]
@@ -192,7 +193,7 @@ async def test_a_child_that_cannot_reseed_or_whose_hook_fails_is_no_sandbox_and_
 
 async def test_all_or_nothing_ends_the_others_when_a_hook_fails(host: RealHost) -> None:
     known = host.vmm_processes()
-    options = ForkOptions(network=True, all_or_nothing=True)
+    options = ForkOptions(network=HOST, all_or_nothing=True)
     with pytest.raises(EngineError, match="children failed"):
         await host.service.sandboxes.fork(CALLER, host.snapshot.tag, 24, options)
 

@@ -11,6 +11,7 @@ import pytest
 
 from forkd.errors import StoreError
 from forkd.model.exec import ExecRequest, Exited, Stdout
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.bakes import unshare
 from tests.support.callers import CALLER
@@ -132,7 +133,7 @@ async def test_a_sandbox_with_a_network_reaches_the_hosts_end_of_its_link(
 ) -> None:
     plan = real_host.names.network
     hosts = {slot.guest: slot.host for slot in map(plan.slot, range(plan.slots))}
-    async with real_host.forked(2, ForkOptions(network=True)) as sandboxes:
+    async with real_host.forked(2, ForkOptions(network=HOST)) as sandboxes:
         for sandbox in sandboxes:
             host = hosts[str(sandbox.address)]
             with socket.create_server((host, 0)) as server:

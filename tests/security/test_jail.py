@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from forkd.limits import UIDS_DEFAULT
+from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service.jail import UidRange
 from tests.support.callers import CALLER
@@ -31,7 +32,7 @@ SIBLINGS = BranchOptions(all_or_nothing=True, deadline_s=EVAL_TIMEOUT_S)
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pair(real_host: RealHost) -> AsyncIterator[tuple[Sandbox, ...]]:
-    options = ForkOptions(memory_limit_mib=1024, network=True)
+    options = ForkOptions(memory_limit_mib=1024, network=HOST)
     async with real_host.forked(2, options) as forked:
         yield forked
 

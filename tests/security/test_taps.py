@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from tests.support.real_host import REAL, real_host, shell
 from tests.support.service_host import until
@@ -38,7 +39,7 @@ async def test_frames_that_a_guest_does_not_take_do_not_keep_its_machine_awake(
     real_host: RealHost,
 ) -> None:
     plan = real_host.names.network
-    async with real_host.forked(1, ForkOptions(network=True)) as (sandbox,):
+    async with real_host.forked(1, ForkOptions(network=HOST)) as (sandbox,):
         (tap,) = [name for _, name in socket.if_nameindex() if name.startswith(plan.tap_prefix)]
         await shell(real_host, sandbox.id, UNBIND)
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:

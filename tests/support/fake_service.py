@@ -37,6 +37,7 @@ from forkd.model.ids import (
     parse_sandbox_start,
 )
 from forkd.model.image import Image
+from forkd.model.network import NetworkStatus
 from forkd.model.progress import Progress
 from forkd.model.sandbox import (
     BranchResult,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from forkd.model.caller import Caller
+    from forkd.model.network import NetworkChange
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.recipe import RecipeSource
     from forkd.model.sandbox import BranchOptions, NewLimits
@@ -376,6 +378,27 @@ class FakeSystem(Component):
         )
 
 
+class FakeNetworks(Component):
+    async def get(self, caller: Caller, sandbox: SandboxId) -> NetworkStatus:
+        return _network_of(self.world.guest(caller, sandbox, Scope.READ).sandbox)
+
+    async def change(
+        self, caller: Caller, sandbox: SandboxId, change: NetworkChange
+    ) -> NetworkStatus:
+        guest = self.world.guest(caller, sandbox)
+        before = _network_of(guest.sandbox)
+        held = before.held if change.hold is None else change.hold
+        policy = change.of(before.policy)
+        guest.sandbox = replace(guest.sandbox, network=policy, egress_held=held)
+        return _network_of(guest.sandbox)
+
+
+def _network_of(sandbox: Sandbox) -> NetworkStatus:
+    if sandbox.network is None:
+        raise Conflict(f"sandbox {sandbox.id} was forked without a network", sandbox=sandbox.id)
+    return NetworkStatus(sandbox.network, sandbox.egress_held, "10.200.0.2", "10.200.0.1")
+
+
 class FakeFigures(Component):
     async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
         return self.world.telemetry.exposition(accept)
@@ -412,6 +435,7 @@ class FakeService:
         self.figures = FakeFigures(self)
         self.journal = FakeJournal(self)
         self.usage = FakeUsages(self)
+        self.networks = FakeNetworks(self)
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()
@@ -457,6 +481,8 @@ class FakeService:
             pids_limit=options.pids_limit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
             expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),
+            network=options.network,
+            egress_held=options.hold_egress,
         )
         stored = self.contents[tag]
         self.running[made.id] = FakeGuest(made, stored.copy(), stored.copy())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from forkd.model.ids import Tag
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from tests.support.service_host import ROOT
 
@@ -37,7 +38,7 @@ THOUSAND = 1_000
 def sandboxes(daemon: RunningDaemon) -> list[str]:
     """A thousand, of which each uses more than the one before."""
     return [
-        daemon.service.fork_one(Tag("warm"), ForkOptions(network=True)).id for _ in range(THOUSAND)
+        daemon.service.fork_one(Tag("warm"), ForkOptions(network=HOST)).id for _ in range(THOUSAND)
     ]
 
 

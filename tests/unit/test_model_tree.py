@@ -10,6 +10,7 @@ import pytest
 from forkd.errors import BudgetError, InvalidRequest
 from forkd.limits import TTL_S_MAX, TTL_S_MIN
 from forkd.model.ids import SandboxId, new_sandbox_id, parse_tag
+from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions, Sandbox, SandboxState
 from forkd.model.tree import TreeBudgets, TreeNode, count_live, descendants, grow
 
@@ -105,14 +106,12 @@ def test_a_budget_below_one_is_refused() -> None:
 
 
 def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
-    source = replace(
-        sandbox(), address="10.0.0.2", memory_limit_mib=512, cpu_limit=0.5, pids_limit=32
-    )
+    source = replace(sandbox(), network=HOST, memory_limit_mib=512, cpu_limit=0.5, pids_limit=32)
 
     options = BranchOptions(ttl_s=60.0).of(source)
 
     assert options == ForkOptions(
-        network=True, memory_limit_mib=512, cpu_limit=0.5, pids_limit=32, ttl_s=60.0
+        network=HOST, memory_limit_mib=512, cpu_limit=0.5, pids_limit=32, ttl_s=60.0
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from forkd.errors import CapacityError, StoreError
 from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
+from forkd.model.network import HOST, parse_policy
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
 from forkd.store.database import RESERVED_BYTES, Database, SandboxRow
 from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
@@ -41,6 +42,8 @@ def row(second: int = 0) -> SandboxRow:
         pids_limit=32,
         owner=Owner(Tenant("acme"), "ci"),
         attempts=2,
+        network=parse_policy(["internet", "10.0.0.0/8:5432/tcp", "*.example.com:443"]),
+        egress_held=True,
     )
     return SandboxRow(
         sandbox, network_index=3, lease=new_sandbox_id(), tap_index=4, renaming=second == 1
@@ -55,6 +58,19 @@ def test_rows_come_back_as_written_oldest_first_also_after_reopening(tmp_path: P
 
     with closing(Database(path)) as database:
         assert database.rows() == (rows[1], rows[0])
+
+
+def test_a_link_from_before_there_were_policies_may_reach_what_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    with closing(Database(path)) as database:
+        old = row()
+        database.put([old])
+        with database.transaction() as connection:
+            connection.execute("UPDATE sandboxes SET network = NULL")
+
+        (found,) = database.rows()
+
+    assert found.sandbox.network == HOST
 
 
 def test_a_row_is_replaced_by_its_id_and_removed_by_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from forkd.engine.process import start_machine
 from forkd.host.files import make_folder
 from forkd.model.caller import DEFAULT_OWNER
 from forkd.model.ids import SandboxId, Tag
+from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.service.host import DATABASE_FILE
@@ -124,9 +125,7 @@ async def test_its_snapshots_are_forked_and_its_addresses_given_to_nobody_else(
         slot = networked.lease.slot
         assert slot is not None
         assert (slot.index, slot.tap, slot.guest) == (5, "fk0007", networked.sandbox.address)
-        leases = service.sandboxes.leases.reserve(
-            [SandboxId(f"sb-{n}") for n in range(7)], network=True
-        )
+        leases = service.sandboxes.leases.reserve([SandboxId(f"sb-{n}") for n in range(7)], HOST)
         assert [each.slot.index for each in leases if each.slot] == [0, 1, 2, 3, 4, 6, 8]
         await service.sandboxes.delete_all(each.id for each in service.sandboxes.roster.all())
 

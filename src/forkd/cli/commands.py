@@ -11,6 +11,7 @@ from forkd.cli import (
     guests,
     host,
     keys,
+    network,
     packs,
     rights,
     sandboxes,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add every command."""
-    for module in (host, sandboxes, trees, guests, copy, packs, events, top, audit):
+    for module in (host, sandboxes, trees, network, guests, copy, packs, events, top, audit):
         module.register(app)
     app.add_typer(snapshots.commands, name="snapshot")
     app.add_typer(keys.commands, name="key")

@@ -61,8 +61,17 @@ def fork(  # noqa: PLR0913 - one for each option
         int | None, typer.Option(help="Limit of each VMM process's threads on the host.")
     ] = None,
     network: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What each may reach: none, internet, host, deny-all, or a rule such as "
+            "example.com:443 or 192.0.2.0/24:80,443/tcp; may be repeated."
+        ),
+    ] = None,
+    hold_egress: Annotated[
         bool,
-        typer.Option("--network", help="Give each a network interface with an address of its own."),
+        typer.Option(
+            "--hold-egress", help="Let each reach nothing until `forkd network --release`."
+        ),
     ] = False,
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     no_wait: Annotated[
@@ -79,7 +88,8 @@ def fork(  # noqa: PLR0913 - one for each option
         "disk_limit_mib": disk,
         "cpu_limit": cpu if cpus is None else cpus,
         "pids_limit": pids,
-        "network": network,
+        "network": network or None,
+        "hold_egress": hold_egress,
         "ttl_s": ttl,
         "wait": not no_wait,
     }

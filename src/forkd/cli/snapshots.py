@@ -34,8 +34,8 @@ ExecTimeout = Annotated[
     float | None, typer.Option("--exec-timeout", help="Time limit of the command, in seconds.")
 ]
 Network = Annotated[
-    bool,
-    typer.Option("--network", help="Give the fork a network interface while the command runs."),
+    list[str] | None,
+    typer.Option(help="What the fork may reach while the command runs, as of `fork`."),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return before the snapshot is written.")]
 
@@ -49,7 +49,7 @@ def create(  # noqa: PLR0913 - one for each option
     from_sandbox: FromSandbox = None,
     exec_: Exec = None,
     exec_timeout: ExecTimeout = None,
-    network: Network = False,
+    network: Network = None,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def create(  # noqa: PLR0913 - one for each option
                 machine(client, source),
                 exec=exec_,
                 exec_timeout_s=exec_timeout,
-                network=network,
+                network=network or None,
                 wait=not no_wait,
                 on_progress=steps,
             )

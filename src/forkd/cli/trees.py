@@ -46,13 +46,28 @@ def branch(  # noqa: PLR0913 - one for each option
         bool, typer.Option(help="Wait until the snapshot is written, or return at once.")
     ] = True,
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="What each may reach, if not what the source may; as of `fork`."),
+    ] = None,
+    hold_egress: Annotated[
+        bool,
+        typer.Option("--hold-egress", help="Let each reach nothing until it is promoted."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Branch a running sandbox into siblings; their ids are printed, one a line."""
     count = n if n is not None else int(tag is None)
     with shared.client(as_json=json) as client:
         source = client.sandboxes.get(sandbox)
-        made = source.try_branch(count, tag=tag, wait=wait, ttl_s=ttl)
+        made = source.try_branch(
+            count,
+            tag=tag,
+            wait=wait,
+            ttl_s=ttl,
+            network=network or None,
+            hold_egress=hold_egress,
+        )
     if json:
         ready = [each.info.model_dump(mode="json") for each in made.sandboxes]
         failed = [each.model_dump(mode="json") for each in made.failures]

@@ -13,6 +13,7 @@ from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
     events,
     files,
+    network,
     packs,
     processes,
     recipes,
@@ -69,7 +70,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.add_middleware(LimitBodies, room=app.state.bodies)
     for module in (
         *(system, rights, events, recipes, snapshots, packs),
-        *(sandboxes, trees, usage, processes, files),
+        *(sandboxes, trees, usage, network, processes, files),
     ):
         app.include_router(module.routes)
     app.mount(PREFIX, create_reference(app.state))

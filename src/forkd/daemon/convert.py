@@ -11,6 +11,7 @@ from forkd.errors import InvalidRequest
 from forkd.model import exec as model_exec
 from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_tag
 from forkd.model.image import Image
+from forkd.model.network import NetworkPolicy, parse_policy
 from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
@@ -61,7 +62,7 @@ def snapshot_request(request: v2.SnapshotCreate) -> SnapshotRequest | LinkReques
         command=request.exec,
         timeout_s=request.exec_timeout_secs,
         wait=request.wait,
-        network=request.network,
+        network=parse_policy(request.network),
     )
 
 
@@ -74,7 +75,8 @@ def unpack_request(tag: Tag, terms: v2.Unpack) -> UnpackRequest:
 def fork_options(request: v2.SandboxCreate) -> ForkOptions:
     """Return what each child of a fork gets."""
     return ForkOptions(
-        network=request.network,
+        network=parse_policy(request.network),
+        hold_egress=request.hold_egress,
         memory_limit_mib=request.memory_limit_mib,
         disk_limit_mib=request.disk_limit_mib,
         cpu_limit=request.cpu_limit,
@@ -97,7 +99,18 @@ def branch_options(request: v2_trees.BranchCreate) -> BranchOptions:
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
         ttl_s=request.ttl_secs,
+        hold_egress=request.hold_egress,
+        network=None if request.network is None else _link(request.network),
     )
+
+
+def _link(network: v2.Network) -> NetworkPolicy:
+    policy = parse_policy(network)
+    if policy is None:
+        raise InvalidRequest(
+            "a sibling has a network if its source has one; deny-all closes it", field="network"
+        )
+    return policy
 
 
 def exec_request(request: v2.Exec | v2.ExecStart) -> model_exec.ExecRequest:
@@ -273,6 +286,8 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         expires_at_unix=None if live.expires_at is None else unix(live.expires_at),
         tenant=live.owner.tenant,
         created_by=live.owner.principal,
+        network=None if live.network is None else list(live.network.rules()),
+        egress_held=live.egress_held,
     )
 
 

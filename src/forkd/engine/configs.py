@@ -37,11 +37,15 @@ class NetworkConfig:
         tap: The host's end.
         mac: The guest's.
         address: The guest's address with its prefix length.
+        gateway: Where everything goes that is not on this link; None for nowhere.
+        dns: Which name servers it is told.
     """
 
     tap: str
     mac: str
     address: str
+    gateway: str | None = None
+    dns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

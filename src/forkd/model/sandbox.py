@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.network import NetworkPolicy
     from forkd.model.snapshot import Snapshot
 
 
@@ -71,6 +72,8 @@ class Sandbox:
         pids_limit: Limit of the VMM's threads; None if none was set.
         owner: Whose it is.
         attempts: How often it was forked until its agent answered.
+        network: What it may reach; None without a network.
+        egress_held: Whether it may reach nothing until it is promoted.
     """
 
     id: SandboxId
@@ -91,6 +94,8 @@ class Sandbox:
     pids_limit: int | None = None
     owner: Owner = DEFAULT_OWNER
     attempts: int = 1
+    network: NetworkPolicy | None = None
+    egress_held: bool = False
 
     @property
     def parent(self) -> SandboxId | None:
@@ -108,7 +113,8 @@ class ForkOptions:
     """What each child of one fork gets; a limit of None is not set.
 
     Attributes:
-        network: Give each child a network interface and an address of its own.
+        network: What each child may reach, by an interface of its own; None for no interface.
+        hold_egress: Whether each may reach nothing at the moment.
         memory_limit_mib: Memory of each child's process, guest and VMM together; no swap.
         disk_limit_mib: Disk blocks that each child may have of its own, before and after branches.
         cpu_limit: CPU time of each child, in cores.
@@ -123,7 +129,8 @@ class ForkOptions:
         InvalidRequest: A value is out of range; the field is named.
     """
 
-    network: bool = False
+    network: NetworkPolicy | None = None
+    hold_egress: bool = False
     memory_limit_mib: int | None = None
     disk_limit_mib: int | None = None
     cpu_limit: float | None = None
@@ -135,6 +142,10 @@ class ForkOptions:
     die_with_daemon: bool = False
 
     def __post_init__(self) -> None:
+        if self.hold_egress and self.network is None:
+            raise InvalidRequest(
+                "hold_egress goes with a network: there is none to hold", field="hold_egress"
+            )
         if self.memory_limit_mib is not None:
             in_range(
                 "memory_limit_mib",
@@ -238,6 +249,8 @@ class BranchOptions:
         all_or_nothing: If one sibling fails, end the others too, and raise.
         deadline_s: For each sibling, from its clone until its agent has answered.
         ttl_s: How long each sibling lives before it is ended; None for no end.
+        hold_egress: Whether each may reach nothing until it is promoted.
+        network: What each may reach, if not what the source may.
         die_with_daemon: As of `ForkOptions`.
 
     Raises:
@@ -247,15 +260,26 @@ class BranchOptions:
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
+    hold_egress: bool = False
+    network: NetworkPolicy | None = None
     die_with_daemon: bool = False
 
     def __post_init__(self) -> None:
         ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s)  # the same ranges
 
     def of(self, source: Sandbox) -> ForkOptions:
-        """Return the options under which siblings of `source` are forked."""
+        """Return the options under which siblings of `source` are forked.
+
+        Raises:
+            InvalidRequest: A network or its being held is asked for, and the source has none.
+        """
+        if self.network is not None and source.network is None:
+            raise InvalidRequest(
+                f"sandbox {source.id} has no network, so its siblings have none", field="network"
+            )
         return ForkOptions(
-            network=source.address is not None,
+            network=self.network or source.network,
+            hold_egress=self.hold_egress or source.egress_held,
             memory_limit_mib=source.memory_limit_mib,
             disk_limit_mib=source.disk_limit_mib,
             cpu_limit=source.cpu_limit,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.network import NetworkPolicy
     from forkd.model.recipe import RecipeSource
 
 
@@ -105,7 +106,7 @@ class LinkRequest:
         command: Read by the guest's `sh` before the snapshot is taken; None to run nothing.
         timeout_s: How long the command may take.
         wait: Whether the snapshot is reported when it is ready, or when it is being written.
-        network: Whether the fork in which the command runs has a network.
+        network: What the fork in which the command runs may reach; None for no network.
 
     Raises:
         InvalidRequest: There is nothing to run in a fork of a snapshot, or something to run in
@@ -117,7 +118,7 @@ class LinkRequest:
     command: str | None = None
     timeout_s: float = limits.LINK_EXEC_TIMEOUT_S_DEFAULT
     wait: bool = True
-    network: bool = False
+    network: NetworkPolicy | None = None
 
     def __post_init__(self) -> None:
         in_range("timeout_s", self.timeout_s, 0.001, limits.EXEC_TIMEOUT_S_MAX)

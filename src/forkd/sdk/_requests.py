@@ -25,7 +25,9 @@ class ForkOptions(TypedDict, total=False):
         disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
         cpu_limit: CPU time of each sandbox, in cores.
         pids_limit: Threads of each sandbox's process on the host, not of its guest.
-        network: Give each a network interface and an address of its own.
+        network: What each may reach: "none", "internet", "host", "deny-all", or rules such as
+            `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
+        hold_egress: Whether each may reach nothing until that is changed.
         deadline_s: Time each has until its agent has answered.
         ttl_s: Each is ended after this time.
         wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
@@ -35,7 +37,8 @@ class ForkOptions(TypedDict, total=False):
     disk_limit_mib: int | None
     cpu_limit: float | None
     pids_limit: int | None
-    network: bool
+    network: bool | str | list[str] | None
+    hold_egress: bool
     deadline_s: float | None
     ttl_s: float | None
     wait: bool
@@ -47,10 +50,14 @@ class BranchOptions(TypedDict, total=False):
     Attributes:
         deadline_s: Time each has until its agent has answered.
         ttl_s: Each is ended after this time.
+        network: What each may reach, if not what the source may, as of a fork.
+        hold_egress: Whether each may reach nothing until it is promoted.
     """
 
     deadline_s: float | None
     ttl_s: float | None
+    network: bool | str | list[str] | None
+    hold_egress: bool
 
 
 class ExecOptions(TypedDict, total=False):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
     from forkd.model.tree import TreeBudgets, TreeNode
     from forkd.service.api_streams import ExecSession, FileReader
-    from forkd.service.api_team import Figures, Journal, System, Tenants, Tokens, Usages
+    from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
 
 
 class Recipes(Protocol):
@@ -540,6 +540,11 @@ class Host(Protocol):
     @property
     def figures(self) -> Figures:
         """What it does, in figures."""
+        ...
+
+    @property
+    def networks(self) -> Networks:
+        """What sandboxes may reach."""
         ...
 
     @property

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forkd.model.event import EventBatch
     from forkd.model.host import HostInfo
     from forkd.model.ids import SandboxId
+    from forkd.model.network import NetworkChange, NetworkStatus
     from forkd.model.tenant import Quotas, TenantUsage
     from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.usage import Usage
@@ -130,6 +131,29 @@ class Usages(Protocol):
 
         Raises:
             Conflict: It does not run.
+        """
+        ...
+
+
+class Networks(Protocol):
+    """What sandboxes may reach.  Scope `read` to look, `run` to change it."""
+
+    async def get(self, caller: Caller, sandbox: SandboxId) -> NetworkStatus:
+        """Return what a sandbox may reach, and what it was refused.
+
+        Raises:
+            Conflict: It has no network.
+        """
+        ...
+
+    async def change(
+        self, caller: Caller, sandbox: SandboxId, change: NetworkChange
+    ) -> NetworkStatus:
+        """Change what a sandbox may reach, at once; connections that it may not have any more end.
+
+        Raises:
+            Conflict: It has no network, or does not run.
+            InvalidRequest: The rules are too many, or overlap in too many ways.
         """
         ...
 

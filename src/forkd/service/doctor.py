@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.errors import ForkdError, HostError
-from forkd.host import cgroupfs, files, kvm, netlink, proc, process
+from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
@@ -114,6 +114,7 @@ class Facts:
     jail: JailTried | None
     controllers: frozenset[str]
     makes_taps: bool
+    filters_packets: bool
     installed: frozenset[str]
     missing_programs: tuple[str, ...]
     cached_kernel: str | None
@@ -145,6 +146,7 @@ def gather(places: Places) -> Facts:
         jail=_try_jail(places.uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
+        filters_packets=nftables.is_available(),
         installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
         missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
         cached_kernel=_cached_kernel(places.cache_dir),
@@ -310,8 +312,11 @@ def _cgroups(facts: Facts) -> Check:
 
 
 def _taps(facts: Facts) -> Check:
+    if facts.makes_taps and facts.filters_packets:
+        return Check("network", Status.PASS, "taps can be made, and packets filtered")
     if facts.makes_taps:
-        return Check("network", Status.PASS, "taps can be made")
+        advice = "forks with a network will be refused; `apt-get install libnftables1`"
+        return Check("network", Status.WARN, f"{nftables.LIBRARY} is missing", advice)
     advice = "forks with a network will be refused; `modprobe tun`, as root"
     return Check("network", Status.WARN, "/dev/net/tun is missing or closed to you", advice)
 

@@ -26,6 +26,7 @@ from forkd.model.sandbox import SandboxState
 from forkd.service import names
 from forkd.service.admission import Admission
 from forkd.service.chains import Chains
+from forkd.service.egress import Egress
 from forkd.service.figures import Figures
 from forkd.service.guests import Guests
 from forkd.service.images import Images
@@ -33,6 +34,7 @@ from forkd.service.jail import Jail
 from forkd.service.journal import Journal
 from forkd.service.leases import Leases
 from forkd.service.ledger import Ledger
+from forkd.service.networks import Networks
 from forkd.service.packs import Packs
 from forkd.service.recipes import Recipes
 from forkd.service.records import Records
@@ -105,6 +107,7 @@ class Host:
     journal: Journal
     figures: Figures
     usage: UsageOfSandboxes
+    networks: Networks
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -128,10 +131,14 @@ async def open_host(
     async with contextlib.AsyncExitStack() as stack:
         ground = await _open_ground(settings, stack)
         host, rows = await _compose(settings, telemetry or Telemetry(), ground, stack)
+        promoted = []
         for row in rows:
             owner = host.sandboxes.adopt(row)
             if row.renaming:
-                host.promotions.finish_in_background(owner)
+                promoted.append(owner)
+        await host.networks.begin()
+        for owner in promoted:
+            host.promotions.finish_in_background(owner)
         log.info("host opened", extra={"sandboxes": len(rows)})
         yield host
 
@@ -240,6 +247,32 @@ async def _prepare(*stores: SnapshotStore | PendingStore | RecipeStore) -> None:
         await asyncio.to_thread(each.prepare)
 
 
+def _open_images(
+    settings: HostSettings,
+    telemetry: Telemetry,
+    uploaded: RecipeStore,
+    tasks: Supervisor,
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Recipes, Images]:
+    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
+    images = Images(telemetry, settings, tasks, recipes)
+    stack.callback(images.close)
+    return recipes, images
+
+
+def _open_leases(
+    settings: HostSettings,
+    ground: _Ground,
+    tasks: Supervisor,
+    jail: Jail,
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Egress, Leases]:
+    plan = ground.names.network
+    egress = Egress(plan, tasks, settings.dns)
+    stack.callback(egress.close)
+    return egress, Leases(settings.sandboxes_dir, ground.cgroups, plan, jail, egress)
+
+
 async def _compose(
     settings: HostSettings,
     telemetry: Telemetry,
@@ -253,20 +286,17 @@ async def _compose(
     await _prepare(store, pending, uploaded)
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
-    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
-    images = Images(telemetry, settings, tasks, recipes)
-    stack.callback(images.close)
+    recipes, images = _open_images(settings, telemetry, uploaded, tasks, stack)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
-    tasks.run(TaskKind.JOURNAL, journal.write(), "events", vital=True)
-    tasks.run(TaskKind.JOURNAL, journal.tell(), "followers", vital=True)
+    for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
+        tasks.run(TaskKind.JOURNAL, work, what, vital=True)
     roster = Roster()
     catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
-
-    leases = Leases(settings.sandboxes_dir, ground.cgroups, ground.names.network, jail)
+    egress, leases = _open_leases(settings, ground, tasks, jail, stack)
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     sandboxes = Sandboxes(
         telemetry,
@@ -308,6 +338,7 @@ async def _compose(
         usage=UsageOfSandboxes(
             telemetry, roster, ground.cgroups, files.real_path(settings.tops_dir)
         ),
+        networks=Networks(telemetry, roster, records, egress),
         telemetry=telemetry,
         tasks=tasks,
     ), rows

@@ -20,6 +20,8 @@ from forkd.engine.process import CONSOLE_LOG
 from forkd.errors import CapacityError, Conflict, ForkdError
 from forkd.host import files, ownership, proc
 from forkd.network import taps
+from forkd.network.ranges import check
+from forkd.network.rules import Wall
 from forkd.service.allowance import limits_of
 
 if TYPE_CHECKING:
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from forkd.cgroups.limits import Limits
     from forkd.cgroups.tree import CgroupTree
     from forkd.model.ids import SandboxId
+    from forkd.model.network import NetworkPolicy
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Plan, Slot
+    from forkd.service.egress import Egress
     from forkd.service.jail import Jail
     from forkd.store.database import SandboxRow
 
@@ -50,6 +54,8 @@ class Lease:
         cgroup: Its cgroup; None without limits, or before it was acquired.
         slot: Its network slot; None without a network.
         uid: The user that its process is; None for the daemon's.
+        policy: What it may reach by that; None without a network.
+        held: Whether it may reach nothing at the moment.
     """
 
     id: SandboxId
@@ -57,6 +63,15 @@ class Lease:
     cgroup: Path | None = None
     slot: Slot | None = None
     uid: int | None = None
+    policy: NetworkPolicy | None = None
+    held: bool = False
+
+    @property
+    def wall(self) -> Wall | None:
+        """What stands around it; None without a network."""
+        if self.slot is None or self.policy is None:
+            return None
+        return Wall(self.id, self.slot, self.policy, self.held)
 
 
 class Leases:
@@ -67,11 +82,15 @@ class Leases:
         cgroups: Where limited ones have their cgroups.
         plan: Which network slots there are.
         jail: Which users their processes are.
+        egress: What stands around those who have a network slot.
     """
 
-    def __init__(self, folder: Path, cgroups: CgroupTree, plan: Plan, jail: Jail) -> None:
+    def __init__(
+        self, folder: Path, cgroups: CgroupTree, plan: Plan, jail: Jail, egress: Egress
+    ) -> None:
         self._jail = jail
         self._folder = folder
+        self._egress = egress
         self._cgroups = cgroups
         self._plan = plan
         self._slots_used: Counter[int] = Counter()
@@ -81,25 +100,34 @@ class Leases:
         return self._folder / lease
 
     def reserve(
-        self, sandboxes: Sequence[SandboxId], *, network: bool, source: Lease | None = None
+        self,
+        sandboxes: Sequence[SandboxId],
+        network: NetworkPolicy | None,
+        *,
+        held: bool = False,
+        source: Lease | None = None,
     ) -> tuple[Lease, ...]:
         """Return exclusive leases, of which nothing is made yet.
 
         Args:
             sandboxes: Whose.
-            network: Whether each gets a network slot.
+            network: What each may reach by a network slot; None for none.
+            held: Whether each may reach nothing at the moment.
             source: Whose siblings they are: their processes are its user.
 
         Raises:
             CapacityError: There are not so many network slots, or users.
+            InvalidRequest: The rules of `network` overlap in too many ways.
         """
         slots: Iterable[Slot | None] = [None] * len(sandboxes)
-        if network:
+        if network is not None:
+            check(network)
             free = self._plan.free(len(sandboxes), self._slots_used)
             slots = [self._plan.slot(index) for index in free]
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
-            leases.append(Lease(sandbox, self.directory(sandbox), slot=slot))
+            folder = self.directory(sandbox)
+            leases.append(Lease(sandbox, folder, slot=slot, policy=network, held=held))
         try:
             for lease in leases:
                 lease.uid = self._jail.take() if source is None else self._jail.hold(source.uid)
@@ -119,7 +147,8 @@ class Leases:
             self._use(slot)
         directory = self.directory(row.lease)
         uid = self._jail.hold(self._jail.owner(directory))
-        return Lease(row.lease, directory, slot=slot, uid=uid)
+        policy, held = row.sandbox.network, row.sandbox.egress_held
+        return Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
 
     async def acquire(
         self, leases: Sequence[Lease], limits: Limits | None
@@ -135,7 +164,12 @@ class Leases:
                     failed[lease.id] = error
             return failed
 
-        return await asyncio.to_thread(make_all)
+        failed = await asyncio.to_thread(make_all)
+        try:
+            await self._egress.put(walls_of(each for each in leases if each.id not in failed))
+        except ForkdError as error:
+            failed |= {each.id: error for each in leases if each.slot is not None}
+        return failed
 
     async def release(self, leases: Sequence[Lease]) -> dict[SandboxId, ForkdError]:
         """Take everything back; return what failed, by id, which keeps its network slot."""
@@ -150,6 +184,11 @@ class Leases:
             return failed
 
         failed = await asyncio.to_thread(remove_all)
+        gone = [lease for lease in leases if lease.id not in failed]
+        try:
+            await self._egress.take(walls_of(gone))
+        except ForkdError as error:
+            failed |= {each.id: error for each in gone if each.slot is not None}
         for lease in leases:
             if lease.id not in failed:
                 self._free_slot(lease)
@@ -164,6 +203,7 @@ class Leases:
                 called again.
         """
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
+        await self._egress.take(walls_of([lease]))
         self._free_slot(lease)
         self._free_uid(lease)
 
@@ -234,13 +274,14 @@ class Leases:
         child.slot = slot
 
     async def readdress(self, lease: Lease) -> None:
-        """Give a lease's tap the address of its slot; idempotent.
+        """Give a lease's tap the address of its slot, and its walls what it may; idempotent.
 
         Raises:
             HostError: The kernel refused.
         """
         if lease.slot is not None:
             await asyncio.to_thread(taps.readdress, lease.slot)
+            await self._egress.put(walls_of([lease]))
 
     def _make(self, lease: Lease, limits: Limits | None) -> None:
         files.make_folder(lease.directory)
@@ -276,3 +317,8 @@ class Leases:
             self._slots_used[index] -= 1
             if self._slots_used[index] == 0:
                 del self._slots_used[index]
+
+
+def walls_of(leases: Iterable[Lease]) -> list[Wall]:
+    """Return the walls around those of `leases` that have a network."""
+    return [wall for wall in (lease.wall for lease in leases) if wall is not None]

@@ -120,6 +120,7 @@ class HostSettings:
         disks: What private disk layers may take.
         admission: What new work must leave of the host.
         uids: Users for the processes of machines; None to have them be the daemon's, not jailed.
+        dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
@@ -143,6 +144,7 @@ class HostSettings:
     disks: DiskPolicy = field(default_factory=DiskPolicy)
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     uids: UidRange | None = None
+    dns: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")

@@ -47,6 +47,8 @@ class TaskKind(StrEnum):
     COMPACT = "compact"
     STOP_ZYGOTE = "stop zygote"
     JOURNAL = "journal"
+    RESOLVER = "resolver"
+    QUESTION = "question"
 
 
 class Task(Generic[T]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from forkd.host import files, kvm, netlink, proc
+from forkd.host import files, kvm, netlink, nftables, proc
 from forkd.model.caller import Scope
 from forkd.model.host import HostInfo
 from forkd.service.use_case import use_case
@@ -62,7 +62,7 @@ class System:
             kvm=kvm.is_usable(),
             pvm=kvm.is_pvm(),
             cgroups=self.cgroups.usable(),
-            network=netlink.can_make_taps(),
+            network=netlink.can_make_taps() and nftables.is_available(),
             jail=self.settings.uids is not None,
             state_free_bytes=files.free_bytes(self.settings.state_dir),
             snapshots=snapshots,

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, ForkdError, StoreError
+from forkd.errors import CapacityError, ForkdError, InvalidRequest, StoreError
 from forkd.host import files
 from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import SandboxId, Tag
+from forkd.model.network import HOST, NetworkPolicy
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
 from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
 
@@ -262,6 +263,8 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "tenant": sandbox.owner.tenant,
         "principal": sandbox.owner.principal,
         "attempts": sandbox.attempts,
+        "network": None if sandbox.network is None else json.dumps(sandbox.network.rules()),
+        "egress_held": int(sandbox.egress_held),
         "lease": row.lease,
         "tap_index": row.tap_index,
         "renaming": int(row.renaming),
@@ -274,6 +277,13 @@ def _text(when: datetime | None) -> str | None:
 
 def _when(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
+
+
+def _policy(text: str | None, network_index: int | None) -> NetworkPolicy | None:
+    """Return what a sandbox may reach; one from before there were policies has the host's end."""
+    if text is not None:
+        return NetworkPolicy().with_rules(tuple(json.loads(text)))
+    return None if network_index is None else HOST
 
 
 def _from_columns(columns: sqlite3.Row) -> SandboxRow:
@@ -298,8 +308,10 @@ def _from_columns(columns: sqlite3.Row) -> SandboxRow:
             pids_limit=columns["pids_limit"],
             owner=Owner(Tenant(columns["tenant"]), columns["principal"]),
             attempts=columns["attempts"],
+            network=_policy(columns["network"], columns["network_index"]),
+            egress_held=bool(columns["egress_held"]),
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, InvalidRequest) as error:
         raise StoreError(f"a row of the database is damaged: {error}") from error
     network, tap = columns["network_index"], columns["tap_index"]
     return SandboxRow(

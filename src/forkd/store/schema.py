@@ -72,7 +72,12 @@ CREATE TABLE events (
 ) STRICT;
 """
 
-MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS)
+_EGRESS = """
+ALTER TABLE sandboxes ADD COLUMN network TEXT;
+ALTER TABLE sandboxes ADD COLUMN egress_held INTEGER NOT NULL DEFAULT 0;
+"""
+
+MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS)
 """What makes version n + 1 of version n."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -48,13 +48,15 @@ EXEC = "exec"
 """The operation of a command, from its start to its end; its use case only starts it."""
 
 OPERATION_NAMES = frozenset({
-    EXEC, "bake", "branch", "build", "compact", "compare", "console_log", "create_token",
-    "delete_sandbox", "delete_snapshot", "draw_trees", "echo", "eval", "extend", "find_sandbox",
-    "follow_console_log", "follow_events", "fork", "get_recipe", "get_sandbox", "get_snapshot",
-    "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots", "list_tenants",
-    "list_tokens", "list_usage", "make_dir", "metrics", "move_file", "pack", "ping", "promote",
-    "read_file", "remove_file", "remove_quotas", "remove_token", "reset", "set_limits",
-    "set_quotas", "share_snapshot", "start_exec", "stat_file", "tidy", "tree_budgets", "unpack",
+    EXEC, "bake", "branch", "build", "change_network", "compact", "compare", "console_log",
+    "create_token", "delete_sandbox", "delete_snapshot", "draw_trees", "echo", "eval", "extend",
+    "find_sandbox",
+    "follow_console_log", "follow_events", "fork", "get_network", "get_recipe", "get_sandbox",
+    "get_snapshot", "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots",
+    "list_tenants", "list_tokens", "list_usage", "make_dir", "metrics", "move_file", "pack", "ping",
+    "promote", "read_file", "remove_file", "remove_quotas", "remove_token", "reset", "set_limits",
+    "set_quotas",
+    "share_snapshot", "start_exec", "stat_file", "tidy", "tree_budgets", "unpack",
     "upload_recipe", "write_file",
 })  # fmt: skip
 """Values of the label `operation`: the use cases of all components, and `exec`."""

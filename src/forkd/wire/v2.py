@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from forkd import limits
 
@@ -29,6 +29,17 @@ Recipe = Annotated[
 ]
 Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _network(given: object) -> object:
+    """Refuse what is no policy at all with one error, instead of one for each kind it may be."""
+    rules = given if isinstance(given, list) else [given]
+    if not isinstance(given, bool) and not all(isinstance(rule, str) for rule in rules):
+        raise ValueError("true, false, a rule, or a list of rules")
+    return given
+
+
+Network = Annotated[bool | str | list[str], BeforeValidator(_network)]
 TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.EXEC_TIMEOUT_S_MAX)]
 
 
@@ -135,8 +146,9 @@ class SnapshotCreate(Request):
     wait: bool = Field(
         default=True, description="False: answer while the snapshot is still being written."
     )
-    network: bool = Field(
-        default=False, description="Give the fork in which `exec` runs a network interface."
+    network: Network = Field(
+        default=False,
+        description="What the fork in which `exec` runs may reach, as of a fork's `network`.",
     )
 
 
@@ -355,7 +367,14 @@ class SandboxCreate(LimitsPatch):
         le=limits.DISK_LIMIT_MIB_MAX,
         description="Disk blocks that each sandbox may have of its own.",
     )
-    network: bool = Field(default=False, description="Give each a network interface and address.")
+    network: Network = Field(
+        default=False,
+        description="What each may reach: `none`, `internet`, `host`, `deny-all`, or rules such as "
+        "`example.com:443`; `true` is `host`, the host's end of its own link.",
+    )
+    hold_egress: bool = Field(
+        default=False, description="Each may reach nothing until that is changed."
+    )
     all_or_nothing: bool = Field(
         default=False, description="If one fails, end those that are ready and answer an error."
     )
@@ -420,6 +439,10 @@ class SandboxInfo(Answer):
     expires_at_unix: int | None = Field(default=None, description="When it will be ended.")
     tenant: str = "default"
     created_by: str = Field(default="", description="Whose request made it: a token, a user.")
+    network: list[str] | None = Field(
+        default=None, description="What it may reach, as rules; null without a network."
+    )
+    egress_held: bool = Field(default=False, description="It may reach nothing at the moment.")
 
 
 class SandboxFailure(Answer):

@@ -13,6 +13,7 @@ from forkd import limits
 from forkd.wire.v2 import (
     Answer,
     ForkOutcome,
+    Network,
     Number,
     Query,
     Request,
@@ -47,6 +48,12 @@ class BranchCreate(Request):
         ge=limits.TTL_S_MIN,
         le=limits.TTL_S_MAX,
         description="Each sibling is ended after this time.",
+    )
+    hold_egress: bool = Field(
+        default=False, description="Each sibling may reach nothing until it is promoted."
+    )
+    network: Network | None = Field(
+        default=None, description="What each may reach; left out, what the source may."
     )
 
 

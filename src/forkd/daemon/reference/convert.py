@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from forkd.daemon.convert import ancestors_of, unix
 from forkd.errors import InvalidRequest
 from forkd.model.ids import Tag, parse_tag
+from forkd.model.network import HOST
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import SnapshotRequest, SnapshotStatus
@@ -77,7 +78,7 @@ def snapshot_request(request: v1.SnapshotCreate) -> SnapshotRequest:
 def fork_options(request: v1.SandboxCreate) -> ForkOptions:
     """Return what each child of a fork gets."""
     return ForkOptions(
-        network=request.per_child_netns,
+        network=HOST if request.per_child_netns else None,
         memory_limit_mib=request.memory_limit_mib,
         all_or_nothing=True,
         wait=False,

@@ -8,6 +8,7 @@ from forkd.errors import EngineError, NotFound
 from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 from forkd.sdk import _requests
 from forkd.sdk._async.files import AsyncFiles
+from forkd.sdk._async.network import AsyncNetwork
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
@@ -41,6 +42,7 @@ class AsyncSandbox:
     Attributes:
         info: The sandbox as the daemon last described it; `refresh` asks again.
         files: Its file system.
+        network: What it may reach.
     """
 
     def __init__(self, http: AsyncHttp, info: v2.SandboxInfo) -> None:
@@ -226,6 +228,7 @@ class AsyncSandbox:
         self.info = info
         self._path = f"/v2/sandboxes/{self._http.quoted(info.id)}"
         self.files = AsyncFiles(self._http, self._path)
+        self.network = AsyncNetwork(self._http, self._path)
 
     async def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""

@@ -73,7 +73,7 @@ class Snapshots:
         *,
         exec: str | None = None,  # noqa: A002 - the word for it
         exec_timeout_s: float | None = None,
-        network: bool = False,
+        network: bool | str | builtins.list[str] | None = None,
         wait: bool = True,
         on_progress: Callable[[v2.ProgressEvent], object] | None = None,
     ) -> v2.SnapshotInfo:
@@ -86,7 +86,7 @@ class Snapshots:
             source: Id of a running sandbox, which goes on; or a snapshot, with `exec`.
             exec: What `sh` runs in the fork, which is ended afterwards.
             exec_timeout_s: Time that this may take.
-            network: Whether the fork has a network interface meanwhile.
+            network: What the fork may reach meanwhile, as of `Client.fork`.
             wait: Whether to return when the snapshot is ready, or while it is being written.
             on_progress: Called with each step, and each line that the command prints.
 

@@ -11,6 +11,7 @@ from forkd.sdk import _requests
 from forkd.sdk._requests import build, program
 from forkd.sdk._results import Branch, eval_result
 from forkd.sdk._sync.files import Files
+from forkd.sdk._sync.network import Network
 from forkd.sdk._sync.process import Process
 from forkd.wire import v2, v2_events, v2_trees
 
@@ -42,6 +43,7 @@ class Sandbox:
     Attributes:
         info: The sandbox as the daemon last described it; `refresh` asks again.
         files: Its file system.
+        network: What it may reach.
     """
 
     def __init__(self, http: Http, info: v2.SandboxInfo) -> None:
@@ -225,6 +227,7 @@ class Sandbox:
         self.info = info
         self._path = f"/v2/sandboxes/{self._http.quoted(info.id)}"
         self.files = Files(self._http, self._path)
+        self.network = Network(self._http, self._path)
 
     def ping(self) -> v2.Pong:
         """Ask the agent in the guest how it is."""

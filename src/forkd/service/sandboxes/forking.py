@@ -147,7 +147,9 @@ class Forks:
         asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
         self.admission.check(asked.memory_mib)
         with self.ledger.reserve(owner.tenant, asked) as reservation:
-            leases = self.leases.reserve(ids, network=options.network, source=origin.source)
+            leases = self.leases.reserve(
+                ids, options.network, held=options.hold_egress, source=origin.source
+            )
             now = datetime.now(UTC)
             children = [
                 _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
@@ -322,7 +324,8 @@ def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
     """Return what a sandbox's guest is told of itself; the boot id is another each time."""
     network = None
     if slot is not None:
-        network = NetworkConfig(slot.tap, slot.mac, f"{slot.guest}/{PREFIX_LENGTH}")
+        address = f"{slot.guest}/{PREFIX_LENGTH}"
+        network = NetworkConfig(slot.tap, slot.mac, address, slot.host, (slot.host,))
     return Identity(
         hostname=sandbox.hostname,
         machine_id=machine_id(sandbox.id),
@@ -349,6 +352,8 @@ def _new_sandbox(
         cpu_limit=options.cpu_limit,
         pids_limit=options.pids_limit,
         owner=owner,
+        network=lease.policy,
+        egress_held=lease.held,
     )
 
 

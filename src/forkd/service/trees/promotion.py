@@ -162,6 +162,7 @@ class Promotions:
         child.renaming = True
         self.sandboxes.roster.reindex((child, parent))
         self.leases.transfer(parent.lease, child.lease)
+        child.lease.held = False
         child.watch_expiry()
 
     async def _finish(self, owner: SandboxOwner) -> None:
@@ -229,6 +230,7 @@ def in_place_of(child: Sandbox, parent: Sandbox, address: str | None) -> Sandbox
         branched_at=parent.branched_at,
         expires_at=parent.expires_at,
         owner=parent.owner,
+        egress_held=False,
     )
 
 

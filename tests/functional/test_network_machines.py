@@ -1,0 +1,136 @@
+"""What a real guest reaches, and how that changes: by a policy, a held branch, a promotion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.errors import Conflict
+from forkd.model.network import HOST, NetworkChange, NetworkPolicy, parse_policy
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support import outside
+from tests.support.callers import CALLER
+from tests.support.namespaces import Namespace
+from tests.support.outside import serving
+from tests.support.real_host import REAL, value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forkd.model.ids import SandboxId
+    from tests.support.real_host import RealHost
+
+pytestmark = [
+    REAL,
+    pytest.mark.needs("nft"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
+
+ALLOWED, OTHER = outside.PUBLIC[0], outside.OTHER[0]
+PORT = 443
+
+TRY = """
+import socket
+def attempt(address, port):
+    try:
+        with socket.create_connection((address, port), 20) as connection:
+            connection.send(b"?")
+            return "reached" if connection.recv(1) else "ended"
+    except socket.gaierror:
+        return "no such name"
+    except OSError as error:
+        return error.strerror or str(error)
+attempt({address!r}, {port})
+"""
+NAMESERVER = "open('/etc/resolv.conf').read()"
+
+REFUSED = "Connection refused"
+UNREACHABLE = "Network is unreachable"
+
+
+@pytest.fixture
+def world() -> Iterator[Namespace]:
+    """A world beside this host: two addresses, where servers answer."""
+    with Namespace() as made, Namespace.here() as here:
+        here.link("fkworld", made, "down0")
+        try:
+            here.address("fkworld", "198.51.100.1/24")
+            made.address("down0", "198.51.100.2/24")
+            made.address("lo", f"{ALLOWED}/32", f"{OTHER}/32")
+            for address in (ALLOWED, OTHER):
+                here.route(f"{address}/32", "198.51.100.2")
+            with serving(made, [(ALLOWED, PORT), (OTHER, PORT)]):
+                yield made
+        finally:
+            here.remove("fkworld")
+
+
+def policy(*rules: str) -> NetworkPolicy:
+    made = parse_policy(list(rules))
+    assert made is not None
+    return made
+
+
+async def reach(host: RealHost, sandbox: SandboxId, address: str, port: int = PORT) -> str:
+    return str(await value(host, sandbox, TRY.format(address=address, port=port)))
+
+
+@pytest.mark.usefixtures("world")
+async def test_a_guest_reaches_what_its_policy_allows_and_that_changes_while_it_runs(
+    real_host: RealHost,
+) -> None:
+    networks = real_host.service.networks
+    options = ForkOptions(network=policy(f"{ALLOWED}:{PORT}/tcp"))
+    async with real_host.forked(1, options) as (sandbox,):
+        status = await networks.get(CALLER, sandbox.id)
+        assert status.gateway in await value(real_host, sandbox.id, NAMESERVER)
+        assert await reach(real_host, sandbox.id, ALLOWED) == "reached"
+        assert await reach(real_host, sandbox.id, OTHER) == REFUSED
+        assert await reach(real_host, sandbox.id, status.gateway) == REFUSED
+        assert await reach(real_host, sandbox.id, "example.com") == "no such name"
+
+        allow = NetworkChange(allow=(OTHER,))
+        assert len((await networks.change(CALLER, sandbox.id, allow)).policy.addresses) == 2
+        assert await reach(real_host, sandbox.id, OTHER) == "reached"
+        await networks.change(CALLER, sandbox.id, NetworkChange(policy=NetworkPolicy()))
+        assert await reach(real_host, sandbox.id, ALLOWED) == REFUSED
+
+        status = await networks.get(CALLER, sandbox.id)
+        assert status.refused_packets >= 3
+        assert {(OTHER, PORT), (ALLOWED, PORT)} <= {
+            (each.address, each.port) for each in status.refused_destinations
+        }
+        assert [each.name for each in status.refused_names] == ["example.com"]
+
+
+@pytest.mark.usefixtures("world")
+async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: RealHost) -> None:
+    options = ForkOptions(network=policy("internet"))
+    async with real_host.forked(1, options) as (parent,):
+        (child,) = (
+            await real_host.service.branches.branch(
+                CALLER, parent.id, 1, BranchOptions(hold_egress=True)
+            )
+        ).fork.sandboxes
+        assert child.egress_held
+        assert await reach(real_host, parent.id, ALLOWED) == "reached"
+        assert await reach(real_host, child.id, ALLOWED) == REFUSED
+        assert await reach(real_host, child.id, "example.com") == "no such name"
+
+        promoted = (await real_host.service.promotions.promote(CALLER, child.id)).sandbox
+
+        assert promoted.id == parent.id
+        assert not promoted.egress_held
+        assert await reach(real_host, promoted.id, ALLOWED) == "reached"
+
+
+@pytest.mark.usefixtures("world")
+async def test_without_a_network_everything_fails_at_once_and_none_can_be_had_later(
+    real_host: RealHost,
+) -> None:
+    async with real_host.forked(1, ForkOptions()) as (sandbox,):
+        assert await reach(real_host, sandbox.id, ALLOWED) == UNREACHABLE
+        with pytest.raises(Conflict, match="without a network"):
+            await real_host.service.networks.change(CALLER, sandbox.id, NetworkChange(policy=HOST))

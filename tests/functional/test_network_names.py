@@ -1,0 +1,376 @@
+"""Names: a guest is answered what its policy allows, and may reach what it was answered.
+
+The resolver runs as the daemon runs it; the server that it asks is real, and in another namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import dns.edns
+import dns.message
+import dns.query
+import dns.rcode
+import pytest
+
+from forkd.limits import RESOLVER_QUESTIONS_PER_SANDBOX_MAX
+from forkd.model.network import RefusedName, parse_policy
+from forkd.network import names as names_
+from forkd.network import resolver as resolver_
+from forkd.network.rules import Wall
+from forkd.service.egress import Egress
+from forkd.service.supervision import Supervisor
+from tests.support import outside as world
+from tests.support.name_server import PORT, NameServer, serving_names
+from tests.support.outside import PLAN, Outside, outside
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+T = TypeVar("T")
+
+pytestmark = [pytest.mark.needs("root", "nft")]
+
+GATEWAY = PLAN.slot(0).host
+NAMES = {
+    ("example.com", "A"): (30, [world.PUBLIC[0]]),
+    ("example.com", "AAAA"): (30, [world.PUBLIC[1]]),
+    ("example.com", "TXT"): (30, ['"text"']),
+    ("other.test", "A"): (30, [world.PUBLIC[0]]),
+    ("a.b.example.org", "A"): (7_200, [world.OTHER[0]]),
+    ("example.org", "A"): (30, [world.OTHER[0]]),
+    ("alias.example.com", "CNAME"): (5, ["more.test."]),
+    ("more.test", "CNAME"): (600, ["end.test."]),
+    ("end.test", "A"): (600, [world.PUBLIC[0]]),
+    ("loop.example.com", "CNAME"): (5, ["loop.example.com."]),
+    ("rebound.example.com", "A"): (5, [world.PRIVATE[0], world.METADATA[0], "127.0.0.1"]),
+    ("rebound.example.com", "AAAA"): (5, [world.PRIVATE[1], "::1"]),
+    ("half.example.com", "A"): (5, [world.PRIVATE[0], world.PUBLIC[0]]),
+    ("many.example.com", "A"): (5, [f"203.0.113.{n}" for n in range(100, 200)]),
+}
+
+
+@dataclass
+class Asking:
+    """What a test asks with."""
+
+    outer: Outside
+    egress: Egress
+
+    async def put(self, *rules: str, held: bool = False) -> Wall:
+        policy = parse_policy(list(rules))
+        assert policy is not None
+        wall = Wall("sb-0", PLAN.slot(0), policy, held)
+        await self.egress.put([wall])
+        return wall
+
+    async def ask(self, name: str, kind: str = "A", *, tcp: bool = False) -> dns.message.Message:
+        query = dns.message.make_query(name, kind, use_edns=0)
+        way = dns.query.tcp if tcp else dns.query.udp
+        return await self.in_guest(lambda: way(query, GATEWAY, timeout=world.DEADLINE_S))
+
+    async def try_(self, protocol: str, address: str, port: int) -> str:
+        return await self.in_guest(lambda: world.attempt(protocol, address, port))
+
+    async def in_guest(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(self.outer.guests[0].run, work)
+
+
+@pytest.fixture(scope="module")
+def outer() -> Iterator[Outside]:
+    with outside(1) as made:
+        yield made
+
+
+@pytest.fixture
+def server(outer: Outside) -> Iterator[NameServer]:
+    made = NameServer(dict(NAMES))
+    with serving_names(outer.world, world.NAME_SERVER, made):
+        yield made
+
+
+def scenario(outer: Outside, work: Callable[[Asking], Awaitable[None]]) -> None:
+    """Do `work` on the host, with a resolver."""
+
+    async def run() -> None:
+        async with Supervisor() as tasks:
+            egress = Egress(PLAN, tasks, [(world.NAME_SERVER, PORT)])
+            try:
+                await work(Asking(outer, egress))
+            finally:
+                await egress.take([Wall("sb-0", PLAN.slot(0), parse_policy("host") or _no())])
+                egress.close()
+
+    outer.host.run(lambda: asyncio.run(run()))
+
+
+def addresses(answer: dns.message.Message) -> list[str]:
+    return sorted(
+        each.address for rrset in answer.answer for each in rrset if hasattr(each, "address")
+    )
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["UDP", "TCP"])
+@pytest.mark.parametrize("kind", ["A", "AAAA"])
+def test_an_allowed_name_is_answered_and_what_it_leads_to_opens(
+    outer: Outside,
+    server: NameServer,
+    kind: str,
+    tcp: bool,  # noqa: FBT001 - a table
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("example.com:443")
+        address = world.PUBLIC[0 if kind == "A" else 1]
+        assert await asking.try_("tcp", address, 443) == "refused"
+
+        answer = await asking.ask("Example.COM", kind, tcp=tcp)
+
+        assert addresses(answer) == [address]
+        assert await asking.try_("tcp", address, 443) == "reached"
+        assert await asking.try_("udp", address, 443) == "reached"
+        assert await asking.try_("tcp", address, 80) == "refused"
+        assert await asking.try_("icmp", address, 0) == "refused"
+        assert server.asked == ["Example.COM"]
+
+    scenario(outer, work)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("a.b.example.org", True),
+        ("example.org", False),
+        ("example.com", False),
+        ("other.test", False),
+    ],
+)
+def test_a_name_that_is_not_allowed_is_refused_at_once_and_asked_of_nobody(
+    outer: Outside,
+    server: NameServer,
+    name: str,
+    allowed: bool,  # noqa: FBT001 - a table
+) -> None:
+    async def work(asking: Asking) -> None:
+        wall = await asking.put("*.example.org")
+
+        answer = await asking.ask(name)
+
+        assert bool(answer.answer) is allowed
+        assert bool(server.asked) is allowed
+        status = await asking.egress.status(wall)
+        if not allowed:
+            assert answer.rcode() == dns.rcode.NXDOMAIN
+            (why,) = answer.options
+            assert isinstance(why, dns.edns.EDEOption)
+            assert "not allowed" in str(why.text)
+            assert status.refused_names == (RefusedName(name, "not allowed", 1),)
+            assert status.refused_questions == 1
+
+    scenario(outer, work)
+
+
+def test_a_chain_of_aliases_is_followed_and_lives_as_long_as_its_shortest(
+    outer: Outside, server: NameServer
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("*.example.com:443")
+
+        answer = await asking.ask("alias.example.com")
+
+        assert addresses(answer) == [world.PUBLIC[0]]
+        assert len(answer.answer) == 3
+        assert max(each.ttl for each in answer.answer) <= 60
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "reached"
+        assert (await asking.ask("end.test")).rcode() == dns.rcode.NXDOMAIN
+        assert not (await asking.ask("loop.example.com")).answer
+
+    scenario(outer, work)
+    assert server.asked == ["alias.example.com", "loop.example.com"]
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("rules", [("internet",), ("*.example.com",)], ids=" ".join)
+@pytest.mark.parametrize("kind", ["A", "AAAA"])
+def test_a_public_name_does_not_lead_to_private_addresses(
+    outer: Outside, rules: tuple[str, ...], kind: str
+) -> None:
+    async def work(asking: Asking) -> None:
+        wall = await asking.put(*rules)
+
+        answer = await asking.ask("rebound.example.com", kind)
+
+        assert addresses(answer) == []
+        assert answer.rcode() == dns.rcode.NXDOMAIN
+        (refused,) = (await asking.egress.status(wall)).refused_names
+        assert refused.why == "resolves to addresses that are not public"
+        assert addresses(await asking.ask("half.example.com")) == [world.PUBLIC[0]]
+        assert await asking.try_("tcp", world.PRIVATE[0], 443) == "refused"
+        assert await asking.try_("tcp", world.METADATA[0], 80) == "refused"
+
+    scenario(outer, work)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_private_address_that_a_rule_allows_may_have_a_name(outer: Outside) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("*.example.com:443", "10.99.0.0/16:80")
+
+        answer = await asking.ask("rebound.example.com")
+
+        assert addresses(answer) == [world.PRIVATE[0]]
+
+    scenario(outer, work)
+
+
+@pytest.mark.usefixtures("server")
+def test_internet_resolves_every_name_of_every_kind(outer: Outside) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        assert addresses(await asking.ask("other.test")) == [world.PUBLIC[0]]
+        assert "text" in (await asking.ask("example.com", "TXT")).answer[0].to_text()
+        assert (await asking.ask("nowhere.test")).rcode() == dns.rcode.NXDOMAIN
+
+        await asking.put("example.com")
+        assert not (await asking.ask("example.com", "TXT")).answer
+
+    scenario(outer, work)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_name_that_is_taken_from_the_policy_leads_nowhere_at_once(outer: Outside) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("example.com:443")
+        await asking.ask("example.com")
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "reached"
+
+        await asking.put("deny-all")
+
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "refused"
+        assert (await asking.ask("example.com")).rcode() == dns.rcode.NXDOMAIN
+
+    scenario(outer, work)
+
+
+def test_held_egress_resolves_nothing(outer: Outside, server: NameServer) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet", held=True)
+        answer = await asking.ask("example.com")
+        assert answer.rcode() == dns.rcode.NXDOMAIN
+        assert "held" in str(answer.options[0])
+        assert server.asked == []
+
+    scenario(outer, work)
+
+
+def test_long_answers_are_cut_over_udp_and_whole_over_tcp(
+    outer: Outside, server: NameServer
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        cut = await asking.ask("many.example.com")
+        whole = await asking.ask("many.example.com", tcp=True)
+        assert len(cut.to_wire()) <= 1_232
+        assert len(addresses(whole)) == 64
+
+    server.truncates = True
+    scenario(outer, work)
+
+
+def test_a_server_that_is_silent_or_away_is_one_error_for_the_question(
+    outer: Outside, server: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver_, "UPSTREAM_S", 0.2)
+
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        assert (await asking.ask("example.com")).rcode() == dns.rcode.SERVFAIL
+        server.silent = False
+        assert addresses(await asking.ask("example.com")) == [world.PUBLIC[0]]
+
+    server.silent = True
+    scenario(outer, work)
+
+
+def test_a_sandbox_asks_so_much_at_once_and_no_more(
+    outer: Outside, server: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver_, "UPSTREAM_S", 10 * world.DEADLINE_S)
+    queries = [
+        dns.message.make_query("example.com", "A", id=number)
+        for number in range(RESOLVER_QUESTIONS_PER_SANDBOX_MAX + 1)
+    ]
+
+    def first_answer() -> dns.message.Message:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(world.DEADLINE_S)
+            for query in queries:
+                sock.sendto(query.to_wire(), (GATEWAY, PORT))
+            return dns.message.from_wire(sock.recv(512))
+
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        answer = await asking.in_guest(first_answer)
+        assert (answer.id, answer.rcode()) == (queries[-1].id, dns.rcode.SERVFAIL)
+
+    server.silent = True
+    scenario(outer, work)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [b"", b"\0", b"\xff" * 40, b"\0\1\1\0\0\2\0\0\0\0\0\0" + b"\1a\0\0\1\0\1" * 2, b"\0" * 5_000],
+    ids=["empty", "short", "noise", "two questions", "long"],
+)
+def test_what_is_no_question_is_not_answered_and_harms_nobody(
+    outer: Outside, server: NameServer, wire: bytes
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        await asking.in_guest(lambda: world.send(None, GATEWAY, PORT, wire))
+        assert addresses(await asking.ask("example.com")) == [world.PUBLIC[0]]
+
+    scenario(outer, work)
+    assert server.asked == ["example.com"]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_crash_costs_the_question_that_it_was_over(
+    outer: Outside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse = names_.parse
+
+    def crash(_: bytes) -> dns.message.QueryMessage | None:
+        monkeypatch.setattr(names_, "parse", parse)
+        raise RuntimeError("as a bug would")
+
+    monkeypatch.setattr(names_, "parse", crash)
+
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        query = dns.message.make_query("example.com", "A").to_wire()
+        await asking.in_guest(lambda: world.send(None, GATEWAY, PORT, query))
+        assert addresses(await asking.ask("example.com")) == [world.PUBLIC[0]]
+
+    scenario(outer, work)
+    assert "as a bug would" in caplog.text
+
+
+def test_a_resolver_that_ends_by_itself_ends_the_service(outer: Outside) -> None:
+    async def run() -> None:
+        async with Supervisor() as tasks:
+            egress = Egress(PLAN, tasks, [(world.NAME_SERVER, PORT)])
+            wall = Wall("sb-0", PLAN.slot(0), parse_policy("internet") or _no())
+            await egress.put([wall])
+            egress.resolver.note_end(OSError("gone"))
+
+            assert "resolver" in await asyncio.wait_for(tasks.until_failed(), world.DEADLINE_S)
+            await egress.take([wall])
+
+    outer.host.run(lambda: asyncio.run(run()))
+
+
+def _no() -> NoReturn:
+    raise AssertionError
