@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -52,6 +53,8 @@ ALIKE_MIN = 0.7
 
 HOST = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}|[0-9a-f:.]*:[0-9a-f:.]*")
 """A name or an address of IPv4, or an address of IPv6."""
+
+_DNS_PORT = 53
 
 ENDPOINT = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
 """Where something listens: no user, no query."""
@@ -133,6 +136,20 @@ def _endpoint(value: object) -> object:
 
 def _uids(value: object) -> object:
     return UidRange.parse(value) if isinstance(value, str) else value
+
+
+def _servers(value: object) -> object:
+    """Return what `dns` says, each server with its port."""
+    if not isinstance(value, str):
+        return value
+    servers = []
+    for each in filter(None, value.split(",")):
+        address, colon, port = each.strip().partition(":")
+        try:
+            servers.append((str(IPv4Address(address)), int(port) if colon else _DNS_PORT))
+        except ValueError:
+            raise ValueError("must be IPv4 addresses, such as 192.0.2.1,192.0.2.2:5353") from None
+    return tuple(servers)
 
 
 _Path = Annotated[Path | None, BeforeValidator(_path)]
@@ -285,6 +302,12 @@ class Settings(BaseSettings):
         "`FIRST:COUNT`, users and groups of jailed machines, by number: nobody's on this host, and "
         "in no range of `/etc/subuid` or `/etc/subgid`.",
         limits.UIDS_DEFAULT,
+    )
+    dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(
+        (),
+        "Name servers that are asked for the names that sandboxes may resolve: IPv4 addresses, "
+        "each with `:PORT` if that is not 53, with commas between.",
+        "those of `/etc/resolv.conf`",
     )
     pack_keys: _Path = _setting(
         None,
