@@ -24,7 +24,7 @@ from forkd.host.spawn import Process
 from forkd.limits import FORK_COUNT_MAX
 from forkd.model.caller import Scope, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
-from forkd.model.sandbox import ForkOptions, SandboxState
+from forkd.model.sandbox import ForkOptions, NewLimits, SandboxState
 from forkd.service.sandboxes.forking import REQUEST_CHILDREN_MAX
 from forkd.service.settings import TOPS_PATH_BYTES_MAX
 from tests.support.callers import CALLER
@@ -219,6 +219,16 @@ async def test_a_limit_that_cannot_be_set_fails_the_child(
     assert result.sandboxes == ()
     assert [failure.stage for failure in result.failures] == ["prepare", "prepare"]
     assert fake_host.left_over() == []
+
+
+async def test_a_sandbox_without_a_cgroup_has_no_limits_to_change(service: Host) -> None:
+    (made,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
+
+    with pytest.raises(Conflict, match="forked without limits, and has no cgroup"):
+        await service.sandboxes.set_limits(CALLER, made.id, NewLimits(cpu_limit=1.0))
+
+    assert (await service.sandboxes.get(CALLER, made.id)).cpu_limit is None
+    await service.sandboxes.delete(CALLER, made.id)
 
 
 async def test_a_zygote_that_dies_in_a_fork_is_an_error_and_leaves_no_child(

@@ -10,7 +10,7 @@ from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.model.checks import guest_path
 from forkd.model.exec import ExecRequest, TtySize
-from forkd.model.sandbox import ForkOptions, check_fork_count
+from forkd.model.sandbox import ForkOptions, NewLimits, check_fork_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,14 @@ def test_a_fork_option_one_past_its_limit_is_refused(field: str, limit: float, s
         make_options(field, limit + step)
 
     assert refusal.value.context["field"] == field
+
+
+def test_new_limits_have_the_ranges_of_a_fork_and_are_not_none() -> None:
+    NewLimits(cpu_limit=limits.CPU_LIMIT_MAX)
+    for given in ({}, {"memory_limit_mib": limits.MEMORY_LIMIT_MIB_MIN - 1}):
+        with pytest.raises(InvalidRequest) as refusal:
+            NewLimits(**given)
+        assert refusal.value.context["field"] == "memory_limit_mib"
 
 
 @pytest.mark.parametrize("count", [0, -1, limits.FORK_COUNT_MAX + 1])

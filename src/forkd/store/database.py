@@ -32,6 +32,9 @@ RESERVED_BYTES = 8 << 20
 """Room that the log has from the start, twice what it grows to before it is written back: on a
 full disk sandboxes end, and with them what they hold, only if that can be written down."""
 
+CACHE_KIB = 512
+"""How much of the database SQLite keeps in memory; the events are read from their end."""
+
 _BUSY_TIMEOUT_S = 10.0
 
 Connection = sqlite3.Connection
@@ -187,6 +190,7 @@ class Database:
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise StoreError(
