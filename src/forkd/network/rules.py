@@ -238,11 +238,16 @@ def put(plan: Plan, walls: Iterable[Wall]) -> str:
 def take(plan: Plan, walls: Iterable[Wall], openings: Iterable[Opening] = ()) -> str:
     """Return the commands that take walls away, and openings with them.
 
-    What is not there is added first: a command that deletes nothing fails, and all others with it.
+    An opening may have timed out, and is added first: a command that deletes nothing fails, and
+    all others with it.
     """
     gone = [each for wall in walls for each in _of(wall)]
-    gone += [_of_opening(opening) for opening in openings]
-    return _elements(plan, "add", gone) + _elements(plan, "delete", gone)
+    timed = [_of_opening(opening) for opening in openings]
+    return (
+        _elements(plan, "add", timed)
+        + _elements(plan, "delete", timed)
+        + _elements(plan, "delete", gone)
+    )
 
 
 def open_for(plan: Plan, openings: Iterable[Opening], seconds: int) -> str:
