@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,9 @@ async def test_siblings_are_jailed_as_their_source_and_can_be_reset(
             assert namespace(pid, "net") == namespace(pid_of(source), "net")
             assert read(pid, "cgroup")[0].endswith(f"/{sibling.id}")
             assert await value(real_host, sibling.id, "x") == 7
+        for thread in threads(pid_of(source)):
+            policy = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK
+            assert policy == os.SCHED_OTHER, "it stays urgent, and will be killed for that"
         one = result.fork.sandboxes[0]
         await value(real_host, one.id, "x = 8")
         await real_host.service.sandboxes.reset(CALLER, one.id, deadline_s=EVAL_TIMEOUT_S)

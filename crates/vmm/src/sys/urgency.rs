@@ -15,6 +15,9 @@ const STOPPER_PRIORITY: libc::c_int = VCPU_PRIORITY + 1;
 /// What a process that is forked meanwhile does not inherit.
 const URGENT: libc::c_int = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
 
+/// Of a thread that was urgent: taking back what its forks do not inherit needs `CAP_SYS_NICE`.
+const CALM: libc::c_int = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+
 /// The thread that made it is urgent, until it is dropped.
 #[derive(Debug)]
 pub struct Urgent(());
@@ -42,7 +45,7 @@ impl Drop for Urgent {
 /// Makes the calling thread one like all others again, if it was urgent.
 pub fn calm() {
     if is_urgent() {
-        set_policy(0, libc::SCHED_OTHER, 0);
+        set_policy(0, CALM, 0);
     }
 }
 
@@ -60,7 +63,8 @@ pub fn this_thread() -> libc::pid_t {
 }
 
 fn raise(thread: libc::pid_t, priority: libc::c_int) -> bool {
-    policy_of(thread) == libc::SCHED_OTHER && set_policy(thread, URGENT, priority)
+    let usual = [libc::SCHED_OTHER, CALM].contains(&policy_of(thread));
+    usual && set_policy(thread, URGENT, priority)
 }
 
 /// Negative if there is no such thread.
