@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The first two print one line of JSON when they listen; `protocol/control/PROTOCOL.md`
-//! describes everything else they say.
+//! describes everything else they say, and `--no-filter`, which any may have as its last argument.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use forkd_vmm::boot::probe;
 use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
 use forkd_vmm::io::bus::End;
-use forkd_vmm::jail;
+use forkd_vmm::jail::{self, filter};
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
 use forkd_vmm::sys::{descriptors, output, process};
@@ -34,7 +34,7 @@ const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FI
 
 fn main() -> ExitCode {
     process::one_arena();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = filter::arguments();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments.as_slice() {
         ["machine", "--config", file] => machine(Path::new(file)),

@@ -10,6 +10,7 @@ use forkd_proto::compare::{CompareConfig, CompareEvent, FileChange};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
+use crate::jail::filter::{self, Role};
 use crate::sys::process;
 
 /// Compares the files of two disks.  This process is of no use for anything else afterwards.
@@ -23,6 +24,7 @@ pub fn run(config: &CompareConfig) -> Result<CompareEvent, Error> {
     let before = Lower::open(&stack(&config.before), config.size_bytes, None)?;
     let after = Lower::open(&stack(&config.after), config.size_bytes, Some(&before))?;
     process::confine()?;
+    filter::put_on(Role::Comparer)?;
     let common = config.layers.len();
     let (one, other) = (before.blocks_above(common), after.blocks_above(common));
     let may_differ = |block| one.contains(block) || other.contains(block);

@@ -4,10 +4,12 @@
 //! They open what they were told of, leave the host's files, network, IPC and name behind
 //! ([`namespaces`]), and give up every right that they will not need ([`rights`]).  Forks are born
 //! in there; each child of a zygote gives up the rest and becomes a user of its own.  What comes
-//! from outside later comes as descriptors ([`crate::sys::handed`]).
+//! from outside later comes as descriptors ([`crate::sys::handed`]).  In jail or not, each thread
+//! may make only the system calls that it needs ([`filter`]).
 //!
 //! Nothing here is optional: what the kernel refuses is an error that names it.
 
+pub mod filter;
 pub mod namespaces;
 pub mod rights;
 

@@ -26,6 +26,7 @@ use crate::disk::layers::Lower;
 use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::io::bus::{Bus, Lines};
+use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::{self, VcpuState};
 use crate::kvm::vm;
 use crate::layout;
@@ -76,7 +77,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes a machine that is about to execute the first instruction of a kernel.
+    /// Makes a machine that is about to execute the first instruction of a kernel; this process
+    /// is under a filter of system calls from now on.
     ///
     /// # Errors
     ///
@@ -89,6 +91,7 @@ impl Machine {
 
     fn boot_from(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
         layout::check_memory_size(config.memory_bytes)?;
+        filter::put_on(Role::Process)?;
         let kvm = vm::open()?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();

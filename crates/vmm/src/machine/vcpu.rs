@@ -20,6 +20,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::error::Error;
 use crate::io::bus::{Bus, End};
+use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::VcpuState;
 use crate::sys::mapping;
 use crate::sys::urgency::{self, Urgent};
@@ -403,12 +404,14 @@ fn install_handler() -> Result<(), Error> {
 fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
     RUN_PAGE.with(|page| page.set(ptr::from_mut(fd.get_kvm_run())));
     shared.lock().ids[id] = urgency::this_thread();
+    let filtered = filter::put_on(Role::Vcpu).map_err(|error| End::Error(error.to_string()));
     loop {
         fd.set_kvm_immediate_exit(0);
         if !shared.park(id, |work| work(id, &fd)) {
             break;
         }
-        if let Err(end) = run_until_interrupted(&mut fd, bus) {
+        let ran = filtered.clone().and_then(|()| run_until_interrupted(&mut fd, bus));
+        if let Err(end) = ran {
             bus.end(end);
             // The machine is over for all vCPUs; wait to be told so.
             let mut inner = shared.lock();

@@ -161,7 +161,7 @@ impl Children {
         let failure = failure.unwrap_or_else(|| Failure {
             stage: "process".to_owned(),
             code: ErrorCode::Guest,
-            message: format!("its process ended before it was ready (status {status:#x})"),
+            message: unready(status),
             again: false,
         });
         if failure.again && birth.attempt < ATTEMPTS_MAX && now < birth.deadline {
@@ -197,6 +197,16 @@ impl Children {
     pub(super) fn alive_and_ready(&self) -> u64 {
         self.alive.values().filter(|child| child.batch.is_none()).count() as u64
     }
+}
+
+/// Why a child that said nothing was never ready.
+fn unready(status: i32) -> String {
+    if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSYS {
+        return "its VMM was killed by the filter before it was ready: its zygote's log names the \
+                system call"
+            .to_owned();
+    }
+    format!("its process ended before it was ready (status {status:#x})")
 }
 
 fn failed(birth: &Birth, failure: Failure) -> Event {
@@ -288,6 +298,21 @@ mod tests {
         start(&mut children, 9, now).unwrap();
         assert_eq!(attempts(&fail(&mut children, 9, false, now)), Some(1));
         assert_eq!(children.take_finished(now)[0].1.failed, 2);
+    }
+
+    #[test]
+    fn a_child_that_its_filter_killed_is_said_to_be() {
+        let now = Instant::now();
+        let mut children = of(2, now);
+        start(&mut children, 1, now).unwrap();
+        start(&mut children, 2, now).unwrap();
+        let mut said = |pid, status| match children.ended(pid, status, now) {
+            Some(Ended::Failed { event: Event::Failed { message, .. }, .. }) => message,
+            other => panic!("{other:?}"),
+        };
+
+        assert!(said(1, libc::SIGSYS | 0x80).contains("by the filter"));
+        assert_eq!(said(2, libc::SIGKILL), "its process ended before it was ready (status 0x9)");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use super::report::Report;
 use super::reports::{Reporter, Said};
 use crate::control::socket::Token;
 use crate::error::Error;
-use crate::jail;
+use crate::jail::filter::Role;
+use crate::jail::{self, filter};
 use crate::machine::save::{self, Still};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
@@ -83,6 +84,7 @@ impl Zygote {
         let saved = process::die_with_parent(zygote)
             .and_then(|()| self.close_inherited())
             .and_then(|()| jail::show_ourselves())
+            .and_then(|()| filter::put_on(Role::Writer))
             .and_then(|()| save::save(still, to));
         let failed = saved.is_err();
         drop(reporter.say(of(saved.map(|reply| json!(reply)))));

@@ -36,7 +36,8 @@ use crate::control::socket::{Control, Token};
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
-use crate::jail;
+use crate::jail::filter::Role;
+use crate::jail::{self, filter};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
@@ -71,12 +72,13 @@ pub struct Zygote {
 }
 
 impl Zygote {
-    /// Loads the snapshot and listens at `zygote.sock`.
+    /// Loads the snapshot, under a filter of system calls, and listens at `zygote.sock`.
     ///
     /// # Errors
     ///
     /// Those of [`ForkPlan::load`]; [`Error::Io`].
     pub fn start(config: &ZygoteConfig) -> Result<Self, Error> {
+        filter::put_on(Role::Process)?;
         let plan = ForkPlan::load(config)?;
         handed::keep_only(Keep::Zygote);
         Self::serve(plan, &config.directory)
@@ -238,6 +240,8 @@ impl Zygote {
     /// In the child: the machine's whole life.
     fn become_machine(&self, birth: &Birth, cloned: Instant, pipe: Opened) -> ! {
         let child = &birth.child;
+        let log = child.directory.join(LOG_FILE);
+        filter::log_to(Some(&log));
         let reporter = pipe.reporter();
         let mut ms = ForkMs { clone: since(cloned), ..ForkMs::default() };
         let mut stage = "prepare";
@@ -250,7 +254,7 @@ impl Zygote {
                 }
                 let end = server.run();
                 // Standard error is the zygote's log; who asks about a machine looks in its folder.
-                drop(std::fs::write(child.directory.join(LOG_FILE), format!("{end}\n")));
+                drop(std::fs::write(log, format!("{end}\n")));
                 process::exit_now(i32::from(matches!(end, End::Error(_))));
             }
             Err(error) => {
@@ -374,6 +378,7 @@ fn enter_jail(child: &Child) -> Result<Option<File>, Error> {
 /// Those that were not reported yet cannot be now, and end by themselves.
 fn hold_on() -> Result<(), Error> {
     descriptors::close_all_but(&[0, 1, 2])?;
+    filter::put_on(Role::Holder)?;
     process::outlast_children();
     process::exit_now(0)
 }

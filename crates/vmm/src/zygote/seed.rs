@@ -11,7 +11,7 @@ use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::fork::branch::Seed;
 use crate::fork::plan::ForkPlan;
-use crate::jail;
+use crate::jail::{self, filter};
 use crate::machine::Frozen;
 use crate::sys::{descriptors, handed, process};
 
@@ -34,6 +34,7 @@ pub fn live(seed: Seed, directory: &Path, report: &File) -> ! {
 }
 
 fn start(seed: Seed, directory: &Path, report: &File) -> Result<Zygote, Error> {
+    filter::log_to(None);
     let Seed { frozen, ram, origin } = seed;
     let mut keep = vec![0, 1, 2, report.as_raw_fd()];
     keep.extend(handed::descriptors());

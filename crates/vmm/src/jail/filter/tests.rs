@@ -1,0 +1,156 @@
+//! Each of these forks a process, confines it, and looks at how it ended.
+
+use super::*;
+use crate::sys::process::{Forked, exit_now, fork_into};
+use std::io::Read;
+use std::os::fd::AsRawFd;
+
+/// How a process ended that was confined as `role` and then made a call: its wait status, and what
+/// it logged.
+fn after(role: Role, call: impl FnOnce()) -> (i32, String) {
+    let (mut said, say) = crate::sys::descriptors::pipe().unwrap();
+    // Nothing that a process forked of several threads does may allocate.
+    let program = of_this_process(&compile(role).unwrap());
+    let Forked::Parent(pid) = fork_into(None).unwrap() else {
+        // SAFETY: both descriptors are open.
+        unsafe { libc::dup2(say.as_raw_fd(), libc::STDERR_FILENO) };
+        if violation::handle().is_ok() && seccompiler::apply_filter(&program).is_ok() {
+            call();
+        }
+        exit_now(7);
+    };
+    drop(say);
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    let mut status = 0;
+    // SAFETY: `status` outlives the call; `pid` is our child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    (status, text)
+}
+
+fn call(number: i64, arguments: [i64; 3]) -> impl FnOnce() {
+    let [first, second, third] = arguments;
+    move || {
+        // SAFETY: each call of these tests is refused, or does nothing with such arguments.
+        unsafe { libc::syscall(number, first, second, third, 0, -1, 0) };
+    }
+}
+
+const ROLES: [Role; 5] = [Role::Process, Role::Vcpu, Role::Writer, Role::Holder, Role::Comparer];
+
+#[test]
+fn what_is_in_no_list_is_named_and_ends_the_process() {
+    for role in ROLES {
+        for refused in [
+            libc::SYS_execve,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+            libc::SYS_userfaultfd,
+            libc::SYS_mount,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_keyctl,
+            libc::SYS_perf_event_open,
+            libc::SYS_init_module,
+            libc::SYS_clone,
+            libc::SYS_setuid,
+        ] {
+            let (status, said) = after(role, call(refused, [0; 3]));
+
+            assert!(libc::WIFSIGNALED(status), "{role:?} {refused}: {status:#x}");
+            assert_eq!(libc::WTERMSIG(status), libc::SIGSYS);
+            let expected = if role == Role::Holder {
+                String::new()
+            } else {
+                let name = names::name_of(i32::try_from(refused).unwrap()).unwrap();
+                format!("its VMM was killed by the filter: system call {name} ({refused})\n")
+            };
+            assert_eq!(said, expected);
+        }
+    }
+}
+
+#[test]
+fn a_filter_that_lacks_a_call_that_is_needed_is_found_out() {
+    let (status, said) = after(Role::Vcpu, || drop(crate::sys::descriptors::pipe()));
+
+    assert_eq!(libc::WTERMSIG(status), libc::SIGSYS);
+    assert_eq!(said, "its VMM was killed by the filter: system call pipe2 (293)\n");
+    assert_eq!(after(Role::Process, || drop(crate::sys::descriptors::pipe())).0, 7 << 8);
+}
+
+#[test]
+fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
+    let rw = i64::from(libc::PROT_READ | libc::PROT_WRITE);
+    let code = rw | i64::from(libc::PROT_EXEC);
+    let stop = i64::from(SIGNAL_OF_VCPUS);
+    let allowed = [
+        (Role::Vcpu, libc::SYS_mprotect, [0, 0, rw]),
+        (Role::Vcpu, libc::SYS_ioctl, [-1, 0xae80, 0]),
+        (Role::Process, libc::SYS_ioctl, [-1, 0xae01, 0]),
+        (Role::Process, libc::SYS_kill, [PID_OF_NOBODY, 9, 0]),
+        (Role::Process, libc::SYS_tgkill, [PID_OF_NOBODY, PID_OF_NOBODY, stop]),
+        (Role::Vcpu, libc::SYS_socket, [i64::from(libc::AF_UNIX), -1, 0]),
+        (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_PDEATHSIG), 0, 0]),
+        (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGCHLD), 0, 0]),
+        (Role::Process, libc::SYS_setresuid, [1, 1, 1]),
+    ];
+    let refused = [
+        (Role::Vcpu, libc::SYS_mprotect, [0, 0, code]),
+        (Role::Process, libc::SYS_mmap, [0, 4096, code]),
+        (Role::Vcpu, libc::SYS_ioctl, [-1, 0xae01, 0]),
+        (Role::Process, libc::SYS_ioctl, [-1, 0x5412, 0]),
+        (Role::Process, libc::SYS_kill, [-1, 9, 0]),
+        (Role::Process, libc::SYS_kill, [1, 9, 0]),
+        (Role::Process, libc::SYS_kill, [PID_OF_NOBODY, 15, 0]),
+        (Role::Process, libc::SYS_tgkill, [PID_OF_NOBODY, PID_OF_NOBODY, 9]),
+        (Role::Vcpu, libc::SYS_tgkill, [PID_OF_NOBODY, PID_OF_NOBODY, 6]),
+        (Role::Vcpu, libc::SYS_socket, [i64::from(libc::AF_INET), 1, 0]),
+        (Role::Process, libc::SYS_socket, [i64::from(libc::AF_NETLINK), 3, 0]),
+        (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_SECUREBITS), 0, 0]),
+        (Role::Process, libc::SYS_setresuid, [0, 0, 0]),
+        (Role::Process, libc::SYS_setresgid, [1, 1, -1]),
+        (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGSYS), 0, 0]),
+        (Role::Process, libc::SYS_read | X32, [-1, 0, 0]),
+    ];
+    for (role, number, arguments) in allowed {
+        let (status, said) = after(role, call(number, arguments));
+        assert_eq!((status, said.as_str()), (7 << 8, ""), "{role:?} {number} {arguments:?}");
+    }
+    for (role, number, arguments) in refused {
+        let (status, _) = after(role, call(number, arguments));
+        assert!(libc::WIFSIGNALED(status), "{role:?} {number} {arguments:?}: {status:#x}");
+    }
+}
+
+/// Beyond what `pid_max` is on our hosts by default, and within what it may be.
+const PID_OF_NOBODY: i64 = 4_194_303;
+const SIGNAL_OF_VCPUS: i32 = 34;
+/// Marks calls of the x32 architecture.
+const X32: i64 = 0x4000_0000;
+
+#[test]
+fn calls_of_i386_end_the_process() {
+    let (status, said) = after(Role::Process, || {
+        // SAFETY: getpid(2) of i386 changes nothing but the register that it answers in.
+        unsafe { std::arch::asm!("int 0x80", inout("eax") 20 => _) };
+    });
+
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSYS, "{said}");
+}
+
+#[test]
+fn a_thread_can_only_signal_its_own_process() {
+    let own = || {
+        // SAFETY: there is no such thread to be signalled.
+        unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), 1, libc::SIGABRT) };
+    };
+    let program = compile(Role::Vcpu).unwrap();
+    assert!(program.iter().any(|instruction| instruction.k == ANY_PID));
+    assert!(of_this_process(&program).iter().all(|instruction| instruction.k != ANY_PID));
+    // The program is of the process that made it, which is not the one that it confines here.
+    assert!(libc::WIFSIGNALED(after(Role::Vcpu, own).0));
+}
