@@ -7,11 +7,13 @@ import contextlib
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from forkd.engine.process import NO_FILTER_OPTION
 from forkd.errors import CapacityError, ForkdError
 from forkd.limits import SHORT_RETRY_S
 from forkd.model.ids import Tag, parse_tag
@@ -50,6 +52,11 @@ def small_host(fake_host: FakeHost) -> FakeHost:
     return replace(fake_host, settings=replace(fake_host.settings, zygotes_max=MOST))
 
 
+def words_of(pid: int) -> list[str]:
+    """Return what a process was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 async def fork(service: Host, tag: Tag) -> int:
     """Fork once, and end the child; return the zygote that did it, which is the latest."""
     before = set(service.figures.zygotes.pids())
@@ -57,6 +64,17 @@ async def fork(service: Host, tag: Tag) -> int:
     await service.sandboxes.delete(CALLER, result.sandboxes[0].id)
     (new,) = set(service.figures.zygotes.pids()) - before or {0}
     return new
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+async def test_a_zygote_is_filtered_unless_the_host_is_not_to(
+    fake_host: FakeHost, *, filtered: bool
+) -> None:
+    host = replace(fake_host, settings=replace(fake_host.settings, filtered=filtered))
+    async with opened(host, FIRST) as service:
+        zygote = await fork(service, FIRST)
+
+        assert (NO_FILTER_OPTION in words_of(zygote)) is not filtered
 
 
 async def test_the_zygote_that_was_idle_longest_ends_for_one_more(small_host: FakeHost) -> None:

@@ -452,7 +452,7 @@ def run_compare(config: Members) -> None:
 
 
 def main() -> None:
-    role, _, path = sys.argv[1:]
+    role, _, path = sys.argv[1:4]
     config = json.loads(Path(path).read_text())
     roles = {"machine": run_machine, "zygote": run_zygote, "compare": run_compare}
     roles[role](config)

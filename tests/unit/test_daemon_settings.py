@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
 
+from forkd.daemon.commands import host_settings
 from forkd.daemon.main import app
 from forkd.daemon.settings import (
     Bind,
@@ -191,3 +193,12 @@ def test_the_audit_log_is_in_the_state_folder_unless_it_is_named_or_unwanted(
 
     monkeypatch.setenv("FORKD_AUDIT_LOG", "")
     assert read({}).audit_path is None
+
+
+@pytest.mark.parametrize(("jail", "filtered"), [(None, True), ("off", False)])
+def test_only_without_a_jail_by_choice_are_system_calls_not_filtered(
+    jail: Literal["off"] | None, *, filtered: bool
+) -> None:
+    settings = Settings(jail=jail, vmm=Path("/vmm"), agent=Path("/agent"))
+
+    assert host_settings(settings).filtered is filtered

@@ -193,6 +193,7 @@ def host_settings(settings: Settings) -> HostSettings:
             memory_pressure_max=settings.memory_pressure_max,
         ),
         uids=_uids(settings),
+        filtered=settings.jail != "off",
         dns=settings.dns,
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),

@@ -294,7 +294,7 @@ class Settings(BaseSettings):
         None,
         "`on` or `off`: whether machines are jailed, each as a user of its own without rights, "
         "files or network of the host. `off` is for hosts that cannot: whoever takes a machine "
-        "over is the daemon's user then.",
+        "over is the daemon's user then, and may make every system call.",
         "`on` if the daemon is root",
     )
     uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 CONFIG_OPTION = "--config"
+NO_FILTER_OPTION = "--no-filter"
 LOG_FILE = "vmm.log"
 CONTROL_SOCKET = "control.sock"
 ZYGOTE_SOCKET = "zygote.sock"
@@ -51,17 +52,28 @@ _LINE_BYTES_MAX = 16 * 1024 * 1024
 """Longest first line: a comparison's, whose paths have 2 MiB and may be escaped."""
 
 
-async def start_machine(vmm: Path, config: MachineConfig) -> Process:
+async def start_machine(vmm: Path, config: MachineConfig, *, filtered: bool = True) -> Process:
     """Start a machine in `config.directory`; it boots from now on.
+
+    Args:
+        vmm: The VMM's program.
+        config: The machine.
+        filtered: As of `start_zygote`.
 
     Raises:
         ForkdError: As `start_zygote`.
     """
-    return await _start(vmm, "machine", config)
+    return await _start(vmm, "machine", config, filtered=filtered)
 
 
-async def start_zygote(vmm: Path, config: ZygoteConfig) -> Process:
+async def start_zygote(vmm: Path, config: ZygoteConfig, *, filtered: bool = True) -> Process:
     """Start a zygote in `config.directory`; it has verified its snapshot and listens.
+
+    Args:
+        vmm: The VMM's program.
+        config: The snapshot.
+        filtered: Whether its threads, and those of its forks, may make only the system calls that
+            they need.
 
     Raises:
         HostError: The program could not be started, or the kernel refused it.
@@ -69,7 +81,7 @@ async def start_zygote(vmm: Path, config: ZygoteConfig) -> Process:
         EngineExited: The process ended without a word.
         EngineTimeout: It did not listen within `LISTEN_TIMEOUT_S`.
     """
-    return await _start(vmm, "zygote", config)
+    return await _start(vmm, "zygote", config, filtered=filtered)
 
 
 async def compare(vmm: Path, config: CompareConfig, directory: Path) -> Compared:
@@ -146,20 +158,26 @@ async def end_listener(socket: Path) -> None:
 
 
 async def _start(
-    vmm: Path, role: Literal["machine", "zygote"], config: MachineConfig | ZygoteConfig
+    vmm: Path,
+    role: Literal["machine", "zygote"],
+    config: MachineConfig | ZygoteConfig,
+    *,
+    filtered: bool,
 ) -> Process:
-    place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening")
+    options = () if filtered else (NO_FILTER_OPTION,)
+    place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening", options)
     process, _ = await _first_said(vmm, role, config, place)
     return process
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a process works, and what it is to say first, in what time."""
+    """Where and how a process works, and what it is to say first, in what time."""
 
     directory: Path
     timeout_s: float
     event: str
+    options: tuple[str, ...] = ()
 
 
 async def _first_said(
@@ -175,7 +193,7 @@ async def _first_said(
         files.write_atomic, config_path, json.dumps(members(config)).encode(), mode=0o600
     )
     limits = rlimits.COMPARER if role == "compare" else rlimits.VMM
-    command = [vmm, role, CONFIG_OPTION, config_path]
+    command = [vmm, role, CONFIG_OPTION, config_path, *place.options]
     process, stdout = spawn.start(command, log=log, limits=limits)
     try:
         async with deadline(place.timeout_s, f"the {role} did not report {place.event!r}"):

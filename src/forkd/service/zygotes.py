@@ -282,7 +282,8 @@ class ZygotePool:
     async def _load(self, directory: Path, base: LinkFiles) -> Process:
         config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, self._jail.config())
         with _naming(base.tag):
-            return await start_zygote(self._settings.vmm, config)
+            settings = self._settings
+            return await start_zygote(settings.vmm, config, filtered=settings.filtered)
 
     async def _derive(self, directory: Path, chain: Chain, entry: _Entry) -> Process:
         """Derive the head's zygote from its parent's, started if need be."""

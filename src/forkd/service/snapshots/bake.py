@@ -125,7 +125,8 @@ async def _machine(
     directory: Path, settings: HostSettings, plan: BakePlan
 ) -> AsyncGenerator[Control, None]:
     """Start the machine; it is gone when the block ends."""
-    process = await start_machine(settings.vmm, _config(directory, settings, plan))
+    config = _config(directory, settings, plan)
+    process = await start_machine(settings.vmm, config, filtered=settings.filtered)
     with process:
         try:
             async with await Control.connect(directory / CONTROL_SOCKET) as control:
