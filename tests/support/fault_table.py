@@ -64,6 +64,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     # Contents
     "posix.fstat": (EIO, ENOMEM),
     "posix.fchmod": (EIO, EROFS),
+    "posix.fchown": (EIO, EROFS),
     "posix.fsync": (EIO, ENOSPC),
     "syncfs": (EIO, ENOSPC),
     "posix.posix_fallocate": (ENOSPC, EIO),
