@@ -103,6 +103,8 @@ DECISIONS = {
     "v2 reset": about(RUN, body={}),
     "v2 set_limits": about(RUN, body={"cpu_limit": 1}),
     "v2 get_usage": about(READ),
+    "v2 get_network": about(READ),
+    "v2 change_network": about(RUN, body={"network": "deny-all"}),
     "v2 list_snapshots": Decision((READ,)),
     "v2 create_snapshot": Decision((SNAPSHOTS,), {"tag": "made", "recipe": "none-such"}),
     "v2 delete_snapshot": about(SNAPSHOTS),

@@ -282,6 +282,8 @@ impl Zygote {
         process::new_session()?;
         process::unblock_child_signals();
         let tap = enter_jail(child)?;
+        #[cfg(feature = "captive")]
+        jail::try_to_leave(child)?;
         *stage = "build";
         let place = server::place(child.directory.clone())?;
         let machine = self.plan.fork(child, tap, &place)?;
