@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, branch, chain, clients, hogs, questions
+from benchmarks import bed, branch, chain, clients, hogs, questions, walls
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -48,10 +48,10 @@ REPEATS_QUICK = {1: 5, 10: 2, 100: 2}
 WIDTH = 100
 """The width that the budgets are stated for."""
 
-PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs")
+PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "walls")
 """What can be measured by itself, in the order in which it is."""
 
-SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs"})
+SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs", "walls"})
 LARGE_PARTS = frozenset({"branch", "snapshot"})
 """Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
 
@@ -183,6 +183,8 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services["clients"] = await measured
             if "hogs" in parts:
                 of_services["hogs"] = await hogs.measure(host, bed.TAG, teller, quick=options.quick)
+            if "walls" in parts:
+                of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
             beds = {
                 tag: await stack.enter_async_context(bed.zygote(each))
                 for tag, each in baked.items()
@@ -289,6 +291,7 @@ def steps(parts: frozenset[str], *, quick: bool) -> int:
                 "snapshot": (chain.QUICK if quick else chain.FULL).durable_steps,
                 "reset": (chain.QUICK if quick else chain.FULL).reset_steps,
                 "clients": (clients.QUICK if quick else clients.FULL).rounds,
+                "walls": (walls.QUICK if quick else walls.FULL).steps,
                 "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
             }[part]
             for part in parts
