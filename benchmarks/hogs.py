@@ -114,6 +114,11 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
     for name, hog in HOGS.items():
         if hog.ends != (ended[name] is not None):
             raise EngineError(f"the hog of {name}: {ended[name] or 'has not ended'}")
+    return lay_out(alone_ms, beside_ms, ended)
+
+
+def lay_out(alone_ms: list[float], beside_ms: list[float], ended: dict[str, str | None]) -> Json:
+    """Return what is kept of it; `ended` says of each hog why it has, if it has."""
     alone, beside = summary(alone_ms), summary(beside_ms)
     return {
         "quiet": QUIET,

@@ -60,9 +60,19 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
         teller.begin(f"walls of {WIDTH} children, round {number} of {plan.rounds}")
         for name, (host, options) in kinds.items():
             taken_ms[name].append(await _fork(host, tag, options))
+    return lay_out(taken_ms)
+
+
+def lay_out(taken_ms: dict[str, list[float]]) -> Json:
+    """Return what is kept of the times that each kind of fork took."""
     medians = {name: median(times) for name, times in taken_ms.items()}
     return {
-        "walls": {"n": WIDTH, "rounds": plan.rounds, "wall_ms": medians, "all_ms": taken_ms},
+        "walls": {
+            "n": WIDTH,
+            "rounds": len(taken_ms["bare"]),
+            "wall_ms": medians,
+            "all_ms": taken_ms,
+        },
         "jail": {"ratio": medians["walled"] / medians["bare"]},
         "network": {"ratio": medians["linked"] / medians["walled"]},
     }

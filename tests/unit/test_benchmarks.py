@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import branch, chain, clients
+from benchmarks import branch, chain, clients, hogs, walls
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -82,6 +82,8 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "snapshot": {"durable_ms": {str(mib): 2.0 * mib for mib in chain.DURABLE_MIB}},
         "reset": chain.reset_figures([6.0], [12.0]),
         "clients": of_clients().figures(),
+        "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
+        **walls.lay_out({"bare": [200.0, 220.0], "walled": [210.0], "linked": [252.0]}),
     }
 
 
@@ -104,6 +106,12 @@ def test_what_clients_cost_a_fork_is_a_ratio_of_medians_with_its_spread() -> Non
     assert (figures["beside_cpu_ms"], figures["beside_cpu_ratio"]) == (5.0, 1.25)
     assert (figures["among"]["p50_ms"], figures["requests_answered_ms"]) == (800.0, 700.0)
     assert [figures[kind]["count"] for kind in (clients.ALONE, clients.AMONG)] == [4, 2]
+
+
+def test_what_walls_and_hogs_cost_are_ratios(bench: dict[str, object]) -> None:
+    assert look_up(bench, "jail.ratio") == 1.05
+    assert look_up(bench, "network.ratio") == 1.2
+    assert look_up(bench, "hogs.p99_ratio") == 1.5
 
 
 def test_every_row_of_the_table_is_a_figure_of_the_run(bench: dict[str, object]) -> None:
