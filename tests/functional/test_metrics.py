@@ -21,8 +21,9 @@ from forkd.host import holdings
 from forkd.model.caller import DEFAULT_TENANT, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
+from forkd.model.network import NetworkChange
 from forkd.model.pack import UnpackRequest
-from forkd.model.sandbox import BranchOptions, ForkOptions
+from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
 from forkd.model.snapshot import LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, parse_tenant
 from forkd.model.token import TokenRequest
@@ -282,6 +283,15 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
     ({"find_sandbox": "ok"}, lambda w: w.host.sandboxes.find(CALLER, w.sandbox)),
     ({"console_log": "ok", "follow_console_log": "cancelled"}, _console),
     ({"reset": "ok"}, lambda w: w.host.sandboxes.reset(CALLER, w.sandbox, deadline_s=10.0)),
+    (
+        {"set_limits": "conflict"},
+        lambda w: _refused(w.host.sandboxes.set_limits(CALLER, w.sandbox, NewLimits(cpu_limit=1))),
+    ),
+    ({"get_network": "conflict"}, lambda w: _refused(w.host.networks.get(CALLER, w.sandbox))),
+    (
+        {"change_network": "conflict"},
+        lambda w: _refused(w.host.networks.change(CALLER, w.sandbox, NetworkChange(hold=True))),
+    ),
     ({"delete_sandbox": "ok"}, lambda w: w.host.sandboxes.delete(CALLER, w.spare)),
     ({"branch": "ok"}, lambda w: w.host.branches.branch(CALLER, w.sandbox, 1, BranchOptions())),
     ({"compare": "ok"}, lambda w: w.host.comparisons.compare(CALLER, w.sandbox, w.child)),

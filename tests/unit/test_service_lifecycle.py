@@ -16,6 +16,7 @@ ALLOWED = {
     (SandboxState.RUNNING, LifeEvent.ENDED): SandboxState.EXITED,
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.LIMIT): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from forkd.telemetry.lag import LoopLag
     from forkd.telemetry.telemetry import Telemetry
 
+_VERSION = version("forkd")
+
 FRESH_S = 5.0
 """How long what was read of processes is shown again before it is read anew."""
 
@@ -70,7 +72,7 @@ class Figures:
 
     def __post_init__(self) -> None:
         self._holdings = Holdings(self.settings.tops_dir)
-        self.telemetry.set(names.BUILD_INFO, 1, version("forkd"))
+        self.telemetry.set(names.BUILD_INFO, 1, _VERSION)
 
     @use_case("metrics", Scope.READ)
     async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:

@@ -10,7 +10,7 @@ use forkd_vmm::zygote::Zygote;
 use serde_json::json;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = jail::filter::arguments();
     match arguments.as_slice() {
         [role, option, file] if role == "zygote" && option == "--config" => match zygote(file) {
             Ok(()) => ExitCode::SUCCESS,
