@@ -57,7 +57,7 @@ class _Found:
 def take(daemon: Daemon) -> Census:
     """Look at every VMM process of a daemon."""
     found = {pid: seen for pid in daemon.vmm_processes() if (seen := _look(pid)) is not None}
-    listening = dict(_sockets(daemon.run_dir, _LISTENING))
+    listening = dict(_sockets(daemon, _LISTENING))
     census = Census()
     for pid, seen in found.items():
         above = found.get(seen.parent)
@@ -98,12 +98,29 @@ def _look(pid: int) -> _Found | None:
     return _Found(parent, frozenset(sockets), tuple(links))
 
 
-def _sockets(run_dir: Path, state: str) -> Iterator[tuple[str, Path]]:
-    """Yield the sockets with a path below `run_dir` that are in a state, by inode."""
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+def _sockets(daemon: Daemon, state: str) -> Iterator[tuple[str, Path]]:
+    """Yield the sockets with a path below a daemon's run folder that are in a state, by inode.
+
+    The kernel lists those of one network namespace, and each zygote has its own.
+    """
+    for line in _unix_sockets(daemon.vmm_processes()):
         fields = line.split()
-        if len(fields) == 8 and fields[5] == state and Path(fields[7]).is_relative_to(run_dir):
-            yield fields[6], Path(fields[7])
+        if len(fields) == 8 and fields[5] == state:
+            path = Path(fields[7])
+            if path.is_relative_to(daemon.run_dir):
+                yield fields[6], path
+
+
+def _unix_sockets(pids: Collection[int]) -> Iterator[str]:
+    """Yield a line for each Unix socket in the network namespaces of processes."""
+    seen: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            namespace = os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115 - as above
+            if namespace not in seen:
+                lines = Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]
+                seen.add(namespace)
+                yield from lines
 
 
 def untrue(daemon: Daemon, listed: Collection[v2.SandboxInfo]) -> list[str]:
@@ -122,7 +139,7 @@ def _processes(daemon: Daemon, running: dict[str, v2.SandboxInfo]) -> Iterator[s
         if said.get(pid) != folder:
             yield f"process {pid} is the machine of {folder}, which is listed as {said.get(pid)}"
     yield from (f"{said[pid]} has no process {pid}" for pid in said if pid not in census.machines)
-    held = {path.parent.name for _, path in _sockets(daemon.run_dir, _CONNECTED)}
+    held = {path.parent.name for _, path in _sockets(daemon, _CONNECTED)}
     for pid, folder in census.zygotes.items():
         if folder not in held:
             yield f"process {pid} is a zygote in {folder} that nobody holds"
