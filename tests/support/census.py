@@ -101,9 +101,10 @@ def _look(pid: int) -> _Found | None:
 def _sockets(daemon: Daemon, state: str) -> Iterator[tuple[str, Path]]:
     """Yield the sockets with a path below a daemon's run folder that are in a state, by inode.
 
-    The kernel lists those of one network namespace, and each zygote has its own.
+    The kernel lists those of one network namespace.  Each zygote has its own, but the end of a
+    connection that it accepted is in that of whoever connected.
     """
-    for line in _unix_sockets(daemon.vmm_processes()):
+    for line in _unix_sockets({os.getpid(), *daemon.vmm_processes()}):
         fields = line.split()
         if len(fields) == 8 and fields[5] == state:
             path = Path(fields[7])
