@@ -75,7 +75,7 @@ def _sort(census: Census, pid: int, own: list[Path], seen: _Found, *, staging: s
         census.machines[pid] = folders["control.sock"]
     elif "zygote.sock" in folders:
         census.zygotes[pid] = folders["zygote.sock"]
-    elif any(path.startswith(staging) for path in seen.files):
+    elif any(staging in path for path in seen.files):  # in a jail its root is before it
         census.writers.add(pid)
     else:
         census.others.add(pid)
