@@ -20,6 +20,7 @@ from forkd.service.host import open_host
 from forkd.service.snapshots.stored import placeholder
 from forkd.store.snapshots import SnapshotStore
 from tests.support.callers import CALLER
+from tests.support.host_settings import settings_in
 from tests.support.packs import PUBLIC, SECRET
 from tests.support.real_host import (
     REAL,
@@ -28,7 +29,6 @@ from tests.support.real_host import (
     RealHost,
     fresh_folders,
     names_of,
-    settings_in,
     value,
 )
 

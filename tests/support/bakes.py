@@ -22,7 +22,8 @@ from forkd.host import files
 from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.service.host import open_host
 from tests.support.callers import CALLER
-from tests.support.real_host import STATE_PARENT, TAG, fresh_folders, settings_in
+from tests.support.host_settings import settings_in
+from tests.support.real_host import STATE_PARENT, TAG, fresh_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

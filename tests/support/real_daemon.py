@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from forkd.service.settings import DiskPolicy
 from tests.support import processes
-from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of, settings_in
+from tests.support.host_settings import settings_in
+from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ sys.path[:0] = [{root!r}]
 from forkd.daemon import commands
 from forkd.daemon.settings import Settings
 from forkd.service.settings import DiskPolicy
-from tests.support.real_host import settings_in
+from tests.support.host_settings import settings_in
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
 commands.host_settings = lambda _: replace(settings_in(state, run_dir), disks={disks!r})

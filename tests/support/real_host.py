@@ -21,19 +21,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from forkd import programs
-from forkd.images.layout import default_cache_folder
-from forkd.limits import UIDS_DEFAULT
 from forkd.model.exec import ExecRequest, Exited, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.host import DATABASE_FILE, Host, open_host
-from forkd.service.jail import UidRange
 from forkd.service.names import Names, choose
-from forkd.service.settings import AdmissionPolicy, HostSettings, PackPolicy
 from forkd.store.database import Database
 from tests.support import processes
 from tests.support.callers import CALLER
+from tests.support.host_settings import settings_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,6 +37,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
     from forkd.model.snapshot import Snapshot
+    from forkd.service.settings import HostSettings
     from tests.support.bakes import Bakes
 
 logger = logging.getLogger(__name__)
@@ -263,25 +260,3 @@ def names_of(settings: HostSettings) -> Names:
         return choose(settings, database)
     finally:
         database.close()
-
-
-def settings_in(state: Path, run_dir: Path) -> HostSettings:
-    """Return settings under which a host shares images with the user's, and nothing else."""
-    cache, shared = state / "cache", default_cache_folder()
-    for name in ("locks", "initramfs"):
-        (cache / name).mkdir(parents=True, exist_ok=True)
-    for name in ("kernels", "images"):
-        if not (cache / name).exists():
-            (cache / name).symlink_to(shared / name)
-    return HostSettings(
-        vmm=programs.find(programs.VMM),
-        agent=programs.find(programs.AGENT),
-        cache_dir=cache,
-        state_dir=state,
-        run_dir=run_dir,
-        recipe_dirs=(Path("/"),),
-        cgroups=True,
-        packs=PackPolicy(allow_unsigned=True),
-        admission=AdmissionPolicy(memory_pressure_max=100.0),  # what ran before may still be felt
-        uids=UidRange.parse(UIDS_DEFAULT),
-    )
