@@ -68,6 +68,10 @@ class Ledger:
                 used += replace(each.amounts, forks_per_minute=0)  # they are in the window
         return used
 
+    def kept(self) -> int:
+        """Return how many records of forks there are: what a daemon that runs for long holds."""
+        return sum(len(window) for window in self._forks.values())
+
     def promised(self) -> Amounts:
         """Return what all tenants together have, and are about to have."""
         reserved = (each.amounts for each in self._reserved)
@@ -124,19 +128,29 @@ class Ledger:
 
 
 class _Window:
-    """How many forks there were within the last minute."""
+    """How many forks there were within the last minute.
+
+    They are counted by the second, so that it takes no more memory however many there are; each
+    counts until its second has been over for a minute.
+    """
 
     def __init__(self) -> None:
-        self._forks: deque[tuple[float, int]] = deque()
+        self._forks: deque[tuple[int, int]] = deque()
         self._total = 0
 
     def add(self, count: int) -> None:
-        self._forks.append((asyncio.get_running_loop().time(), count))
+        now_s = int(asyncio.get_running_loop().time())
+        self.total()  # forgets what is over, also where nobody asks
+        before = self._forks.pop()[1] if self._forks and self._forks[-1][0] == now_s else 0
+        self._forks.append((now_s, before + count))
         self._total += count
+
+    def __len__(self) -> int:
+        return len(self._forks)
 
     def total(self) -> int:
         oldest_s = asyncio.get_running_loop().time() - FORKS_WINDOW_S
-        while self._forks and self._forks[0][0] <= oldest_s:
+        while self._forks and self._forks[0][0] + 1 <= oldest_s:
             _, count = self._forks.popleft()
             self._total -= count
         return self._total
