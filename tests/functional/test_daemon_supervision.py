@@ -279,6 +279,16 @@ def wait_in(url: str, sandbox: str) -> None:
         http.post(path, json={"args": ["forever"]})
 
 
+def test_a_daemon_that_is_told_to_stop_while_it_opens_its_host_closes_all_of_it(
+    fake_host: FakeHost,
+) -> None:
+    with FakeDaemon(fake_host, told_early=True) as daemon:
+        assert daemon.until_ended() == EXIT_STOPPED
+
+    assert "told to stop" in daemon.log.read_text()
+    assert not daemon.socket.exists()
+
+
 def test_a_service_manager_is_told_when_the_daemon_listens(
     fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 
+from forkd.daemon import commands
+from forkd.service.host import open_host
 from tests.support.service_host import ROOT, FakeHost, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
     from types import TracebackType
+
+    from forkd.service.host import Host
+    from forkd.service.settings import HostSettings
 
 SERVE = """
 import sys
@@ -33,6 +39,8 @@ folder, run_dir, crash = Path({folder!r}), Path({run_dir!r}), {crash!r}
 if crash is not None:
     crashing.install(TaskKind(crash[0]), crash[1], folder)
 fake_daemon.tell_tasks(folder)
+if {told_early!r}:
+    fake_daemon.tell_to_stop_early()
 host = make_host(folder, run_dir)
 server.DRAIN_TIMEOUT_S = 1  # clients that are not answered by then wait for ever
 commands.host_settings = lambda _: host.settings
@@ -61,9 +69,15 @@ class FakeDaemon:
     """
 
     def __init__(
-        self, host: FakeHost, crash: Sequence[str] | None = None, *, tcp: bool = False
+        self,
+        host: FakeHost,
+        crash: Sequence[str] | None = None,
+        *,
+        tcp: bool = False,
+        told_early: bool = False,
     ) -> None:
         self.host = host
+        self._told_early = told_early
         self._crash = None if crash is None else tuple(map(str, crash))
         self._tcp = tcp
         self.tcp_url = ""
@@ -101,6 +115,7 @@ class FakeDaemon:
             run_dir=str(self.host.settings.run_dir),
             crash=self._crash,
             tcp=self._tcp,
+            told_early=self._told_early,
         )
         self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
         assert self._process.stdout is not None
@@ -126,6 +141,16 @@ class FakeDaemon:
         """Return its exit status, once it has ended."""
         self.status = self._process.wait(END_TIMEOUT_S)
         return self.status
+
+
+def tell_to_stop_early() -> None:
+    """Have this process be told to stop while it opens its host."""
+
+    def open_late(settings: HostSettings) -> AbstractAsyncContextManager[Host]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return open_host(settings)
+
+    vars(commands)["open_host"] = open_late
 
 
 def tell_tasks(folder: Path) -> None:

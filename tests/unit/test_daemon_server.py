@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from forkd.daemon.app import create_app
-from forkd.daemon.server import listening, until_told_to_stop
+from forkd.daemon.server import listening, told_to_stop
 from forkd.daemon.settings import Bind, Settings
 from forkd.errors import Conflict, HostError
 from tests.support.fake_service import FakeService
@@ -80,8 +80,8 @@ async def test_an_address_in_use_is_an_error_that_names_it(app: FastAPI, tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_tells_it_to_stop(number: signal.Signals) -> None:
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        group.create_task(until_told_to_stop())
-        await asyncio.sleep(0)  # lets the task install its handlers
-
+    with told_to_stop() as told:
         os.kill(os.getpid(), number)
+
+        async with asyncio.timeout(5):
+            await told.wait()

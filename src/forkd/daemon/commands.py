@@ -20,7 +20,7 @@ from forkd.daemon.auditing import Auditor, audit_log
 from forkd.daemon.auth import token_path
 from forkd.daemon.logs import log_to
 from forkd.daemon.reloading import Reloads
-from forkd.daemon.server import listening, until_told_to_stop
+from forkd.daemon.server import listening, told_to_stop
 from forkd.daemon.settings import misspelt
 from forkd.daemon.tls import certificates
 from forkd.errors import ForkdError, InvalidRequest
@@ -122,10 +122,11 @@ async def _serve_audited(
     reloads = Reloads(auditor)
     reloads.add("log", reopen_log)
     reloads.add("audit_log", auditor.reopen)
-    async with (
-        exporting.exported(settings.otlp_endpoint),
-        open_host(host_settings(settings)) as host,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        # Before anything is opened, so that however early we are told to stop, all of it is closed.
+        told = stack.enter_context(told_to_stop())
+        await stack.enter_async_context(exporting.exported(settings.otlp_endpoint))
+        host = await stack.enter_async_context(open_host(host_settings(settings)))
         app = create_app(host, lambda: host.tasks.failure)
         auditor.name_by(app.routes)
         with signals.on_hangup_within(reloads.run):
@@ -139,15 +140,15 @@ async def _serve_audited(
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 sockets.notify_manager("READY=1")
                 try:
-                    return await _until_over(host.tasks)
+                    return await _until_over(host.tasks, told)
                 finally:
                     host.journal.end_followers()  # no other waits for something without an end
                     auditor.event("stop")
 
 
-async def _until_over(tasks: Supervisor) -> int:
+async def _until_over(tasks: Supervisor, stop: asyncio.Event) -> int:
     """Wait until the daemon was told to stop, or cannot go on; return the exit status."""
-    told = asyncio.ensure_future(until_told_to_stop())
+    told = asyncio.ensure_future(stop.wait())
     failed = asyncio.ensure_future(tasks.until_failed())
     try:
         await asyncio.wait([told, failed], return_when=asyncio.FIRST_COMPLETED)

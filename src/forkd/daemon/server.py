@@ -122,11 +122,12 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
                 await asyncio.wait(tasks)
 
 
-async def until_told_to_stop() -> None:
-    """Return on SIGTERM or SIGINT."""
+@contextlib.contextmanager
+def told_to_stop() -> Iterator[asyncio.Event]:
+    """Give an event that SIGTERM and SIGINT set within the block, instead of ending us."""
     told = asyncio.Event()
     with signals.on_stop_within(told.set):
-        await told.wait()
+        yield told
 
 
 @dataclass(frozen=True, slots=True)
