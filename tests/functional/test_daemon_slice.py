@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ import pytest
 
 from forkd import Client
 from forkd.errors import ForkdError, InvalidRequest, NotFound
+from forkd.host import nftables
+from forkd.network import rules
 from tests.support.real_daemon import END_TIMEOUT_S, running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG
 from tests.support.service_host import until
@@ -164,6 +167,26 @@ def test_a_snapshot_cannot_be_named_out_of_its_folder(client: Client) -> None:
             client.snapshots.delete(tag)
 
     assert [each.tag for each in client.snapshots.list()] == [TAG]
+
+
+def test_a_daemon_with_other_folders_comes_and_goes_and_leaves_this_ones_machines_alone(
+    client: Client, daemon: Daemon
+) -> None:
+    (sandbox,) = client.fork(TAG, network="host")
+    plan = daemon.names.network
+    (tap,) = [each for _, each in socket.if_nameindex() if each.startswith(plan.tap_prefix)]
+    (cgroup,) = daemon.names.cgroup_root.glob(f"**/{sandbox.id}")
+
+    with running_daemon() as other, Client(other.url) as second:
+        assert other.names.cgroup_root != daemon.names.cgroup_root
+        assert second.sandboxes.list() == []
+        other.end(signal.SIGKILL)
+        other.start()
+
+    assert sandbox.eval("6 * 7").check().value == 42
+    assert tap in {each for _, each in socket.if_nameindex()}
+    assert str(sandbox.info.pid) in (cgroup / "cgroup.procs").read_text().split()
+    assert rules.table_name(plan) in str(nftables.read("list tables"))
 
 
 @pytest.mark.soak(only=True)  # over a VMM of the test's: tests/functional/test_service_recovery.py
