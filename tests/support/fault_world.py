@@ -26,6 +26,7 @@ from forkd.model.sandbox import ForkOptions, Sandbox, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.service.host import Host, open_host
 from forkd.service.supervision import TaskKind
+from tests.support import processes
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG, until
 
@@ -264,7 +265,10 @@ class World:
         return [entry.zygote for entry in entries if entry.zygote is not None]
 
     def left_over(self) -> list[str]:
-        """Return what is on the host and belongs to nothing that is listed."""
+        """Return what is on the host and belongs to nothing that is listed.
+
+        What ends by itself, as a retired seed does, is awaited.
+        """
         settings, host = self.fake.settings, self.host
         pids = {each.pid for each in host.sandboxes.roster.alive()}
         pids |= {zygote.process.pid for zygote in self.zygotes()}
@@ -275,7 +279,8 @@ class World:
         paths = [path for folder in folders for path in folder.iterdir() if path not in owned]
         paths += [path for name in ("staging", "writing") for path in (state / name).iterdir()]
         paths += (state / "recipes").glob(".partial-*")
-        found = [f"process {pid}" for pid in self.fake.vmm_processes() if pid not in pids]
+        strays = processes.surviving(set(self.fake.vmm_processes()) - pids)
+        found = [f"process {pid}" for pid in sorted(strays)]
         return found + [str(path.relative_to(Path(settings.run_dir.anchor))) for path in paths]
 
     async def restart(self) -> None:

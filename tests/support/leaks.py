@@ -7,7 +7,7 @@ when a test's wider fixtures stand and its own do not, and again when its own
 are gone; what is new then is a leak.
 
 Processes may take a moment to end after they were told to.  Those are awaited,
-as an event, until `ENDING_DEADLINE_S`; everything else must be gone by then.
+as an event, until `processes.ENDING_S`; everything else must be gone by then.
 
 To find processes however they were started, the test process carries a mark in
 its environment, which they inherit.
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import shutil
 import subprocess
-import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -29,14 +27,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import processes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKED_FOLDERS = ("functional", "security", "upgrade")
 """Folders of tests/ whose tests are checked."""
-
-ENDING_DEADLINE_S = 10.0
-"""How long processes that a test has told to end may take."""
 
 MARK = "FORKD_TEST_RUN"
 """Environment variable by which a process is known to be ours."""
@@ -115,16 +112,9 @@ def our_processes() -> dict[int, str]:
 
 def await_ending(known: frozenset[str]) -> None:
     """Wait until no process of ours is left but the `known`, or the deadline passes."""
-    deadline_s = time.monotonic() + ENDING_DEADLINE_S
-    for pid, words in our_processes().items():
-        if f"{pid} {words}" in known:
-            continue
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        with open(pidfd, closefd=True):  # noqa: PTH123 - a descriptor has no path
-            select.select([pidfd], [], [], max(0.0, deadline_s - time.monotonic()))
+    processes.surviving(
+        pid for pid, words in our_processes().items() if f"{pid} {words}" not in known
+    )
 
 
 def _is_zombie_child(folder: Path) -> bool:
