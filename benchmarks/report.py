@@ -75,6 +75,9 @@ ROWS = (
     Row("100 forked by the service, jailed and in cgroups", "walls.wall_ms.walled", "ms"),
     Row("… against without", "jail.ratio", "x", 1.05),
     Row("… with a network each, against without", "network.ratio", "x"),
+    Row("1000 with a network each, alive and answering", "network_1000.alive", "children"),
+    Row("… per child", "network_1000.ms_per_child", "ms"),
+    Row("… the last hundred against the first", "network_1000.last_to_first", "x"),
     Row("eval of ten quiet ones beside five hogs, p99", "hogs.beside.p99_ms", "ms"),
     Row("… against alone", "hogs.p99_ratio", "x", 2.0),
     Row("fork of a base", "chain.depth_0_ms", "ms"),
@@ -230,6 +233,24 @@ def _draw_resets(bench: Json, axes: Axes) -> None:
     axes.set(ylabel="time until the agent has answered, ms", ylim=(0, None))
 
 
+def _draw_walls(bench: Json, axes: Axes) -> None:
+    every = bench["walls"]["all_ms"]
+    labels = {"bare": "no walls", "walled": "jail, cgroup", "linked": "jail, cgroup,\nnetwork"}
+    axes.boxplot([every[name] for name in labels], tick_labels=list(labels.values()))
+    axes.set(ylabel=f"fork of {bench['walls']['n']} until all are ready, ms", ylim=(0, None))
+
+
+def _draw_crowd(bench: Json, axes: Axes) -> None:
+    forked_ms, width = bench["network_1000"]["forked_ms"], bench["walls"]["n"]
+    alive = [width * (number + 1) for number in range(len(forked_ms))]
+    axes.plot(alive, [ms / width for ms in forked_ms], "o-")
+    axes.set(
+        xlabel="sandboxes with a network each, alive",
+        ylabel="fork, ms per child",
+        ylim=(0, None),
+    )
+
+
 def _bars(axes: Axes, values: dict[str, float]) -> None:
     axes.barh(list(values), list(values.values()))
     axes.set(xscale="log", xlabel="ms")
@@ -243,5 +264,7 @@ PLOTS: tuple[tuple[str, str, Callable[[Json, Axes], None]], ...] = (
     ("bench-chain", "chain", _draw_chain),
     ("bench-snapshot", "snapshot.durable_ms", _draw_snapshots),
     ("bench-reset", "reset", _draw_resets),
+    ("bench-walls", "walls", _draw_walls),
+    ("bench-network", "network_1000", _draw_crowd),
 )
 """The name of each plot's files, the figures without which it is not drawn, and who draws it."""

@@ -2,15 +2,17 @@
 
 The same snapshot is forked by hosts that differ in nothing but their walls, in turn, and what is
 measured is all that a user waits for: from the request to the service until every child is ready.
+At the end a thousand with a network each are alive at once, and every one is asked something.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Json, Stopwatch, median
-from benchmarks.hogs import CALLER, FORK_DEADLINE_S, forked
+from benchmarks.harness import Json, Stopwatch, median, summary
+from benchmarks.hogs import CALLER, FORK_DEADLINE_S, asked, forked
 from forkd.limits import UIDS_DEFAULT
 from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
@@ -31,17 +33,23 @@ LINKED = replace(PLAIN, network=HOST)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many forks are measured of each kind."""
+    """What is measured.
+
+    Attributes:
+        rounds: How many forks of each kind.
+        alive: How many sandboxes with a network are to be alive at once; 0 for none.
+    """
 
     rounds: int
+    alive: int = 0
 
     @property
     def steps(self) -> int:
         """How many steps are told of."""
-        return self.rounds
+        return self.rounds + self.alive // WIDTH
 
 
-FULL = Plan(rounds=5)
+FULL = Plan(rounds=5, alive=1_000)
 QUICK = Plan(rounds=2)
 
 
@@ -60,13 +68,27 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
         teller.begin(f"walls of {WIDTH} children, round {number} of {plan.rounds}")
         for name, (host, options) in kinds.items():
             taken_ms[name].append(await _fork(host, tag, options))
-    return lay_out(taken_ms)
+    crowd_ms = await _crowd(walled, tag, plan.alive, teller) if plan.alive else None
+    return lay_out(taken_ms, crowd_ms)
 
 
-def lay_out(taken_ms: dict[str, list[float]]) -> Json:
-    """Return what is kept of the times that each kind of fork took."""
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Sandboxes with a network each, all alive at once.
+
+    Attributes:
+        forked_ms: How long each fork of `WIDTH` of them took.
+        answered_ms: How long each took to answer when all were there.
+    """
+
+    forked_ms: list[float]
+    answered_ms: list[float]
+
+
+def lay_out(taken_ms: dict[str, list[float]], crowd: Crowd | None = None) -> Json:
+    """Return what is kept of the times that each kind of fork took, and of the crowd."""
     medians = {name: median(times) for name, times in taken_ms.items()}
-    return {
+    figures: Json = {
         "walls": {
             "n": WIDTH,
             "rounds": len(taken_ms["bare"]),
@@ -76,6 +98,15 @@ def lay_out(taken_ms: dict[str, list[float]]) -> Json:
         "jail": {"ratio": medians["walled"] / medians["bare"]},
         "network": {"ratio": medians["linked"] / medians["walled"]},
     }
+    if crowd is not None:
+        figures["network_1000"] = {
+            "alive": len(crowd.answered_ms),
+            "ms_per_child": sum(crowd.forked_ms) / len(crowd.answered_ms),
+            "last_to_first": crowd.forked_ms[-1] / crowd.forked_ms[0],
+            "forked_ms": crowd.forked_ms,
+            "eval": summary(crowd.answered_ms),
+        }
+    return figures
 
 
 async def _fork(settings: HostSettings, tag: Tag, options: ForkOptions) -> float:
@@ -88,3 +119,20 @@ async def _fork(settings: HostSettings, tag: Tag, options: ForkOptions) -> float
         took_ms = clock.ms()
         await host.sandboxes.delete_all(each.id for each in result.sandboxes)
     return took_ms
+
+
+async def _crowd(settings: HostSettings, tag: Tag, alive: int, teller: Teller) -> Crowd:
+    """Fork until so many sandboxes are alive, and ask each of them.
+
+    Raises:
+        EngineError: One did not become ready, or answered wrongly.
+    """
+    forked_ms, sandboxes = [], []
+    async with open_host(settings) as host, contextlib.AsyncExitStack() as stack:
+        while len(sandboxes) < alive:
+            teller.begin(f"{len(sandboxes) + WIDTH} of {alive} with a network each")
+            clock = Stopwatch()
+            more = await stack.enter_async_context(forked(host, tag, LINKED, WIDTH))
+            forked_ms.append(clock.ms())
+            sandboxes += more
+        return Crowd(forked_ms, await asked(host, tuple(sandboxes), 1))

@@ -83,7 +83,10 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "reset": chain.reset_figures([6.0], [12.0]),
         "clients": of_clients().figures(),
         "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
-        **walls.lay_out({"bare": [200.0, 220.0], "walled": [210.0], "linked": [252.0]}),
+        **walls.lay_out(
+            {"bare": [200.0, 220.0], "walled": [210.0], "linked": [252.0]},
+            walls.Crowd([100.0, 150.0], [10.0] * 5),
+        ),
     }
 
 
@@ -112,6 +115,9 @@ def test_what_walls_and_hogs_cost_are_ratios(bench: dict[str, object]) -> None:
     assert look_up(bench, "jail.ratio") == 1.05
     assert look_up(bench, "network.ratio") == 1.2
     assert look_up(bench, "hogs.p99_ratio") == 1.5
+    assert look_up(bench, "network_1000.alive") == 5
+    assert look_up(bench, "network_1000.ms_per_child") == 50.0
+    assert look_up(bench, "network_1000.last_to_first") == 1.5
 
 
 def test_every_row_of_the_table_is_a_figure_of_the_run(bench: dict[str, object]) -> None:
