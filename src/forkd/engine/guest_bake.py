@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from forkd.engine.guest import Guest
     from forkd.model.json import JsonObject
 
-QUIESCE_TIMEOUT_S = 120.0
-"""How long a guest may take to write its disk and drop its caches."""
+QUIESCE_TIMEOUT_S = 300.0
+"""How long a guest may take to write its disk, drop its caches and compact its memory.
+
+Where processors are emulated, one with four of them and 4 GiB once took more than two minutes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
