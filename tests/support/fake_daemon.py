@@ -29,11 +29,13 @@ SERVE = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {source!r}]
-from forkd.daemon import commands, server
-from forkd.daemon.settings import Bind, Settings
-from forkd.service.supervision import TaskKind
-from tests.support import crashing, fake_daemon
-from tests.support.service_host import make_host
+from forkd.loading import without_collecting
+with without_collecting():
+    from forkd.daemon import commands, server
+    from forkd.daemon.settings import Bind, Settings
+    from forkd.service.supervision import TaskKind
+    from tests.support import crashing, fake_daemon
+    from tests.support.service_host import make_host
 
 folder, run_dir, crash = Path({folder!r}), Path({run_dir!r}), {crash!r}
 if crash is not None:

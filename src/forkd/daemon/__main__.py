@@ -1,5 +1,16 @@
-"""`python -m forkd.daemon` is `forkd-daemon`, without needing to know where scripts are."""
+"""`forkd-daemon`, also as `python -m forkd.daemon`."""
 
-from forkd.daemon.main import main
+from __future__ import annotations
 
-main()
+from forkd.loading import without_collecting
+
+
+def main() -> None:
+    """Load the program and run it."""
+    with without_collecting():
+        from forkd.daemon.main import main as run  # noqa: PLC0415 - what loading is about
+    run()
+
+
+if __name__ == "__main__":
+    main()
