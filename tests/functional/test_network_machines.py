@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +15,10 @@ from tests.support import outside
 from tests.support.callers import CALLER
 from tests.support.namespaces import Namespace
 from tests.support.outside import serving
-from tests.support.real_host import REAL, value
+from tests.support.real_host import REAL, shell, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from forkd.model.ids import SandboxId
     from tests.support.real_host import RealHost
@@ -46,6 +48,12 @@ attempt({address!r}, {port})
 """
 NAMESERVER = "open('/etc/resolv.conf').read()"
 
+AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Whom the host trusts to sign certificates: an authority of its own network, perhaps, too."""
+
+INSTALL = "pip install iniconfig && python3 -c 'import iniconfig'"
+UPDATE = "apt-get -o APT::Update::Error-Mode=any update"
+
 REFUSED = "Connection refused"
 UNREACHABLE = "Network is unreachable"
 
@@ -71,6 +79,11 @@ def policy(*rules: str) -> NetworkPolicy:
     made = parse_policy(list(rules))
     assert made is not None
     return made
+
+
+async def authorities() -> AsyncIterator[bytes]:
+    """Yield the certificates of whom the host trusts."""
+    yield await asyncio.to_thread(AUTHORITIES.read_bytes)
 
 
 async def reach(host: RealHost, sandbox: SandboxId, address: str, port: int = PORT) -> str:
@@ -124,6 +137,24 @@ async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: Rea
         assert promoted.id == parent.id
         assert not promoted.egress_held
         assert await reach(real_host, promoted.id, ALLOWED) == "reached"
+
+
+@pytest.mark.needs("network")
+@pytest.mark.soak(only=True)  # two minutes; what they need of the network is in the tests above
+async def test_packages_are_installed_by_the_ordinary_clients_where_the_internet_is_allowed(
+    real_host: RealHost,
+) -> None:
+    async with real_host.forked(1, ForkOptions(network=policy("internet"))) as (sandbox,):
+        await real_host.service.guests.write_file(
+            CALLER, sandbox.id, "/root/authorities", authorities()
+        )
+        await shell(real_host, sandbox.id, f"export PIP_CERT=/root/authorities; {INSTALL}")
+        await shell(real_host, sandbox.id, UPDATE)
+
+    async with real_host.forked(1, ForkOptions()) as (sandbox,):
+        for command in (INSTALL, UPDATE):
+            said = await shell(real_host, sandbox.id, f"! {{ {command}; }} 2>&1")
+            assert "Temporary failure" in said
 
 
 @pytest.mark.usefixtures("world")

@@ -207,14 +207,15 @@ def variant(
         vcpus: Its virtual CPUs.
         memory_mib: Its memory.
     """
-    folder.mkdir()
-    (folder / "warmup.py").write_text((RECIPE / "warmup.py").read_text() + warmup)
+    shutil.copytree(RECIPE, folder)
+    with (folder / "warmup.py").open("a") as file:
+        file.write(warmup)
     changed = {
         "vcpus = 1\n": f"vcpus = {vcpus}\n",
         "memory_mib = 512\n": f"memory_mib = {memory_mib}\n",
         'file = "warmup.py"\n': f"file = \"warmup.py\"\npost_fork = '''\n{post_fork}'''\n",
     }
-    text = (RECIPE / "recipe.toml").read_text()
+    text = (folder / "recipe.toml").read_text()
     for old, new in changed.items():
         assert text.count(old) == 1
         text = text.replace(old, new)
