@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, NoReturn
 from forkd.errors import BuildError, ForkdError
 from forkd.machine import Machine, Share
 from forkd.machine.build import build_image
-from tests.support.real_host import RECIPES
+from tests.support.real_host import RECIPES, SOAK_RECIPES
 from tools import in_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TEST_TIMEOUT_S = 300
 """Deadline of one test inside: five times the one outside, for an emulated processor."""
@@ -53,7 +53,7 @@ def main() -> int:
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
     try:
-        build_images()
+        build_images(SOAK_RECIPES if "--soak" in pytest_arguments else RECIPES)
         with chosen_machine(options) as machine:
             if options.claims is not None:
                 pytest_arguments += ["-p", "tests.machine.claims", f"--claims={CLAIMS}"]
@@ -69,9 +69,9 @@ def end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def build_images() -> None:
+def build_images(recipes: Iterable[Path]) -> None:
     """Have the images that tests boot in the cache; whoever boots one that is missing fails."""
-    for recipe in RECIPES:
+    for recipe in recipes:
         try:
             build_image(recipe, lambda _: None)
         except BuildError as error:

@@ -52,8 +52,11 @@ RECIPE = ROOT / "recipes" / TAG
 
 POSTGRESQL = ROOT / "recipes" / "postgresql"
 
-RECIPES = (RECIPE, POSTGRESQL)
-"""What is baked from recipes as they are; their images must be in the cache."""
+RECIPES = (RECIPE,)
+"""Of these, and of variants with the same image, every run bakes; their images must be cached."""
+
+SOAK_RECIPES = (*RECIPES, POSTGRESQL)
+"""Likewise for `make soak`."""
 
 STATE_PARENT = Path("/var/lib/forkd")
 """On a disk, where the helper machine has one; a snapshot would fill a small /tmp."""
