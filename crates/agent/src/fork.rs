@@ -33,11 +33,21 @@ const HOOK_FILE: &str = "/etc/forkd/post-fork";
 #[derive(Debug)]
 pub struct PostFork {
     reseeded: Vec<String>,
+    ipv6: bool,
     hook: Hook,
     commands: VecDeque<(Vec<String>, Surroundings)>,
     running: Option<(Process, String)>,
     deadline: Instant,
     output: PathBuf,
+}
+
+/// What was done of a fork that only needs the kernel.
+#[derive(Debug, Default)]
+pub struct KernelPart {
+    /// Under which names the kernel has been reseeded.
+    pub reseeded: Vec<String>,
+    /// Whether the guest has the IPv6 address that it was given.
+    pub ipv6: bool,
 }
 
 /// What the runtime says about its part.
@@ -48,9 +58,8 @@ struct RuntimePart {
 }
 
 impl PostFork {
-    /// A fork whose kernel has been reseeded under the names `reseeded`; hooks write to a file in
-    /// `folder`.
-    pub fn new(reseeded: Vec<String>, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
+    /// A fork whose kernel is `done`; hooks write to a file in `folder`.
+    pub fn new(done: KernelPart, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
         let mut commands = VecDeque::new();
         let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
         if has_hook() {
@@ -61,7 +70,8 @@ impl PostFork {
             commands.push_back((defaults.post_fork_command.clone(), as_image));
         }
         Self {
-            reseeded,
+            reseeded: done.reseeded,
+            ipv6: done.ipv6,
             hook: Hook::None,
             commands,
             running: None,
@@ -154,6 +164,7 @@ impl PostFork {
             realtime_ns: clock::realtime_ns(),
             reseeded: std::mem::take(&mut self.reseeded),
             hook: self.hook,
+            ipv6: self.ipv6,
         }
     }
 }

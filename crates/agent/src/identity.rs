@@ -63,12 +63,13 @@ impl Identity {
         self.set_hostname(name)
     }
 
-    /// Becomes the sandbox that `request` describes, as far as the kernel is concerned.
+    /// Becomes the sandbox that `request` describes, as far as the kernel is concerned.  Returns
+    /// whether it has the IPv6 address that it was given.
     ///
     /// # Errors
     ///
     /// `reseed_failed` or `network_failed`, or `io` for clock and names.
-    pub fn become_sandbox(&self, request: &PostFork) -> Outcome<()> {
+    pub fn become_sandbox(&self, request: &PostFork) -> Outcome<bool> {
         let said = |what: &'static str, code| {
             move |error: io::Error| failure(code, format!("{what}: {error}"))
         };
@@ -78,11 +79,9 @@ impl Identity {
             .reseed(&request.seed)
             .map_err(said("cannot reseed the kernel", ErrorCode::ReseedFailed))?;
         self.set_names(request).map_err(said("cannot set an identity", ErrorCode::Io))?;
-        if let Some(network) = &request.network {
-            self.set_network(network)
-                .map_err(said("cannot set the network up", ErrorCode::NetworkFailed))?;
-        }
-        Ok(())
+        let Some(network) = &request.network else { return Ok(false) };
+        self.set_network(network)
+            .map_err(said("cannot set the network up", ErrorCode::NetworkFailed))
     }
 
     fn set_names(&self, request: &PostFork) -> io::Result<()> {
@@ -97,13 +96,13 @@ impl Identity {
         replace(&self.hosts, &hosts(name))
     }
 
-    fn set_network(&self, network: &Network) -> io::Result<()> {
-        netlink::configure(network)?;
-        if network.dns.is_empty() {
-            return Ok(());
+    fn set_network(&self, network: &Network) -> io::Result<bool> {
+        let ipv6 = netlink::configure(network)?;
+        if !network.dns.is_empty() {
+            let lines = network.dns.iter().map(|server| format!("nameserver {server}\n"));
+            replace(&self.resolv_conf, &lines.collect::<String>())?;
         }
-        let lines = network.dns.iter().map(|server| format!("nameserver {server}\n"));
-        replace(&self.resolv_conf, &lines.collect::<String>())
+        Ok(ipv6)
     }
 }
 

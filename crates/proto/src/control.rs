@@ -347,6 +347,12 @@ pub struct ChildNetwork {
     /// Default route.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
+    /// IPv6 address and prefix length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_v6: Option<String>,
+    /// Default route of IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway_v6: Option<String>,
     /// Name servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<String>,
@@ -360,6 +366,8 @@ impl ChildNetwork {
             mac: self.mac.clone(),
             address: self.address.clone(),
             gateway: self.gateway.clone(),
+            address_v6: self.address_v6.clone(),
+            gateway_v6: self.gateway_v6.clone(),
             dns: self.dns.clone(),
         }
     }

@@ -484,6 +484,13 @@ pub struct Network {
     /// Default route.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
+    /// IPv6 address and prefix length, such as `fd00::2/64`; an agent that has never heard of it
+    /// refuses the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_v6: Option<String>,
+    /// Default route of IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway_v6: Option<String>,
     /// Name servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<String>,
@@ -494,6 +501,9 @@ impl Network {
         let fits = self.mac_bytes().is_some()
             && self.address_and_prefix().is_some()
             && self.gateway.as_ref().is_none_or(|text| text.parse::<std::net::Ipv4Addr>().is_ok())
+            && (self.address_v6.is_none() || self.address_and_prefix_v6().is_some())
+            && (self.gateway_v6.as_ref())
+                .is_none_or(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
             && self.dns.iter().all(|text| text.parse::<std::net::IpAddr>().is_ok());
         if fits { Ok(()) } else { Err(InvalidRequest::field("network", "malformed address")) }
     }
@@ -515,6 +525,20 @@ impl Network {
         let (address, prefix) = self.address.split_once('/')?;
         let prefix = prefix.parse().ok().filter(|bits| *bits <= 32)?;
         Some((address.parse().ok()?, prefix))
+    }
+
+    /// The IPv6 address and its prefix length, if there is one.
+    #[must_use]
+    pub fn address_and_prefix_v6(&self) -> Option<(std::net::Ipv6Addr, u8)> {
+        let (address, prefix) = self.address_v6.as_ref()?.split_once('/')?;
+        let prefix = prefix.parse().ok().filter(|bits| *bits <= 128)?;
+        Some((address.parse().ok()?, prefix))
+    }
+
+    /// The same without IPv6, for agents that have never heard of it.
+    #[must_use]
+    pub fn without_v6(&self) -> Self {
+        Self { address_v6: None, gateway_v6: None, ..self.clone() }
     }
 }
 

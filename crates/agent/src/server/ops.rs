@@ -16,7 +16,7 @@ use crate::child::Ended;
 use crate::conn::{Conn, Op};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
-use crate::fork::PostFork;
+use crate::fork::{KernelPart, PostFork};
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, Job, Purpose};
 use crate::warm::Warm;
@@ -340,14 +340,14 @@ impl Server {
     }
 
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
-        let mut reseeded = Vec::new();
+        let mut done = KernelPart::default();
         if let Some(identity) = &self.identity {
-            if let Err(body) = identity.become_sandbox(request) {
-                return conn.fail(&body);
+            match identity.become_sandbox(request) {
+                Ok(ipv6) => done = KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 },
+                Err(body) => return conn.fail(&body),
             }
-            reseeded.push("kernel".to_owned());
         }
-        let fork = PostFork::new(reseeded, &self.defaults, &self.folder, self.now);
+        let fork = PostFork::new(done, &self.defaults, &self.folder, self.now);
         conn.op = Op::PostFork(Box::new(fork));
         let code = self.defaults.post_fork.as_deref();
         if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {

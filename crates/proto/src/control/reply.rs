@@ -179,6 +179,9 @@ pub enum Event {
         /// How often it was forked.
         #[serde(default = "once")]
         attempts: u32,
+        /// Whether its guest has the IPv6 address that it was given.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        ipv6: bool,
     },
     /// A child that was ready has ended.
     ChildExited {

@@ -228,6 +228,9 @@ pub struct PostForkReply {
     pub reseeded: Vec<String>,
     /// Whether the image's hook ran.
     pub hook: Hook,
+    /// Whether the guest has the IPv6 address that it was given.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
 }
 
 /// Answer to `watched`.

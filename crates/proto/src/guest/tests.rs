@@ -16,6 +16,8 @@ fn post_fork() -> PostFork {
             mac: "02:00:0a:00:00:02".to_owned(),
             address: "10.0.0.2/30".to_owned(),
             gateway: Some("10.0.0.1".to_owned()),
+            address_v6: Some("fd00::2/64".to_owned()),
+            gateway_v6: Some("fd00::1".to_owned()),
             dns: vec!["10.0.0.1".to_owned()],
         }),
     }
@@ -101,6 +103,13 @@ fn an_identity_that_is_none_is_refused() {
     assert!(network(|n| n.address = "10.0.0.2".to_owned()));
     assert!(network(|n| n.address = "10.0.0.2/33".to_owned()));
     assert!(network(|n| n.gateway = Some("x".to_owned())));
+    for wrong in ["fd00::2", "fd00::2/129", "10.0.0.2/30", "/64"] {
+        let told = refused(|r| {
+            r.network.as_mut().into_iter().for_each(|n| n.address_v6 = Some(wrong.to_owned()));
+        });
+        assert_eq!(told.as_deref(), Some("network"), "{wrong}");
+    }
+    assert!(network(|n| n.gateway_v6 = Some("10.0.0.1".to_owned())));
     assert!(network(|n| n.dns = vec!["x".to_owned()]));
 }
 

@@ -75,20 +75,33 @@ pub struct Handshake {
     stream: UnixStream,
     decoder: Decoder,
     tries: u32,
+    /// What to say instead to an agent of before there was IPv6.
+    without_v6: Option<Box<PostFork>>,
+    ipv6: bool,
 }
 
+/// What the handshake needs of an answer: those to `adjust_time` say the time alone.
 #[derive(Deserialize)]
 struct Clock {
     realtime_ns: i64,
+    #[serde(default)]
+    ipv6: bool,
 }
 
 #[derive(Deserialize)]
 struct Refusal {
     code: String,
     message: String,
+    #[serde(default)]
+    field: Option<String>,
 }
 
 impl Refusal {
+    /// Whether the request was malformed in what it says of the network.
+    fn is_of_the_network(&self) -> bool {
+        self.code == "invalid_request" && self.field.as_deref() == Some("network")
+    }
+
     fn words(&self) -> String {
         let cut = |text: &str| text[..text.floor_char_boundary(REFUSAL_BYTES_MAX)].to_owned();
         format!("{} ({})", cut(&self.message), cut(&self.code))
@@ -104,17 +117,23 @@ impl Handshake {
     pub fn start(stream: UnixStream, identity: Identity<'_>) -> Result<Self, Error> {
         let mut seed = [0; SEED_BYTES];
         process::random(&mut seed).map_err(Error::io("draw a seed"))?;
-        let request = Request::PostFork(PostFork {
+        let network = identity.network.map(ChildNetwork::guest);
+        let post_fork = PostFork {
             sandbox_id: identity.id.to_owned(),
             hostname: identity.hostname.to_owned(),
             machine_id: identity.machine_id.to_owned(),
             boot_id: identity.boot_id.to_owned(),
             seed: Seed(seed),
             realtime_ns: realtime_ns(),
-            network: identity.network.map(ChildNetwork::guest),
+            network,
+        };
+        let without_v6 = post_fork.network.as_ref().filter(|network| network.address_v6.is_some());
+        let without_v6 = without_v6.map(|network| {
+            Box::new(PostFork { network: Some(network.without_v6()), ..post_fork.clone() })
         });
-        let mut handshake = Self { stream, decoder: Decoder::new(), tries: 0 };
-        handshake.send(&request)?;
+        let decoder = Decoder::new();
+        let mut handshake = Self { stream, decoder, tries: 0, without_v6, ipv6: false };
+        handshake.send(&Request::PostFork(post_fork))?;
         let configured = handshake.stream.set_nonblocking(true);
         configured.map_err(Error::io("configure the handshake"))?;
         Ok(handshake)
@@ -124,6 +143,12 @@ impl Handshake {
     #[must_use]
     pub fn stream(&self) -> &UnixStream {
         &self.stream
+    }
+
+    /// Whether the guest has said that it has the IPv6 address that it was given.
+    #[must_use]
+    pub fn has_ipv6(&self) -> bool {
+        self.ipv6
     }
 
     /// The stream is ready.  Returns whether the guest is.
@@ -164,10 +189,17 @@ impl Handshake {
             Some((Kind::Error, payload)) => {
                 let refusal: Refusal =
                     serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?;
+                // An agent that knows no IPv6 has refused the request whole, and done nothing.
+                if let Some(mut again) = self.without_v6.take_if(|_| refusal.is_of_the_network()) {
+                    again.realtime_ns = realtime_ns();
+                    self.send(&Request::PostFork(*again))?;
+                    return Ok(None);
+                }
                 return Err(Error::Guest(refusal.words()));
             }
             Some((kind, _)) => return Err(garbled(format!("a {kind:?} frame"))),
         };
+        self.ipv6 |= clock.ipv6;
         let off_ns = clock.realtime_ns.saturating_sub(received_ns);
         if off_ns.unsigned_abs() <= CLOCK_TOLERANCE_NS {
             return Ok(Some(true));
@@ -194,6 +226,7 @@ impl Handshake {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forkd_proto::guest::Network;
     use forkd_proto::limits::FRAME_PAYLOAD_MAX;
 
     const IDENTITY: Identity<'_> = Identity {
@@ -203,6 +236,78 @@ mod tests {
         boot_id: "00000000-0000-4000-8000-000000000000",
         network: None,
     };
+
+    /// A conversation about an address of both families, with what the agent was told.
+    fn start_v6() -> (Handshake, UnixStream, PostFork) {
+        let network = ChildNetwork {
+            tap: "fk0000".to_owned(),
+            mac: "02:00:0a:00:00:02".to_owned(),
+            address: "10.0.0.2/30".to_owned(),
+            gateway: None,
+            address_v6: Some("fd00::2/64".to_owned()),
+            gateway_v6: Some("fd00::1".to_owned()),
+            dns: Vec::new(),
+        };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let identity = Identity { network: Some(&network), ..IDENTITY };
+        let handshake = Handshake::start(ours, identity).unwrap();
+        let told = told(&mut theirs);
+        (handshake, theirs, told)
+    }
+
+    fn told(agent: &mut UnixStream) -> PostFork {
+        let request = frame::read_frame(agent).unwrap().unwrap();
+        match Request::parse(&request.payload).unwrap() {
+            Request::PostFork(told) => told,
+            other => panic!("not post_fork: {other:?}"),
+        }
+    }
+
+    fn refuse(agent: &mut UnixStream, refusal: &str) {
+        frame::write_frame(agent, Kind::Error, refusal.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn an_agent_that_knows_no_ipv6_is_told_without_and_once() {
+        let (mut handshake, mut agent, first) = start_v6();
+        assert_eq!(first.network.as_ref().unwrap().address_v6.as_deref(), Some("fd00::2/64"));
+        let refusal = r#"{"code":"invalid_request","message":"unknown","field":"network"}"#;
+
+        refuse(&mut agent, refusal);
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+
+        let second = told(&mut agent);
+        assert_eq!(second.network, first.network.as_ref().map(Network::without_v6));
+        assert_eq!(second.seed, first.seed);
+        refuse(&mut agent, refusal);
+        assert!(handshake.advance(realtime_ns()).is_err());
+    }
+
+    #[test]
+    fn a_refusal_of_something_else_is_the_last_word() {
+        for refusal in [
+            r#"{"code":"network_failed","message":"no"}"#,
+            r#"{"code":"invalid_request","message":"no","field":"hostname"}"#,
+        ] {
+            let (mut handshake, mut agent, _) = start_v6();
+            refuse(&mut agent, refusal);
+            assert!(handshake.advance(realtime_ns()).is_err(), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn that_a_guest_has_ipv6_is_known_though_its_clock_was_corrected() {
+        let (mut handshake, mut agent, _) = start_v6();
+        assert!(!handshake.has_ipv6());
+        let wrong = format!(r#"{{"realtime_ns":{},"ipv6":true}}"#, realtime_ns() / 2);
+        frame::write_frame(&mut agent, Kind::Reply, wrong.as_bytes()).unwrap();
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+
+        reply(&mut agent, 0);
+
+        assert!(handshake.advance(realtime_ns()).unwrap());
+        assert!(handshake.has_ipv6());
+    }
 
     fn start() -> (Handshake, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -61,6 +61,12 @@ impl Introduction {
         Ok(self.handshake.advance(received_ns)? || self.time_left().map(|_| false)?)
     }
 
+    /// Whether the guest has said that it has the IPv6 address that it was given.
+    #[must_use]
+    pub fn has_ipv6(&self) -> bool {
+        self.handshake.has_ipv6()
+    }
+
     /// Time until the deadline.
     ///
     /// # Errors

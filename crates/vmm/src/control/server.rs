@@ -76,6 +76,8 @@ pub struct Server {
     identifying: Option<Identifying>,
     /// The sandbox's id, as the guest was told last.
     id: String,
+    /// Whether the guest has the IPv6 address that it was given first.
+    ipv6: bool,
     /// Requests wait: the guest is not yet who it will be.
     changing: bool,
     /// When to wake up though nothing happens, for a client who waits to be accepted.
@@ -135,6 +137,7 @@ impl Server {
             next_branch: 0,
             identifying: None,
             id: String::new(),
+            ipv6: false,
             changing: false,
             retry: None,
         };
@@ -154,6 +157,12 @@ impl Server {
     /// The machine.
     pub fn machine(&mut self) -> &mut Machine {
         &mut self.machine
+    }
+
+    /// Whether the guest has the IPv6 address that it was given.
+    #[must_use]
+    pub fn has_ipv6(&self) -> bool {
+        self.ipv6
     }
 
     /// Opens `control.sock` and `vsock.sock`.
@@ -205,6 +214,7 @@ impl Server {
                     let bus = self.machine.bus();
                     if introduction.advance(bus)? {
                         bus.vsock(|vsock| vsock.pass_on(introduction.connection()));
+                        self.ipv6 = introduction.has_ipv6();
                         return Ok(());
                     }
                 }

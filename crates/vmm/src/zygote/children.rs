@@ -133,13 +133,13 @@ impl Children {
     }
 
     /// A child's agent has answered.  Returns what to tell whom.
-    pub(super) fn ready(&mut self, pid: i32, ms: ForkMs) -> Option<(Token, Event)> {
+    pub(super) fn ready(&mut self, pid: i32, ms: ForkMs, ipv6: bool) -> Option<(Token, Event)> {
         let Alive { birth, batch, .. } = self.alive.get_mut(&pid)?;
         let batch = self.batches.get_mut(&batch.take()?)?;
         batch.starting -= 1;
         batch.ready += 1;
         let (id, attempts) = (birth.child.id.clone(), birth.attempt);
-        Some((batch.token, Event::Ready { id, pid: pid.unsigned_abs(), ms, attempts }))
+        Some((batch.token, Event::Ready { id, pid: pid.unsigned_abs(), ms, attempts, ipv6 }))
     }
 
     /// A child has said why it is about to end.
@@ -278,8 +278,11 @@ mod tests {
         assert!(matches!(children.ended(1, 256, now), Some(Ended::Again { attempt: 1, .. })));
         start(&mut children, 2, now).unwrap();
 
-        let (token, event) = children.ready(2, ForkMs::default()).unwrap();
-        assert!(matches!((token, event), (1, Event::Ready { pid: 2, attempts: 2, .. })));
+        let (token, event) = children.ready(2, ForkMs::default(), true).unwrap();
+        assert!(matches!(
+            (token, event),
+            (1, Event::Ready { pid: 2, attempts: 2, ipv6: true, .. })
+        ));
         let (_, reply) = children.take_finished(now).pop().unwrap();
         assert_eq!((reply.ready, reply.failed), (1, 0));
     }
@@ -337,7 +340,7 @@ mod tests {
         assert!(pids.clone().all(|pid| start(&mut children, pid, now).is_some()));
 
         assert!(children.next(now).is_none());
-        children.ready(1, ForkMs::default()).unwrap();
+        children.ready(1, ForkMs::default(), false).unwrap();
         assert!(start(&mut children, 100, now).is_some() && children.next(now).is_none());
         assert!(matches!(children.ended(2, 9, now), Some(Ended::Failed { .. })));
         assert!(start(&mut children, 101, now).is_some());

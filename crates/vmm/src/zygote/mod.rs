@@ -248,7 +248,8 @@ impl Zygote {
         let made = self.make(child, birth.deadline, cloned, &mut ms, &mut stage);
         match made {
             Ok(server) => {
-                if reporter.say(Report::Ready { ms }).is_err() {
+                let ipv6 = server.has_ipv6();
+                if reporter.say(Report::Ready { ms, ipv6 }).is_err() {
                     leavings::remove_all(&child.directory, birth.attempt);
                     process::exit_now(1);
                 }
@@ -312,8 +313,8 @@ impl Zygote {
             return self.on_help(pid, said);
         }
         match said {
-            Some(Report::Ready { ms }) => {
-                let Some((token, event)) = self.children.ready(pid, ms) else { return };
+            Some(Report::Ready { ms, ipv6 }) => {
+                let Some((token, event)) = self.children.ready(pid, ms, ipv6) else { return };
                 self.control.send(token, Kind::Event, &event);
                 self.plan.learn(pid);
             }

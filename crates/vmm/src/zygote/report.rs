@@ -13,7 +13,7 @@ pub(super) const REPORT_BYTES_MAX: usize = 4096;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Report {
     /// A child's agent has answered.
-    Ready { ms: ForkMs },
+    Ready { ms: ForkMs, ipv6: bool },
     /// A child is about to end.
     Failed { stage: String, code: ErrorCode, message: String, again: bool },
     /// A task is done.

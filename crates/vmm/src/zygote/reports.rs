@@ -183,7 +183,7 @@ mod tests {
         let mut reports = reports();
         let (endless, mut write) = open(&mut reports, 7);
         let (slow, mut piecemeal) = open(&mut reports, 8);
-        let line = Report::Ready { ms: ForkMs::default() }.line();
+        let line = Report::Ready { ms: ForkMs::default(), ipv6: false }.line();
 
         write.write_all(&[b'x'; REPORT_BYTES_MAX]).unwrap();
         assert!(reports.read(endless).is_none(), "it may end yet");
@@ -223,7 +223,7 @@ mod tests {
             events[..count].iter().map(EpollEvent::data).collect::<Vec<_>>()
         };
 
-        write.write_all(&Report::Ready { ms: ForkMs::default() }.line()).unwrap();
+        write.write_all(&Report::Ready { ms: ForkMs::default(), ipv6: false }.line()).unwrap();
         assert_eq!(woken(), [TAG | u64::from(fd.unsigned_abs())]);
         assert!(reports.read(fd).is_some());
         drop(write);
@@ -239,7 +239,7 @@ mod tests {
         let opened = reports.open().unwrap();
         let ends = [others, opened.read.as_raw_fd(), opened.write.as_raw_fd()];
         let (gate, go) = descriptors::pipe().unwrap();
-        let line = Report::Ready { ms: ForkMs::default() }.line();
+        let line = Report::Ready { ms: ForkMs::default(), ipv6: false }.line();
         // SAFETY: F_GETFD takes no pointers.
         let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0;
 
