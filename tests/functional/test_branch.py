@@ -226,27 +226,30 @@ async def test_a_source_with_a_network_has_siblings_with_addresses_of_their_own(
     for each in everybody:
         assert await answers_at(real_host, each), f"{each.address} does not answer"
     assert len({each.address for each in everybody}) == 3
+    assert len({each.address_v6 for each in everybody}) == 3
 
 
 async def answers_at(host: RealHost, sandbox: Sandbox) -> bool:
-    """Whether the guest takes a connection at its address, and is who it should be."""
+    """Whether the guest takes a connection at each address, and is who it should be."""
     code = """
 import socket, threading
-server = socket.create_server(("0.0.0.0", 0))
+server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
 def serve():
-    peer, _ = server.accept()
-    peer.sendall(socket.gethostname().encode())
-    peer.close()
+    for _ in range(2):
+        peer, _ = server.accept()
+        peer.sendall(socket.gethostname().encode())
+        peer.close()
 threading.Thread(target=serve, daemon=True).start()
 server.getsockname()[1]
 """
     port = await value(host, sandbox.id, code)
 
-    def ask() -> bytes:
-        with socket.create_connection((sandbox.address, port), timeout=30) as peer:
+    def ask(address: str | None) -> bytes:
+        with socket.create_connection((address, port), timeout=30) as peer:
             return peer.recv(100)
 
-    return await asyncio.to_thread(ask) == sandbox.hostname.encode()
+    found = [await asyncio.to_thread(ask, each) for each in (sandbox.address, sandbox.address_v6)]
+    return found == [sandbox.hostname.encode()] * 2
 
 
 async def test_a_reset_sandbox_is_where_it_was_forked_and_becomes_somebody_anew(
@@ -281,6 +284,7 @@ async def test_a_promoted_child_has_its_parents_name_and_address(real_host: Real
     promoted = (await real_host.service.promotions.promote(CALLER, winner.id)).sandbox
 
     assert (promoted.id, promoted.address) == (parent.id, parent.address)
+    assert promoted.address_v6 == parent.address_v6 != winner.address_v6
     assert await value(real_host, parent.id, "thought") == "best"
     name = await value(real_host, parent.id, "__import__('socket').gethostname()")
     assert name == parent.hostname

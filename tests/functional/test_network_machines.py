@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 ALLOWED, OTHER = outside.PUBLIC[0], outside.OTHER[0]
+ALLOWED_V6, OTHER_V6, METADATA_V6 = outside.PUBLIC[1], outside.OTHER[1], outside.METADATA[1]
 PORT = 443
 
 TRY = """
@@ -46,7 +47,14 @@ def attempt(address, port):
         return error.strerror or str(error)
 attempt({address!r}, {port})
 """
+HOST_V6 = "2001:db8:ffff::1"
 NAMESERVER = "open('/etc/resolv.conf').read()"
+ADDRESSES_V6 = """
+import ipaddress
+rows = [line.split() for line in open("/proc/net/if_inet6")]
+[(str(ipaddress.IPv6Address(int(row[0], 16))), int(row[4], 16)) for row in rows if row[5] != "lo"]
+"""
+NODAD_AND_PERMANENT = 0x82
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 """Whom the host trusts to sign certificates: an authority of its own network, perhaps, too."""
@@ -60,16 +68,19 @@ UNREACHABLE = "Network is unreachable"
 
 @pytest.fixture
 def world() -> Iterator[Namespace]:
-    """A world beside this host: two addresses, where servers answer."""
+    """A world beside this host: two addresses of each family, and metadata; servers answer."""
     with Namespace() as made, Namespace.here() as here:
         here.link("fkworld", made, "down0")
         try:
-            here.address("fkworld", "198.51.100.1/24")
-            made.address("down0", "198.51.100.2/24")
-            made.address("lo", f"{ALLOWED}/32", f"{OTHER}/32")
-            for address in (ALLOWED, OTHER):
-                here.route(f"{address}/32", "198.51.100.2")
-            with serving(made, [(ALLOWED, PORT), (OTHER, PORT)]):
+            here.address("fkworld", "198.51.100.1/24", f"{HOST_V6}/64")
+            made.address("down0", "198.51.100.2/24", "2001:db8:ffff::2/64")
+            places = (ALLOWED, OTHER, ALLOWED_V6, OTHER_V6, METADATA_V6)
+            for address in places:
+                six = ":" in address
+                whole = f"{address}/{128 if six else 32}"
+                made.address("lo", whole)
+                here.route(whole, "2001:db8:ffff::2" if six else "198.51.100.2")
+            with serving(made, [(each, PORT) for each in places]):
                 yield made
         finally:
             here.remove("fkworld")
@@ -119,6 +130,30 @@ async def test_a_guest_reaches_what_its_policy_allows_and_that_changes_while_it_
 
 
 @pytest.mark.usefixtures("world")
+async def test_a_guest_has_one_ipv6_address_and_reaches_what_its_policy_allows(
+    real_host: RealHost,
+) -> None:
+    networks = real_host.service.networks
+    options = ForkOptions(network=policy(f"[{ALLOWED_V6}]:{PORT}/tcp"))
+    async with real_host.forked(2, options) as (sandbox, sibling):
+        status = await networks.get(CALLER, sandbox.id)
+        assert sandbox.address_v6 == status.address_v6
+        found = await value(real_host, sandbox.id, ADDRESSES_V6)
+        assert found == [[status.address_v6, NODAD_AND_PERMANENT]]
+
+        assert await reach(real_host, sandbox.id, ALLOWED_V6) == "reached"
+        others = (OTHER_V6, METADATA_V6, HOST_V6, sibling.address_v6, status.gateway_v6)
+        for address in map(str, others):
+            assert await reach(real_host, sandbox.id, address) == REFUSED, address
+        assert await reach(real_host, sandbox.id, ALLOWED) == REFUSED
+
+        await networks.change(CALLER, sandbox.id, NetworkChange(policy=policy("internet")))
+        assert await reach(real_host, sandbox.id, OTHER_V6) == "reached"
+        assert await reach(real_host, sandbox.id, METADATA_V6) == REFUSED
+        assert await reach(real_host, sandbox.id, str(sibling.address_v6)) == REFUSED
+
+
+@pytest.mark.usefixtures("world")
 async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: RealHost) -> None:
     options = ForkOptions(network=policy("internet"))
     async with real_host.forked(1, options) as (parent,):
@@ -130,6 +165,7 @@ async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: Rea
         assert child.egress_held
         assert await reach(real_host, parent.id, ALLOWED) == "reached"
         assert await reach(real_host, child.id, ALLOWED) == REFUSED
+        assert await reach(real_host, child.id, ALLOWED_V6) == REFUSED
         assert await reach(real_host, child.id, "example.com") == "no such name"
 
         promoted = (await real_host.service.promotions.promote(CALLER, child.id)).sandbox
@@ -137,6 +173,7 @@ async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: Rea
         assert promoted.id == parent.id
         assert not promoted.egress_held
         assert await reach(real_host, promoted.id, ALLOWED) == "reached"
+        assert await reach(real_host, promoted.id, ALLOWED_V6) == "reached"
 
 
 @pytest.mark.needs("network")
@@ -163,5 +200,6 @@ async def test_without_a_network_everything_fails_at_once_and_none_can_be_had_la
 ) -> None:
     async with real_host.forked(1, ForkOptions()) as (sandbox,):
         assert await reach(real_host, sandbox.id, ALLOWED) == UNREACHABLE
+        assert await reach(real_host, sandbox.id, ALLOWED_V6) == UNREACHABLE
         with pytest.raises(Conflict, match="without a network"):
             await real_host.service.networks.change(CALLER, sandbox.id, NetworkChange(policy=HOST))

@@ -25,7 +25,7 @@ from forkd.service.egress import Egress
 from forkd.service.supervision import Supervisor
 from tests.support import outside as world
 from tests.support.name_server import PORT, NameServer, serving_names
-from tests.support.outside import PLAN, Outside, outside
+from tests.support.outside import CELLS, FAMILIES, PLAN, PROTOCOLS, Outside, outside
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -35,11 +35,13 @@ T = TypeVar("T")
 pytestmark = [pytest.mark.needs("root", "nft")]
 
 GATEWAY = PLAN.slot(0).host
+GATEWAYS = (GATEWAY, PLAN.slot(0).host_v6)
 NAMES = {
     ("example.com", "A"): (30, [world.PUBLIC[0]]),
     ("example.com", "AAAA"): (30, [world.PUBLIC[1]]),
     ("example.com", "TXT"): (30, ['"text"']),
     ("other.test", "A"): (30, [world.PUBLIC[0]]),
+    ("other.test", "AAAA"): (30, [world.PUBLIC[1]]),
     ("a.b.example.org", "A"): (7_200, [world.OTHER[0]]),
     ("example.org", "A"): (30, [world.OTHER[0]]),
     ("alias.example.com", "CNAME"): (5, ["more.test."]),
@@ -47,8 +49,19 @@ NAMES = {
     ("end.test", "A"): (600, [world.PUBLIC[0]]),
     ("loop.example.com", "CNAME"): (5, ["loop.example.com."]),
     ("rebound.example.com", "A"): (5, [world.PRIVATE[0], world.METADATA[0], "127.0.0.1"]),
-    ("rebound.example.com", "AAAA"): (5, [world.PRIVATE[1], "::1"]),
+    ("rebound.example.com", "AAAA"): (
+        5,
+        [
+            world.PRIVATE[1],
+            world.METADATA[1],
+            "::1",
+            "fe80::1",
+            "::ffff:10.99.0.1",
+            "64:ff9b::a63:1",
+        ],
+    ),
     ("half.example.com", "A"): (5, [world.PRIVATE[0], world.PUBLIC[0]]),
+    ("half.example.com", "AAAA"): (5, ["::ffff:203.0.113.10", world.PUBLIC[1]]),
     ("many.example.com", "A"): (5, [f"203.0.113.{n}" for n in range(100, 200)]),
 }
 
@@ -67,10 +80,12 @@ class Asking:
         await self.egress.put([wall])
         return wall
 
-    async def ask(self, name: str, kind: str = "A", *, tcp: bool = False) -> dns.message.Message:
+    async def ask(
+        self, name: str, kind: str = "A", *, tcp: bool = False, gateway: str = GATEWAY
+    ) -> dns.message.Message:
         query = dns.message.make_query(name, kind, use_edns=0)
         way = dns.query.tcp if tcp else dns.query.udp
-        return await self.in_guest(lambda: way(query, GATEWAY, timeout=world.DEADLINE_S))
+        return await self.in_guest(lambda: way(query, gateway, timeout=world.DEADLINE_S))
 
     async def try_(self, protocol: str, address: str, port: int) -> str:
         return await self.in_guest(lambda: world.attempt(protocol, address, port))
@@ -81,7 +96,7 @@ class Asking:
 
 @pytest.fixture(scope="module")
 def outer() -> Iterator[Outside]:
-    with outside(1) as made:
+    with outside(2) as made:
         yield made
 
 
@@ -113,12 +128,14 @@ def addresses(answer: dns.message.Message) -> list[str]:
     )
 
 
+@pytest.mark.parametrize("gateway", GATEWAYS, ids=["over IPv4", "over IPv6"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["UDP", "TCP"])
 @pytest.mark.parametrize("kind", ["A", "AAAA"])
 def test_an_allowed_name_is_answered_and_what_it_leads_to_opens(
     outer: Outside,
     server: NameServer,
     kind: str,
+    gateway: str,
     tcp: bool,  # noqa: FBT001 - a table
 ) -> None:
     async def work(asking: Asking) -> None:
@@ -126,7 +143,7 @@ def test_an_allowed_name_is_answered_and_what_it_leads_to_opens(
         address = world.PUBLIC[0 if kind == "A" else 1]
         assert await asking.try_("tcp", address, 443) == "refused"
 
-        answer = await asking.ask("Example.COM", kind, tcp=tcp)
+        answer = await asking.ask("Example.COM", kind, tcp=tcp, gateway=gateway)
 
         assert addresses(answer) == [address]
         assert await asking.try_("tcp", address, 443) == "reached"
@@ -134,6 +151,37 @@ def test_an_allowed_name_is_answered_and_what_it_leads_to_opens(
         assert await asking.try_("tcp", address, 80) == "refused"
         assert await asking.try_("icmp", address, 0) == "refused"
         assert server.asked == ["Example.COM"]
+
+    scenario(outer, work)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "rule", ["example.com:443", "example.com/icmp", "*.test:443", "*.test/icmp"]
+)
+def test_a_name_opens_its_address_once_it_was_asked_for_and_nothing_else_ever(
+    outer: Outside, server: NameServer, rule: str, protocol: str, family: str
+) -> None:
+    number = FAMILIES[family]
+    names = ["example.com", "other.test"]
+    name, elsewhere = names if rule.startswith("example") else reversed(names)
+    reached = {"public"} if rule.endswith("icmp") == (protocol == "icmp") else set()
+    same = {"other port"} if protocol == "icmp" and reached else set()
+
+    async def work(asking: Asking) -> None:
+        await asking.put(rule)
+        before = await asyncio.to_thread(outer.try_all, protocol, number)
+        await asking.ask(name, ("A", "AAAA")[number])
+        refused = await asking.ask(elsewhere, ("A", "AAAA")[number])
+
+        after = await asyncio.to_thread(outer.try_all, protocol, number)
+
+        assert before == dict.fromkeys(CELLS, "refused"), "also its address, until it asked"
+        assert refused.rcode() == dns.rcode.NXDOMAIN, "a name of the same address"
+        expected = {cell: "reached" if cell in reached | same else "refused" for cell in CELLS}
+        assert after == expected
+        assert server.asked == [name]
 
     scenario(outer, work)
 
@@ -206,9 +254,11 @@ def test_a_public_name_does_not_lead_to_private_addresses(
         assert answer.rcode() == dns.rcode.NXDOMAIN
         (refused,) = (await asking.egress.status(wall)).refused_names
         assert refused.why == "resolves to addresses that are not public"
-        assert addresses(await asking.ask("half.example.com")) == [world.PUBLIC[0]]
-        assert await asking.try_("tcp", world.PRIVATE[0], 443) == "refused"
-        assert await asking.try_("tcp", world.METADATA[0], 80) == "refused"
+        number = ("A", "AAAA").index(kind)
+        half = await asking.ask("half.example.com", kind)
+        assert addresses(half) == [world.PUBLIC[number]]
+        assert await asking.try_("tcp", world.PRIVATE[number], 443) == "refused"
+        assert await asking.try_("tcp", world.METADATA[number], 80) == "refused"
 
     scenario(outer, work)
 

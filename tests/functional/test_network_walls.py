@@ -7,6 +7,7 @@ are real.  Nothing here has a route to anywhere else.
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,25 @@ import pytest
 from forkd.errors import CapacityError
 from forkd.host import nftables
 from forkd.limits import NETWORK_CONNECTIONS_MAX
-from forkd.model.network import Protocol, parse_policy
+from forkd.model.network import NetworkPolicy, Protocol, parse_policy
 from forkd.network import rules as rules_
 from forkd.network import walls as walls_
 from forkd.network.rules import Opening, Wall
 from forkd.network.walls import Refusals, Walls
 from tests.support import outside as world
 from tests.support.namespaces import Namespace
-from tests.support.outside import PLAN, Outside, outside, serving
+from tests.support.outside import (
+    CELLS,
+    FAMILIES,
+    LINK,
+    PLAN,
+    PROTOCOLS,
+    SIBLING,
+    SIBLINGS_LINK,
+    Outside,
+    outside,
+    serving,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,27 +45,8 @@ pytestmark = pytest.mark.needs("root", "nft")
 PORT = 5_353
 """Where the resolver would listen."""
 
-FAMILIES = {"IPv4": 0, "IPv6": 1}
-PROTOCOLS = ("tcp", "udp", "icmp")
-
-LINK = (PLAN.slot(0).host, PLAN.slot(0).host_v6)
-SIBLING = (PLAN.slot(1).guest, PLAN.slot(1).guest_v6)
-SIBLINGS_LINK = (PLAN.slot(1).host, PLAN.slot(1).host_v6)
-
-CELLS: dict[str, tuple[tuple[str, str], int]] = {
-    "public": (world.PUBLIC, 443),
-    "other port": (world.PUBLIC, 80),
-    "other address": (world.OTHER, 443),
-    "DNS elsewhere": (world.OTHER, 53),
-    "DoT": (world.OTHER, 853),
-    "private": (world.PRIVATE, 443),
-    "metadata": (world.METADATA, 80),
-    "host, own link": (LINK, 443),
-    "host, other link": (SIBLINGS_LINK, 443),
-    "host, outside": (world.HOST_OUTSIDE, 443),
-    "sibling": (SIBLING, 443),
-}
-"""Destinations by name: addresses of both families, and a port."""
+_LEARNING = ("lan0", "up0", "default", PLAN.slot(0).tap)
+_INTERNET = NetworkPolicy(internet=True)
 
 PUBLIC_CELLS = frozenset({"public", "other port", "other address", "DNS elsewhere", "DoT"})
 CIDRS = (
@@ -84,10 +77,7 @@ them.  The metadata service has a private address in IPv6.
 @pytest.fixture(scope="module")
 def outer() -> Iterator[Outside]:
     with outside(2) as made:
-        addresses = [each for pair in (LINK, SIBLINGS_LINK, world.HOST_OUTSIDE) for each in pair]
-        places = [(each, 443) for each in addresses]
-        with serving(made.host, places), serving(made.guests[1], [(s, 443) for s in SIBLING]):
-            yield made
+        yield made
 
 
 class Walled:
@@ -142,7 +132,7 @@ def test_a_policy_reaches_what_it_says_and_all_else_is_refused_at_once(
     reached = {each.replace(f" ({family})", "") for each in REACHED[rules]}
     same = {"other port"} if protocol == "icmp" and "public" in reached else set()
 
-    found = {cell: walled.try_(cell, protocol, FAMILIES[family]) for cell in CELLS}
+    found = walled.outer.try_all(protocol, FAMILIES[family])
 
     expected = {cell: "reached" if cell in reached | same else "refused" for cell in CELLS}
     assert found == expected
@@ -210,7 +200,7 @@ def test_held_egress_reaches_nothing_until_it_is_released(
     walled: Walled, protocol: str, family: str
 ) -> None:
     walled.put("internet", "host", held=True)
-    held = {walled.try_(cell, protocol, FAMILIES[family]) for cell in CELLS}
+    held = set(walled.outer.try_all(protocol, FAMILIES[family]).values())
 
     walled.put("internet", "host")
 
@@ -359,22 +349,103 @@ def test_a_host_forwards_for_sandboxes_and_for_no_others(walled: Walled) -> None
         assert _forwards(host, "up0") == _forwards(host, "lan0") == "0"
 
 
-def test_questions_reach_the_resolver_on_the_own_link_alone(walled: Walled) -> None:
-    host, world_ = walled.outer.host, walled.outer.world
-    with serving(host, [(LINK[0], PORT)]):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_questions_reach_the_resolver_on_the_own_link_alone(walled: Walled, family: str) -> None:
+    host, world_, number = walled.outer.host, walled.outer.world, FAMILIES[family]
+    with serving(host, [(LINK[number], PORT)]):
         walled.put("deny-all")
         for protocol in ("tcp", "udp"):
-            assert walled.outer.try_(0, protocol, LINK[0], 53) == "reached"
-            assert walled.outer.try_(0, protocol, world.PUBLIC[0], 53) == "refused"
-            assert walled.outer.try_(0, protocol, SIBLINGS_LINK[0], 53) == "refused"
+            assert walled.outer.try_(0, protocol, LINK[number], 53) == "reached"
+            assert walled.outer.try_(0, protocol, world.PUBLIC[number], 53) == "refused"
+            assert walled.outer.try_(0, protocol, SIBLINGS_LINK[number], 53) == "refused"
 
-    outside_ = world.HOST_OUTSIDE[0]
+    outside_ = world.HOST_OUTSIDE[number]
     with host.run(lambda: world.listening(outside_, PORT, socket.SOCK_DGRAM)) as resolver:
         world_.run(lambda: world.send(None, outside_, PORT, b"a stranger's"))
         walled.take()
         world_.run(lambda: world.send(None, outside_, PORT, b"without walls"))
 
         assert resolver.recv(64) == b"without walls"
+
+
+@pytest.mark.parametrize("rules", [("deny-all",), ("203.0.113.0/24",)], ids=" ".join)
+def test_neighbours_are_looked_for_on_the_own_link_alone(
+    walled: Walled, rules: tuple[str, ...]
+) -> None:
+    walled.put(*rules)
+    guest = walled.outer.guests[0]
+
+    elsewhere = (world.PUBLIC[1], SIBLINGS_LINK[1])
+    found = [guest.run(partial(world.solicit, each)) for each in elsewhere]
+
+    assert found == ["refused", "refused"]
+
+
+def test_a_policy_without_ipv6_leaves_a_host_as_it_is(outer: Outside) -> None:
+    walls = Walls(PLAN)
+    for made in (wall(0, "203.0.113.0/24"), Wall("sb-0", PLAN.slot(0).only_v4(), _INTERNET)):
+        outer.host.run(partial(walls.put, [made]))
+        assert outer.host.setting("ipv6/conf/all/forwarding") == "0"
+    outer.host.run(lambda: walls.take([PLAN.slot(0).tap]))
+
+
+@pytest.mark.parametrize("by", ["the same daemon", "the next"])
+def test_a_host_forwards_ipv6_for_sandboxes_alone_and_keeps_its_own_router(
+    walled: Walled, by: str
+) -> None:
+    host, outer = walled.outer.host, walled.outer
+    for setting in ("accept_dad", "addr_gen_mode"):
+        outer.host.sysctl(f"ipv6/conf/default/{setting}", "0")
+    with Namespace() as lan:
+        lan.sysctl("ipv6/conf/default/accept_dad", "0")
+        host.link("lan0", lan, "eth0")
+        host.address("lan0", "2001:db8:5::1/64")
+        lan.address("eth0", "2001:db8:5::2/64")
+        outer.world.route("2001:db8:5::/64", "2001:db8:ffff::1")
+        lan.run(lambda: world.advertise("eth0", "2001:db8:6::"))
+        _until_heard(lan, host, "2001:db8:5::1")
+        assert host.learned_routers() == ["lan0"], "it believes routers there"
+
+        walled.put("internet")
+
+        assert host.setting("ipv6/conf/all/forwarding") == "1"
+        assert host.learned_routers() == ["lan0"]
+        settings = [host.setting(f"ipv6/conf/{each}/accept_ra") for each in _LEARNING]
+        assert settings == ["2", "2", "2", "0"]
+        with lan.run(lambda: world.listening("2001:db8:5::2", 9_000, socket.SOCK_DGRAM)) as arrived:
+            for sender, data in ((outer.world, b"a stranger's"), (host, b"the host's")):
+                sender.run(lambda d=data: world.send(None, "2001:db8:5::2", 9_000, d))  # type: ignore[misc]
+            outer.guests[0].run(lambda: world.send(None, "2001:db8:5::2", 9_000, b"a sandbox's"))
+            assert arrived.recv(64) == b"the host's"
+            assert arrived.recv(64) == b"a sandbox's"
+
+        if by == "the next":
+            host.run(lambda: Walls(PLAN).begin([]))
+        walled.take()
+        assert host.setting("ipv6/conf/all/forwarding") == "0"
+        assert host.learned_routers() == ["lan0"]
+        settings = [host.setting(f"ipv6/conf/{each}/accept_ra") for each in _LEARNING]
+        assert settings == ["1", "1", "1", "0"]
+
+
+def test_a_host_that_forwards_ipv6_by_itself_goes_on_doing_so(walled: Walled) -> None:
+    host = walled.outer.host
+    host.sysctl("ipv6/conf/all/forwarding", "1")
+    try:
+        walled.put("internet")
+        assert host.setting("ipv6/conf/up0/accept_ra") == "1"
+        assert walled.try_("public", "tcp", FAMILIES["IPv6"]) == "reached"
+        walled.take()
+        assert host.setting("ipv6/conf/all/forwarding") == "1"
+    finally:
+        host.sysctl("ipv6/conf/all/forwarding", "0")
+
+
+def _until_heard(sender: Namespace, host: Namespace, address: str) -> None:
+    """Return when the host has taken all that was sent to it by one link before."""
+    with host.run(lambda: world.listening(address, 9_001, socket.SOCK_DGRAM)) as heard:
+        sender.run(lambda: world.send(None, address, 9_001, b"after that"))
+        assert heard.recv(64) == b"after that"
 
 
 def _connect() -> socket.socket:

@@ -396,7 +396,14 @@ class FakeNetworks(Component):
 def _network_of(sandbox: Sandbox) -> NetworkStatus:
     if sandbox.network is None:
         raise Conflict(f"sandbox {sandbox.id} was forked without a network", sandbox=sandbox.id)
-    return NetworkStatus(sandbox.network, sandbox.egress_held, "10.200.0.2", "10.200.0.1")
+    return NetworkStatus(
+        sandbox.network,
+        sandbox.egress_held,
+        "10.200.0.2",
+        "10.200.0.1",
+        "fd66:6b64:ac8::2",
+        "fd66:6b64:ac8::1",
+    )
 
 
 class FakeFigures(Component):
@@ -475,6 +482,7 @@ class FakeService:
             hostname="guest",
             pid=4711,
             address="10.200.0.2" if options.network else None,
+            address_v6="fd66:6b64:ac8::2" if options.network else None,
             memory_limit_mib=options.memory_limit_mib,
             disk_limit_mib=options.disk_limit_mib,
             cpu_limit=options.cpu_limit,

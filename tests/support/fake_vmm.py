@@ -10,6 +10,7 @@ should do wrong is said in the kernel's command line, as words, and kept in its 
     fork=again                   children are ready at their second attempt
     fork=hang                    children never become ready, and nothing is said of them
     fork=die                     the zygote ends in the middle of a fork
+    ipv6=unknown                 the guest has no IPv6; machines are of a forkd that knew none
     freeze=fail                  the agent cannot freeze its file system
     branch=fail | branch=die     the machine refuses to be branched; ends instead
     seed=fail:N | seed=hang      as fork=, of the seeds that machines leave
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Members = dict[str, Any]
+
+UNKNOWN_MEMBER = {"code": "invalid_request", "message": "unknown field", "field": "network"}
 
 
 class Machine:
@@ -124,6 +127,9 @@ class Machine:
         if self.forked.live and os.getppid() != self.parent:
             peer.send(Kind.ERROR, {"code": "state", "message": "the seed has ended"})
             return
+        if refuses(self.agent.knobs, request):
+            peer.send(Kind.ERROR, UNKNOWN_MEMBER)
+            return
         if "reset=die" in self.agent.knobs:
             os.kill(os.getpid(), signal.SIGKILL)
         self.agent.wait_for_go("reset")
@@ -135,15 +141,18 @@ class Machine:
 
     def identify(self, peer: Peer, request: Members) -> None:
         agent = self.agent
+        if refuses(agent.knobs, request):
+            peer.send(Kind.ERROR, UNKNOWN_MEMBER)
+            return
         if "rename=hang" in agent.knobs:
             agent.knobs = [knob for knob in agent.knobs if knob != "rename=hang"]
             (self.directory / "console.log").write_bytes(b"hanging\n")
             threading.Event().wait()
         agent.wait_for_go("rename")
-        refuses = {"rename=fail", "rename=once"} & set(agent.knobs)
+        as_asked = {"rename=fail", "rename=once"} & set(agent.knobs)
         if "rename=once" in agent.knobs:
             agent.knobs.remove("rename=once")
-        if refuses:
+        if as_asked:
             peer.send(Kind.ERROR, {"code": "guest", "message": "as asked (hook_failed)"})
             return
         agent.identity = {**agent.identity, **request}
@@ -269,6 +278,9 @@ class Zygote:
                 {"fork": self.fork, "derive": self.derive}[str(request["op"])](peer, request)
 
     def fork(self, peer: Peer, request: Members) -> None:
+        if self.live and any(refuses(self.knobs, each) for each in request["children"]):
+            peer.send(Kind.ERROR, UNKNOWN_MEMBER)
+            return
         every = next((int(k[10:]) for k in self.knobs if k.startswith("fork=fail:")), 0)
         ready = failed = 0
         attempts = 2 if "fork=again" in self.knobs else 1
@@ -287,10 +299,22 @@ class Zygote:
             self.children += 1
             ms = {"clone": 0.1, "build": 0.2, "resume": 0.1, "agent": 0.5, "total": 0.9}
             done = {"id": child["id"], "pid": pid, "ms": ms, "attempts": attempts}
+            if names_ipv6(child) and "ipv6=unknown" not in self.knobs:
+                done["ipv6"] = True
             peer.send(Kind.EVENT, {"event": "ready", **done})
         if "fork=hang" in self.knobs:
             signal.pause()
         peer.send(Kind.REPLY, {"ready": ready, "failed": failed, "wall_ms": 1.0})
+
+
+def names_ipv6(members: Members) -> bool:
+    """Whether a child or an identity has an IPv6 address."""
+    return "address_v6" in members.get("network", {})
+
+
+def refuses(knobs: list[str], members: Members) -> bool:
+    """Whether a machine of an earlier forkd refuses a child or an identity."""
+    return "ipv6=unknown" in knobs and names_ipv6(members)
 
 
 def spawn_child(child: Members, zygote: Zygote) -> int:

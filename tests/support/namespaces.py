@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
+_BY_ROUTER = 9
+"""RTPROT_RA."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,12 +58,21 @@ class Namespace:
 
         return _in_thread(inside)
 
-    def link(self, name: str, other: Namespace, other_name: str) -> None:
-        """Make a pair of links: `name` here, `other_name` there; both up, without addresses."""
+    def link(self, name: str, other: Namespace, other_name: str, *, mac: str | None = None) -> None:
+        """Make a pair of links: `name` here, `other_name` there; both up, without addresses.
+
+        Args:
+            name: Of our end.
+            other: Where the other end is.
+            other_name: Of the other end.
+            mac: Hardware address of the other end; None for any.
+        """
 
         def make() -> None:
             with IPRoute() as route:
                 peer = {"ifname": other_name, "net_ns_fd": other.descriptor}
+                if mac is not None:
+                    peer["address"] = mac
                 route.link("add", ifname=name, kind="veth", peer=peer)
                 _up(route, name)
 
@@ -101,6 +113,23 @@ class Namespace:
         """Have a network go by a gateway."""
         self.run(lambda: _with_route(lambda route: _add_route(route, network, gateway)))
 
+    def learned_routers(self) -> list[str]:
+        """Return the links by which everything goes because a router there has said so."""
+
+        def learned(route: IPRoute) -> list[str]:
+            found = [
+                each.get_attr("RTA_OIF")
+                for each in route.get_default_routes(family=socket.AF_INET6)
+                if each["proto"] == _BY_ROUTER
+            ]
+            return [socket.if_indextoname(each) for each in found]
+
+        return self.run(lambda: _with_result(learned))
+
+    def setting(self, name: str) -> str:
+        """Return one of the namespace's settings, by its path below /proc/sys/net."""
+        return self.run(lambda: Path("/proc/sys/net", name).read_text().strip())
+
     def sysctl(self, name: str, value: str) -> None:
         """Set one of the namespace's settings, by its path below /proc/sys/net."""
         self.run(lambda: Path("/proc/sys/net", name).write_text(value))
@@ -113,12 +142,16 @@ def _make() -> int:
 
 
 def _with_route(work: Callable[[IPRoute], None]) -> None:
+    _with_result(work)
+
+
+def _with_result(work: Callable[[IPRoute], T]) -> T:
     with IPRoute() as route:
-        work(route)
+        return work(route)
 
 
 def _add_route(route: IPRoute, network: str, gateway: str) -> None:
-    route.route("add", dst=network, gateway=gateway)
+    route.route("replace", dst=network, gateway=gateway)
 
 
 def _up(route: IPRoute, name: str) -> None:

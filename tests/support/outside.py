@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
 
+from forkd.network import taps
 from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6, Plan
 from tests.support.namespaces import Namespace
 
@@ -47,6 +48,32 @@ NAME_SERVER = "203.0.113.53"
 PORTS = (53, 80, 443, 853)
 """Where servers listen on every address of the world."""
 
+LINK = (PLAN.slot(0).host, PLAN.slot(0).host_v6)
+SIBLING = (PLAN.slot(1).guest, PLAN.slot(1).guest_v6)
+SIBLINGS_LINK = (PLAN.slot(1).host, PLAN.slot(1).host_v6)
+
+FAMILIES = {"IPv4": 0, "IPv6": 1}
+PROTOCOLS = ("tcp", "udp", "icmp")
+
+CELLS: dict[str, tuple[tuple[str, str], int]] = {
+    "public": (PUBLIC, 443),
+    "other port": (PUBLIC, 80),
+    "other address": (OTHER, 443),
+    "DNS elsewhere": (OTHER, 53),
+    "DoT": (OTHER, 853),
+    "private": (PRIVATE, 443),
+    "metadata": (METADATA, 80),
+    "host, own link": (LINK, 443),
+    "host, other link": (SIBLINGS_LINK, 443),
+    "host, outside": (HOST_OUTSIDE, 443),
+    "sibling": (SIBLING, 443),
+}
+"""Destinations of guest 0 by name: addresses of both families, and a port.  Port 443 of another
+address is what DNS over HTTPS is to a packet filter."""
+
+_ROUTER_ADVERTISEMENT = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1_800, 0, 0)
+_PREFIX_TO_MAKE_ADDRESSES_OF = struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 3_600, 3_600, 0)
+
 DEADLINE_S = 10.0
 
 REFUSALS = frozenset(
@@ -66,6 +93,13 @@ class Outside:
         """Have a guest try a destination; return `reached`, `refused` or `silence`."""
         return self.guests[guest].run(lambda: attempt(protocol, address, port))
 
+    def try_all(self, protocol: str, family: int) -> dict[str, str]:
+        """Have guest 0 try every cell; return what came of each."""
+        return {
+            cell: self.try_(0, protocol, addresses[family], port)
+            for cell, (addresses, port) in CELLS.items()
+        }
+
 
 @contextlib.contextmanager
 def outside(guests: int = 2) -> Iterator[Outside]:
@@ -78,11 +112,14 @@ def outside(guests: int = 2) -> Iterator[Outside]:
         here = [each for pair in (PUBLIC, OTHER, PRIVATE, METADATA) for each in pair]
         world.address("lo", *(f"{each}/{_bits(each)}" for each in (*here, NAME_SERVER)))
         host.gateway("198.51.100.2", "2001:db8:ffff::2")
-        host.sysctl("ipv6/conf/all/forwarding", "1")
         for setting in ("ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"):
             host.sysctl(setting, "0")  # else the host says only once a second what it refuses
         made = tuple(stack.enter_context(_guest(host, index)) for index in range(guests))
         stack.enter_context(_served(world, here))
+        of_host = [LINK, HOST_OUTSIDE, *([SIBLINGS_LINK] if guests > 1 else [])]
+        stack.enter_context(serving(host, [(each, 443) for pair in of_host for each in pair]))
+        if guests > 1:
+            stack.enter_context(serving(made[1], [(each, 443) for each in SIBLING]))
         yield Outside(host, world, made)
 
 
@@ -90,8 +127,10 @@ def outside(guests: int = 2) -> Iterator[Outside]:
 def _guest(host: Namespace, index: int) -> Iterator[Namespace]:
     slot = PLAN.slot(index)
     with Namespace() as guest:
-        host.link(slot.tap, guest, "eth0")
-        host.address(slot.tap, f"{slot.host}/{PREFIX_LENGTH}", f"{slot.host_v6}/{PREFIX_LENGTH_V6}")
+        for end in (host, guest):
+            end.sysctl("ipv6/conf/default/addr_gen_mode", "1")  # as taps, and as the agent does
+        host.link(slot.tap, guest, "eth0", mac=slot.mac)
+        host.run(lambda: taps.prepare(slot))
         guest.address(
             "eth0", f"{slot.guest}/{PREFIX_LENGTH}", f"{slot.guest_v6}/{PREFIX_LENGTH_V6}"
         )
@@ -233,6 +272,31 @@ def send(source: str | None, address: str, port: int, data: bytes) -> None:
         if source is not None:
             sock.bind((source, 0))
         sock.sendto(data, (address, port))
+
+
+def solicit(address: str) -> str:
+    """Ask an address for its neighbours, as if it were on this link; return what came of it."""
+    token = os.urandom(16)
+    with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sock:
+        sock.settimeout(DEADLINE_S)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+        sock.sendto(struct.pack("!BBHI", 135, 0, 0, 0) + token, (address, 0))
+        try:
+            while True:
+                got = sock.recv(2048)
+                if token in got and got[0] == 1:
+                    return "refused"
+        except TimeoutError:
+            return "silence"
+
+
+def advertise(link: str, prefix: str) -> None:
+    """Claim to be a router on a link of this thread's namespace, and to know addresses for it."""
+    option = _PREFIX_TO_MAKE_ADDRESSES_OF + ipaddress.IPv6Address(prefix).packed
+    index = socket.if_nametoindex(link)
+    with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        sock.sendto(_ROUTER_ADVERTISEMENT + option, ("ff02::1", 0, 0, index))
 
 
 def knock(address: str, ports: Iterable[int]) -> None:

@@ -44,6 +44,7 @@ def test_a_fork_has_the_network_that_it_asked_for(
     (made,) = client.fork("warm", network=given)
 
     assert made.info.network == rules
+    assert (made.info.guest_addr_v6 is None) == (rules is None)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,10 @@ def test_the_command_line_shows_and_changes_a_network(
     made = forkd("fork", "warm", "--network", "example.com:443", "--network", "192.0.2.1")
     id_ = made.out.strip()
 
-    assert forkd("network", id_).out.split() == ["192.0.2.1", "example.com:443"]
+    shown = forkd("network", id_)
+    assert shown.out.split() == ["192.0.2.1", "example.com:443"]
+    assert "10.200.0.2, by 10.200.0.1" in shown.err
+    assert "fd66:6b64:ac8::2, by fd66:6b64:ac8::1" in shown.err
     assert "(nothing)" in forkd("network", id_, "--deny-all").out
     allowed = forkd("network", id_, "--allow", "internet", "--hold", "--json")
     assert allowed.document["network"] == ["internet"]

@@ -22,7 +22,7 @@ def test_the_first_and_the_last_link_lie_in_the_pool() -> None:
 def test_no_two_links_share_anything() -> None:
     slots = [PLAN.slot(index) for index in range(PLAN.slots)]
 
-    for member in ("tap", "mac", "host", "guest"):
+    for member in ("tap", "mac", "host", "guest", "host_v6", "guest_v6"):
         assert len({getattr(slot, member) for slot in slots}) == PLAN.slots
 
 

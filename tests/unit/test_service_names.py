@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict
+from forkd.host import netlink
 from forkd.service.names import choose, derive
 from forkd.service.settings import HostSettings
 from forkd.store.database import Database
@@ -84,3 +85,15 @@ def test_names_that_another_daemon_uses_are_refused(tmp_path: Path, shared: str)
 
     with theirs.locked():
         pass
+
+
+@pytest.mark.parametrize("host_has", [False, True])
+def test_sandboxes_have_ipv6_if_the_host_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, host_has: bool
+) -> None:
+    monkeypatch.setattr(netlink, "has_ipv6", lambda: host_has)
+
+    plan = chosen(tmp_path / "state", OTHER).network
+
+    assert plan.ipv6 is plan.slot(0).ipv6 is host_has
+    assert not plan.slot(0).only_v4().ipv6

@@ -31,6 +31,7 @@ def row(second: int = 0) -> SandboxRow:
         hostname="name",
         pid=7,
         address="10.200.0.2",
+        address_v6="fd66:6b64:ac8::2",
         memory_limit_mib=512,
         disk_limit_mib=1024,
         spawn=SpawnTimes(0.1, 0.2, 0.3, 0.4, 1.0),

@@ -62,6 +62,8 @@ def _show(shown: NetworkInfo) -> None:
     for rule in shown.network or ["(nothing)"]:
         typer.echo(rule)
     render.note(f"{shown.guest_addr}, by {shown.gateway_addr}{held}")
+    if shown.guest_addr_v6 is not None:
+        render.note(f"{shown.guest_addr_v6}, by {shown.gateway_addr_v6}")
     render.note(
         f"refused: {shown.refused_packets} packets, {shown.refused_questions} questions for names"
     )

@@ -274,6 +274,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         hostname=live.hostname,
         pid=live.pid,
         guest_addr=live.address,
+        guest_addr_v6=live.address_v6,
         memory_limit_mib=live.memory_limit_mib,
         disk_limit_mib=live.disk_limit_mib,
         cpu_limit=live.cpu_limit,

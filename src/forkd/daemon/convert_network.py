@@ -27,6 +27,8 @@ def status(found: NetworkStatus) -> v2_network.NetworkInfo:
         egress_held=found.held,
         guest_addr=found.address,
         gateway_addr=found.gateway,
+        guest_addr_v6=found.address_v6,
+        gateway_addr_v6=found.gateway_v6,
         refused_packets=found.refused_packets,
         refused_destinations=[
             v2_network.RefusedDestination(

@@ -38,6 +38,8 @@ class NetworkConfig:
         mac: The guest's.
         address: The guest's address with its prefix length.
         gateway: Where everything goes that is not on this link; None for nowhere.
+        address_v6: The guest's IPv6 address with its prefix length; None without.
+        gateway_v6: As `gateway`, of IPv6.
         dns: Which name servers it is told.
     """
 
@@ -45,6 +47,8 @@ class NetworkConfig:
     mac: str
     address: str
     gateway: str | None = None
+    address_v6: str | None = None
+    gateway_v6: str | None = None
     dns: tuple[str, ...] = ()
 
 

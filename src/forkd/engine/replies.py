@@ -309,13 +309,18 @@ class Metrics(Reply):
 
 
 class ChildReady(Reply):
-    """An EVENT of `fork`: a child whose agent has answered."""
+    """An EVENT of `fork`: a child whose agent has answered.
+
+    Attributes:
+        ipv6: Whether its guest has the IPv6 address that it was given.
+    """
 
     event: Literal["ready"]
     id: Word
     pid: Pid
     ms: SpawnStages
     attempts: Annotated[int, Field(ge=1, le=64)] = 1
+    ipv6: bool = False
 
 
 class ChildFailed(Reply):

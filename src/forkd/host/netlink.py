@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,28 @@ if TYPE_CHECKING:
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
 _ISOLATED = {
-    "ipv6/conf/{name}/disable_ipv6": "1",
     "ipv4/conf/{name}/forwarding": "0",
     "ipv4/conf/{name}/rp_filter": "1",
     "ipv4/conf/{name}/accept_redirects": "0",
     "ipv4/conf/{name}/send_redirects": "0",
 }
 """What is written below `/proc/sys/net` for a link to a guest."""
+
+_ISOLATED_V6 = {
+    "ipv6/conf/{name}/accept_ra": "0",
+    "ipv6/conf/{name}/autoconf": "0",
+    "ipv6/conf/{name}/accept_redirects": "0",
+    "ipv6/conf/{name}/accept_dad": "0",
+    "ipv6/conf/{name}/addr_gen_mode": "1",  # none: no address of the link alone
+    "ipv6/conf/{name}/forwarding": "0",
+    "ipv6/conf/{name}/disable_ipv6": "0",
+}
+"""Likewise, if it has IPv6; the last switches it on, if the host's default is off."""
+
+_WITHOUT_V6 = {"ipv6/conf/{name}/disable_ipv6": "1"}
+_ALL_V6 = _SYSCTL / "ipv6/conf/all"
+_IFA_F_NODAD = 0x02
+_NUD_PERMANENT = 0x80
 
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
@@ -39,6 +55,28 @@ _IFF_VNET_HDR = 0x4000
 _SIOCGIFINDEX = 0x8933
 _IFINDEX = struct.Struct("16si20x")
 _IFREQ = struct.Struct("16sH22x")
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The addresses of a link's two ends.
+
+    Attributes:
+        host: Ours.
+        guest: The other one's.
+        prefix_length: Of the network that they share.
+    """
+
+    host: str
+    guest: str
+    prefix_length: int
+
+
+def has_ipv6() -> bool:
+    """Whether this host has IPv6, and uses it."""
+    with contextlib.suppress(OSError):
+        return (_ALL_V6 / "disable_ipv6").read_text().strip() == "0"
+    return False
 
 
 def can_make_taps() -> bool:
@@ -62,33 +100,57 @@ def add_tap(name: str) -> None:
             os.close(descriptor)
 
 
-def isolate(name: str) -> None:
-    """Have the host neither learn from a link nor forward what comes from it.
+def isolate(name: str, *, ipv6: bool) -> None:
+    """Have the host neither learn from a link, which is down, nor forward what comes from it.
 
-    IPv6 is off, so that router advertisements of a guest do not make it the host's router; packets
-    are not forwarded, whatever the host's default is; those from addresses that are not the
-    link's are dropped.  Kernels without IPv6 have nothing to switch off
-    (`Documentation/networking/ip-sysctl.rst`).
+    Router advertisements of a guest do not make it the host's router, nor redirects; packets are
+    not forwarded, whatever the host's default is; those from addresses that are not the link's are
+    dropped.  Kernels without IPv6 have nothing to set (`Documentation/networking/ip-sysctl.rst`).
+
+    Args:
+        name: The link.
+        ipv6: Whether it has IPv6 at all.
 
     Raises:
         HostError: The kernel refused, or there is no such link.
     """
-    for path, value in _ISOLATED.items():
+    for path, value in (_ISOLATED | (_ISOLATED_V6 if ipv6 else _WITHOUT_V6)).items():
         setting = _SYSCTL / path.format(name=name)
         with kernel_call(f"isolate {name}", tap=name), contextlib.suppress(FileNotFoundError):
             setting.write_text(value)
 
 
-def set_up(name: str, address: str, prefix_length: int) -> None:
-    """Give a link an address and set it up.
+def set_up(name: str, mac: str, ends: Iterable[Ends]) -> None:
+    """Set a link up and give it addresses.
+
+    The kernel is told where a guest's IPv6 address is and asks the guest nothing: without an
+    address of the link alone it could not ask on behalf of what it forwards.
+
+    Args:
+        name: The link.
+        mac: Hardware address of its other end.
+        ends: Its addresses.
 
     Raises:
         HostError: The kernel refused, or there is no such link.
     """
     with _netlink(f"set up {name}") as route:
         index = _index(name)
-        route.addr("add", index=index, address=address, prefixlen=prefix_length)
         route.link("set", index=index, state="up")
+        for each in ends:
+            address, length = each.host, each.prefix_length
+            if ":" not in address:
+                route.addr("add", index=index, address=address, prefixlen=length)
+                continue
+            route.addr("add", index=index, address=address, prefixlen=length, flags=_IFA_F_NODAD)
+            route.neigh(
+                "replace",
+                ifindex=index,
+                family=socket.AF_INET6,
+                dst=each.guest,
+                lladdr=mac,
+                state=_NUD_PERMANENT,
+            )
 
 
 def not_forwarding(but: Callable[[str], bool]) -> tuple[str, ...]:
@@ -117,6 +179,71 @@ def forward(links: Iterable[str], *, on: bool) -> None:
     for name in links:
         with kernel_call(f"forward what comes from {name}"), contextlib.suppress(FileNotFoundError):
             _forwarding(name).write_text("1" if on else "0")
+
+
+def forwards_ipv6() -> bool:
+    """Whether this host forwards IPv6 packets; there is no such switch for one link.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call("look whether IPv6 is forwarded"):
+        return (_ALL_V6 / "forwarding").read_text().strip() != "0"
+
+
+def learning(but: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the links that learn routers as long as the host does not forward IPv6.
+
+    `default` is among them if links that come later do.
+
+    Args:
+        but: Tells which links do not count; loopback never does.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    found = []
+    for name in (*names(), "default"):
+        with kernel_call(f"look at {name}"), contextlib.suppress(FileNotFoundError):
+            if name != "lo" and not but(name) and _accept_ra(name).read_text().strip() == "1":
+                found.append(name)
+    return tuple(found)
+
+
+def forward_ipv6(links: Iterable[str]) -> None:
+    """Have IPv6 packets forwarded, and links learn routers all the same; gone ones are fine.
+
+    In this order: the kernel forgets the routes that it has learned of links that will not learn.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    _learn(links, before="1", after="2")
+    with kernel_call("forward IPv6"):
+        (_ALL_V6 / "forwarding").write_text("1")
+
+
+def stop_forwarding_ipv6(links: Iterable[str]) -> None:
+    """Undo `forward_ipv6`; a link that somebody else has set since stays as it is.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    with kernel_call("forward IPv6 no more"):
+        (_ALL_V6 / "forwarding").write_text("0")
+    _learn(links, before="2", after="1")
+
+
+def _learn(links: Iterable[str], *, before: str, after: str) -> None:
+    for name in links:
+        setting = _accept_ra(name)
+        with kernel_call(f"set {setting}"), contextlib.suppress(FileNotFoundError):
+            if setting.read_text().strip() == before:
+                setting.write_text(after)
+
+
+def _accept_ra(name: str) -> Path:
+    return _SYSCTL / "ipv6/conf" / name / "accept_ra"
 
 
 def forget_connections(marks: Iterable[int]) -> None:

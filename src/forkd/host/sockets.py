@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -223,23 +224,33 @@ def send_files(sock: Socket, data: bytes, files: Sequence[int]) -> int:
     return socket.send_fds(sock, [data], files)
 
 
-def bind_tcp_and_udp() -> tuple[Socket, Socket]:
-    """Return a listening socket and one for packets, on one port of every IPv4 address.
+def bind_tcp_and_udp(*, ipv6: bool) -> tuple[tuple[Socket, Socket], ...]:
+    """Return a listening socket and one for packets, on one port of every address.
+
+    Args:
+        ipv6: Whether there is another pair, on the same port of every IPv6 address.
 
     Raises:
-        HostError: The kernel refused, or no port was free for both.
+        HostError: The kernel refused, or no port was free for all.
     """
+    families = (socket.AF_INET, socket.AF_INET6) if ipv6 else (socket.AF_INET,)
     with kernel_call("listen for questions of sandboxes"):
         for attempt in range(PORT_TRIES):
-            listener = socket.create_server(("", 0))
-            packets = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            try:
-                packets.bind(("", listener.getsockname()[1]))
-            except OSError as error:
-                listener.close()
-                packets.close()
-                if error.errno != errno.EADDRINUSE or attempt == PORT_TRIES - 1:
-                    raise
-            else:
-                return listener, packets
+            with contextlib.ExitStack() as stack:
+                port, pairs = 0, []
+                try:
+                    for family in families:
+                        listener = socket.create_server(("", port), family=family)
+                        port = stack.enter_context(listener).getsockname()[1]
+                        packets = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+                        if family == socket.AF_INET6:
+                            packets.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                        packets.bind(("", port))
+                        pairs.append((listener, packets))
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or attempt == PORT_TRIES - 1:
+                        raise
+                else:
+                    stack.pop_all()
+                    return tuple(pairs)
     raise AssertionError  # the last try returns or raises

@@ -143,6 +143,12 @@ class NetworkPolicy:
         """Whether it allows anything beyond the host."""
         return self.internet or bool(self.addresses) or bool(self.names)
 
+    @property
+    def forwards_ipv6(self) -> bool:
+        """Whether it allows anything beyond the host that may have an IPv6 address."""
+        by_address = any(rule.network.version == 6 for rule in self.addresses)  # noqa: PLR2004 - IPv6
+        return self.internet or by_address or bool(self.names)
+
     def rules(self) -> tuple[str, ...]:
         """Return it as text, one rule each, so that parsing gives the same policy."""
         words = ([INTERNET] if self.internet else []) + ([HOST_END] if self.host else [])
@@ -202,6 +208,8 @@ class NetworkStatus:
         held: Whether it may reach nothing at the moment.
         address: Its own address.
         gateway: The host's end of its link, where the resolver answers.
+        address_v6: Its own IPv6 address; None without.
+        gateway_v6: The host's end of its link in IPv6; None without.
         refused_packets: How many packets were refused.
         refused_destinations: Where they went to, the most asked for first.
         refused_questions: How many questions for names were refused.
@@ -212,6 +220,8 @@ class NetworkStatus:
     held: bool
     address: str
     gateway: str
+    address_v6: str | None = None
+    gateway_v6: str | None = None
     refused_packets: int = 0
     refused_destinations: tuple[RefusedDestination, ...] = ()
     refused_questions: int = 0

@@ -59,6 +59,7 @@ class Sandbox:
         hostname: What the guest calls itself.
         pid: The VMM process; None unless it runs.
         address: The guest's address, without the prefix length; None without a network.
+        address_v6: Its IPv6 address, likewise; None if it has none.
         memory_limit_mib: Limit of the VMM process; None if none was set.
         disk_limit_mib: Limit of the disk blocks of its own, over all its branches; None if none was
             set.
@@ -83,6 +84,7 @@ class Sandbox:
     hostname: str
     pid: int | None = None
     address: str | None = None
+    address_v6: str | None = None
     memory_limit_mib: int | None = None
     disk_limit_mib: int | None = None
     spawn: SpawnTimes | None = None

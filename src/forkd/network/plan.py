@@ -7,7 +7,7 @@ slot's index, which is all that has to be remembered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class Slot:
         guest: Address of the guest's end.
         host_v6: IPv6 address of the host's end.
         guest_v6: IPv6 address of the guest's end.
+        ipv6: Whether the link has its IPv6 addresses.
     """
 
     index: int
@@ -57,6 +58,11 @@ class Slot:
     guest: str
     host_v6: str
     guest_v6: str
+    ipv6: bool = True
+
+    def only_v4(self) -> Slot:
+        """Return the link without its IPv6 addresses."""
+        return replace(self, ipv6=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,12 @@ class Plan:
     Attributes:
         pool: Where addresses come from, /16 to /30.
         tap_prefix: What the names of our taps begin with.
+        ipv6: Whether links have IPv6 addresses.
     """
 
     pool: IPv4Network = POOL
     tap_prefix: str = "fk"
+    ipv6: bool = True
 
     @property
     def slots(self) -> int:
@@ -102,6 +110,7 @@ class Plan:
             guest=str(first + 2),
             host_v6=str(first_v6 + 1),
             guest_v6=str(first_v6 + 2),
+            ipv6=self.ipv6,
         )
 
     def free(self, count: int, taken: Collection[int]) -> tuple[int, ...]:

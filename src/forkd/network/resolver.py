@@ -74,20 +74,27 @@ class Resolver:
         self._asking: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
         self._ended: asyncio.Future[BaseException | None] | None = None
+        self._packets: list[asyncio.DatagramTransport] = []
+        self._servers: list[asyncio.Server] = []
         self.port = 0
 
-    async def start(self) -> None:
+    async def start(self, *, ipv6: bool) -> None:
         """Listen, from now on until `close`.
+
+        Args:
+            ipv6: Whether for questions over IPv6, too.
 
         Raises:
             HostError: The kernel gives no port.
         """
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        listener, packets = sockets.bind_tcp_and_udp()
-        self.port = listener.getsockname()[1]
-        self._packets, _ = await loop.create_datagram_endpoint(lambda: _Packets(self), sock=packets)
-        self._server = await asyncio.start_server(self._converse, sock=listener)
+        self._packets, self._servers = [], []
+        for listener, packets in sockets.bind_tcp_and_udp(ipv6=ipv6):
+            self.port = listener.getsockname()[1]
+            made = loop.create_datagram_endpoint(lambda: _Packets(self), sock=packets)
+            self._packets.append((await made)[0])
+            self._servers.append(await asyncio.start_server(self._converse, sock=listener))
 
     def close(self) -> None:
         """Listen no more; idempotent."""
@@ -95,8 +102,10 @@ class Resolver:
             return
         if not self._ended.done():
             self._ended.set_result(None)
-        self._packets.close()
-        self._server.close()
+        for transport in self._packets:
+            transport.close()
+        for server in self._servers:
+            server.close()
 
     async def until_ended(self) -> None:
         """Return when it was closed.

@@ -6,7 +6,8 @@ than one.
 
     from_guests  every packet of a tap, before it is routed: allowed, or refused at once
     input        what of it is for this host: the resolver, and the host's end if that is allowed
-    forward      to a tap go answers only, and nothing from another tap
+    forward      to a tap go answers only, and nothing from another tap; strangers' packets go
+                 nowhere, where this host forwards because of us
     dns          questions to the host's end of a link go to our resolver's port
     out          what leaves the host has the host's address
 
@@ -42,6 +43,8 @@ table inet {table} {{
   set internet {{ type ifname; }}
   set host {{ type ifname; }}
   set roused {{ type ifname; }}
+  set learning {{ type ifname; }}
+  set woken {{ type nf_proto; }}
   map ids {{ type ifname : mark; }}
   map marks {{ type ifname : mark; }}
   set current {{ type ifname . mark; }}
@@ -54,19 +57,25 @@ table inet {table} {{
     iifname @taps jump guest
   }}
   chain guest {{
-    icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 accept
+    icmpv6 type nd-neighbor-solicit ip6 hoplimit 255 jump neighbour
     meta nfproto ipv4 iifname . ip saddr != @guests4 drop
     meta nfproto ipv6 iifname . ip6 saddr != @guests6 drop
     meta pkttype != host drop
     ct state invalid drop
     ct state established,related ct direction reply accept
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 accept
+    iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 accept
     iifname @held goto refuse
     ct state established,related iifname . ct mark @current accept
     iifname @host iifname . ip daddr @gateways4 goto allow
     iifname @host iifname . ip6 daddr @gateways6 goto allow
 {allowed}
     goto refuse
+  }}
+  chain neighbour {{
+    iifname . ip6 saddr != @guests6 return
+    ip6 daddr ff02::1:ff00:0/104 accept
+    iifname . ip6 daddr @gateways6 accept
   }}
   chain allow {{
     ct state new add @connections {{ iifname ct count over {connections} }} goto refuse
@@ -89,9 +98,10 @@ table inet {table} {{
     iifname != @taps meta l4proto {{ tcp, udp }} th dport {port} drop
   }}
   chain to_host {{
-    icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+    icmpv6 type nd-neighbor-solicit accept
     ct state established,related ct direction reply accept
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport {port} accept
+    iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport {port} accept
     iifname @host iifname . ip daddr @gateways4 accept
     iifname @host iifname . ip6 daddr @gateways6 accept
     goto refuse
@@ -99,8 +109,11 @@ table inet {table} {{
   chain forward {{
     type filter hook forward priority filter; policy accept;
     oifname @taps jump to_guest
-    iifname @roused oifname != @taps ct state new ct status dnat accept
-    iifname @roused oifname != @taps ct state new drop
+    iifname @taps accept
+    ct state != new accept
+    ct status dnat accept
+    meta nfproto ipv4 iifname @roused drop
+    meta nfproto @woken drop
   }}
   chain to_guest {{
     iifname @taps goto refuse
@@ -110,6 +123,7 @@ table inet {table} {{
   chain dns {{
     type nat hook prerouting priority dstnat; policy accept;
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
+    iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
   }}
   chain out {{
     type nat hook postrouting priority srcnat; policy accept;
@@ -268,9 +282,27 @@ def forget(plan: Plan, walls: Iterable[Wall]) -> str:
     return _elements(plan, "add", gone) + _elements(plan, "delete", gone)
 
 
-def rouse(plan: Plan, links: Iterable[str]) -> str:
-    """Return the commands that note which links forward because of us."""
-    return _elements(plan, "add", (("roused", _quoted(link)) for link in links))
+@dataclass(frozen=True, slots=True)
+class Roused:
+    """What of the host forwards because of us, to be put back with the last wall.
+
+    Attributes:
+        links: Which links forward IPv4.
+        ipv6: Whether the host forwards IPv6.
+        learning: Which links were told to learn routers all the same.
+    """
+
+    links: tuple[str, ...] = ()
+    ipv6: bool = False
+    learning: tuple[str, ...] = ()
+
+
+def rouse(plan: Plan, roused: Roused) -> str:
+    """Return the commands that note what forwards because of us."""
+    noted = [("roused", _quoted(link)) for link in roused.links]
+    noted += [("learning", _quoted(link)) for link in roused.learning]
+    noted += [("woken", "ipv6")] if roused.ipv6 else []
+    return _elements(plan, "add", noted)
 
 
 def _of(wall: Wall) -> Iterator[tuple[str, str]]:
@@ -280,9 +312,10 @@ def _of(wall: Wall) -> Iterator[tuple[str, str]]:
     yield "marks", f"{tap} : {wall.mark:#010x}"
     yield "current", f"{tap} . {wall.mark:#010x}"
     yield "guests4", f"{tap} . {slot.guest}"
-    yield "guests6", f"{tap} . {slot.guest_v6}"
     yield "gateways4", f"{tap} . {slot.host}"
-    yield "gateways6", f"{tap} . {slot.host_v6}"
+    if slot.ipv6:
+        yield "guests6", f"{tap} . {slot.guest_v6}"
+        yield "gateways6", f"{tap} . {slot.host_v6}"
     for name, given in (
         ("taps", True),
         ("held", wall.held),

@@ -17,6 +17,7 @@ from forkd.errors import CapacityError, HostError
 from forkd.host import netlink, nftables
 from forkd.model.network import RefusedDestination
 from forkd.network import rules
+from forkd.network.rules import Roused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,6 +62,7 @@ class Walls:
         self._walls: dict[str, Wall] = {}
         self._openings: dict[str, dict[Opening, float]] = {}
         self._built = False
+        self._woken = False
         self._port = 0
 
     def listen_at(self, port: int) -> None:
@@ -98,7 +100,7 @@ class Walls:
         with self._lock:
             new = list(walls)
             if not self._built:
-                self._build(new, ())
+                self._build(new, Roused())
                 return
             old = [self._walls[each.slot.tap] for each in new if each.slot.tap in self._walls]
             openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
@@ -120,7 +122,7 @@ class Walls:
                 roused = self._read_roused()
                 nftables.run(rules.remove(self._plan))
                 self._built = False
-                netlink.forward(roused, on=False)
+                self._rest(roused)
             else:
                 openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
                 gone = rules.take(self._plan, old, openings)
@@ -170,17 +172,18 @@ class Walls:
         found.sort(key=lambda each: -each.packets)
         return Refusals(packets, tuple(found[:REFUSED_LISTED_MAX]))
 
-    def _remove_unneeded(self, roused: Iterable[str]) -> None:
+    def _remove_unneeded(self, roused: Roused) -> None:
         try:
             nftables.run(rules.remove(self._plan))
-            netlink.forward(roused, on=False)
+            self._rest(roused)
         except HostError as error:  # without rights, or a packet filter, there is nothing to remove
             log.info("walls not removed", extra={"error": str(error)})
 
-    def _build(self, walls: list[Wall], roused: Iterable[str]) -> None:
+    def _build(self, walls: list[Wall], roused: Roused) -> None:
         commands = rules.build(self._plan, self._port) + rules.put(self._plan, walls)
         nftables.run(commands + rules.rouse(self._plan, roused))
         self._built = True
+        self._woken = roused.ipv6
         self._walls.clear()
         self._openings.clear()
         self._note(walls)
@@ -192,18 +195,42 @@ class Walls:
         forwarding = [wall.slot.tap for wall in walls if wall.policy.forwards]
         if forwarding:
             others = netlink.not_forwarding(self._plan.is_ours)
-            nftables.run(rules.rouse(self._plan, others))
+            nftables.run(rules.rouse(self._plan, Roused(others)))
             netlink.forward(others, on=True)
             netlink.forward(forwarding, on=True)
+        if any(wall.slot.ipv6 and wall.policy.forwards_ipv6 for wall in walls):
+            self._forward_ipv6()
 
-    def _read_roused(self) -> tuple[str, ...]:
-        """Return which links forward because of us, this daemon or an earlier one."""
+    def _forward_ipv6(self) -> None:
+        """Have the host forward IPv6 and keep what it learns of routers, unless it does already."""
+        if not self._woken and netlink.forwards_ipv6():
+            return
+        learning = netlink.learning(self._plan.is_ours)
+        if self._woken and not learning:
+            return
+        nftables.run(rules.rouse(self._plan, Roused(ipv6=True, learning=learning)))
+        self._woken = True
+        netlink.forward_ipv6(learning)
+
+    def _rest(self, roused: Roused) -> None:
+        """Have nothing forward because of us."""
+        self._woken = False
+        netlink.forward(roused.links, on=False)
+        if roused.ipv6:
+            netlink.stop_forwarding_ipv6(roused.learning)
+
+    def _read_roused(self) -> Roused:
+        """Return what forwards because of us, this daemon or an earlier one."""
+        links, learning, woken = map(self._read_set, ("roused", "learning", "woken"))
+        return Roused(links, bool(woken), learning)
+
+    def _read_set(self, name: str) -> tuple[str, ...]:
         try:
-            found = nftables.read(f"list set inet {rules.table_name(self._plan)} roused")
+            found = nftables.read(f"list set inet {rules.table_name(self._plan)} {name}")
         except HostError:
-            return ()  # there is no table
+            return ()  # there is no table, or it is of a daemon that had no such set
         return tuple(
-            link for each in found if "set" in each for link in each["set"].get("elem", ())
+            element for each in found if "set" in each for element in each["set"].get("elem", ())
         )
 
     def _counted(self, name: str, id_: int) -> list[RefusedDestination]:

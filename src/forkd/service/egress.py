@@ -41,6 +41,7 @@ class Egress:
     """
 
     def __init__(self, plan: Plan, tasks: Supervisor, upstreams: Sequence[Upstream] = ()) -> None:
+        self._ipv6 = plan.ipv6
         self._walls = Walls(plan)
         self._tasks = tasks
         self._given = tuple(upstreams)
@@ -108,6 +109,8 @@ class Egress:
             held=wall.held,
             address=wall.slot.guest,
             gateway=wall.slot.host,
+            address_v6=wall.slot.guest_v6 if wall.slot.ipv6 else None,
+            gateway_v6=wall.slot.host_v6 if wall.slot.ipv6 else None,
             refused_packets=refusals.packets,
             refused_destinations=refusals.destinations,
             refused_questions=names.total,
@@ -124,7 +127,7 @@ class Egress:
         if not self._given:
             text = await asyncio.to_thread(files.read, RESOLV_CONF, _RESOLV_CONF_BYTES_MAX)
             self._upstreams = upstreams_of((text or b"").decode(errors="replace"))
-        await self.resolver.start()
+        await self.resolver.start(ipv6=self._ipv6)
         self._started = True
         self._walls.listen_at(self.resolver.port)
         self._tasks.run(TaskKind.RESOLVER, self._serve(), "names", vital=True)
@@ -146,12 +149,15 @@ class Egress:
                 names = before[1]
             self._forget(wall.slot.tap)
             self._by_tap[wall.slot.tap] = wall, names
-            self._taps[wall.slot.guest] = wall.slot.tap
+            self._taps[wall.slot.guest] = self._taps[wall.slot.guest_v6] = wall.slot.tap
 
     def _forget(self, tap: str) -> None:
         before = self._by_tap.pop(tap, None)
-        if before is not None and self._taps.get(before[0].slot.guest) == tap:
-            del self._taps[before[0].slot.guest]
+        if before is None:
+            return
+        for address in (before[0].slot.guest, before[0].slot.guest_v6):
+            if self._taps.get(address) == tap:
+                del self._taps[address]
 
     def _find(self, address: str) -> Asker | None:
         tap = self._taps.get(address)

@@ -123,7 +123,9 @@ class Leases:
         if network is not None:
             check(network)
             free = self._plan.free(len(sandboxes), self._slots_used)
-            slots = [self._plan.slot(index) for index in free]
+            slots = made = [self._plan.slot(index) for index in free]
+            if source is not None and source.slot is not None and not source.slot.ipv6:
+                slots = [slot.only_v4() for slot in made]  # its machine may be of before IPv6
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
             folder = self.directory(sandbox)
@@ -144,6 +146,8 @@ class Leases:
         slot = None
         if row.network_index is not None:
             slot = self._plan.slot(row.network_index, row.tap_index)
+            if row.sandbox.address_v6 is None:
+                slot = slot.only_v4()
             self._use(slot)
         directory = self.directory(row.lease)
         uid = self._jail.hold(self._jail.owner(directory))
@@ -264,7 +268,8 @@ class Leases:
         """Return the slot that `transfer` would give a child: its tap, its parent's addresses."""
         if child.slot is None or parent.slot is None:
             return child.slot
-        return self._plan.slot(parent.slot.index, child.slot.tap_index)
+        slot = self._plan.slot(parent.slot.index, child.slot.tap_index)
+        return slot if child.slot.ipv6 else slot.only_v4()
 
     def transfer(self, parent: Lease, child: Lease) -> None:
         """Give a child the addresses of its parent; `readdress` makes it so on the host."""

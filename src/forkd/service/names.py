@@ -8,14 +8,14 @@ A database from before they were written down keeps those that every daemon had 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict
-from forkd.host import files, sockets
+from forkd.host import files, netlink, sockets
 from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.network.plan import Plan
 
@@ -98,7 +98,8 @@ def choose(settings: HostSettings, database: Database) -> Names:
         pool = database.host_setting("address_pool", str(_free(derived.network.pool)))
         prefix = database.host_setting("tap_prefix", derived.network.tap_prefix)
         network = Plan(IPv4Network(pool), tap_prefix=prefix)
-    return Names(root, network)
+    # The one place that decides whether sandboxes have IPv6; all else asks the plan, or a slot.
+    return Names(root, replace(network, ipv6=network.ipv6 and netlink.has_ipv6()))
 
 
 def _free(first: IPv4Network) -> IPv4Network:

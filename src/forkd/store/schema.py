@@ -77,7 +77,11 @@ ALTER TABLE sandboxes ADD COLUMN network TEXT;
 ALTER TABLE sandboxes ADD COLUMN egress_held INTEGER NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS)
+_IPV6 = """
+ALTER TABLE sandboxes ADD COLUMN address_v6 TEXT;
+"""
+
+MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6)
 """What makes version n + 1 of version n."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

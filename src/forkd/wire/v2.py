@@ -427,6 +427,9 @@ class SandboxInfo(Answer):
     hostname: str
     pid: int | None = Field(description="Its VMM process; None unless it runs.")
     guest_addr: str | None = Field(description="None without a network.")
+    guest_addr_v6: str | None = Field(
+        default=None, description="Its IPv6 address; None if it has none."
+    )
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")

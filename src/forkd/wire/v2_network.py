@@ -48,6 +48,12 @@ class NetworkInfo(Answer):
     egress_held: bool
     guest_addr: str
     gateway_addr: str = Field(description="The host's end of its link, where names are answered.")
+    guest_addr_v6: str | None = Field(
+        default=None, description="null if the host, or the guest's kernel, has no IPv6."
+    )
+    gateway_addr_v6: str | None = Field(
+        default=None, description="The host's end in IPv6, where names are answered as well."
+    )
     refused_packets: int
     refused_destinations: list[RefusedDestination] = Field(description="The most asked for first.")
     refused_questions: int

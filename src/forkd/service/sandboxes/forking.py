@@ -30,7 +30,7 @@ from forkd.model.caller import touch
 from forkd.model.event import EventKind
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
-from forkd.network.plan import PREFIX_LENGTH
+from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6
 from forkd.service.allowance import allow, limits_of
 from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
@@ -324,8 +324,15 @@ def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
     """Return what a sandbox's guest is told of itself; the boot id is another each time."""
     network = None
     if slot is not None:
-        address = f"{slot.guest}/{PREFIX_LENGTH}"
-        network = NetworkConfig(slot.tap, slot.mac, address, slot.host, (slot.host,))
+        network = NetworkConfig(
+            slot.tap,
+            slot.mac,
+            f"{slot.guest}/{PREFIX_LENGTH}",
+            slot.host,
+            f"{slot.guest_v6}/{PREFIX_LENGTH_V6}" if slot.ipv6 else None,
+            slot.host_v6 if slot.ipv6 else None,
+            dns=(slot.host,),
+        )
     return Identity(
         hostname=sandbox.hostname,
         machine_id=machine_id(sandbox.id),
@@ -407,9 +414,13 @@ def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
     if isinstance(outcome, ChildFailed):
         child.fail(outcome.stage, outcome.code, outcome.message, outcome.attempts)
         return
+    slot = child.lease.slot
+    if slot is not None and not outcome.ipv6:  # the guest's kernel or agent has none
+        slot = child.lease.slot = slot.only_v4()
     child.sandbox = replace(
         child.sandbox,
         state=next_state(child.sandbox.state, LifeEvent.READY),
+        address_v6=slot.guest_v6 if slot is not None and slot.ipv6 else None,
         pid=outcome.pid,
         spawn=_times(outcome.ms),
         attempts=outcome.attempts,

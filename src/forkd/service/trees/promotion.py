@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId
+    from forkd.network.plan import Slot
     from forkd.service.leases import Leases
     from forkd.service.records import Records
     from forkd.service.sandboxes.component import Sandboxes
@@ -146,9 +147,8 @@ class Promotions:
         child, parent = cast.child, cast.parent
         before = child.sandbox
         slot = self.leases.inherited(child.lease, parent.lease)
-        address = None if slot is None else slot.guest
         after: list[tuple[SandboxOwner, Sandbox]] = [
-            (child, in_place_of(before, parent.sandbox, address)),
+            (child, in_place_of(before, parent.sandbox, slot)),
             (parent, replace(_stopping(parent.sandbox), id=before.id)),
             *((each, _stopping(each.sandbox)) for each in cast.lost),
             *((each, without(each.sandbox, before.id)) for each in cast.heirs),
@@ -218,13 +218,14 @@ def losers(child: Sandbox, all_: Iterable[Sandbox]) -> tuple[SandboxId, ...]:
     return tuple(each.id for each in below if child.id not in (each.id, *each.ancestors))
 
 
-def in_place_of(child: Sandbox, parent: Sandbox, address: str | None) -> Sandbox:
-    """Return `child` in the place of `parent`, at an address."""
+def in_place_of(child: Sandbox, parent: Sandbox, slot: Slot | None) -> Sandbox:
+    """Return `child` in the place of `parent`, at the addresses of a link."""
     return replace(
         child,
         id=parent.id,
         hostname=parent.hostname,
-        address=address,
+        address=None if slot is None else slot.guest,
+        address_v6=slot.guest_v6 if slot is not None and slot.ipv6 else None,
         created_at=parent.created_at,
         ancestors=parent.ancestors,
         branched_at=parent.branched_at,
