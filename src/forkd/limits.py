@@ -81,6 +81,12 @@ PIDS_LIMIT_MAX = 4_096
 PIDS_LIMIT_DEFAULT = 64
 """Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
 
+BANDWIDTH_LIMIT_MBIT_MIN = 1
+"""Least bandwidth that a sandbox may be given, in millions of bits a second."""
+
+BANDWIDTH_LIMIT_MBIT_MAX = 100_000
+"""Greatest such bandwidth; a tap has less."""
+
 VMM_MEMORY_MIB = 64
 """Memory of a VMM process beside its guest's, which a sandbox may have if no limit is asked for."""
 

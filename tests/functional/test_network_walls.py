@@ -7,6 +7,8 @@ are real.  Nothing here has a route to anywhere else.
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +50,12 @@ PORT = 5_353
 _LEARNING = ("lan0", "up0", "default", PLAN.slot(0).tap)
 _INTERNET = NetworkPolicy(internet=True)
 
+_MBIT = 8
+_BYTES = 3 << 20
+_AT_LEAST_S = 1.5
+"""How long so much takes at that bandwidth: 3.1 s, but that a burst of a second's goes at once."""
+_AT_MOST_S = 60.0
+
 PUBLIC_CELLS = frozenset({"public", "other port", "other address", "DNS elsewhere", "DoT"})
 CIDRS = (
     "203.0.113.0/24:443",
@@ -88,8 +96,14 @@ class Walled:
         self.walls = Walls(PLAN)
         self.walls.listen_at(PORT)
 
-    def put(self, *rules: str, held: bool = False, lease: str = "sb-0") -> Wall:
-        made = wall(0, *rules, held=held, lease=lease)
+    def put(
+        self,
+        *rules: str,
+        held: bool = False,
+        lease: str = "sb-0",
+        bandwidth_mbit: int | None = None,
+    ) -> Wall:
+        made = replace(wall(0, *rules, held=held, lease=lease), bandwidth_mbit=bandwidth_mbit)
         all_ = [made, wall(1, "internet", "host")]
         self.outer.host.run(lambda: self.walls.put(all_))
         return made
@@ -309,6 +323,39 @@ def test_a_sandbox_has_so_many_connections_and_no_more(
         walled.take()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_limited_bandwidth_holds_each_way_and_for_that_sandbox_alone(
+    walled: Walled, way: str, family: str
+) -> None:
+    made = walled.put("internet", "host", bandwidth_mbit=_MBIT)
+    other = _transfer_s(walled, 1, way, FAMILIES[family])
+
+    limited = _transfer_s(walled, 0, way, FAMILIES[family])
+
+    assert limited > _AT_LEAST_S
+    walled.outer.host.run(lambda: walled.walls.limit(replace(made, bandwidth_mbit=None)))
+    assert min(other, _transfer_s(walled, 0, way, FAMILIES[family])) < _AT_LEAST_S
+
+
+def test_another_bandwidth_leaves_open_what_names_opened_and_connections_as_they_are(
+    walled: Walled,
+) -> None:
+    made = walled.put("example.com:443", bandwidth_mbit=_MBIT)
+    walled.open_for(60, Opening(PLAN.slot(0).tap, world.ip(world.PUBLIC[0]), Protocol.TCP, 443))
+    listed = f"list limits table inet {_TABLE}"
+
+    walled.outer.host.run(lambda: walled.walls.limit(replace(made, bandwidth_mbit=2 * _MBIT)))
+
+    found = walled.outer.host.run(lambda: nftables.read(listed))
+    rates = {each["limit"]["name"]: each["limit"]["rate"] for each in found if "limit" in each}
+    tap = PLAN.slot(0).tap
+    assert rates == dict.fromkeys((f"{tap}_up", f"{tap}_down"), 2 * _MBIT * 125_000)
+    assert walled.try_("public", "tcp", 0) == "reached"
+    walled.put("example.com:443")
+    assert walled.outer.host.run(lambda: nftables.read(listed))[1:] == []
+
+
 def test_a_new_daemon_keeps_the_walls_of_what_runs_and_removes_what_is_left(outer: Outside) -> None:
     first = Walled(outer)
     first.put("203.0.113.0/24")
@@ -446,6 +493,23 @@ def _until_heard(sender: Namespace, host: Namespace, address: str) -> None:
     with host.run(lambda: world.listening(address, 9_001, socket.SOCK_DGRAM)) as heard:
         sender.run(lambda: world.send(None, address, 9_001, b"after that"))
         assert heard.recv(64) == b"after that"
+
+
+def _transfer_s(walled: Walled, guest: int, way: str, family: int) -> float:
+    """Send `_BYTES` between the world and a guest; return how long that took."""
+    address = world.PUBLIC[family]
+    server = walled.outer.world.run(lambda: world.listening(address, 9_002))
+    with server, walled.outer.guests[guest].run(partial(world.connected, address, 9_002)) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            for each in (client, accepted):
+                each.settimeout(_AT_MOST_S)
+            sender, receiver = (client, accepted) if way == "up" else (accepted, client)
+            with ThreadPoolExecutor(1) as pool:
+                taken = pool.submit(world.swallow, receiver)
+                sender.sendall(bytes(_BYTES))
+                sender.shutdown(socket.SHUT_WR)
+                return taken.result()
 
 
 def _connect() -> socket.socket:

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.model.network import HOST
-from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
+from forkd.errors import Conflict, HostError
+from forkd.host import nftables
+from forkd.model.network import HOST, NetworkChange
+from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxState
+from forkd.network.rules import table_name
+from forkd.service.leases import Leases
+from forkd.service.names import choose
 from forkd.store.database import Database
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG
@@ -96,6 +101,73 @@ async def test_a_guest_that_has_no_ipv6_has_none_by_branch_and_promotion_either(
         assert (promoted.address, promoted.address_v6) == (made.address, None)
         assert promoted.state is SandboxState.RUNNING
         await service.sandboxes.reset(CALLER, promoted.id, deadline_s=10.0)
+
+
+def bandwidths(host: FakeHost) -> list[int]:
+    """Return what the packet filter counts, in bytes a second, of all sandboxes and ways."""
+    with contextlib.closing(Database(host.settings.state_dir / "forkd.db")) as database:
+        table = table_name(choose(host.settings, database).network)
+    try:
+        found = nftables.read(f"list limits table inet {table}")
+    except HostError:
+        return []  # there is no table
+    return sorted(each["limit"]["rate"] for each in found if "limit" in each)
+
+
+async def test_a_bandwidth_is_limited_changed_inherited_and_ends_with_its_sandbox(
+    fake_host: FakeHost,
+) -> None:
+    mbit, change = 125_000, NewLimits(bandwidth_limit_mbit=20)
+    options = replace(OPTIONS, bandwidth_limit_mbit=10)
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (made,) = (await service.sandboxes.fork(CALLER, TAG, 1, options)).sandboxes
+        assert made.bandwidth_limit_mbit == 10
+        assert bandwidths(fake_host) == [10 * mbit] * 2
+
+        assert (await service.sandboxes.set_limits(CALLER, made.id, change)) == replace(
+            made, bandwidth_limit_mbit=20
+        )
+        child = await branched(service, made)
+        assert child.bandwidth_limit_mbit == 20
+        await service.networks.change(CALLER, made.id, NetworkChange(hold=True))
+        assert bandwidths(fake_host) == [20 * mbit] * 4
+
+    async with fake_host.service() as service:
+        assert bandwidths(fake_host) == [20 * mbit] * 4
+        await service.sandboxes.delete(CALLER, made.id)
+        assert bandwidths(fake_host) == [20 * mbit] * 2
+        await clear(service)
+    assert bandwidths(fake_host) == []
+
+
+async def test_there_is_no_bandwidth_to_limit_without_a_network(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (made,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
+
+        with pytest.raises(Conflict, match="without a network"):
+            await service.sandboxes.set_limits(CALLER, made.id, NewLimits(bandwidth_limit_mbit=1))
+
+        assert await service.sandboxes.get(CALLER, made.id) == made
+        await clear(service)
+
+
+async def test_limits_change_all_or_none(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with forked(fake_host) as (service, made):
+        both = NewLimits(bandwidth_limit_mbit=20, memory_limit_mib=512)
+
+        def refuse(*_: object) -> None:
+            raise Conflict("as asked")
+
+        monkeypatch.setattr(Leases, "_limit_process", refuse)
+        with pytest.raises(Conflict, match="as asked"):
+            await service.sandboxes.set_limits(CALLER, made.id, both)
+
+        assert await service.sandboxes.get(CALLER, made.id) == made
+        assert bandwidths(fake_host) == []
 
 
 async def test_what_an_earlier_daemon_forked_goes_on_with_ipv4_alone(fake_host: FakeHost) -> None:

@@ -250,9 +250,13 @@ class FakeSandboxes(Component):
     async def set_limits(self, caller: Caller, sandbox: SandboxId, limits: NewLimits) -> Sandbox:
         guest = self.world.guest(caller, sandbox)
         found = guest.sandbox
-        if all(
-            each is None for each in (found.memory_limit_mib, found.cpu_limit, found.pids_limit)
-        ):
+        if limits.bandwidth_limit_mbit is not None and found.network is None:
+            raise Conflict(f"sandbox {sandbox} was forked without a network")
+        has, wants = (
+            {each.memory_limit_mib, each.cpu_limit, each.pids_limit} - {None}
+            for each in (found, limits)
+        )
+        if wants and not has:
             raise Conflict(f"sandbox {sandbox} was forked without limits, and has no cgroup")
         guest.sandbox = limits.of(found)
         return guest.sandbox
@@ -487,6 +491,7 @@ class FakeService:
             disk_limit_mib=options.disk_limit_mib,
             cpu_limit=options.cpu_limit,
             pids_limit=options.pids_limit,
+            bandwidth_limit_mbit=options.bandwidth_limit_mbit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
             expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),
             network=options.network,

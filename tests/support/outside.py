@@ -18,6 +18,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
@@ -297,6 +298,14 @@ def advertise(link: str, prefix: str) -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sock:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         sock.sendto(_ROUTER_ADVERTISEMENT + option, ("ff02::1", 0, 0, index))
+
+
+def swallow(sock: socket.socket) -> float:
+    """Take all that comes over a connection; return how long that took."""
+    began_s = time.monotonic()
+    while sock.recv(1 << 16):
+        pass
+    return time.monotonic() - began_s
 
 
 def knock(address: str, ports: Iterable[int]) -> None:

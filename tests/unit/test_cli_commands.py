@@ -143,15 +143,18 @@ def test_every_limit_of_a_fork_can_be_set_and_is_shown(forkd: Forkd) -> None:
         "disk_limit_mib": 32,
         "cpu_limit": 0.5,
         "pids_limit": 16,
+        "bandwidth_limit_mbit": 10,
     }
-    options = ("--memory", "64", "--disk", "32", "--pids", "16")
+    options = ("--memory", "64", "--disk", "32", "--pids", "16", "--bandwidth", "10")
+    network = ("--network", "internet")
 
-    (made,) = forkd("fork", "warm", *options, "--cpus", "0.5", "--json").document
+    (made,) = forkd("fork", "warm", *options, *network, "--cpus", "0.5", "--json").document
 
     assert {name: made[name] for name in limits} == limits
-    assert "64 MiB memory, 32 MiB disk, 0.5 CPUs, 16 threads" in forkd("ls").out
+    assert "64 MiB memory, 32 MiB disk, 0.5 CPUs, 16 threads, 10 Mbit/s" in forkd("ls").out
     assert forkd("fork", "warm", "--cpu", "2", "--json").document[0]["cpu_limit"] == 2
     assert forkd("fork", "warm", "--pids", "7").code == 2
+    assert forkd("fork", "warm", "--bandwidth", "10").code == 2, "there is no network"
 
 
 def test_sandboxes_are_killed_by_id_by_tag_and_all(forkd: Forkd, sandbox: str) -> None:
@@ -198,6 +201,9 @@ def test_limits_are_shown_and_changed(forkd: Forkd) -> None:
         "128 MiB memory, 0.5 CPUs\n"
     )
     assert forkd("limits", id_, "--pids", "16", "--json").document["pids_limit"] == 16
+    assert "without a network" in forkd("limits", id_, "--bandwidth", "5").err
+    online = forkd("fork", "warm", "--network", "internet").out.strip()
+    assert forkd("limits", online, "--bandwidth", "5").out == "5 Mbit/s\n"
 
 
 @pytest.mark.parametrize(

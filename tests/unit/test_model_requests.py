@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.model.checks import guest_path
 from forkd.model.exec import ExecRequest, TtySize
+from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions, NewLimits, check_fork_count
 
 if TYPE_CHECKING:
@@ -41,6 +43,27 @@ def test_a_fork_option_one_past_its_limit_is_refused(field: str, limit: float, s
         make_options(field, limit + step)
 
     assert refusal.value.context["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("limit", "step"),
+    [(limits.BANDWIDTH_LIMIT_MBIT_MIN, -1), (limits.BANDWIDTH_LIMIT_MBIT_MAX, +1)],
+)
+def test_a_bandwidth_one_past_its_limit_is_refused(limit: int, step: int) -> None:
+    for make in (partial(ForkOptions, network=HOST), NewLimits):
+        make(bandwidth_limit_mbit=limit)
+
+        with pytest.raises(InvalidRequest) as refusal:
+            make(bandwidth_limit_mbit=limit + step)
+
+        assert refusal.value.context["field"] == "bandwidth_limit_mbit"
+
+
+def test_a_bandwidth_without_a_network_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="there is none to limit") as refusal:
+        ForkOptions(bandwidth_limit_mbit=10)
+
+    assert refusal.value.context["field"] == "bandwidth_limit_mbit"
 
 
 def test_new_limits_have_the_ranges_of_a_fork_and_are_not_none() -> None:

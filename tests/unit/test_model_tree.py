@@ -106,12 +106,24 @@ def test_a_budget_below_one_is_refused() -> None:
 
 
 def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
-    source = replace(sandbox(), network=HOST, memory_limit_mib=512, cpu_limit=0.5, pids_limit=32)
+    source = replace(
+        sandbox(),
+        network=HOST,
+        memory_limit_mib=512,
+        cpu_limit=0.5,
+        pids_limit=32,
+        bandwidth_limit_mbit=10,
+    )
 
     options = BranchOptions(ttl_s=60.0).of(source)
 
     assert options == ForkOptions(
-        network=HOST, memory_limit_mib=512, cpu_limit=0.5, pids_limit=32, ttl_s=60.0
+        network=HOST,
+        memory_limit_mib=512,
+        cpu_limit=0.5,
+        pids_limit=32,
+        bandwidth_limit_mbit=10,
+        ttl_s=60.0,
     )
 
 

@@ -82,6 +82,14 @@ def test_a_network_is_changed_while_its_sandbox_runs(client: Client) -> None:
     assert made.refresh().egress_held
 
 
+def test_a_bandwidth_is_limited_at_a_fork_and_while_its_sandbox_runs(client: Client) -> None:
+    (made,) = client.fork("warm", network="internet", bandwidth_limit_mbit=10)
+    assert made.info.bandwidth_limit_mbit == 10
+    assert made.set_limits(bandwidth_limit_mbit=20).bandwidth_limit_mbit == 20
+    with pytest.raises(InvalidRequest, match="there is none to limit"):
+        client.fork("warm", bandwidth_limit_mbit=10)
+
+
 def test_a_sandbox_without_a_network_says_so(client: Client) -> None:
     (made,) = client.fork("warm")
 

@@ -41,6 +41,7 @@ def row(second: int = 0) -> SandboxRow:
         expires_at=datetime(2026, 1, 3, tzinfo=UTC),
         cpu_limit=0.5,
         pids_limit=32,
+        bandwidth_limit_mbit=10,
         owner=Owner(Tenant("acme"), "ci"),
         attempts=2,
         network=parse_policy(["internet", "10.0.0.0/8:5432/tcp", "*.example.com:443"]),

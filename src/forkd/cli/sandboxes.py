@@ -60,6 +60,9 @@ def fork(  # noqa: PLR0913 - one for each option
     pids: Annotated[
         int | None, typer.Option(help="Limit of each VMM process's threads on the host.")
     ] = None,
+    bandwidth: Annotated[
+        int | None, typer.Option(help="Limit of each network, each way, in Mbit/s.")
+    ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,6 +91,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "disk_limit_mib": disk,
         "cpu_limit": cpu if cpus is None else cpus,
         "pids_limit": pids,
+        "bandwidth_limit_mbit": bandwidth,
         "network": network or None,
         "hold_egress": hold_egress,
         "ttl_s": ttl,
@@ -151,7 +155,7 @@ def list_(
         render.table(columns, rows)
 
 
-def limits(
+def limits(  # noqa: PLR0913 - one for each option
     sandbox: Id,
     *,
     memory: Annotated[int | None, typer.Option(help="Limit of memory, in MiB.")] = None,
@@ -159,13 +163,21 @@ def limits(
     pids: Annotated[
         int | None, typer.Option(help="Limit of the VMM process's threads on the host.")
     ] = None,
+    bandwidth: Annotated[
+        int | None, typer.Option(help="Limit of its network, each way, in Mbit/s.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show the limits of a sandbox; with options, change them while it runs."""
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
-        if (memory, cpus, pids) != (None, None, None):
-            found.set_limits(memory_limit_mib=memory, cpu_limit=cpus, pids_limit=pids)
+        if any(limit is not None for limit in (memory, cpus, pids, bandwidth)):
+            found.set_limits(
+                memory_limit_mib=memory,
+                cpu_limit=cpus,
+                pids_limit=pids,
+                bandwidth_limit_mbit=bandwidth,
+            )
     if json:
         render.document(found.info.model_dump(mode="json"))
     else:
@@ -179,6 +191,7 @@ def _limits(sandbox: SandboxInfo) -> str | None:
         (sandbox.disk_limit_mib, "{} MiB disk"),
         (sandbox.cpu_limit, "{:g} CPUs"),
         (sandbox.pids_limit, "{} threads"),
+        (sandbox.bandwidth_limit_mbit, "{} Mbit/s"),
     )
     return ", ".join(words.format(limit) for limit, words in limits if limit is not None) or None
 

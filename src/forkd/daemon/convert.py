@@ -81,6 +81,7 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         disk_limit_mib=request.disk_limit_mib,
         cpu_limit=request.cpu_limit,
         pids_limit=request.pids_limit,
+        bandwidth_limit_mbit=request.bandwidth_limit_mbit,
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
         ttl_s=request.ttl_secs,
@@ -90,7 +91,12 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
 
 def new_limits(request: v2.LimitsPatch) -> NewLimits:
     """Return the limits that a running sandbox is to get."""
-    return NewLimits(request.memory_limit_mib, request.cpu_limit, request.pids_limit)
+    return NewLimits(
+        request.memory_limit_mib,
+        request.cpu_limit,
+        request.pids_limit,
+        request.bandwidth_limit_mbit,
+    )
 
 
 def branch_options(request: v2_trees.BranchCreate) -> BranchOptions:
@@ -279,6 +285,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         disk_limit_mib=live.disk_limit_mib,
         cpu_limit=live.cpu_limit,
         pids_limit=live.pids_limit,
+        bandwidth_limit_mbit=live.bandwidth_limit_mbit,
         fork_ms=None if live.spawn is None else _times(live.spawn),
         attempts=live.attempts,
         exit_reason=live.exit_reason,

@@ -71,6 +71,8 @@ class Sandbox:
         expires_at: When it is ended; None for never.
         cpu_limit: Limit of CPU time, in cores; None if none was set.
         pids_limit: Limit of the VMM's threads; None if none was set.
+        bandwidth_limit_mbit: Limit of what goes over its network, each way, in millions of bits a
+            second; None if none was set.
         owner: Whose it is.
         attempts: How often it was forked until its agent answered.
         network: What it may reach; None without a network.
@@ -94,6 +96,7 @@ class Sandbox:
     expires_at: datetime | None = None
     cpu_limit: float | None = None
     pids_limit: int | None = None
+    bandwidth_limit_mbit: int | None = None
     owner: Owner = DEFAULT_OWNER
     attempts: int = 1
     network: NetworkPolicy | None = None
@@ -121,6 +124,8 @@ class ForkOptions:
         disk_limit_mib: Disk blocks that each child may have of its own, before and after branches.
         cpu_limit: CPU time of each child, in cores.
         pids_limit: Threads of each child's process.
+        bandwidth_limit_mbit: What goes over each child's network, each way, in millions of bits a
+            second.
         all_or_nothing: If one child fails, end the others too, and raise.
         deadline_s: For each child, from its clone until its agent has answered.
         ttl_s: How long each child lives before it is ended; None for no end.
@@ -137,6 +142,7 @@ class ForkOptions:
     disk_limit_mib: int | None = None
     cpu_limit: float | None = None
     pids_limit: int | None = None
+    bandwidth_limit_mbit: int | None = None
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: float | None = None
@@ -161,6 +167,13 @@ class ForkOptions:
             in_range("cpu_limit", self.cpu_limit, 0.01, limits.CPU_LIMIT_MAX)
         if self.pids_limit is not None:
             in_range("pids_limit", self.pids_limit, limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX)
+        if self.bandwidth_limit_mbit is not None:
+            _check_bandwidth(self.bandwidth_limit_mbit)
+            if self.network is None:
+                raise InvalidRequest(
+                    "bandwidth_limit_mbit goes with a network: there is none to limit",
+                    field="bandwidth_limit_mbit",
+                )
         in_range(
             "deadline_s", self.deadline_s, limits.FORK_DEADLINE_S_MIN, limits.FORK_DEADLINE_S_MAX
         )
@@ -176,6 +189,7 @@ class NewLimits:
         memory_limit_mib: As of `ForkOptions`.
         cpu_limit: As of `ForkOptions`.
         pids_limit: As of `ForkOptions`.
+        bandwidth_limit_mbit: As of `ForkOptions`; a sandbox without a network cannot have it.
 
     Raises:
         InvalidRequest: A value is out of range, and is named; or all are None.
@@ -184,14 +198,18 @@ class NewLimits:
     memory_limit_mib: int | None = None
     cpu_limit: float | None = None
     pids_limit: int | None = None
+    bandwidth_limit_mbit: int | None = None
 
     def __post_init__(self) -> None:
-        given = (self.memory_limit_mib, self.cpu_limit, self.pids_limit)
+        given = (self.memory_limit_mib, self.cpu_limit, self.pids_limit, self.bandwidth_limit_mbit)
         if all(limit is None for limit in given):
             raise InvalidRequest(
-                "no limit is given: name memory_limit_mib, cpu_limit, pids_limit, or several",
+                "no limit is given: name memory_limit_mib, cpu_limit, pids_limit, "
+                "bandwidth_limit_mbit, or several",
                 field="memory_limit_mib",
             )
+        if self.bandwidth_limit_mbit is not None:
+            _check_bandwidth(self.bandwidth_limit_mbit)
         ForkOptions(  # the same ranges
             memory_limit_mib=self.memory_limit_mib,
             cpu_limit=self.cpu_limit,
@@ -201,12 +219,23 @@ class NewLimits:
     def of(self, sandbox: Sandbox) -> Sandbox:
         """Return a sandbox with these limits in the place of its own."""
         memory_mib, cpus, pids = self.memory_limit_mib, self.cpu_limit, self.pids_limit
+        mbit = self.bandwidth_limit_mbit
         return replace(
             sandbox,
             memory_limit_mib=sandbox.memory_limit_mib if memory_mib is None else memory_mib,
             cpu_limit=sandbox.cpu_limit if cpus is None else cpus,
             pids_limit=sandbox.pids_limit if pids is None else pids,
+            bandwidth_limit_mbit=sandbox.bandwidth_limit_mbit if mbit is None else mbit,
         )
+
+
+def _check_bandwidth(mbit: int) -> None:
+    in_range(
+        "bandwidth_limit_mbit",
+        mbit,
+        limits.BANDWIDTH_LIMIT_MBIT_MIN,
+        limits.BANDWIDTH_LIMIT_MBIT_MAX,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +315,7 @@ class BranchOptions:
             disk_limit_mib=source.disk_limit_mib,
             cpu_limit=source.cpu_limit,
             pids_limit=source.pids_limit,
+            bandwidth_limit_mbit=source.bandwidth_limit_mbit,
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,
             ttl_s=self.ttl_s,

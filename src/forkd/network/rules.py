@@ -10,6 +10,8 @@ than one.
                  nowhere, where this host forwards because of us
     dns          questions to the host's end of a link go to our resolver's port
     out          what leaves the host has the host's address
+    to_guests    every packet to a tap, of whoever: what is over a sandbox's bandwidth is dropped,
+                 as `guest` drops it of what comes from one
 
 A connection that was allowed bears a mark of the policy that allowed it, and goes on for as long
 as the sandbox has that policy, also if the address of a name has timed out since.
@@ -36,6 +38,16 @@ if TYPE_CHECKING:
 NOTED_S = 3_600
 """How long a refused destination is listed."""
 
+BURST_BYTES_MIN = 256 << 10
+"""What may go over a limited network at once, at least: the largest packets, which the kernel cuts
+later, are 64 KiB, and one that is larger than this would never pass."""
+
+BURST_SHARE = 10
+"""Of what goes in a second: what may go at once, if that is more."""
+
+_WAYS = ("up", "down")
+_BYTES_PER_MBIT = 125_000
+
 _TABLE = """
 table inet {table} {{
   set taps {{ type ifname; }}
@@ -48,6 +60,8 @@ table inet {table} {{
   map ids {{ type ifname : mark; }}
   map marks {{ type ifname : mark; }}
   set current {{ type ifname . mark; }}
+  map up {{ type ifname : limit; }}
+  map down {{ type ifname : limit; }}
   set connections {{ type ifname; flags dynamic; size 65536; }}
   set refusals {{ type mark; flags dynamic; size 65536; counter; }}
   set noting {{ type mark; flags dynamic,timeout; timeout {noted_s}s; size 65536; }}
@@ -58,6 +72,7 @@ table inet {table} {{
   }}
   chain guest {{
     icmpv6 type nd-neighbor-solicit ip6 hoplimit 255 jump neighbour
+    limit name iifname map @up drop
     meta nfproto ipv4 iifname . ip saddr != @guests4 drop
     meta nfproto ipv6 iifname . ip6 saddr != @guests6 drop
     meta pkttype != host drop
@@ -125,6 +140,10 @@ table inet {table} {{
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
     iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
   }}
+  chain to_guests {{
+    type filter hook postrouting priority mangle; policy accept;
+    oifname @taps limit name oifname map @down drop
+  }}
   chain out {{
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr {pool4} oifname != @taps masquerade
@@ -168,12 +187,14 @@ class Wall:
         slot: Its link.
         policy: What it may reach.
         held: Whether it may reach nothing at the moment.
+        bandwidth_mbit: How much goes each way, in millions of bits a second; None for no limit.
     """
 
     lease: str
     slot: Slot
     policy: NetworkPolicy
     held: bool = False
+    bandwidth_mbit: int | None = None
 
     @property
     def id(self) -> int:
@@ -246,7 +267,9 @@ def remove(plan: Plan) -> str:
 
 def put(plan: Plan, walls: Iterable[Wall]) -> str:
     """Return the commands that put up walls around taps that have none."""
-    return _elements(plan, "add", (each for wall in walls for each in _of(wall)))
+    walls = list(walls)
+    elements = _elements(plan, "add", (each for wall in walls for each in _of(wall)))
+    return _bandwidths(plan, "add", walls) + elements
 
 
 def take(plan: Plan, walls: Iterable[Wall], openings: Iterable[Opening] = ()) -> str:
@@ -255,12 +278,24 @@ def take(plan: Plan, walls: Iterable[Wall], openings: Iterable[Opening] = ()) ->
     An opening may have timed out, and is added first: a command that deletes nothing fails, and
     all others with it.
     """
+    walls = list(walls)
     gone = [each for wall in walls for each in _of(wall)]
     timed = [_of_opening(opening) for opening in openings]
     return (
         _elements(plan, "add", timed)
         + _elements(plan, "delete", timed)
         + _elements(plan, "delete", gone)
+        + _bandwidths(plan, "delete", walls)
+    )
+
+
+def limit(plan: Plan, before: Wall, after: Wall) -> str:
+    """Return the commands that give a wall the bandwidth of another, which is all that differs."""
+    return (
+        _elements(plan, "delete", _limited(before))
+        + _bandwidths(plan, "delete", [before])
+        + _bandwidths(plan, "add", [after])
+        + _elements(plan, "add", _limited(after))
     )
 
 
@@ -316,6 +351,7 @@ def _of(wall: Wall) -> Iterator[tuple[str, str]]:
     if slot.ipv6:
         yield "guests6", f"{tap} . {slot.guest_v6}"
         yield "gateways6", f"{tap} . {slot.host_v6}"
+    yield from _limited(wall)
     for name, given in (
         ("taps", True),
         ("held", wall.held),
@@ -326,6 +362,27 @@ def _of(wall: Wall) -> Iterator[tuple[str, str]]:
             yield name, tap
     for piece in pieces(policy.addresses):
         yield _of_piece(tap, piece)
+
+
+def _limited(wall: Wall) -> Iterator[tuple[str, str]]:
+    if wall.bandwidth_mbit is not None:
+        for way in _WAYS:
+            yield way, f'{_quoted(wall.slot.tap)} : "{wall.slot.tap}_{way}"'
+
+
+def _bandwidths(plan: Plan, verb: str, walls: Iterable[Wall]) -> str:
+    """Return the commands that add or delete what counts the bytes of walls, one for each way."""
+    commands = []
+    for wall in walls:
+        if wall.bandwidth_mbit is None:
+            continue
+        rate = wall.bandwidth_mbit * _BYTES_PER_MBIT
+        burst = max(BURST_BYTES_MIN, rate // BURST_SHARE)
+        what = f" {{ rate over {rate} bytes/second burst {burst} bytes; }}" if verb == "add" else ""
+        commands += [
+            f"{verb} limit inet {table_name(plan)} {wall.slot.tap}_{way}{what}\n" for way in _WAYS
+        ]
+    return "".join(commands)
 
 
 def _of_piece(tap: str, piece: Piece) -> tuple[str, str]:

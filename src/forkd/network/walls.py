@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,20 @@ class Walls:
                 del self._walls[wall.slot.tap]
                 self._openings.pop(wall.slot.tap, None)
             netlink.forget_connections(wall.mark for wall in old if wall.policy.forwards)
+
+    def limit(self, wall: Wall) -> None:
+        """Give the wall of a tap that has one another bandwidth; what names opened stays open.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            before = self._walls.get(wall.slot.tap)
+            if before is None:
+                return  # it ended meanwhile
+            after = replace(before, bandwidth_mbit=wall.bandwidth_mbit)
+            nftables.run(rules.limit(self._plan, before, after))
+            self._walls[wall.slot.tap] = after
 
     def open_for(self, openings: Iterable[Opening], seconds: int) -> None:
         """Open addresses for a time from now on; those that are open for longer stay so.

@@ -25,6 +25,8 @@ class ForkOptions(TypedDict, total=False):
         disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
         cpu_limit: CPU time of each sandbox, in cores.
         pids_limit: Threads of each sandbox's process on the host, not of its guest.
+        bandwidth_limit_mbit: What goes over each sandbox's network, each way, in millions of bits a
+            second.
         network: What each may reach: "none", "internet", "host", "deny-all", or rules such as
             `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
         hold_egress: Whether each may reach nothing until that is changed.
@@ -37,6 +39,7 @@ class ForkOptions(TypedDict, total=False):
     disk_limit_mib: int | None
     cpu_limit: float | None
     pids_limit: int | None
+    bandwidth_limit_mbit: int | None
     network: bool | str | list[str] | None
     hold_egress: bool
     deadline_s: float | None

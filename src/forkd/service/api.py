@@ -250,7 +250,8 @@ class Sandboxes(Protocol):
         """Change what a running sandbox may take of the host; return it as it is then.
 
         Raises:
-            Conflict: It does not run, has no cgroup, or has more memory in use than that.
+            Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
+                limited, or has more memory in use than that.
             QuotaExceeded: Its tenant may not have so much.
         """
         ...

@@ -95,6 +95,15 @@ class Egress:
                 self._forget(wall.slot.tap)
             self._rest()
 
+    async def limit(self, wall: Wall) -> None:
+        """Give a wall that stands another bandwidth.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        async with self._changing:
+            await asyncio.to_thread(self._walls.limit, wall)
+
     async def status(self, wall: Wall) -> NetworkStatus:
         """Return what a sandbox may reach, and what it was refused.
 

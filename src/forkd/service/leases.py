@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine.process import CONSOLE_LOG
@@ -56,6 +56,8 @@ class Lease:
         uid: The user that its process is; None for the daemon's.
         policy: What it may reach by that; None without a network.
         held: Whether it may reach nothing at the moment.
+        bandwidth_mbit: How much goes over its network each way, in millions of bits a second; None
+            for no limit.
     """
 
     id: SandboxId
@@ -65,13 +67,14 @@ class Lease:
     uid: int | None = None
     policy: NetworkPolicy | None = None
     held: bool = False
+    bandwidth_mbit: int | None = None
 
     @property
     def wall(self) -> Wall | None:
         """What stands around it; None without a network."""
         if self.slot is None or self.policy is None:
             return None
-        return Wall(self.id, self.slot, self.policy, self.held)
+        return Wall(self.id, self.slot, self.policy, self.held, self.bandwidth_mbit)
 
 
 class Leases:
@@ -105,6 +108,7 @@ class Leases:
         network: NetworkPolicy | None,
         *,
         held: bool = False,
+        bandwidth_mbit: int | None = None,
         source: Lease | None = None,
     ) -> tuple[Lease, ...]:
         """Return exclusive leases, of which nothing is made yet.
@@ -113,6 +117,7 @@ class Leases:
             sandboxes: Whose.
             network: What each may reach by a network slot; None for none.
             held: Whether each may reach nothing at the moment.
+            bandwidth_mbit: How much goes over each one's network each way; None for no limit.
             source: Whose siblings they are: their processes are its user.
 
         Raises:
@@ -129,7 +134,9 @@ class Leases:
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
             folder = self.directory(sandbox)
-            leases.append(Lease(sandbox, folder, slot=slot, policy=network, held=held))
+            lease = Lease(sandbox, folder, slot=slot, policy=network, held=held)
+            lease.bandwidth_mbit = bandwidth_mbit
+            leases.append(lease)
         try:
             for lease in leases:
                 lease.uid = self._jail.take() if source is None else self._jail.hold(source.uid)
@@ -152,7 +159,9 @@ class Leases:
         directory = self.directory(row.lease)
         uid = self._jail.hold(self._jail.owner(directory))
         policy, held = row.sandbox.network, row.sandbox.egress_held
-        return Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
+        lease = Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
+        lease.bandwidth_mbit = row.sandbox.bandwidth_limit_mbit
+        return lease
 
     async def acquire(
         self, leases: Sequence[Lease], limits: Limits | None
@@ -215,9 +224,30 @@ class Leases:
         """Change the limits that a sandbox has, or nothing.
 
         Raises:
-            Conflict: It has no cgroup, or more memory in use than it would be left.
+            Conflict: It has no cgroup, or no network, or more memory in use than it would be left.
             HostError: The kernel refused.
         """
+        await self._limit_bandwidth(lease, after)
+        try:
+            if limits_of(before) != limits_of(after):
+                await self._limit_process(lease, before, after)
+        except ForkdError:
+            await self._limit_bandwidth(lease, before)
+            raise
+
+    async def _limit_bandwidth(self, lease: Lease, after: Sandbox) -> None:
+        if lease.bandwidth_mbit == after.bandwidth_limit_mbit:
+            return
+        limited = replace(lease, bandwidth_mbit=after.bandwidth_limit_mbit)
+        if limited.wall is None:
+            raise Conflict(
+                f"sandbox {after.id} was forked without a network: there is no bandwidth to limit",
+                sandbox=after.id,
+            )
+        await self._egress.limit(limited.wall)
+        lease.bandwidth_mbit = limited.bandwidth_mbit
+
+    async def _limit_process(self, lease: Lease, before: Sandbox, after: Sandbox) -> None:
         old, new = limits_of(before), limits_of(after)
         used_bytes = await asyncio.to_thread(self._cgroups.memory_bytes, lease.id)
         if old is None or new is None or used_bytes is None:

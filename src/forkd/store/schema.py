@@ -81,7 +81,11 @@ _IPV6 = """
 ALTER TABLE sandboxes ADD COLUMN address_v6 TEXT;
 """
 
-MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6)
+_BANDWIDTH = """
+ALTER TABLE sandboxes ADD COLUMN bandwidth_limit_mbit INTEGER;
+"""
+
+MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6, _BANDWIDTH)
 """What makes version n + 1 of version n."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

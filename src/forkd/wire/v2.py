@@ -350,13 +350,21 @@ class LimitsPatch(Request):
         le=limits.PIDS_LIMIT_MAX,
         description="Threads of a sandbox's process on the host, not of its guest.",
     )
+    bandwidth_limit_mbit: int | None = Field(
+        default=None,
+        ge=limits.BANDWIDTH_LIMIT_MBIT_MIN,
+        le=limits.BANDWIDTH_LIMIT_MBIT_MAX,
+        description="What goes over a sandbox's network, each way, in millions of bits a second; "
+        "for one that has a network.",
+    )
 
 
 class SandboxCreate(LimitsPatch):
     """Fork `n` sandboxes from a snapshot.
 
     Where sandboxes have cgroups, limits that are not named follow from the snapshot: memory for its
-    guest and the VMM, one core more than it has virtual CPUs, and 64 threads.
+    guest and the VMM, one core more than it has virtual CPUs, and 64 threads.  Bandwidth is not
+    limited unless it is named.
     """
 
     snapshot_tag: Tag
@@ -434,6 +442,7 @@ class SandboxInfo(Answer):
     disk_limit_mib: int | None
     cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")
     pids_limit: int | None = Field(default=None, description="Null if not limited.")
+    bandwidth_limit_mbit: int | None = Field(default=None, description="Null if not limited.")
     fork_ms: ForkTimes | None
     attempts: int = Field(default=1, description="How often it was forked until it was ready.")
     exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")

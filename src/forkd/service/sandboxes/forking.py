@@ -148,7 +148,11 @@ class Forks:
         self.admission.check(asked.memory_mib)
         with self.ledger.reserve(owner.tenant, asked) as reservation:
             leases = self.leases.reserve(
-                ids, options.network, held=options.hold_egress, source=origin.source
+                ids,
+                options.network,
+                held=options.hold_egress,
+                bandwidth_mbit=options.bandwidth_limit_mbit,
+                source=origin.source,
             )
             now = datetime.now(UTC)
             children = [
@@ -358,6 +362,7 @@ def _new_sandbox(
         expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
         cpu_limit=options.cpu_limit,
         pids_limit=options.pids_limit,
+        bandwidth_limit_mbit=options.bandwidth_limit_mbit,
         owner=owner,
         network=lease.policy,
         egress_held=lease.held,
