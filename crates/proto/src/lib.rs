@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cell;
 pub mod compare;
 pub mod control;
 pub mod error;

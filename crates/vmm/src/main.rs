@@ -5,6 +5,7 @@
 //! forkd-vmm zygote --config FILE    hold a snapshot, fork machines from it
 //! forkd-vmm compare --config FILE   say how the files of two disks differ, as JSON
 //! forkd-vmm inspect STATE           describe a state file, as JSON
+//! forkd-vmm cell CONFIG -- PROGRAM… run a program that is not ours in a jail of its own
 //! forkd-vmm jail FOLDER UID GROUP   can this host jail a process?
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
@@ -20,7 +21,6 @@ use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
 use forkd_vmm::boot::probe;
 use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
-use forkd_vmm::io::bus::End;
 use forkd_vmm::jail::{self, filter};
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
@@ -29,8 +29,8 @@ use forkd_vmm::zygote::{Zygote, seed};
 use serde::Serialize;
 use serde_json::json;
 
-const USAGE: &str = "usage: forkd-vmm machine --config FILE | zygote --config FILE | \
-                     compare --config FILE | inspect STATE | jail FOLDER UID GROUP | probe";
+const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | inspect STATE | \
+                     cell CONFIG -- PROGRAM… | jail FOLDER UID GROUP | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
         ["probe"] => say(&probe::probe()),
+        ["cell", config, "--", program @ ..] => jail::cell::run(config, program),
         ["jail", at, uid, gid] => jail::try_out(Path::new(at), uid, gid).and_then(|it| say(&it)),
         _ => {
             output::log(USAGE);
@@ -78,7 +79,7 @@ fn machine(path: &Path) -> Result<(), Error> {
     say(&Event::Listening { pid: std::process::id() })?;
     server.machine().resume()?;
     match server.run() {
-        End::Error(message) => {
+        forkd_vmm::io::bus::End::Error(message) => {
             output::log(format_args!("the machine ended: {message}"));
             process::exit_now(1)
         }
@@ -95,6 +96,5 @@ fn zygote(path: &Path) -> Result<(), Error> {
 }
 
 fn compare(path: &Path) -> Result<(), Error> {
-    let compared = forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?;
-    say(&compared)
+    say(&forkd_vmm::disk::compare::run(&CompareConfig::parse(&read_config(path)?)?)?)
 }

@@ -11,9 +11,12 @@
 
 #[cfg(feature = "captive")]
 mod captive;
+pub mod cell;
+mod denied;
 pub mod filter;
 pub mod namespaces;
 pub mod rights;
+mod trees;
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use crate::error::Error;
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 /// Of everything that is mounted: no programs, no devices.
-const HARMLESS: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+pub(super) const HARMLESS: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
 /// A process sees itself, and nothing of the system.
 const PROC_OPTIONS: &str = "hidepid=ptraceable,subset=pid";
@@ -83,7 +83,7 @@ fn descriptor_path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-fn make_folder(path: &Path) -> Result<(), Error> {
+pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
     // Machines pass through them, whatever our own umask.
     // SAFETY: sets a number of this process, which has one thread.
     let before = unsafe { libc::umask(0o022) };
@@ -93,7 +93,7 @@ fn make_folder(path: &Path) -> Result<(), Error> {
     made.map_err(Error::io(format!("make {} in the jail", path.display())))
 }
 
-fn rename_host() -> Result<(), Error> {
+pub(super) fn rename_host() -> Result<(), Error> {
     // SAFETY: pointer and length are those of the name.
     if unsafe { libc::sethostname(HOST.as_ptr().cast(), HOST.len()) } < 0 {
         return Err(Error::last_os("name the jail"));
@@ -102,7 +102,7 @@ fn rename_host() -> Result<(), Error> {
 }
 
 /// Makes `root` the root, and lets go of the old one.
-fn pivot(root: &Path) -> Result<(), Error> {
+pub(super) fn pivot(root: &Path) -> Result<(), Error> {
     std::env::set_current_dir(root).map_err(Error::io("change to the root of the jail"))?;
     // SAFETY: both paths are constants that end in NUL.
     if unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) } < 0 {
@@ -116,7 +116,7 @@ fn pivot(root: &Path) -> Result<(), Error> {
     std::env::set_current_dir("/").map_err(Error::io("change to the root of the jail"))
 }
 
-fn mount(
+pub(super) fn mount(
     source: Option<&Path>,
     target: &Path,
     kind: Option<&str>,

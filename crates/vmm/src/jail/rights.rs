@@ -6,11 +6,19 @@ use std::path::Path;
 use crate::error::Error;
 use crate::sys::process;
 
+const CAP_CHOWN: u32 = 0;
 const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_FOWNER: u32 = 3;
+const CAP_FSETID: u32 = 4;
 const CAP_KILL: u32 = 5;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
+const CAP_SETPCAP: u32 = 8;
+const CAP_SYS_CHROOT: u32 = 18;
 const CAP_SYS_PTRACE: u32 = 19;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SETFCAP: u32 = 31;
 /// One past the last that a kernel may know.
 const CAPABILITIES: u32 = 64;
 
@@ -18,6 +26,25 @@ const CAPABILITIES: u32 = 64;
 /// folders, to end them, and to learn which pages they have written.
 pub const OF_ZYGOTES: [u32; 5] =
     [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE];
+
+/// What root of a builder's user namespace keeps, over what is in that namespace: files of any
+/// owner, other users, chroot, and mounts.
+const OF_BUILDERS: [u32; 12] = [
+    CAP_CHOWN,
+    CAP_DAC_OVERRIDE,
+    CAP_DAC_READ_SEARCH,
+    CAP_FOWNER,
+    CAP_FSETID,
+    CAP_KILL,
+    CAP_SETGID,
+    CAP_SETUID,
+    CAP_SETPCAP,
+    CAP_SYS_CHROOT,
+    CAP_SYS_ADMIN,
+    CAP_SETFCAP,
+];
+/// How many user namespaces may be made in this one.
+const USER_NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
 
 /// `linux/securebits.h`: root is nobody special, changing users changes no capabilities, and all of
 /// it stays so.
@@ -58,12 +85,7 @@ pub fn give_up(group: u32) -> Result<(), Error> {
     if unsafe { libc::setgroups(1, &raw const group) } < 0 {
         return Err(Error::last_os("give up groups"));
     }
-    for capability in 0..CAPABILITIES {
-        let read = prctl(libc::PR_CAPBSET_READ, capability.into());
-        if read == 1 && prctl(libc::PR_CAPBSET_DROP, capability.into()) < 0 {
-            return Err(Error::last_os(format!("give up capability {capability} for good")));
-        }
-    }
+    (0..CAPABILITIES).try_for_each(drop_for_good)?;
     set(
         libc::PR_CAP_AMBIENT,
         libc::PR_CAP_AMBIENT_CLEAR_ALL.cast_unsigned().into(),
@@ -114,6 +136,57 @@ pub fn become_user(uid: u32) -> Result<(), Error> {
     hide()
 }
 
+/// Becomes root of the user namespace that this process is in, with the rights that installing
+/// packages takes and no way to others.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_root_inside() -> Result<(), Error> {
+    become_ids(0, 0)?;
+    std::fs::write(USER_NAMESPACES, "0").map_err(Error::io("allow no user namespaces"))?;
+    for capability in (0..CAPABILITIES).filter(|each| !OF_BUILDERS.contains(each)) {
+        drop_for_good(capability)?;
+    }
+    set(libc::PR_SET_NO_NEW_PRIVS, 1, "give up new privileges")
+}
+
+/// Becomes the user `uid`, in the group of that number and no other, for good and without rights.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_inmate(uid: u32) -> Result<(), Error> {
+    (0..CAPABILITIES).try_for_each(drop_for_good)?;
+    become_ids(uid, uid)?;
+    keep(&[])?;
+    set(libc::PR_SET_NO_NEW_PRIVS, 1, "give up new privileges")
+}
+
+fn become_ids(uid: u32, gid: u32) -> Result<(), Error> {
+    // SAFETY: an empty list needs no memory.
+    if unsafe { libc::setgroups(0, std::ptr::null()) } < 0 {
+        return Err(Error::last_os("give up groups"));
+    }
+    // SAFETY: changes numbers of this process, which has one thread; no pointers.
+    if unsafe { libc::setresgid(gid, gid, gid) } < 0 {
+        return Err(Error::last_os(format!("become group {gid}")));
+    }
+    // SAFETY: as above.
+    if unsafe { libc::setresuid(uid, uid, uid) } < 0 {
+        return Err(Error::last_os(format!("become user {uid}")));
+    }
+    Ok(())
+}
+
+fn drop_for_good(capability: u32) -> Result<(), Error> {
+    let read = prctl(libc::PR_CAPBSET_READ, capability.into());
+    if read == 1 && prctl(libc::PR_CAPBSET_DROP, capability.into()) < 0 {
+        return Err(Error::last_os(format!("give up capability {capability} for good")));
+    }
+    Ok(())
+}
+
 /// Whether other processes, and this one by way of `/proc`, are kept from looking into this one.
 #[must_use]
 pub fn is_hidden() -> bool {
@@ -145,11 +218,11 @@ fn hide() -> Result<(), Error> {
     set(libc::PR_SET_DUMPABLE, 0, "hide from other processes")
 }
 
-fn set(what: libc::c_int, value: libc::c_ulong, name: &str) -> Result<(), Error> {
+pub(super) fn set(what: libc::c_int, value: libc::c_ulong, name: &str) -> Result<(), Error> {
     if prctl(what, value) < 0 { Err(Error::last_os(name)) } else { Ok(()) }
 }
 
-fn prctl(what: libc::c_int, value: libc::c_ulong) -> libc::c_int {
+pub(super) fn prctl(what: libc::c_int, value: libc::c_ulong) -> libc::c_int {
     // SAFETY: those used here take numbers only.
     unsafe { libc::prctl(what, value, 0, 0, 0) }
 }

@@ -106,6 +106,35 @@ pub fn confine() -> Result<(), Error> {
     Ok(())
 }
 
+/// Waits for a child, or with -1 for any; returns which it was, and how it ended.
+///
+/// # Errors
+///
+/// [`Error::Io`] if there is no such child.
+pub fn wait(pid: libc::pid_t) -> Result<(libc::pid_t, i32), Error> {
+    let mut status = 0;
+    // SAFETY: `status` is valid and outlives the call.
+    let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    if ended < 0 { Err(Error::last_os("wait for a child")) } else { Ok((ended, status)) }
+}
+
+/// Has standard input and output lead nowhere, so that they end with whom else has them.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn let_go_of_streams() -> Result<(), Error> {
+    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = null.map_err(Error::io("open /dev/null"))?;
+    for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO] {
+        // SAFETY: both are open, and nobody here has a stream of Rust's in use.
+        if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
+            return Err(Error::last_os("let go of a stream"));
+        }
+    }
+    Ok(())
+}
+
 /// Detaches from the caller's session, so that a signal to its terminal or group does not reach us.
 ///
 /// # Errors
