@@ -36,6 +36,21 @@ UIDS_MIN = 256
 UIDS_DEFAULT = "1879048192:65536"
 """Users for jailed processes: above all that systemd gives to containers (524288 to 1879048191)."""
 
+BUILDS_MAX = 4
+"""Most images that are built, or found built, at the same time."""
+
+BUILD_UIDS = 65_536
+"""Users of each build, as its root file system's files have them: all that 16 bits can name."""
+
+BUILD_UIDS_DEFAULT = "1879113728:262144"
+"""Users of builds: those that follow on the ones of machines, for as many builds as may be."""
+
+BUILD_PIDS_MAX = 4_096
+"""Most processes and threads of one build: some compilers start dozens for each processor."""
+
+BUILD_MEMORY_BYTES_MAX = 8 << 30
+"""Most memory of one build, what it keeps in `/tmp` included; its files on disk do not count."""
+
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""
 

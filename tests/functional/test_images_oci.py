@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +15,13 @@ from forkd.images.oci import check_layers
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
 from tests.support.ext4 import listing, read
+from tests.support.hostile_package import cells
 from tests.support.oci import folder, hardlink, regular, symlink, write_layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forkd.images.apart import Cells
     from forkd.images.builder import Rootfs
 
 pytestmark = [pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(120)]
@@ -26,10 +29,25 @@ pytestmark = [pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(120)]
 CONFIG = {"Env": ["A=image", "B=image"], "WorkingDir": "/srv", "User": "1000:1000"}
 
 
+WHERE: list[Cells | None] = [None]
+"""Where layers are unpacked."""
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["here", pytest.param("cell", marks=pytest.mark.needs("root", "binaries"))],
+)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each test build as an ordinary user does, and as a daemon that is root."""
+    monkeypatch.setattr(
+        sys.modules[__name__], "WHERE", [None if request.param == "here" else cells()]
+    )
+
+
 def build(tmp_path: Path, image: str, **more: object) -> Rootfs:
     table = {"name": "oci", "image": {"oci": image}, "machine": {"disk_mib": 32}, **more}
     recipe = parse_recipe(table, folder=tmp_path)
-    return build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build())
+    return build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build(), WHERE[0])
 
 
 def hello(tmp_path: Path) -> Path:

@@ -18,6 +18,7 @@ import pytest
 from forkd.daemon.settings import Bind
 from forkd.errors import ForkdError
 from forkd.host import holdings
+from forkd.limits import BUILDS_MAX
 from forkd.model.caller import DEFAULT_TENANT, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
@@ -28,7 +29,6 @@ from forkd.model.snapshot import LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, parse_tenant
 from forkd.model.token import TokenRequest
 from forkd.service import figures
-from forkd.service.images import BUILDS_MAX
 from forkd.telemetry import names
 from tests.support.builds import blocked_builds, drain
 from tests.support.callers import CALLER

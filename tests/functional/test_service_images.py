@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import CapacityError
+from forkd.limits import BUILDS_MAX
 from forkd.model.sandbox import ForkOptions
-from forkd.service.images import BUILDS_MAX, BUILDS_WAITING_MAX
+from forkd.service.images import BUILDS_WAITING_MAX
 from tests.support.builds import blocked_builds, drain
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG, UNTIL_DEADLINE_S, until

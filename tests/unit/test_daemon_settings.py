@@ -55,6 +55,7 @@ EVERYTHING = {
     "cgroups": ("off", "off"),
     "jail": ("off", "off"),
     "uid_range": ("70000:1000", UidRange(70_000, 1_000)),
+    "build_uid_range": ("90000:262144", UidRange(90_000, 262_144)),
     "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
     "agent": ("/a", Path("/a")),
@@ -96,6 +97,7 @@ def as_read() -> dict[str, object]:
     return {name: value for name, (_, value) in EVERYTHING.items()} | {
         "bind": {"host": "::1", "port": 8889},
         "uid_range": {"first": 70_000, "count": 1_000},
+        "build_uid_range": {"first": 90_000, "count": 262_144},
     }
 
 
@@ -106,6 +108,7 @@ WRONG = [
     ("bind", "8889", "host:port"),
     ("uid_range", "70000", "FIRST:COUNT"),
     ("uid_range", "0:65536", "above 0"),
+    ("build_uid_range", "90000", "FIRST:COUNT"),
     ("jail", "maybe", "on"),
     ("bind", "127.0.0.1:65536", "host:port"),
     ("hosts", "forkd.example:8889", "without ports"),

@@ -29,6 +29,7 @@ from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
+from forkd.service.cells import BuildCells
 from forkd.service.host import open_host
 from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, PackPolicy
 from forkd.telemetry import exporting
@@ -194,6 +195,7 @@ def host_settings(settings: Settings) -> HostSettings:
             memory_pressure_max=settings.memory_pressure_max,
         ),
         uids=_uids(settings),
+        build_uids=None if _uids(settings) is None else settings.build_uid_range,
         filtered=settings.jail != "off",
         dns=settings.dns,
         packs=PackPolicy(
@@ -226,7 +228,14 @@ def build(settings: Settings, recipe: Path) -> int:
 
     agent = settings.agent or programs.find(programs.AGENT)
     cache = settings.cache_dir or settings.state_dir / "cache"
-    return images(["build", str(recipe), "--cache", str(cache), "--agent", str(agent)])
+    arguments = ["build", str(recipe), "--cache", str(cache), "--agent", str(agent)]
+    uids = _uids(settings)
+    if uids is None:
+        return images(arguments)
+    vmm = settings.vmm or programs.find(programs.VMM)
+    cells = BuildCells(vmm, settings.build_uid_range, uids, None)
+    cells.check()
+    return images(arguments, cells.one)
 
 
 def doctor(settings: Settings, *, as_json: bool) -> int:

@@ -303,6 +303,12 @@ class Settings(BaseSettings):
         "in no range of `/etc/subuid` or `/etc/subgid`.",
         limits.UIDS_DEFAULT,
     )
+    build_uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
+        limits.BUILD_UIDS_DEFAULT,
+        "`FIRST:COUNT`, users and groups of builds of images, likewise: 65536 for each of 4 "
+        "builds. With `FORKD_JAIL=off` builds run as the daemon's user.",
+        limits.BUILD_UIDS_DEFAULT,
+    )
     dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(
         (),
         "Name servers that are asked for the names that sandboxes may resolve: IPv4 addresses, "

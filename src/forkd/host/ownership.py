@@ -92,6 +92,20 @@ def take_back(folder: Path) -> None:
             os.close(opened)
 
 
+def take_file(path: Path) -> None:
+    """Make one file ours again, in a folder in which nobody can put another in its place any more.
+
+    Raises:
+        HostError: It is no file of its own.
+    """
+    with kernel_call(f"take {path} back"):
+        opened = os.open(path.parent, _FOLDER)
+        try:
+            _take_file(opened, path, (os.geteuid(), os.getegid()))
+        finally:
+            os.close(opened)
+
+
 def _take_file(folder: int, path: Path, ours: tuple[int, int]) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)

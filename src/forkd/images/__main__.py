@@ -20,29 +20,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import ForkdError
-from forkd.host import signals
+from forkd.host import files, folders, signals
 from forkd.host.process import Cancel
+from forkd.images import namespace
+from forkd.images.apart import MADE_NAME, PLAN_NAME
 from forkd.images.builder import BuiltImage, build_recipe
 from forkd.images.kernel import debian_kernel
 from forkd.images.layout import Cache
+from forkd.images.plan import ROOTFS_NAME, Plan, Workshop, make
 from forkd.images.recipe import load_recipe
 from forkd.images.steps import Build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forkd.images.apart import Cells
     from forkd.model.progress import Progress
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments`; return the exit status."""
+def main(arguments: Sequence[str] | None = None, cells: Cells | None = None) -> int:
+    """Run the command line `arguments`; return the exit status.
+
+    Args:
+        arguments: Those of this process if None.
+        cells: Where what is somebody else's is handled; None for this very process.
+    """
     options = _parser().parse_args(arguments)
     report = _report_json if options.json else _report_text
     with Cancel() as cancel:
         signals.on_stop(cancel.set)
         steps = Build(lambda progress: report(_progress_event(progress)), cancel)
         try:
-            built = options.command(options, Cache.open(options.cache), steps)
+            built = options.command(options, steps, cells)
         except ForkdError as error:
             report(_failed_event(error))
             return 1
@@ -62,15 +71,33 @@ def _parser() -> argparse.ArgumentParser:
     image.set_defaults(command=_build_image)
     fetch = commands.add_parser("kernel", parents=[common], help="fetch Debian's kernel")
     fetch.set_defaults(command=_fetch_kernel)
+    make = commands.add_parser("make", help="make a planned root file system; for cells")
+    make.add_argument("--json", action="store_true", help="one JSON event per line")
+    make.add_argument("folder", type=Path, help="where the plan is, and what is made of it goes")
+    make.add_argument("tools", type=Path, help="programs to find before others of their name")
+    make.set_defaults(command=_make_planned)
     return parser
 
 
-def _build_image(options: argparse.Namespace, cache: Cache, steps: Build) -> dict[str, Any]:
-    return built_event(build_recipe(load_recipe(options.recipe), cache, options.agent, steps))
+def _build_image(options: argparse.Namespace, steps: Build, cells: Cells | None) -> dict[str, Any]:
+    recipe, cache = load_recipe(options.recipe), Cache.open(options.cache)
+    return built_event(build_recipe(recipe, cache, options.agent, steps, cells))
 
 
-def _fetch_kernel(_: argparse.Namespace, cache: Cache, steps: Build) -> dict[str, Any]:
-    found = debian_kernel(cache, steps)
+def _make_planned(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:
+    folder: Path = options.folder
+    planned = Plan.model_validate_json(files.read_all(folder / PLAN_NAME))
+    scratch = folder / "scratch"
+    files.make_folder(scratch)
+    workshop = Workshop(scratch, folder / ROOTFS_NAME, options.tools)
+    made = make(planned, workshop, steps)
+    namespace.remove(scratch, steps)
+    folders.write(folder / MADE_NAME, made.model_dump_json().encode())
+    return {"event": "built", "kernel": ""}
+
+
+def _fetch_kernel(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:
+    found = debian_kernel(Cache.open(options.cache), steps)
     return {
         "event": "built",
         "kernel": str(found.vmlinuz),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forkd.host import files, folders, proc
+from forkd.host import files, folders, proc, process
 from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS
 
@@ -58,8 +58,16 @@ _STEPS = (
 )
 
 
-def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
+def build_debian(
+    source: DebianSource, folder: Path, build: Build, *, tools: Path | None = None
+) -> None:
     """Make the existing empty `folder` a Debian root file system.
+
+    Args:
+        source: Which packages.
+        folder: Where to.
+        build: What it is a part of.
+        tools: Programs that mmdebstrap finds before others of their name.
 
     Raises:
         BuildError: A package does not exist or does not install, or the archive is out of
@@ -81,8 +89,14 @@ def build_debian(source: DebianSource, folder: Path, build: Build) -> None:
             if words in line:
                 build.tell("packages", line.removeprefix("I: "), fraction)
 
+    environment = process.plain_environment()
+    if tools is not None:
+        environment["PATH"] = f"{tools}:{environment['PATH']}"
     if proc.is_root():
-        run_as_root(args, build, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
+        timeout_s = DEBIAN_TIMEOUT_S
+        run_as_root(
+            args, build, timeout_s=timeout_s, on_line=on_line, network=True, env=environment
+        )
     else:  # mmdebstrap makes a user namespace of its own
         build.run(args, timeout_s=DEBIAN_TIMEOUT_S, on_line=on_line)
     unpack: list[str | Path] = [

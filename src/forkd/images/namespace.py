@@ -11,6 +11,7 @@ is killed leaves no mount behind.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from forkd.errors import BuildError
 from forkd.host import files, proc, process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forkd.images.steps import Build
 
@@ -30,14 +31,16 @@ TABLE_BYTES_MAX = 1024 * 1024
 _OWN_WORLD = ("--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 
 
-def run_as_root(
+def run_as_root(  # noqa: PLR0913 - as `process.run`
     args: Sequence[str | Path],
     build: Build,
     *,
     timeout_s: float,
     on_line: Callable[[str], None] | None = None,
+    network: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a program as root over the files of a build.
+    """Run a program as root over the files of a build, without a network unless it needs one.
 
     Raises:
         BuildError: It is not installed or failed, or this host gives us no user namespace
@@ -46,9 +49,10 @@ def run_as_root(
     name = str(args[0])
     if not process.installed(name):
         raise BuildError(f"{name} is not installed", program=name)
-    command = ["unshare", *_namespaces(), *_OWN_WORLD, "--", *args]
+    offline = () if network else ("--net",)
+    command = ["unshare", *_namespaces(), *_OWN_WORLD, *offline, "--", *args]
     try:
-        build.run(command, timeout_s=timeout_s, on_line=on_line)
+        build.run(command, timeout_s=timeout_s, on_line=on_line, env=env)
     except BuildError as error:
         what = str(error).removeprefix("unshare")
         raise BuildError(f"{name}{what}", **{**error.context, "program": name}) from error
@@ -63,11 +67,17 @@ def _namespaces() -> tuple[str, ...]:
 
 
 def remove(path: Path, build: Build) -> None:
-    """Remove a folder whose files may belong to any owner of the namespace."""
-    if proc.is_root() or not files.is_there(path):
-        files.remove_tree(path)
+    """Remove a folder whose files may belong to any owner of the namespace, however deep it is.
+
+    A build that was cancelled removes what it made, too.
+    """
+    if not files.is_there(path):
+        return
+    args = ("rm", "-rf", "--", path)
+    if proc.is_root():
+        process.run(args, timeout_s=REMOVE_TIMEOUT_S)
     else:
-        run_as_root(["rm", "-rf", "--", path], build, timeout_s=REMOVE_TIMEOUT_S)
+        run_as_root(args, replace(build, cancel=None), timeout_s=REMOVE_TIMEOUT_S)
 
 
 def _missing() -> str | None:

@@ -67,14 +67,21 @@ class OciReference:
         transport: The kind of place, as skopeo names it.
         rest: The place: a path, perhaps with `:tag`, or `//` and a registry's reference.
         path: The file or folder to which `rest` leads; None for a registry.
+        shown: What it is called to people, if it is a copy of what they know.
     """
 
     transport: str
     rest: str
     path: Path | None
+    shown: str | None = None
+
+    @property
+    def place(self) -> str:
+        """It as skopeo takes it."""
+        return f"{self.transport}:{self.rest}"
 
     def __str__(self) -> str:
-        return f"{self.transport}:{self.rest}"
+        return self.shown or self.place
 
 
 def parse_reference(text: str, folder: Path) -> OciReference:
@@ -150,7 +157,7 @@ def build_oci(
     layout = bundle / "layout"
     staged = f"oci:{layout}:{_STAGED}"
     build.tell("packages", f"copying {source}", 0.0)
-    copy = ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", str(source), staged]
+    copy = ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", source.place, staged]
     try:
         build.run(copy, timeout_s=COPY_TIMEOUT_S)
     except BuildError as error:

@@ -35,7 +35,8 @@ _PLATFORMS = (
 )
 """What runs on the C library of Debian 12, and on what is newer."""
 
-_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX")
+SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX")
+"""What pip is told of this host's package indexes."""
 
 _INTERPRETERS = (
     ("/usr/local/bin/python3", "site-packages"),
@@ -62,7 +63,7 @@ def install_requirements(
         *(f"--platform={platform}" for platform in _PLATFORMS),
         *("--", *requirements),
     ]
-    environment = process.plain_environment(*_SETTINGS)
+    environment = process.plain_environment(*SETTINGS)
     build.run(args, timeout_s=PIP_TIMEOUT_S, env=environment)
     files.remove_tree(staging / "bin")
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":

@@ -25,6 +25,7 @@ from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.service import names
 from forkd.service.admission import Admission
+from forkd.service.cells import BuildCells
 from forkd.service.chains import Chains
 from forkd.service.egress import Egress
 from forkd.service.figures import Figures
@@ -153,6 +154,7 @@ class _Ground:
     store: SnapshotStore
     pending: PendingStore
     jail: Jail
+    builds: BuildCells | None
 
 
 async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack) -> _Ground:
@@ -175,7 +177,19 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     pending = PendingStore(settings.state_dir)
     jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
     await asyncio.to_thread(jail.prepare)
-    return _Ground(chosen, cgroups, records, store, pending, jail)
+    builds = await asyncio.to_thread(_build_cells, settings, cgroups)
+    return _Ground(chosen, cgroups, records, store, pending, jail, builds)
+
+
+def _build_cells(settings: HostSettings, cgroups: CgroupTree) -> BuildCells | None:
+    """Return the cells of builds, whose users are nobody's; None if there are to be none."""
+    if settings.build_uids is None:
+        log.warning("builds of images are not jailed: maintainer scripts run as the daemon's user")
+        return None
+    group = cgroups if settings.cgroups else None
+    cells = BuildCells(settings.vmm, settings.build_uids, settings.uids, group)
+    cells.check()
+    return cells
 
 
 def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
@@ -247,19 +261,6 @@ async def _prepare(*stores: SnapshotStore | PendingStore | RecipeStore) -> None:
         await asyncio.to_thread(each.prepare)
 
 
-def _open_images(
-    settings: HostSettings,
-    telemetry: Telemetry,
-    uploaded: RecipeStore,
-    tasks: Supervisor,
-    stack: contextlib.AsyncExitStack,
-) -> tuple[Recipes, Images]:
-    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
-    images = Images(telemetry, settings, tasks, recipes)
-    stack.callback(images.close)
-    return recipes, images
-
-
 def _open_leases(
     settings: HostSettings,
     ground: _Ground,
@@ -286,7 +287,9 @@ async def _compose(
     await _prepare(store, pending, uploaded)
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
-    recipes, images = _open_images(settings, telemetry, uploaded, tasks, stack)
+    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
+    images = Images(telemetry, settings, tasks, recipes, ground.builds)
+    stack.callback(images.close)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
     for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):

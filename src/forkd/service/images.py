@@ -13,7 +13,7 @@ from forkd.host import threads
 from forkd.host.process import Cancel
 from forkd.images import builder
 from forkd.images.layout import Cache
-from forkd.limits import LONG_RETRY_S
+from forkd.limits import BUILDS_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.service.places import Places
 from forkd.service.streams import progress_of
@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.model.recipe import RecipeSource
+    from forkd.service.cells import BuildCells
     from forkd.service.recipes import Recipes
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
     from forkd.telemetry.telemetry import Telemetry
-
-BUILDS_MAX = 4
-"""Most images that are built, or found built, at the same time."""
 
 BUILDS_WAITING_MAX = 32
 """Most builds that wait for one of these to end; one more is refused."""
@@ -44,12 +42,18 @@ class Images:
     """The images of one host; `forkd.service.api.Images` documents what a caller may ask."""
 
     def __init__(
-        self, telemetry: Telemetry, settings: HostSettings, tasks: Supervisor, recipes: Recipes
+        self,
+        telemetry: Telemetry,
+        settings: HostSettings,
+        tasks: Supervisor,
+        recipes: Recipes,
+        cells: BuildCells | None,
     ) -> None:
         self.telemetry = telemetry
         self._settings = settings
         self._tasks = tasks
         self._recipes = recipes
+        self._cells = None if cells is None else cells.one
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = Places("image builds", BUILDS_MAX + BUILDS_WAITING_MAX, LONG_RETRY_S)
 
@@ -109,6 +113,7 @@ class Images:
                 progress=tell_from_thread,
                 cancel=cancel,
                 confined=found.confined,
+                cells=self._cells,
             )
 
         with Cancel() as cancel:

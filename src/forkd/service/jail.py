@@ -74,8 +74,8 @@ class UidRange:
         """Whether it has a number of another range."""
         return first < self.first + self.count and self.first < first + count
 
-    def check(self) -> None:
-        """Make sure that nobody on this host is in the range.
+    def check(self, field: str = "uid_range") -> None:
+        """Make sure that nobody on this host is in the range, which is that setting's.
 
         Raises:
             InvalidRequest: Somebody is; it says who.
@@ -84,9 +84,9 @@ class UidRange:
         for name, first, count in ownership.taken():
             if self.overlaps(first, count):
                 raise InvalidRequest(
-                    f"FORKD_UID_RANGE {self.first}:{self.count} overlaps {name}; choose numbers "
-                    "that are nobody's on this host",
-                    field="uid_range",
+                    f"FORKD_{field.upper()} {self.first}:{self.count} overlaps {name}; choose "
+                    "numbers that are nobody's on this host",
+                    field=field,
                 )
 
 

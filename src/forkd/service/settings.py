@@ -120,6 +120,8 @@ class HostSettings:
         disks: What private disk layers may take.
         admission: What new work must leave of the host.
         uids: Users for the processes of machines; None to have them be the daemon's, not jailed.
+        build_uids: Users for builds of images, for their root and others; None to have them be the
+            daemon's, not in cells.
         filtered: Whether these processes may make only the system calls that they need.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
 
@@ -145,6 +147,7 @@ class HostSettings:
     disks: DiskPolicy = field(default_factory=DiskPolicy)
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     uids: UidRange | None = None
+    build_uids: UidRange | None = None
     filtered: bool = True
     dns: tuple[tuple[str, int], ...] = ()
 

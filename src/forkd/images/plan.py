@@ -1,0 +1,194 @@
+"""Plan a root file system from a recipe, and make it, here or in a cell.
+
+A plan is all that the making needs: the recipe is not read again, and nothing of this host but the
+files that the plan names.  So it can be written down, and made by a process that sees no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from forkd.host import folders
+from forkd.images import debian, keys, oci, pip, rootfs
+from forkd.images.oci import OciConfig
+from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
+
+if TYPE_CHECKING:
+    from forkd.images.recipe import Recipe
+    from forkd.images.steps import Build
+
+IMAGE_JSON = PurePosixPath("/etc/forkd/image.json")
+"""Where the agent finds an image's settings in the guest."""
+
+ROOTFS_NAME = "rootfs.ext4"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageConfig(_Frozen):
+    """What the agent uses for every process that does not say otherwise.
+
+    Attributes:
+        env: Environment.
+        cwd: Working directory.
+        user: Name, or `uid[:gid]`.
+        post_fork_command: Run in each child; empty for none.
+    """
+
+    env: Mapping[str, str]
+    cwd: str
+    user: str
+    post_fork_command: tuple[str, ...]
+
+
+class PlannedFile(_Frozen):
+    """A file that is put into the root file system."""
+
+    path: Path
+    target: str
+    mode: int
+
+
+class PlannedOci(_Frozen):
+    """Where an OCI image is; the members of `oci.OciReference`."""
+
+    transport: str
+    rest: str
+    path: Path | None
+    shown: str | None = None
+
+
+class Plan(_Frozen):
+    """What a root file system is made of.
+
+    Attributes:
+        key: What it is called in the cache.
+        debian: Packages that it consists of; or else:
+        oci: The image that it is unpacked from.
+        requirements: Python packages.
+        files: What is put over these.
+        env: Settings of the recipe; those that it does not make are the OCI image's.
+        cwd: Likewise.
+        user: Likewise.
+        post_fork_command: Likewise.
+        disk_mib: Its size.
+    """
+
+    key: str
+    debian: DebianSource | None
+    oci: PlannedOci | None
+    requirements: tuple[str, ...]
+    files: tuple[PlannedFile, ...]
+    env: Mapping[str, str]
+    cwd: str | None
+    user: str | None
+    post_fork_command: tuple[str, ...]
+    disk_mib: int
+
+    def config(self, found: OciConfig | None) -> ImageConfig:
+        """Lay the recipe's settings over the image's own."""
+        base = found or OciConfig({}, "/", "root")
+        return ImageConfig(
+            env={**base.env, **self.env},
+            cwd=self.cwd or base.cwd,
+            user=self.user or base.user,
+            post_fork_command=self.post_fork_command,
+        )
+
+
+class Made(_Frozen):
+    """What was made, besides the file system.
+
+    Attributes:
+        config: Settings of the image.
+        packages: Version of each Debian package in it.
+    """
+
+    config: ImageConfig
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where a root file system is made.
+
+    Attributes:
+        scratch: A folder for what is needed meanwhile; private, as programs in it may be set-uid.
+        image: The file that the file system is written to.
+        tools: Programs that are found before others of their name; None for none.
+    """
+
+    scratch: Path
+    image: Path
+    tools: Path | None = None
+
+
+def plan_of(recipe: Recipe, key: str) -> Plan:
+    """Return what the root file system of a recipe is made of.
+
+    Raises:
+        BuildError: A file that the recipe names is missing.
+    """
+    source, reference = recipe.image, None
+    if source.oci is not None:
+        reference = PlannedOci(**asdict(oci.parse_reference(source.oci, recipe.folder)))
+    return Plan(
+        key=key,
+        debian=source.debian,
+        oci=reference,
+        requirements=recipe.pip.requirements,
+        files=tuple(
+            PlannedFile(path=path, target=target, mode=keys.file_mode(path, entry))
+            for entry in recipe.files
+            for path, target in keys.recipe_files(recipe, entry)
+        ),
+        env=recipe.env,
+        cwd=recipe.cwd,
+        user=recipe.user,
+        post_fork_command=recipe.warmup.post_fork_command or (),
+        disk_mib=recipe.machine.disk_mib or DISK_MIB_DEFAULT,
+    )
+
+
+def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
+    """Make what a plan says.
+
+    Raises:
+        BuildError: Something it needs is missing, or failed, or `build` was cancelled.
+    """
+    folder, found = _source(plan, workshop, build)
+    packages = debian.installed_packages(folder) if plan.debian is not None else {}
+    config = plan.config(found)
+    if plan.requirements:
+        pip.install_requirements(plan.requirements, folder, workshop.scratch, build)
+    for each in plan.files:
+        rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
+    rootfs.install(folder, IMAGE_JSON, to_json(config.model_dump(mode="json")), 0o644)
+    target, disk_mib = workshop.image, plan.disk_mib
+    rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=plan.key, build=build)
+    return Made(config=config, packages=packages)
+
+
+def _source(plan: Plan, workshop: Workshop, build: Build) -> tuple[Path, OciConfig | None]:
+    """Make what the recipe's own files are put over, as a folder."""
+    if plan.oci is not None:
+        reference = oci.OciReference(**plan.oci.model_dump())
+        disk_bytes = plan.disk_mib << 20
+        return oci.build_oci(reference, workshop.scratch, build, disk_bytes=disk_bytes)
+    folder = workshop.scratch / "rootfs"
+    folders.make(folder)
+    debian.build_debian(plan.debian or DebianSource(), folder, build, tools=workshop.tools)
+    return folder, None
+
+
+def to_json(value: dict[str, Any]) -> bytes:
+    """Return a value as it is written into an image and beside it."""
+    return f"{json.dumps(value, indent=2, sort_keys=True)}\n".encode()

@@ -1,0 +1,106 @@
+"""Give cells to builds of images: who their root is on the host, and what they may take of it.
+
+Each build under way has users that no other has, by a place among as many as may be under way, and
+a cgroup of that place's name.  So what a killed daemon left in one is known to the next daemon, and
+ended as what is left of sandboxes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from forkd.cgroups.limits import Limits
+from forkd.cgroups.tree import END_TIMEOUT_S
+from forkd.errors import CapacityError, InvalidRequest
+from forkd.host import sockets
+from forkd.host.cells import Cell
+from forkd.limits import (
+    BUILD_MEMORY_BYTES_MAX,
+    BUILD_PIDS_MAX,
+    BUILD_UIDS,
+    BUILDS_MAX,
+    LONG_RETRY_S,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from forkd.cgroups.tree import CgroupTree
+    from forkd.host.sockets import Socket
+    from forkd.service.jail import UidRange
+
+LIMITS = Limits(pids=BUILD_PIDS_MAX, memory_bytes=BUILD_MEMORY_BYTES_MAX)
+
+log = logging.getLogger(__name__)
+
+
+class BuildCells:
+    """The cells of one host's builds.
+
+    Args:
+        vmm: The VMM's program, which makes them.
+        uids: Whose numbers root and others have in them: `BUILD_UIDS` for each build.
+        others: Those of jailed machines.
+        cgroups: Where each gets a group; None for none.
+    """
+
+    def __init__(
+        self, vmm: Path, uids: UidRange, others: UidRange | None, cgroups: CgroupTree | None
+    ) -> None:
+        self._vmm = vmm
+        self._uids = uids
+        self._others = others
+        self._cgroups = cgroups
+
+    def check(self) -> None:
+        """Make sure that these users are nobody's.
+
+        Raises:
+            InvalidRequest: They are somebody's, or too few.
+            HostError: The kernel does not let us look.
+        """
+        uids, others = self._uids, self._others
+        if uids.count < BUILDS_MAX * BUILD_UIDS:
+            raise InvalidRequest(
+                f"FORKD_BUILD_UID_RANGE must have {BUILDS_MAX * BUILD_UIDS} users: {BUILD_UIDS} "
+                f"for each of {BUILDS_MAX} builds",
+                field="build_uid_range",
+            )
+        if others is not None and others.overlaps(uids.first, uids.count):
+            raise InvalidRequest(
+                "FORKD_BUILD_UID_RANGE overlaps FORKD_UID_RANGE", field="build_uid_range"
+            )
+        uids.check("build_uid_range")
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Cell]:
+        """Give a cell to one build, for the block; blocks, and ends what is left in it.
+
+        Raises:
+            CapacityError: As many builds as may be are under way.
+            HostError: A limit could not be set.
+        """
+        place, held = self._take()
+        name = f"build-{place}"
+        try:
+            group = self._cgroups.create(name, LIMITS) if self._cgroups is not None else None
+            cell = Cell(self._vmm, self._uids.first + place * BUILD_UIDS, BUILD_UIDS, group)
+            try:
+                yield cell
+            finally:
+                cell.end(END_TIMEOUT_S)
+                if self._cgroups is not None:
+                    self._cgroups.remove(name)
+        finally:
+            held.close()
+
+    def _take(self) -> tuple[int, Socket]:
+        """Return a place whose users no build has, of whatever daemon, and its lock."""
+        for place in range(BUILDS_MAX):
+            held = sockets.take_name(f"forkd/builds/{self._uids.first + place * BUILD_UIDS}")
+            if held is not None:
+                return place, held
+        raise CapacityError(f"{BUILDS_MAX} images are being built", retry_after_s=LONG_RETRY_S)
