@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd import programs
@@ -29,6 +30,7 @@ from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
+from forkd.service import uninstall as uninstalling
 from forkd.service.cells import BuildCells
 from forkd.service.host import open_host
 from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, PackPolicy
@@ -36,7 +38,6 @@ from forkd.telemetry import exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from forkd.daemon.settings import Settings
     from forkd.service.jail import UidRange
@@ -220,6 +221,29 @@ def _uids(settings: Settings) -> UidRange | None:
 def _trusted(folder: Path) -> frozenset[bytes]:
     """Return the keys that an operator trusts."""
     return frozenset(Keyring(folder).trusted())
+
+
+def uninstall(settings: Settings, *, state: bool, as_json: bool) -> int:
+    """End and remove what daemons of these settings left here; return 1 if something is left."""
+    others = () if settings.socket is None else (settings.socket,)
+    where = HostSettings(
+        vmm=settings.vmm or Path(),  # it may be gone, and nothing is started
+        agent=settings.agent or Path(),
+        cache_dir=settings.cache_dir or settings.state_dir / "cache",
+        state_dir=settings.state_dir,
+        run_dir=settings.run_dir,
+        disks=DiskPolicy(directory=settings.disk_dir),
+    )
+    found = asyncio.run(uninstalling.uninstall(where, others, state=state))
+    if as_json:
+        sys.stdout.buffer.write(_line(found.as_json()))
+    else:
+        for kind, what in found.removed.items():
+            sys.stdout.write(f"removed {kind}: {', '.join(what)}\n")
+        for each in found.left:
+            sys.stderr.write(f"left: {each}\n")
+    sys.stdout.flush()
+    return 1 if found.left else 0
 
 
 def build(settings: Settings, recipe: Path) -> int:

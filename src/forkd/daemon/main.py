@@ -1,4 +1,4 @@
-"""`forkd-daemon`: serve this host, examine it, or build an image.
+"""`forkd-daemon`: serve this host, examine it, leave it, or build an image.
 
 Settings come from flags, and else from the environment; `forkd.daemon.settings` declares them.
 The exit status is 0 if it worked, 1 if it did not, 2 for a wrong command line or setting, and 75
@@ -47,6 +47,20 @@ def doctor(
 ) -> None:
     """Find out what this host can do, by trying, and say what to do about the rest."""
     raise typer.Exit(commands.doctor(given, as_json=json))
+
+
+@app.command()
+@with_settings("run_dir", "state_dir", "cache_dir", "disk_dir", "socket")
+def uninstall(
+    given: Settings,
+    *,
+    state: Annotated[
+        bool, typer.Option("--state", help="Remove snapshots, images and the database, too.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """End all sandboxes, and remove what this host's daemon has left: it must not run."""
+    raise typer.Exit(commands.uninstall(given, state=state, as_json=json))
 
 
 @app.command()

@@ -107,7 +107,7 @@ class Recovery:
         found = await self._sort(rows)
         pids = {row.sandbox.pid for row in found.running if row.sandbox.pid is not None}
         await self._retire_zygotes()
-        await self._end_strays(pids | seeds.retired_for(pids))
+        await end_processes(self.settings.run_dir, pids | seeds.retired_for(pids))
         left = await asyncio.to_thread(self._remove_leftovers, found)
         kept = found.running + found.exited
         gone = tuple(row for row in found.dropped if row.lease not in left)
@@ -144,27 +144,6 @@ class Recovery:
         folders = await asyncio.to_thread(files.entries, self.settings.zygotes_dir)
         await asyncio.gather(*(ask(folder) for folder in folders))
 
-    async def _end_strays(self, adopted: Collection[int]) -> None:
-        """End every process of ours that was not adopted: zygotes, bakes, half-made children."""
-        strays = await asyncio.to_thread(_processes_of, self.settings.run_dir)
-        await asyncio.gather(*(self._end(pid) for pid in strays if pid not in adopted))
-
-    async def _end(self, pid: int) -> None:
-        try:
-            process = Process.open(pid)
-            if process is None:
-                return
-            with process:
-                # The pidfd is older than this second look, so it is the process we mean.
-                if not _is_of(pid, self.settings.run_dir):
-                    return
-                log.info("ending a stray process", extra={"pid": pid})
-                process.kill()
-                if not await process.wait(KILL_TIMEOUT_S):
-                    log.error("a stray process survives SIGKILL", extra={"pid": pid})
-        except ForkdError as error:
-            log.warning("stray process not ended", extra={"pid": pid, "error": str(error)})
-
     def _remove_leftovers(self, found: Found) -> frozenset[str]:
         """Remove what belongs to no running sandbox; return the leases of which something is left.
 
@@ -188,6 +167,37 @@ class Recovery:
             if folder.name not in running and not _done(remove, folder):
                 left.add(folder.name)
         return frozenset(left)
+
+
+async def end_processes(run_dir: Path, adopted: Collection[int] = ()) -> list[int]:
+    """End every process of ours that was not adopted: zygotes, bakes, half-made children.
+
+    Returns:
+        Those that were ended.  Others are logged.
+    """
+    strays = await asyncio.to_thread(_processes_of, run_dir)
+    wanted = [pid for pid in strays if pid not in adopted]
+    ended = await asyncio.gather(*(_end(pid, run_dir) for pid in wanted))
+    return [pid for pid, has_ended in zip(wanted, ended, strict=True) if has_ended]
+
+
+async def _end(pid: int, run_dir: Path) -> bool:
+    try:
+        process = Process.open(pid)
+        if process is None:
+            return False
+        with process:
+            # The pidfd is older than this second look, so it is the process we mean.
+            if not _is_of(pid, run_dir):
+                return False
+            log.info("ending a stray process", extra={"pid": pid})
+            process.kill()
+            if await process.wait(KILL_TIMEOUT_S):
+                return True
+            log.error("a stray process survives SIGKILL", extra={"pid": pid})
+    except ForkdError as error:
+        log.warning("stray process not ended", extra={"pid": pid, "error": str(error)})
+    return False
 
 
 def _done(remove: Callable[[T], None], what: T) -> bool:
