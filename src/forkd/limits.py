@@ -42,8 +42,8 @@ BUILDS_MAX = 4
 BUILD_UIDS = 65_536
 """Users of each build, as its root file system's files have them: all that 16 bits can name."""
 
-BUILD_UIDS_DEFAULT = "1879113728:262144"
-"""Users of builds: those that follow on the ones of machines, for as many builds as may be."""
+BUILD_UIDS_DEFAULT = "1879113728:262400"
+"""Users of builds and packs: those that follow on the ones of machines, for as many as may be."""
 
 BUILD_PIDS_MAX = 4_096
 """Most processes and threads of one build: some compilers start dozens for each processor."""

@@ -31,7 +31,7 @@ from forkd.limits import (
     BUILDS_MAX,
     UIDS_DEFAULT,
 )
-from forkd.service.cells import BuildCells
+from forkd.service.cells import Cells
 from forkd.service.jail import UidRange
 from tests.support.hostile_package import cells
 
@@ -149,9 +149,9 @@ def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 def test_a_build_has_a_cgroup_that_ends_with_it(tmp_path: Path) -> None:
     tree = CgroupTree(CGROUP_ROOT / f"forkd-test-{os.getpid()}")
     with cells()() as cell:
-        builds = BuildCells(cell.vmm, UidRange.parse(BUILD_UIDS_DEFAULT), None, tree)
+        builds = Cells(cell.vmm, UidRange.parse(BUILD_UIDS_DEFAULT), None, tree)
 
-    with building(tmp_path, builds.one):
+    with building(tmp_path, builds.build):
         groups = {group(pid) for pid in staying()}
         limits = {name: (tree.path("build-0") / name).read_text() for name in LIMITS}
 
@@ -216,24 +216,24 @@ def test_what_comes_out_of_a_cell_is_not_believed(
 
 def test_as_many_builds_as_may_be_have_users_of_their_own_and_one_more_is_refused() -> None:
     uids = UidRange(2_000_000_000, BUILDS_MAX * BUILD_UIDS)  # other builds use the default ones
-    builds = BuildCells(Path("/vmm"), uids, None, None)
+    builds = Cells(Path("/vmm"), uids, None, None)
     with contextlib.ExitStack() as stack:
-        firsts = [stack.enter_context(builds.one()).uid for _ in range(BUILDS_MAX)]
+        firsts = [stack.enter_context(builds.build()).uid for _ in range(BUILDS_MAX)]
         with pytest.raises(CapacityError, match=f"{BUILDS_MAX} images"):
-            stack.enter_context(builds.one())
+            stack.enter_context(builds.build())
     assert firsts == [uids.first + number * BUILD_UIDS for number in range(BUILDS_MAX)]
-    with builds.one() as cell:
+    with builds.build() as cell:
         assert cell.uid == uids.first
 
 
 def test_users_that_are_too_few_or_somebodys_are_refused() -> None:
     machines = UidRange.parse(UIDS_DEFAULT)
     first, count = machines.first + machines.count, BUILDS_MAX * BUILD_UIDS
-    BuildCells(Path("/vmm"), UidRange(first, count), machines, None).check()
+    Cells(Path("/vmm"), UidRange(first, count), machines, None).check()
     for uids, says in (
         (UidRange(first, count - 1), "must have"),
         (UidRange(first - 1, count), "overlaps FORKD_UID_RANGE"),
         (UidRange(1, count), r"FORKD_BUILD_UID_RANGE .* overlaps"),
     ):
         with pytest.raises(InvalidRequest, match=says):
-            BuildCells(Path("/vmm"), uids, machines, None).check()
+            Cells(Path("/vmm"), uids, machines, None).check()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import programs
 from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, PackError, StoreError
 from forkd.host import proc
+from forkd.limits import BUILD_UIDS, BUILD_UIDS_DEFAULT, BUILDS_MAX, PACKS_MAX
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import keys
+from forkd.service.cells import Cells
+from forkd.service.jail import UidRange
 from forkd.service.journal import Journal
 from forkd.service.ledger import Ledger
 from forkd.service.packs import Packs
@@ -39,12 +45,15 @@ from tests.support.packs import (
     chunk,
     signed,
 )
+from tests.support.service_host import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 POLICY = PackPolicy(allow_unsigned=True)
+
+CELLS: list[Cells | None] = [None]
+"""Where packs are read and written."""
 
 FILES = ("state", "memory", "disk.layer")
 
@@ -120,6 +129,21 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 10_000]
 
 
+def cells() -> Cells:
+    return Cells(programs.find(programs.VMM), UidRange.parse(BUILD_UIDS_DEFAULT), None, None)
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["here", pytest.param("cell", marks=pytest.mark.needs("root", "binaries"))],
+)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each test read and write packs as an ordinary user's daemon, and as root's."""
+    monkeypatch.setattr(
+        sys.modules[__name__], "CELLS", [None if request.param == "here" else cells()]
+    )
+
+
 @contextlib.contextmanager
 def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
     state.mkdir()
@@ -135,7 +159,9 @@ def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
         for path in store.unused_images(catalog.shelf.image_keys()):
             store.discard(store.put_aside(path))
 
-    yield Host(state, store, catalog, Packs(telemetry, policy, store, catalog, drop_images))
+    yield Host(
+        state, store, catalog, Packs(telemetry, policy, store, catalog, drop_images, CELLS[0])
+    )
     records.close()
 
 
@@ -423,3 +449,94 @@ def _command(pid: int) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the kernel shows of a process in a cell."""
+
+    status: dict[str, str]
+    namespaces: dict[str, str]
+    root: frozenset[str]
+    mounts: str
+    command: str
+
+
+KINDS = ("mnt", "net", "ipc", "uts", "pid", "cgroup")
+
+
+def namespaces(pid: int | str) -> dict[str, str]:
+    return {kind: str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in KINDS}
+
+
+def inmates() -> list[Seen]:
+    """Return what is seen of the processes in cells of packs."""
+    uids = UidRange.parse(BUILD_UIDS_DEFAULT)
+    first = uids.first + BUILDS_MAX * BUILD_UIDS
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and first <= folder.stat().st_uid < first + PACKS_MAX:
+                lines = (folder / "status").read_text().splitlines()
+                seen = Seen(
+                    dict(line.split(":\t", 1) for line in lines),
+                    namespaces(folder.name),
+                    frozenset(each.name for each in (folder / "root").iterdir()),
+                    (folder / "mounts").read_text(),
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                )
+                found.append(seen)
+    return found
+
+
+async def test_what_reads_a_pack_is_nobody_and_sees_one_folder(there: Host, here: Host) -> None:
+    if CELLS[0] is None:
+        return
+    pack, seen = await here.pack("head"), list[Seen]()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield pack[:10_000]
+        await until(lambda: any("forkd.packs" in each.command for each in inmates()))
+        seen.extend(inmates())
+        yield pack[10_000:]
+
+    request = UnpackRequest(parse_tag("head"), allow_unsigned=True)
+    await there.packs.unpack(CALLER, request, slowly())
+
+    check_confined(seen, there.state / "staging")
+    assert inmates() == []
+    owners = {path.stat().st_uid for path in there.state.rglob("*")}
+    assert owners == {0}
+    assert there.contents("head") == here.contents("head")
+
+
+async def test_what_writes_a_pack_is_nobody_and_sees_no_folder(here: Host) -> None:
+    if CELLS[0] is None:
+        return
+    async with aclosing(here.packs.pack(CALLER, parse_tag("head"))) as written:
+        await anext(written)
+        seen = inmates()
+
+    check_confined(seen, None)
+    assert inmates() == []
+
+
+def check_confined(seen: list[Seen], writable: Path | None) -> None:
+    ours = namespaces("self")
+    assert [each for each in seen if "forkd.packs" in each.command]
+    for each in seen:
+        status = each.status
+        assert len(set(status["Uid"].split())) == len(set(status["Gid"].split())) == 1
+        for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            assert int(status[kind], 16) == 0, kind
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        assert all(each.namespaces[kind] != ours[kind] for kind in KINDS)
+        assert not {"home", "sys", "boot", "mnt"} & each.root
+        on_disk = [
+            line.split()[1]
+            for line in each.mounts.splitlines()
+            if line.split()[2] not in {"tmpfs", "proc", "devpts"}
+            and line.split()[3].startswith("rw")
+        ]
+        assert len(on_disk) == (writable is not None)
+        assert all(Path(path).parent == writable for path in on_disk)

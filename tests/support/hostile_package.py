@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from forkd import programs
 from forkd.host.cells import Cell
 from forkd.limits import BUILD_UIDS_DEFAULT
-from forkd.service.cells import BuildCells
+from forkd.service.cells import Cells
 from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from forkd.images.apart import Cells
+    from forkd.images import apart
 
 NAME = "forkd-hostile"
 CONTROL = f"Package: {NAME}\nVersion: 1\nArchitecture: all\nMaintainer: T <t@example.com>\n"
@@ -76,14 +76,14 @@ class _Showing(Cell):
         return Cell.command(self, args, read=(*read, *self.shown), write=write, network=network)
 
 
-def cells(*shown: Path) -> Cells:
+def cells(*shown: Path) -> apart.Cells:
     """Return cells of this host's own users, in which there are `shown`, too."""
 
-    builds = BuildCells(programs.find(programs.VMM), UidRange.parse(BUILD_UIDS_DEFAULT), None, None)
+    builds = Cells(programs.find(programs.VMM), UidRange.parse(BUILD_UIDS_DEFAULT), None, None)
 
     @contextlib.contextmanager
     def one() -> Iterator[Cell]:
-        with builds.one() as cell:
+        with builds.build() as cell:
             yield _Showing(cell.vmm, cell.uid, cell.uid_count, shown=shown)
 
     return one

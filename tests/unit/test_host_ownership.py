@@ -10,6 +10,8 @@ import pytest
 from forkd.errors import HostError
 from forkd.host import ownership
 
+NOBODY = 65_534
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -61,3 +63,26 @@ def test_a_folder_in_the_place_of_which_a_link_was_put_is_not_taken_back(tmp_pat
         ownership.take_back(tmp_path / "staged")
 
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.needs("root")
+def test_what_is_no_file_of_its_own_is_not_taken_back_from_folders_either(tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    (folder / "0").mkdir(parents=True)
+    for name in ("image", "0/state"):
+        (folder / name).write_bytes(b"x")
+        ownership.give(folder / name, NOBODY)
+    ownership.give(folder / "0", NOBODY)
+    ownership.give(folder, NOBODY)
+
+    ownership.take_tree_back(folder)
+
+    assert {each.stat().st_uid for each in (folder, *folder.rglob("*"))} == {0}
+    for bad in ("0/link", "link"):
+        (folder / bad).symlink_to("/etc/passwd")
+        with pytest.raises(HostError, match="no file of its own"):
+            ownership.take_tree_back(folder)
+        (folder / bad).unlink()
+    (folder / "0" / "deeper").mkdir()
+    with pytest.raises(HostError, match="no file of its own"):
+        ownership.take_tree_back(folder)

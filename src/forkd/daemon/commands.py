@@ -31,7 +31,7 @@ from forkd.model.tree import TreeBudgets
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service import uninstall as uninstalling
-from forkd.service.cells import BuildCells
+from forkd.service.cells import Cells
 from forkd.service.host import open_host
 from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, PackPolicy
 from forkd.telemetry import exporting
@@ -257,9 +257,9 @@ def build(settings: Settings, recipe: Path) -> int:
     if uids is None:
         return images(arguments)
     vmm = settings.vmm or programs.find(programs.VMM)
-    cells = BuildCells(vmm, settings.build_uid_range, uids, None)
+    cells = Cells(vmm, settings.build_uid_range, uids, None)
     cells.check()
-    return images(arguments, cells.one)
+    return images(arguments, cells.build)
 
 
 def doctor(settings: Settings, *, as_json: bool) -> int:

@@ -306,7 +306,8 @@ class Settings(BaseSettings):
     build_uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
         limits.BUILD_UIDS_DEFAULT,
         "`FIRST:COUNT`, users and groups of builds of images, likewise: 65536 for each of 4 "
-        "builds. With `FORKD_JAIL=off` builds run as the daemon's user.",
+        "builds, and one for each of 4 packs that are read or written. With `FORKD_JAIL=off` these "
+        "run as the daemon's user.",
         limits.BUILD_UIDS_DEFAULT,
     )
     dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(

@@ -92,6 +92,26 @@ def take_back(folder: Path) -> None:
             os.close(opened)
 
 
+def take_tree_back(folder: Path) -> None:
+    """Make a folder ours again, with the folders in it, and with the files that are in these.
+
+    Raises:
+        HostError: There is something in one of them that is no file of its own.
+    """
+    with kernel_call(f"take {folder} back"):
+        opened = os.open(folder, _FOLDER)
+        try:
+            os.fchown(opened, os.geteuid(), os.getegid())
+            inner = [each for each in folder.iterdir() if stat.S_ISDIR(each.lstat().st_mode)]
+            for each in folder.iterdir():
+                if each not in inner:
+                    _take_file(opened, each, (os.geteuid(), os.getegid()))
+        finally:
+            os.close(opened)
+    for each in inner:
+        take_back(each)
+
+
 def take_file(path: Path) -> None:
     """Make one file ours again, in a folder in which nobody can put another in its place any more.
 

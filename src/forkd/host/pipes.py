@@ -53,13 +53,16 @@ class Piped(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def piped(args: Sequence[str | Path], *env: str, limits: Limits) -> AsyncIterator[Piped]:
+async def piped(
+    args: Sequence[str | Path], *env: str, limits: Limits, descriptors: Sequence[int] = ()
+) -> AsyncIterator[Piped]:
     """Run a program for as long as the block lasts.
 
     Args:
         args: The program and its arguments; no shell is involved.
         env: Names of variables that it gets besides `plain_environment`.
         limits: What it may take of the host.
+        descriptors: What it has open, of what we have, under the same numbers.
 
     Raises:
         CapacityError: There are too many processes or open files, or too little memory.
@@ -76,6 +79,7 @@ async def piped(args: Sequence[str | Path], *env: str, limits: Limits) -> AsyncI
             umask=limits.umask,
             start_new_session=True,
             bufsize=0,
+            pass_fds=descriptors,
         )
     running = _Running(started)
     try:

@@ -37,6 +37,7 @@ class Job(BaseModel):
     links: tuple[Link, ...]
     folders: tuple[Path, ...]
     rootfs: Path | None
+    descriptors: tuple[int, ...] | None = None
 
 
 class Outcome(BaseModel):
@@ -74,7 +75,7 @@ def main(args: Sequence[str]) -> int:
 
 def _write() -> None:
     job = Job.model_validate_json(sys.stdin.buffer.read())
-    for piece in write(Source(job.links, job.folders, job.rootfs)):
+    for piece in write(Source(job.links, job.folders, job.rootfs, job.descriptors)):
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 

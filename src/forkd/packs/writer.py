@@ -40,11 +40,14 @@ class Source:
         links: What its manifests say, base first.
         folders: Where the files of each link are.
         rootfs: The raw disk layer under it; None without a disk.
+        descriptors: All of these files, open already, in the order of `paths_of`; None to open
+            them by path.
     """
 
     links: tuple[Link, ...]
     folders: tuple[Path, ...]
     rootfs: Path | None
+    descriptors: tuple[int, ...] | None = None
 
 
 def write(source: Source) -> Iterator[bytes]:
@@ -57,14 +60,18 @@ def write(source: Source) -> Iterator[bytes]:
         StoreError: A file is missing, or is not what its manifest says.
     """
     with ExitStack() as stack:
-        files = [_opened(stack, path) for path in _paths(source)]
+        if source.descriptors is None:
+            files = [_opened(stack, path) for path in paths_of(source)]
+        else:
+            files = [stack.enter_context(os.fdopen(each, "rb")) for each in source.descriptors]
         image = None if source.rootfs is None else measured(files[0])
         manifest = PackManifest(links=source.links, image=image)
         yield head_of(manifest).encode()
         yield from chunks_of(_records(manifest, files))
 
 
-def _paths(source: Source) -> Iterator[Path]:
+def paths_of(source: Source) -> Iterator[Path]:
+    """Yield the files of a source, in the order in which a pack has them."""
     if source.rootfs is not None:
         yield source.rootfs
     for link, folder in zip(source.links, source.folders, strict=True):

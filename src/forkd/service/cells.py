@@ -1,4 +1,4 @@
-"""Give cells to builds of images: who their root is on the host, and what they may take of it.
+"""Give cells to builds of images and to packs: who they are on the host, what they may take of it.
 
 Each build under way has users that no other has, by a place among as many as may be under way, and
 a cgroup of that place's name.  So what a killed daemon left in one is known to the next daemon, and
@@ -22,6 +22,7 @@ from forkd.limits import (
     BUILD_UIDS,
     BUILDS_MAX,
     LONG_RETRY_S,
+    PACKS_MAX,
 )
 
 if TYPE_CHECKING:
@@ -32,17 +33,20 @@ if TYPE_CHECKING:
     from forkd.host.sockets import Socket
     from forkd.service.jail import UidRange
 
+UIDS_MIN = BUILDS_MAX * BUILD_UIDS + PACKS_MAX
+"""Least users of a range for cells."""
+
 LIMITS = Limits(pids=BUILD_PIDS_MAX, memory_bytes=BUILD_MEMORY_BYTES_MAX)
 
 log = logging.getLogger(__name__)
 
 
-class BuildCells:
-    """The cells of one host's builds.
+class Cells:
+    """The cells of one host.
 
     Args:
         vmm: The VMM's program, which makes them.
-        uids: Whose numbers root and others have in them: `BUILD_UIDS` for each build.
+        uids: Whose numbers users have in them: `BUILD_UIDS` for each build, then one for each pack.
         others: Those of jailed machines.
         cgroups: Where each gets a group; None for none.
     """
@@ -63,10 +67,10 @@ class BuildCells:
             HostError: The kernel does not let us look.
         """
         uids, others = self._uids, self._others
-        if uids.count < BUILDS_MAX * BUILD_UIDS:
+        if uids.count < UIDS_MIN:
             raise InvalidRequest(
-                f"FORKD_BUILD_UID_RANGE must have {BUILDS_MAX * BUILD_UIDS} users: {BUILD_UIDS} "
-                f"for each of {BUILDS_MAX} builds",
+                f"FORKD_BUILD_UID_RANGE must have {UIDS_MIN} users: {BUILD_UIDS} for each of "
+                f"{BUILDS_MAX} builds, and one for each of {PACKS_MAX} packs",
                 field="build_uid_range",
             )
         if others is not None and others.overlaps(uids.first, uids.count):
@@ -76,7 +80,7 @@ class BuildCells:
         uids.check("build_uid_range")
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Cell]:
+    def build(self) -> Iterator[Cell]:
         """Give a cell to one build, for the block; blocks, and ends what is left in it.
 
         Raises:
@@ -96,6 +100,27 @@ class BuildCells:
                     self._cgroups.remove(name)
         finally:
             held.close()
+
+    @contextlib.contextmanager
+    def pack(self) -> Iterator[Cell]:
+        """Give a cell to what reads or writes one pack, for the block; blocks likewise.
+
+        Raises:
+            CapacityError: As many packs as may be are read and written.
+        """
+        first = self._uids.first + BUILDS_MAX * BUILD_UIDS
+        for uid in range(first, first + PACKS_MAX):
+            if (held := sockets.take_name(f"forkd/packs/{uid}")) is not None:
+                with contextlib.closing(held):
+                    cell = Cell(self._vmm, uid)
+                    try:
+                        yield cell
+                    finally:
+                        cell.end(END_TIMEOUT_S)
+                return
+        raise CapacityError(
+            f"{PACKS_MAX} packs are being read and written", retry_after_s=LONG_RETRY_S
+        )
 
     def _take(self) -> tuple[int, Socket]:
         """Return a place whose users no build has, of whatever daemon, and its lock."""

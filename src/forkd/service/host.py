@@ -25,7 +25,7 @@ from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.service import names
 from forkd.service.admission import Admission
-from forkd.service.cells import BuildCells
+from forkd.service.cells import Cells
 from forkd.service.chains import Chains
 from forkd.service.egress import Egress
 from forkd.service.figures import Figures
@@ -154,7 +154,7 @@ class _Ground:
     store: SnapshotStore
     pending: PendingStore
     jail: Jail
-    builds: BuildCells | None
+    cells: Cells | None
 
 
 async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack) -> _Ground:
@@ -177,17 +177,17 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     pending = PendingStore(settings.state_dir)
     jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
     await asyncio.to_thread(jail.prepare)
-    builds = await asyncio.to_thread(_build_cells, settings, cgroups)
-    return _Ground(chosen, cgroups, records, store, pending, jail, builds)
+    cells = await asyncio.to_thread(_cells, settings, cgroups)
+    return _Ground(chosen, cgroups, records, store, pending, jail, cells)
 
 
-def _build_cells(settings: HostSettings, cgroups: CgroupTree) -> BuildCells | None:
-    """Return the cells of builds, whose users are nobody's; None if there are to be none."""
+def _cells(settings: HostSettings, cgroups: CgroupTree) -> Cells | None:
+    """Return the cells of builds and packs, whose users are nobody's; None if there are none."""
     if settings.build_uids is None:
         log.warning("builds of images are not jailed: maintainer scripts run as the daemon's user")
         return None
     group = cgroups if settings.cgroups else None
-    cells = BuildCells(settings.vmm, settings.build_uids, settings.uids, group)
+    cells = Cells(settings.vmm, settings.build_uids, settings.uids, group)
     cells.check()
     return cells
 
@@ -288,7 +288,7 @@ async def _compose(
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
-    images = Images(telemetry, settings, tasks, recipes, ground.builds)
+    images = Images(telemetry, settings, tasks, recipes, ground.cells)
     stack.callback(images.close)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
@@ -326,7 +326,9 @@ async def _compose(
         images=images,
         snapshots=Snapshots(telemetry, settings, tasks, admission, *for_bakes),
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
-        packs=Packs(telemetry, settings.packs, store, catalog, upkeep.drop_unused_images),
+        packs=Packs(
+            telemetry, settings.packs, store, catalog, upkeep.drop_unused_images, ground.cells
+        ),
         sandboxes=sandboxes,
         branches=branches,
         promotions=Promotions(telemetry, tasks, records, leases, sandboxes, growth),

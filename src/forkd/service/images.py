@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.model.recipe import RecipeSource
-    from forkd.service.cells import BuildCells
+    from forkd.service.cells import Cells
     from forkd.service.recipes import Recipes
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
@@ -47,13 +47,13 @@ class Images:
         settings: HostSettings,
         tasks: Supervisor,
         recipes: Recipes,
-        cells: BuildCells | None,
+        cells: Cells | None,
     ) -> None:
         self.telemetry = telemetry
         self._settings = settings
         self._tasks = tasks
         self._recipes = recipes
-        self._cells = None if cells is None else cells.one
+        self._cells = None if cells is None else cells.build
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = Places("image builds", BUILDS_MAX + BUILDS_WAITING_MAX, LONG_RETRY_S)
 

@@ -8,6 +8,7 @@ called.  A pack's snapshots appear base first, each whole; if one cannot, those 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -15,8 +16,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackError, StoreError
-from forkd.host import files, proc
+from forkd.host import cells, files, ownership, proc
 from forkd.host.pipes import piped
 from forkd.host.rlimits import PACKER
 from forkd.limits import LONG_RETRY_S, PACKS_MAX, ROOM_BYTES_MIN
@@ -26,7 +29,7 @@ from forkd.model.pack import Unpacked, UnpackedLink
 from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import manifest as packs
 from forkd.packs.__main__ import Job, Outcome
-from forkd.packs.writer import measured
+from forkd.packs.writer import Source, measured, paths_of
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.places import Places
 from forkd.service.supervision import to_end
@@ -41,15 +44,18 @@ if TYPE_CHECKING:
         Coroutine,
         Iterator,
         Mapping,
+        Sequence,
     )
     from pathlib import Path
 
+    from forkd.host.cells import Cell
     from forkd.host.pipes import Piped
     from forkd.model.caller import Caller, Owner
     from forkd.model.ids import Tag
     from forkd.model.pack import UnpackRequest
     from forkd.model.snapshot import Snapshot
     from forkd.packs.manifest import Link, PackedImage, PackManifest
+    from forkd.service.cells import Cells
     from forkd.service.settings import PackPolicy
     from forkd.service.snapshots.catalog import Catalog
     from forkd.store.snapshots import SnapshotStore
@@ -57,6 +63,9 @@ if TYPE_CHECKING:
 
 _PROGRAM = (sys.executable, "-m", "forkd.packs")
 _ERRORS = {each.code: each for each in (PackError, CapacityError, StoreError)}
+
+OUTCOME_BYTES_MAX = 64 << 20
+"""Most that a reader may say of a pack: its manifest, which has a limit of its own, as JSON."""
 
 log = logging.getLogger(__name__)
 
@@ -78,24 +87,27 @@ class Packs:
         store: Where snapshots are.
         catalog: Which there are.
         drop_images: Removes images that no snapshot needs.
+        cells: Where packs are read and written; None for processes that are the daemon's user.
 
     Attributes:
         places: Those of packs that are written or read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         telemetry: Telemetry,
         policy: PackPolicy,
         store: SnapshotStore,
         catalog: Catalog,
         drop_images: Callable[[], Coroutine[object, object, None]],
+        cells: Cells | None,
     ) -> None:
         self.telemetry = telemetry
         self._policy = policy
         self._store = store
         self._catalog = catalog
         self._drop_images = drop_images
+        self._cells = cells
         self.places = Places("packs", PACKS_MAX, LONG_RETRY_S)
 
     @streaming_use_case("pack", Scope.SNAPSHOTS)
@@ -109,12 +121,36 @@ class Packs:
                     yield piece
 
     async def _written(self, job: Job) -> AsyncGenerator[bytes, None]:
-        async with piped([*_PROGRAM, "write"], "PYTHONPATH", limits=PACKER) as process:
+        async with contextlib.AsyncExitStack() as stack:
+            cell = await stack.enter_async_context(self._cell())
+            if cell is not None:
+                opened = await asyncio.to_thread(_opened, job)
+                for each in opened:
+                    stack.callback(files.close, each)
+                job = job.model_copy(update={"descriptors": opened})
+            command = _command(cell, ["write"])
+            given = job.descriptors or ()
+            process = await stack.enter_async_context(
+                piped(command, "PYTHONPATH", limits=PACKER, descriptors=given)
+            )
             await process.feed(_only(job.model_dump_json().encode()))
             async with aclosing(process.output()) as pieces:
                 async for piece in pieces:
                     yield piece
             await _check_ended(process)
+
+    @contextlib.asynccontextmanager
+    async def _cell(self) -> AsyncIterator[Cell | None]:
+        """Give a cell for the block; None if there are none."""
+        if self._cells is None:
+            yield None
+            return
+        entering = self._cells.pack()
+        cell = await asyncio.to_thread(entering.__enter__)
+        try:
+            yield cell
+        finally:
+            await to_end(asyncio.to_thread(entering.__exit__, None, None, None))
 
     def _job(self, tag: Tag) -> Job:
         chain = self._store.load_chain(tag)
@@ -152,12 +188,21 @@ class Packs:
         room = await asyncio.to_thread(files.free_bytes, staged) - ROOM_BYTES_MIN
         terms = [word for key in request.trusted for word in ("--trusted", key.hex())]
         terms += ["--allow-unsigned"] if request.allow_unsigned else []
-        command = [*_PROGRAM, "read", str(staged), "--room-bytes", str(max(room, 0)), *terms]
-        async with piped(command, "PYTHONPATH", limits=PACKER) as process:
-            await process.feed(pieces)
-            said = b"".join([piece async for piece in process.output()])
-            await _check_ended(process)
-        return Outcome.model_validate_json(said)
+        words = ["read", str(staged), "--room-bytes", str(max(room, 0)), *terms]
+        async with self._cell() as cell:
+            if cell is not None:
+                await asyncio.to_thread(ownership.give, staged, cell.uid)
+            command = _command(cell, words, staged)
+            async with piped(command, "PYTHONPATH", limits=PACKER) as process:
+                await process.feed(pieces)
+                said = await _all(process.output())
+                await _check_ended(process)
+        if cell is not None:  # nobody has it open any more
+            await asyncio.to_thread(ownership.take_tree_back, staged)
+        try:
+            return Outcome.model_validate_json(said)
+        except ValidationError as error:
+            raise HostError(f"reading a pack said what makes no sense: {error}") from error
 
     async def _take(
         self, owner: Owner, tag: Tag, manifest: PackManifest, staged: Path
@@ -264,6 +309,50 @@ class Packs:
         key = content_key(image)
         self._store.keep_rootfs(key, staged / packs.IMAGE_FILE)
         return key
+
+
+def _command(
+    cell: Cell | None, words: list[str], folder: Path | None = None
+) -> Sequence[str | Path]:
+    """Return what starts the process that reads or writes a pack."""
+    if cell is None:
+        return [*_PROGRAM, *words]
+    program = [*_PROGRAM[:1], "-P", *_PROGRAM[1:], *words]
+    write = () if folder is None else (folder,)
+    return cell.command(program, read=cells.python_paths(), write=write)
+
+
+def _opened(job: Job) -> tuple[int, ...]:
+    """Open the files of a job.
+
+    Raises:
+        StoreError: One is missing.
+    """
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for path in paths_of(Source(job.links, job.folders, job.rootfs)):
+            try:
+                opened.append(files.open_to_read(path))
+            except HostError as error:
+                raise StoreError(f"cannot pack {path.parent.name}/{path.name}: {error}") from error
+            stack.callback(files.close, opened[-1])
+        stack.pop_all()
+    return tuple(opened)
+
+
+async def _all(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    """Return what a program said.
+
+    Raises:
+        HostError: It was more than there can be to say.
+    """
+    said = bytearray()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            said += piece
+            if len(said) > OUTCOME_BYTES_MAX:
+                raise HostError("reading a pack said more than there is to say")
+    return bytes(said)
 
 
 def _check_ready(found: list[Snapshot]) -> None:
