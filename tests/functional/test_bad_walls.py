@@ -11,10 +11,11 @@ import pytest
 
 from forkd.errors import CapacityError, EngineError, HostError, InvalidRequest
 from forkd.host import nftables
-from forkd.limits import BUILD_UIDS, BUILDS_MAX, NETWORK_NAMES_MAX, NETWORK_RULES_MAX
+from forkd.limits import NETWORK_NAMES_MAX, NETWORK_RULES_MAX
 from forkd.model.network import HOST, NetworkPolicy, parse_policy
 from forkd.model.sandbox import ForkOptions
 from forkd.network.plan import Plan
+from forkd.service.cells import UIDS_MIN
 from forkd.service.jail import UidRange
 from tests.support import leaks
 from tests.support.callers import CALLER
@@ -157,7 +158,7 @@ async def test_a_host_without_nftables(
 @pytest.mark.parametrize("which", ["uids", "build_uids"])
 async def test_a_range_that_overlaps_real_users(fake_host: FakeHost, which: str) -> None:
     nobody = pwd.getpwnam("nobody").pw_uid
-    theirs = UidRange(nobody, BUILDS_MAX * BUILD_UIDS)
+    theirs = UidRange(nobody, UIDS_MIN)
     ranges = {"uids": None, "build_uids": None, which: theirs}
     settings = replace(fake_host.settings, uids=ranges["uids"], build_uids=ranges["build_uids"])
     bad = replace(fake_host, settings=settings)

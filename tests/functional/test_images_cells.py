@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,11 @@ from forkd.limits import (
     BUILD_UIDS,
     BUILD_UIDS_DEFAULT,
     BUILDS_MAX,
+    PACKS_MAX,
     UIDS_DEFAULT,
 )
-from forkd.service.cells import Cells
+from forkd.service import doctor
+from forkd.service.cells import UIDS_MIN, Cells
 from forkd.service.jail import UidRange
 from tests.support.hostile_package import cells
 
@@ -215,20 +218,24 @@ def test_what_comes_out_of_a_cell_is_not_believed(
 
 
 def test_as_many_builds_as_may_be_have_users_of_their_own_and_one_more_is_refused() -> None:
-    uids = UidRange(2_000_000_000, BUILDS_MAX * BUILD_UIDS)  # other builds use the default ones
+    uids = UidRange(2_000_000_000, UIDS_MIN)  # other builds use the default ones
     builds = Cells(Path("/vmm"), uids, None, None)
     with contextlib.ExitStack() as stack:
         firsts = [stack.enter_context(builds.build()).uid for _ in range(BUILDS_MAX)]
         with pytest.raises(CapacityError, match=f"{BUILDS_MAX} images"):
             stack.enter_context(builds.build())
+        packs = [stack.enter_context(builds.pack()).uid for _ in range(PACKS_MAX)]
+        with pytest.raises(CapacityError, match=f"{PACKS_MAX} packs"):
+            stack.enter_context(builds.pack())
     assert firsts == [uids.first + number * BUILD_UIDS for number in range(BUILDS_MAX)]
+    assert packs == list(range(uids.first + BUILDS_MAX * BUILD_UIDS, uids.first + UIDS_MIN))
     with builds.build() as cell:
         assert cell.uid == uids.first
 
 
 def test_users_that_are_too_few_or_somebodys_are_refused() -> None:
     machines = UidRange.parse(UIDS_DEFAULT)
-    first, count = machines.first + machines.count, BUILDS_MAX * BUILD_UIDS
+    first, count = machines.first + machines.count, UIDS_MIN
     Cells(Path("/vmm"), UidRange(first, count), machines, None).check()
     for uids, says in (
         (UidRange(first, count - 1), "must have"),
@@ -237,3 +244,24 @@ def test_users_that_are_too_few_or_somebodys_are_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=says):
             Cells(Path("/vmm"), uids, machines, None).check()
+
+
+def test_the_doctor_tries_a_cell_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids, builds = UidRange.parse(UIDS_DEFAULT), UidRange.parse(BUILD_UIDS_DEFAULT)
+    places = doctor.Places(tmp_path, tmp_path, uids, builds)
+    assert doctor.gather(places).cell == doctor.JailTried(ok=True, reason="")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+
+    monkeypatch.setattr(doctor, "python_paths", lambda: (closed,))
+    without_python = doctor.gather(places).cell
+    overlapping = doctor.gather(replace(places, build_uids=uids)).cell
+
+    assert without_python is not None
+    assert not without_python.ok
+    assert "No such file or directory" in without_python.reason
+    assert overlapping is not None
+    assert "must have" in overlapping.reason
+    assert doctor.gather(replace(places, build_uids=None)).cell is None

@@ -35,6 +35,7 @@ GOOD = Facts(
     is_pvm=False,
     probe=Probe(ok=True, reason=""),
     jail=JailTried(ok=True, reason=""),
+    cell=JailTried(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
     makes_taps=True,
     filters_packets=True,
@@ -126,6 +127,11 @@ def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
         (
             replace(GOOD, installed=GOOD.installed - {PRLIMIT}),
             *("process limits", Status.FAIL),
+        ),
+        (replace(GOOD, cell=None), "cells of builds and packs", Status.WARN),
+        (
+            replace(GOOD, cell=JailTried(ok=False, reason="no")),
+            *("cells of builds and packs", Status.FAIL),
         ),
         (replace(GOOD, controllers=frozenset()), "cgroup v2", Status.WARN),
         (replace(GOOD, makes_taps=False), "network", Status.WARN),

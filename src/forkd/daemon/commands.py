@@ -269,6 +269,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
             state_dir=settings.state_dir,
             cache_dir=settings.cache_dir or settings.state_dir / "cache",
             uids=_uids(settings),
+            build_uids=None if _uids(settings) is None else settings.build_uid_range,
         )
     )
     if as_json:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 from forkd import programs
 from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process
+from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
+from forkd.service.cells import Cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +34,15 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 5.0
 """Time a guest of a few instructions has; it takes milliseconds, and for ever under a bad KVM."""
+
+CELL_TIMEOUT_S = 30.0
+"""Time in which our Python starts in a cell, on a slow disk."""
+
+_IN_A_CELL = (
+    *("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--"),
+    *(sys.executable, "-P", "-c", "import forkd.images.plan"),
+)
+"""What a build does first: it makes namespaces in its cell, and loads what makes images."""
 
 MEMORY_GOOD_MIB, MEMORY_LEAST_MIB = 4096, 1024
 """Memory for a hundred sandboxes in the helper machine; for a few."""
@@ -80,6 +92,7 @@ class Places:
     state_dir: Path
     cache_dir: Path
     uids: UidRange | None = None
+    build_uids: UidRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ class Facts:
     is_pvm: bool
     probe: Probe | None
     jail: JailTried | None
+    cell: JailTried | None
     controllers: frozenset[str]
     makes_taps: bool
     filters_packets: bool
@@ -144,6 +158,7 @@ def gather(places: Places) -> Facts:
         is_pvm=kvm.is_pvm(),
         probe=_probe(),
         jail=_try_jail(places.uids),
+        cell=_try_cell(places.uids, places.build_uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
         filters_packets=nftables.is_available(),
@@ -189,6 +204,21 @@ def _try_jail(uids: UidRange | None) -> JailTried | None:
         return JailTried(ok=False, reason=f"the answer makes no sense: {error}")
 
 
+def _try_cell(uids: UidRange | None, build_uids: UidRange | None) -> JailTried | None:
+    """Start what builds images in a cell of its own; None as for `_try_jail`."""
+    if build_uids is None or _is_missing(programs.VMM):
+        return None
+    cells = Cells(programs.find(programs.VMM), build_uids, uids, None)
+    try:
+        cells.check()
+        with cells.build() as cell:
+            command = cell.command(_IN_A_CELL, read=python_paths(), network=True)
+            process.run(command, timeout_s=CELL_TIMEOUT_S)
+    except ForkdError as error:
+        return JailTried(ok=False, reason=str(error).splitlines()[-1])
+    return JailTried(ok=True, reason="")
+
+
 def _is_missing(program: str) -> bool:
     try:
         programs.find(program)
@@ -217,6 +247,7 @@ def judge(facts: Facts) -> list[Check]:
         _helper(facts),
         _root(facts),
         _jail(facts),
+        _cells(facts),
         _cgroups(facts),
         _taps(facts),
         _tools("images of Debian packages", BUILDERS, facts),
@@ -296,6 +327,20 @@ def _jail(facts: Facts) -> Check:
     if not facts.jail.ok:
         return Check(name, Status.FAIL, facts.jail.reason, around)
     return Check(name, Status.PASS, "users, rights and namespaces of their own for machines")
+
+
+def _cells(facts: Facts) -> Check:
+    name = "cells of builds and packs"
+    if facts.cell is None:
+        missing = "none: builds of images, and packs, have what the daemon's user has"
+        return Check(name, Status.WARN, missing, "a daemon that is root has them (FORKD_JAIL)")
+    if not facts.cell.ok:
+        advice = (
+            "a kernel from 5.12 on, user namespaces, and our Python in folders that every user "
+            "may read; FORKD_JAIL=off goes without"
+        )
+        return Check(name, Status.FAIL, facts.cell.reason, advice)
+    return Check(name, Status.PASS, "user namespaces, and namespaces within them")
 
 
 def _cgroups(facts: Facts) -> Check:

@@ -288,8 +288,7 @@ async def _compose(
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
-    images = Images(telemetry, settings, tasks, recipes, ground.cells)
-    stack.callback(images.close)
+    images = stack.enter_context(Images(telemetry, settings, tasks, recipes, ground.cells))
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
     for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
@@ -321,14 +320,13 @@ async def _compose(
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     for_bakes = (store, catalog, images, upkeep, jail)
+    for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells)
     return Host(
         recipes=recipes,
         images=images,
         snapshots=Snapshots(telemetry, settings, tasks, admission, *for_bakes),
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
-        packs=Packs(
-            telemetry, settings.packs, store, catalog, upkeep.drop_unused_images, ground.cells
-        ),
+        packs=Packs(telemetry, settings.packs, *for_packs),
         sandboxes=sandboxes,
         branches=branches,
         promotions=Promotions(telemetry, tasks, records, leases, sandboxes, growth),

@@ -7,7 +7,7 @@ never wait behind them, or behind a lock that another builder holds.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from forkd.host import threads
 from forkd.host.process import Cancel
@@ -67,7 +67,10 @@ class Images:
         """How many wait for one of these to end."""
         return self._wanted.used - self.running
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the threads; builds have ended with the tasks that wanted them."""
         self._threads.shutdown()
 
