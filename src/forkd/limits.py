@@ -333,3 +333,35 @@ RESOLVER_QUESTIONS_PER_SANDBOX_MAX = 16
 
 NETWORK_CONNECTIONS_MAX = 4_096
 """Most connections that one sandbox has open through the host at once; more are refused."""
+
+# Secrets
+
+SECRETS_PER_TENANT_MAX = 256
+"""Most secrets of one tenant."""
+
+SECRET_HOSTS_MAX = 16
+"""Most hosts of one secret."""
+
+SECRET_VALUE_BYTES_MIN = 8
+"""Shortest value of a secret: in answers it is masked, and a shorter one stands there by chance."""
+
+SECRET_VALUE_BYTES_MAX = 8_192
+"""Longest value of a secret: servers take no longer headers."""
+
+SECRET_HEADER_CHARS_MAX = 64
+"""Longest name of the header that a secret is put into."""
+
+SECRET_ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"  # noqa: S105 - a pattern of names
+"""Names of the environment variables that hold placeholders in guests."""
+
+SECRETS_PER_SANDBOX_MAX = 16
+"""Most secrets that one sandbox uses."""
+
+PROXY_CONNECTIONS_PER_SANDBOX_MAX = 128
+"""Most connections of one sandbox through the egress proxy at once; more are reset."""
+
+PROXY_CONNECTIONS_MAX = 2_048
+"""Most connections through the egress proxy at once, for all sandboxes."""
+
+PROXY_HEAD_BYTES_MAX = 64 * 1024
+"""Longest head of a request or an answer that the egress proxy reads."""

@@ -305,6 +305,7 @@ def test_a_service_manager_is_told_when_the_daemon_listens(
 
 
 def test_every_kind_of_task_crashes_in_a_test() -> None:
-    vital = {TaskKind.OWNER, TaskKind.JOURNAL, TaskKind.RESOLVER}
-    elsewhere = {TaskKind.QUESTION}  # test_network_names.py, where there are guests that ask
+    vital = {TaskKind.OWNER, TaskKind.JOURNAL, TaskKind.RESOLVER, TaskKind.PROXY}
+    # test_network_names.py and test_secrets.py, where there are guests that ask
+    elsewhere = {TaskKind.QUESTION, TaskKind.PROXIED}
     assert {*CONCERNED, *UNATTENDED, *vital, *elsewhere} == set(TaskKind)

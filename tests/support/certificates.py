@@ -43,10 +43,12 @@ class Signed:
         key.write_bytes(self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden))
         return cert, key
 
-    def sign(self, name: str, *, is_ca: bool = False, days: int = 1) -> Signed:
-        """Return a certificate that this one has signed."""
+    def sign(
+        self, name: str, *, is_ca: bool = False, days: int = 1, names: tuple[str, ...] = ()
+    ) -> Signed:
+        """Return a certificate that this one has signed, for this host or for `names`."""
         chain = () if self.is_root else (self.certificate, *self.chain)
-        return _signed(name, is_ca=is_ca, days=days, issuer=self, chain=chain)
+        return _signed(name, is_ca=is_ca, days=days, issuer=self, chain=chain, names=names)
 
     @property
     def is_root(self) -> bool:
@@ -59,13 +61,14 @@ def root(name: str = "root") -> Signed:
     return _signed(name, is_ca=True, days=1, issuer=None, chain=())
 
 
-def _signed(
+def _signed(  # noqa: PLR0913 - what a certificate consists of
     name: str,
     *,
     is_ca: bool,
     days: int,
     issuer: Signed | None,
     chain: tuple[x509.Certificate, ...],
+    names: tuple[str, ...] = (),
 ) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -95,9 +98,9 @@ def _signed(
         )
     )  # fmt: skip
     if not is_ca:
-        names = [
-            x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.IPv4Address("127.0.0.1")),
-        ]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        served: list[x509.GeneralName] = [x509.DNSName(each) for each in names]
+        if not served:
+            loopback = x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))
+            served = [x509.DNSName("localhost"), loopback]
+        builder = builder.add_extension(x509.SubjectAlternativeName(served), critical=False)
     return Signed(builder.sign(signer, hashes.SHA256()), key, chain)

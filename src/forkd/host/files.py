@@ -354,6 +354,19 @@ def _write_all(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
+@contextlib.contextmanager
+def in_memory(data: bytes) -> Iterator[Path]:
+    """Give `data` a path for the block, for what takes files only; it is on no disk."""
+    with kernel_call("make a file in memory"):
+        descriptor = os.memfd_create("forkd", os.MFD_CLOEXEC)
+    try:
+        with kernel_call("write a file in memory"):
+            _write_all(descriptor, data)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
 def publish(aside: Path, path: Path) -> None:
     """Give the finished folder `aside` its name `path`, with all that is in it on disk.
 

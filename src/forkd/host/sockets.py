@@ -30,7 +30,13 @@ QUEUE_RETRY_S = 0.005
 room."""
 
 PORT_TRIES = 16
-"""How many ports are tried until one is free for TCP and UDP."""
+"""How many ports are tried until one is free for both of what is to have it."""
+
+_ORIGINAL_DESTINATION = 80
+"""SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, netfilter_ipv6)."""
+
+_SOCKADDR = struct.Struct("=HH4s8x")
+_SOCKADDR_V6 = struct.Struct("=HHI16sI")
 
 _UCRED = struct.Struct("iII")
 
@@ -254,3 +260,78 @@ def bind_tcp_and_udp(*, ipv6: bool) -> tuple[tuple[Socket, Socket], ...]:
                     stack.pop_all()
                     return tuple(pairs)
     raise AssertionError  # the last try returns or raises
+
+
+def bind_tcp_everywhere(backlog: int) -> tuple[Socket, ...]:
+    """Return sockets that listen on one port of every address of IPv4, and of IPv6 if it is there.
+
+    They do not block.
+
+    Raises:
+        HostError: The kernel refused, or no port was free for both.
+    """
+    with kernel_call("listen for connections of sandboxes"):
+        for attempt in range(PORT_TRIES):
+            listener = socket.create_server(("", 0), backlog=backlog)
+            listener.settimeout(0)
+            try:
+                port = listener.getsockname()[1]
+                other = socket.create_server(("::", port), family=socket.AF_INET6, backlog=backlog)
+            except OSError as error:
+                if error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                    return (listener,)
+                listener.close()
+                if error.errno != errno.EADDRINUSE or attempt == PORT_TRIES - 1:
+                    raise
+            else:
+                other.settimeout(0)
+                return listener, other
+    raise AssertionError  # the last try returns or raises
+
+
+def original_destination(sock: Socket) -> tuple[str, int] | None:
+    """Return where a connection was going before the packet filter led it here; None if nowhere."""
+    try:
+        if sock.family == socket.AF_INET6:
+            raw = sock.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DESTINATION, _SOCKADDR_V6.size)
+            _, port, _, address, _ = _SOCKADDR_V6.unpack(raw)
+        else:
+            raw = sock.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, _SOCKADDR.size)
+            _, port, address = _SOCKADDR.unpack(raw)
+    except OSError:
+        return None
+    found = socket.inet_ntop(sock.family, address), socket.ntohs(port)
+    return None if found == sock.getsockname()[:2] else found
+
+
+async def peek(sock: Socket, least: int, bytes_max: int) -> bytes:
+    """Return the next bytes, which stay to be read, once there are `least` or no more will come.
+
+    Raises:
+        OSError: The peer is lost.
+    """
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    try:
+        return sock.recv(bytes_max, socket.MSG_PEEK)
+    except BlockingIOError:
+        return b""
+
+
+def keep_alive(sock: Socket) -> None:
+    """Have the kernel notice when the peer is gone, however long nothing is said."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def reset(sock: Socket) -> None:
+    """Close a connection so that its peer is told that it was no orderly end."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()

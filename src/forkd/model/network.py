@@ -15,7 +15,7 @@ all is `None`, not an empty policy: the sandbox has no interface then.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TypeAlias
@@ -293,6 +293,29 @@ def parse_policy(given: bool | str | list[str] | tuple[str, ...]) -> NetworkPoli
     if rules == [NONE]:
         return None
     return _parse(() if rules == [DENY_ALL] else tuple(rules))
+
+
+def parse_name_rule(text: str, port_default: int, field: str) -> NameRule:
+    """Return a rule for a name, over TCP, with single ports.
+
+    Args:
+        text: Such as `example.com`, `*.example.com:8443`.
+        port_default: Which port is meant if none is named.
+        field: What the client calls it.
+
+    Raises:
+        InvalidRequest: It is none; the field is `field`.
+    """
+    try:
+        rule = _rule(text)
+    except InvalidRequest as error:
+        reason = str(error).removeprefix("network: ")
+        raise InvalidRequest(f"{field}: {reason}", field=field) from None
+    if not isinstance(rule, NameRule):
+        raise InvalidRequest(f"{field}: {text} is an address; give a name", field=field)
+    if rule.protocol is not None:
+        raise InvalidRequest(f"{field}: {text}: leave the protocol out", field=field)
+    return rule if rule.ports else replace(rule, ports=(Ports(port_default, port_default),))
 
 
 def _parse(rules: tuple[str, ...]) -> NetworkPolicy:

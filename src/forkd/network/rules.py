@@ -8,7 +8,8 @@ than one.
     input        what of it is for this host: the resolver, and the host's end if that is allowed
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
                  nowhere, where this host forwards because of us
-    dns          questions to the host's end of a link go to our resolver's port
+    dns          questions to the host's end of a link go to our resolver's port, and connections
+                 to the ports of a sandbox's secrets, once they were allowed, to our proxy's
     out          what leaves the host has the host's address
     to_guests    every packet to a tap, of whoever: what is over a sandbox's bandwidth is dropped,
                  as `guest` drops it of what comes from one
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forkd.model.network import NetworkPolicy
+    from forkd.model.secret import SecretUse
     from forkd.network.plan import Plan, Slot
     from forkd.network.ranges import Address, Piece
 
@@ -57,6 +59,7 @@ table inet {table} {{
   set roused {{ type ifname; }}
   set learning {{ type ifname; }}
   set woken {{ type nf_proto; }}
+  set led {{ type ifname . inet_service; }}
   map ids {{ type ifname : mark; }}
   map marks {{ type ifname : mark; }}
   set current {{ type ifname . mark; }}
@@ -111,12 +114,14 @@ table inet {table} {{
     type filter hook input priority filter; policy accept;
     iifname @taps jump to_host
     iifname != @taps meta l4proto {{ tcp, udp }} th dport {port} drop
+{proxy_is_ours}
   }}
   chain to_host {{
     icmpv6 type nd-neighbor-solicit accept
     ct state established,related ct direction reply accept
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport {port} accept
     iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport {port} accept
+{proxy_takes}
     iifname @host iifname . ip daddr @gateways4 accept
     iifname @host iifname . ip6 daddr @gateways6 accept
     goto refuse
@@ -139,6 +144,7 @@ table inet {table} {{
     type nat hook prerouting priority dstnat; policy accept;
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
     iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 redirect to :{port}
+{proxy_leads}
   }}
   chain to_guests {{
     type filter hook postrouting priority mangle; policy accept;
@@ -178,6 +184,18 @@ meta mark . {ip} daddr . meta l4proto . th dport }}
     meta l4proto {icmp} update @refused{v} {{ meta mark . {ip} daddr . meta l4proto . 0 }}"""
 
 
+_PROXY = {
+    "proxy_is_ours": """
+    iifname != @taps tcp dport {port} drop""",
+    "proxy_takes": """
+    tcp dport {port} ct status dnat accept
+    tcp dport {port} goto refuse""",
+    "proxy_leads": """
+    iifname . tcp dport @led iifname . ip daddr != @gateways4 redirect to :{port}
+    iifname . tcp dport @led iifname . ip6 daddr != @gateways6 redirect to :{port}""",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Wall:
     """What stands around one sandbox.
@@ -188,6 +206,8 @@ class Wall:
         policy: What it may reach.
         held: Whether it may reach nothing at the moment.
         bandwidth_mbit: How much goes each way, in millions of bits a second; None for no limit.
+        use: Which secrets it uses; None for none.
+        led: To which ports its connections are led to the egress proxy.
     """
 
     lease: str
@@ -195,6 +215,8 @@ class Wall:
     policy: NetworkPolicy
     held: bool = False
     bandwidth_mbit: int | None = None
+    use: SecretUse | None = None
+    led: frozenset[int] = frozenset()
 
     @property
     def id(self) -> int:
@@ -229,13 +251,17 @@ def table_name(plan: Plan) -> str:
     return "forkd" if plan.tap_prefix == "fk" else f"forkd_{plan.tap_prefix}"
 
 
-def build(plan: Plan, port: int) -> str:
+def build(plan: Plan, port: int, proxy_port: int = 0) -> str:
     """Return the commands that make the table, in place of one that may be there.
 
     Args:
         plan: Which taps and addresses there may be.
         port: Where our resolver listens.
+        proxy_port: Where our egress proxy listens; 0 if there is none.
     """
+    proxy = {
+        name: text.format(port=proxy_port) if proxy_port else "" for name, text in _PROXY.items()
+    }
     families = (
         {"v": 4, "ip": "ip", "icmp": "icmp", "special": SPECIAL_V4, "type": "ipv4"},
         {"v": 6, "ip": "ip6", "icmp": "icmpv6", "special": SPECIAL_V6, "type": "ipv6"},
@@ -257,6 +283,7 @@ def build(plan: Plan, port: int) -> str:
         connections=NETWORK_CONNECTIONS_MAX,
         pool4=plan.pool,
         pool6=plan.pool_v6,
+        **proxy,
     )
 
 
@@ -360,6 +387,8 @@ def _of(wall: Wall) -> Iterator[tuple[str, str]]:
     ):
         if given:
             yield name, tap
+    for port in sorted(wall.led):
+        yield "led", f"{tap} . {port}"
     for piece in pieces(policy.addresses):
         yield _of_piece(tap, piece)
 

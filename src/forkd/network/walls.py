@@ -64,10 +64,11 @@ class Walls:
         self._built = False
         self._woken = False
         self._port = 0
+        self._proxy_port = 0
 
-    def listen_at(self, port: int) -> None:
-        """Say where the resolver listens, before any wall is put up."""
-        self._port = port
+    def listen_at(self, port: int, proxy_port: int = 0) -> None:
+        """Say where the resolver and the egress proxy listen, before any wall is put up."""
+        self._port, self._proxy_port = port, proxy_port
 
     def begin(self, walls: Iterable[Wall]) -> None:
         """Put up what an earlier daemon left, or remove it if nothing of it is needed.
@@ -194,7 +195,8 @@ class Walls:
             log.info("walls not removed", extra={"error": str(error)})
 
     def _build(self, walls: list[Wall], roused: Roused) -> None:
-        commands = rules.build(self._plan, self._port) + rules.put(self._plan, walls)
+        commands = rules.build(self._plan, self._port, self._proxy_port)
+        commands += rules.put(self._plan, walls)
         nftables.run(commands + rules.rouse(self._plan, roused))
         self._built = True
         self._woken = roused.ipv6

@@ -1,20 +1,24 @@
-"""What sandboxes reach of the world: their walls, and the resolver that they ask.
+"""What sandboxes reach of the world: their walls, the resolver that they ask, the egress proxy.
 
-Both are there while there is a sandbox with a network, so that a host without packet filter can do
-all else.  A resolver that ends by itself ends the daemon, which is started anew: names would not
-be answered any more, and nobody would know why.
+They are there while there is a sandbox with a network, so that a host without packet filter can do
+all else.  A resolver or a proxy that ends by itself ends the daemon, which is started anew: names
+would not be answered any more, and nobody would know why.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkd.errors import ForkdError
 from forkd.host import files
 from forkd.model.network import NetworkStatus, RefusedName
 from forkd.network.names import Asker, RefusedNames
+from forkd.network.proxy import Client, Proxy
 from forkd.network.resolver import Resolver, upstreams_of
+from forkd.network.upstream import Upstreams
 from forkd.network.walls import Walls
 from forkd.service.supervision import TaskKind
 
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
     from forkd.network.resolver import Upstream
     from forkd.network.rules import Opening, Wall
     from forkd.service.supervision import Supervisor
+    from forkd.service.vault import Vault
+
+WEB_PORTS = frozenset({80, 443})
+"""To which ports connections go by the operator's proxy, if there is one."""
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 
@@ -38,15 +46,27 @@ class Egress:
         plan: Which taps and addresses there may be.
         tasks: Runs the resolver.
         upstreams: Whom the resolver asks; none for those of the host's resolv.conf.
+        vault: Where the secrets of sandboxes are; None if none has any.
+        outward: Makes the proxy's connections to the world; None for straight ones.
     """
 
-    def __init__(self, plan: Plan, tasks: Supervisor, upstreams: Sequence[Upstream] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        tasks: Supervisor,
+        upstreams: Sequence[Upstream] = (),
+        vault: Vault | None = None,
+        outward: Upstreams | None = None,
+    ) -> None:
         self._ipv6 = plan.ipv6
         self._walls = Walls(plan)
         self._tasks = tasks
         self._given = tuple(upstreams)
         self._upstreams: tuple[Upstream, ...] = self._given
         self.resolver = Resolver(self._find, self._open_for, lambda: self._upstreams, self._spawn)
+        self._vault = vault
+        self._outward = outward or Upstreams()
+        self.proxy = Proxy(self._find_client, self._outward, self._spawn_proxied)
         self._changing = asyncio.Lock()
         self._started = False
         self._by_tap: dict[str, tuple[Wall, RefusedNames]] = {}
@@ -59,6 +79,7 @@ class Egress:
             HostError: The kernel refused.
         """
         async with self._changing:
+            walls = list(map(self._led, walls))
             if walls:
                 await self._start()
             await asyncio.to_thread(self._walls.begin, walls)
@@ -74,6 +95,7 @@ class Egress:
         if not walls:
             return
         async with self._changing:
+            walls = list(map(self._led, walls))
             await self._start()
             try:
                 await asyncio.to_thread(self._walls.put, walls)
@@ -127,8 +149,9 @@ class Egress:
         )
 
     def close(self) -> None:
-        """End the resolver; walls stay for as long as their sandboxes."""
+        """End resolver and proxy; walls stay for as long as their sandboxes."""
         self.resolver.close()
+        self.proxy.close()
 
     async def _start(self) -> None:
         if self._started:
@@ -137,14 +160,21 @@ class Egress:
             text = await asyncio.to_thread(files.read, RESOLV_CONF, _RESOLV_CONF_BYTES_MAX)
             self._upstreams = upstreams_of((text or b"").decode(errors="replace"))
         await self.resolver.start(ipv6=self._ipv6)
+        try:
+            self.proxy.listen()
+        except ForkdError:
+            self.resolver.close()
+            raise
         self._started = True
-        self._walls.listen_at(self.resolver.port)
+        self._walls.listen_at(self.resolver.port, self.proxy.port)
         self._tasks.run(TaskKind.RESOLVER, self._serve(), "names", vital=True)
+        self._tasks.run(TaskKind.PROXY, self.proxy.serve(), "egress", vital=True)
 
     def _rest(self) -> None:
-        """End the resolver if nobody can ask it."""
+        """End resolver and proxy if nobody can ask them."""
         if not self._by_tap:
             self.resolver.close()
+            self.proxy.close()
             self._started = False
 
     async def _serve(self) -> None:
@@ -156,17 +186,47 @@ class Egress:
             names = RefusedNames()
             if before is not None and before[0].lease == wall.lease:
                 names = before[1]
-            self._forget(wall.slot.tap)
+            goes_on = before is not None and before[0].mark == wall.mark and not wall.held
+            self._forget(wall.slot.tap, ends=not goes_on)
             self._by_tap[wall.slot.tap] = wall, names
-            self._taps[wall.slot.guest] = self._taps[wall.slot.guest_v6] = wall.slot.tap
+            self._taps |= dict.fromkeys(_addresses(wall), wall.slot.tap)
 
-    def _forget(self, tap: str) -> None:
+    def _forget(self, tap: str, *, ends: bool = True) -> None:
+        """Forget a wall, and end what its sandbox has open by the proxy, unless that goes on."""
+        if ends:
+            self.proxy.end(tap)
         before = self._by_tap.pop(tap, None)
         if before is None:
             return
-        for address in (before[0].slot.guest, before[0].slot.guest_v6):
+        for address in _addresses(before[0]):
             if self._taps.get(address) == tap:
                 del self._taps[address]
+
+    def _led(self, wall: Wall) -> Wall:
+        """Return a wall with the ports of which the proxy takes what goes there."""
+        led: frozenset[int] = frozenset()
+        if wall.use is not None and self._vault is not None:
+            led = self._vault.ports(wall.use)
+        if self._outward.leads_all and wall.policy.forwards:
+            led |= WEB_PORTS
+        return replace(wall, led=led)
+
+    def _find_client(self, address: str) -> Client | None:
+        tap = self._taps.get(address)
+        if tap is None:
+            return None
+        wall, _ = self._by_tap[tap]
+        use, vault = wall.use, self._vault
+        if use is None or vault is None:
+            return Client(tap, wall.policy, wall.held)
+        return Client(
+            tap,
+            wall.policy,
+            wall.held,
+            lambda: vault.bound(use),
+            use.root,
+            lambda name: vault.authority(use.root).leaf(name),
+        )
 
     def _find(self, address: str) -> Asker | None:
         tap = self._taps.get(address)
@@ -180,3 +240,10 @@ class Egress:
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.run(TaskKind.QUESTION, work, "of a sandbox")
+
+    def _spawn_proxied(self, work: Coroutine[object, object, None]) -> None:
+        self._tasks.run(TaskKind.PROXIED, work, "connection of a sandbox")
+
+
+def _addresses(wall: Wall) -> tuple[str, str]:
+    return wall.slot.guest, wall.slot.guest_v6

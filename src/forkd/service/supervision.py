@@ -49,6 +49,8 @@ class TaskKind(StrEnum):
     JOURNAL = "journal"
     RESOLVER = "resolver"
     QUESTION = "question"
+    PROXY = "proxy"
+    PROXIED = "proxied"
 
 
 class Task(Generic[T]):
