@@ -38,6 +38,7 @@ NAMES = {
     "AsyncRecipes": "Recipes",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
+    "AsyncSecrets": "Secrets",
     "AsyncSnapshots": "Snapshots",
     "AsyncSocket": "SyncSocket",
     "AsyncTenants": "Tenants",

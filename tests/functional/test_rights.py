@@ -120,6 +120,9 @@ DECISIONS = {
     "v2 list_tokens": Decision((ADMIN,)),
     "v2 create_token": Decision((ADMIN,), {"name": "made", "scopes": ["read"]}),
     "v2 delete_token": Decision((ADMIN,)),
+    "v2 list_secrets": Decision((READ,)),
+    "v2 set_secret": Decision((RUN,), {"value": "some value", "hosts": ["api.example.com"]}),
+    "v2 delete_secret": Decision((RUN,)),
     "v2 tree": Decision((READ,)),
     "v2 list_usage": Decision((READ,)),
 }

@@ -106,7 +106,7 @@ class Agent:
         peer.send(Kind.REPLY, members)
 
     def op_exec(self, peer: Peer, request: Members) -> None:
-        """Run `echo`, `cat`, `sleep`, `sh -c "exit N"`; others do as `cat` and say their name."""
+        """Run `echo`, `cat`, `env`, `sleep`, `sh -c "exit N"`; others are `cat` with their name."""
         program, *rest = request["args"]
         if program == "missing":
             raise Refused("not_found", "missing: no such program")
@@ -118,6 +118,9 @@ class Agent:
         script = rest[1].split(" ", 2) if program == "sh" else [""]
         if program == "echo":
             peer.send_bytes(encode(Kind.STDOUT, " ".join(rest).encode() + b"\n"))
+        elif program == "env":
+            said = "".join(f"{name}={value}\n" for name, value in request.get("env", {}).items())
+            peer.send_bytes(encode(Kind.STDOUT, said.encode()))
         elif program not in {"cat", "sleep"} and script[0] != "exit":
             peer.send_bytes(encode(Kind.STDERR, program.encode()))
         if script[0] == "fail":

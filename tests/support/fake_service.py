@@ -52,8 +52,10 @@ from forkd.model.sandbox import (
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
 from forkd.service.ledger import Ledger
+from forkd.service.secrets import Secrets
 from forkd.service.tenants import Tenants
 from forkd.service.tokens import Tokens
+from forkd.service.vault import Vault
 from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
@@ -207,6 +209,7 @@ class FakePacks(Component):
 class FakeSandboxes(Component):
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         caller.require(Scope.RUN)
+        self.world.vault.check(caller.tenant, options.secrets)
         snapshot = await self.world.snapshots.get(caller, tag)
         if snapshot.status is SnapshotStatus.FAILED:
             raise StoreError(f"snapshot {tag} cannot be used: {snapshot.error}", tag=tag)
@@ -415,6 +418,14 @@ class FakeFigures(Component):
         return self.world.telemetry.exposition(accept)
 
 
+class FakeVault(Vault):
+    """Secrets in memory, with a key that is on no disk."""
+
+    def unlock(self, *, make: bool) -> None:
+        del make
+        self._key = bytes(32)
+
+
 class FakeService:
     """Every component, in memory, and what they work on."""
 
@@ -447,6 +458,8 @@ class FakeService:
         self.journal = FakeJournal(self)
         self.usage = FakeUsages(self)
         self.networks = FakeNetworks(self)
+        self.vault = FakeVault(Path("/nowhere"))
+        self.secrets = Secrets(self.telemetry, no_records(), self.vault)
 
     async def bake(self, recipe: str) -> None:
         self.baking.set()
@@ -496,6 +509,7 @@ class FakeService:
             expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),
             network=options.network,
             egress_held=options.hold_egress,
+            secrets=options.secrets,
         )
         stored = self.contents[tag]
         self.running[made.id] = FakeGuest(made, stored.copy(), stored.copy())

@@ -15,6 +15,7 @@ from forkd.cli import (
     packs,
     rights,
     sandboxes,
+    secrets,
     snapshots,
     top,
     trees,
@@ -32,3 +33,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(keys.commands, name="key")
     app.add_typer(rights.tokens, name="token")
     app.add_typer(rights.tenants, name="tenant")
+    app.add_typer(secrets.commands, name="secret")

@@ -76,6 +76,12 @@ def fork(  # noqa: PLR0913 - one for each option
             "--hold-egress", help="Let each reach nothing until `forkd network --release`."
         ),
     ] = False,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of a secret that each uses, as of `forkd secret`; may be repeated."
+        ),
+    ] = None,
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Fail at once if the snapshot is still being written.")
@@ -94,6 +100,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "bandwidth_limit_mbit": bandwidth,
         "network": network or None,
         "hold_egress": hold_egress,
+        "secrets": secret or None,
         "ttl_s": ttl,
         "wait": not no_wait,
     }

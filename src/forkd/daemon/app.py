@@ -19,6 +19,7 @@ from forkd.daemon.routes import (
     recipes,
     rights,
     sandboxes,
+    secrets,
     snapshots,
     system,
     trees,
@@ -69,7 +70,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.bodies = Room("bodies of requests", BODIES_BYTES_MAX)
     app.add_middleware(LimitBodies, room=app.state.bodies)
     for module in (
-        *(system, rights, events, recipes, snapshots, packs),
+        *(system, rights, secrets, events, recipes, snapshots, packs),
         *(sandboxes, trees, usage, network, processes, files),
     ):
         app.include_router(module.routes)

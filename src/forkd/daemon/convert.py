@@ -86,6 +86,7 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         deadline_s=request.deadline_secs,
         ttl_s=request.ttl_secs,
         wait=request.wait,
+        secrets=tuple(request.secrets),
     )
 
 
@@ -296,6 +297,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         created_by=live.owner.principal,
         network=None if live.network is None else list(live.network.rules()),
         egress_held=live.egress_held,
+        secrets=list(live.secrets),
     )
 
 

@@ -10,6 +10,7 @@ from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
+from forkd.model.secret import SecretUse, check_names
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -77,6 +78,7 @@ class Sandbox:
         attempts: How often it was forked until its agent answered.
         network: What it may reach; None without a network.
         egress_held: Whether it may reach nothing until it is promoted.
+        secrets: Names of its tenant's secrets that it uses.
     """
 
     id: SandboxId
@@ -101,6 +103,14 @@ class Sandbox:
     attempts: int = 1
     network: NetworkPolicy | None = None
     egress_held: bool = False
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def use(self) -> SecretUse | None:
+        """Which secrets it uses; None for none."""
+        if not self.secrets:
+            return None
+        return SecretUse(self.owner.tenant, self.root, self.secrets)
 
     @property
     def parent(self) -> SandboxId | None:
@@ -131,6 +141,7 @@ class ForkOptions:
         ttl_s: How long each child lives before it is ended; None for no end.
         wait: Wait for a snapshot that is being written, instead of refusing.
         die_with_daemon: Whether the next daemon ends them; for what it forks for itself.
+        secrets: Names of secrets that each uses.
 
     Raises:
         InvalidRequest: A value is out of range; the field is named.
@@ -148,8 +159,15 @@ class ForkOptions:
     ttl_s: float | None = None
     wait: bool = True
     die_with_daemon: bool = False
+    secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_names(self.secrets)
+        if self.secrets and self.network is None:
+            raise InvalidRequest(
+                "secrets go with a network that reaches the hosts that they are for",
+                field="secrets",
+            )
         if self.hold_egress and self.network is None:
             raise InvalidRequest(
                 "hold_egress goes with a network: there is none to hold", field="hold_egress"
@@ -319,6 +337,7 @@ class BranchOptions:
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,
             ttl_s=self.ttl_s,
+            secrets=source.secrets,
             die_with_daemon=self.die_with_daemon,
         )
 

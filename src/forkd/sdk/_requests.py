@@ -30,6 +30,7 @@ class ForkOptions(TypedDict, total=False):
         network: What each may reach: "none", "internet", "host", "deny-all", or rules such as
             `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
         hold_egress: Whether each may reach nothing until that is changed.
+        secrets: Names of secrets that each uses: the host puts them into its requests.
         deadline_s: Time each has until its agent has answered.
         ttl_s: Each is ended after this time.
         wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
@@ -42,6 +43,7 @@ class ForkOptions(TypedDict, total=False):
     bandwidth_limit_mbit: int | None
     network: bool | str | list[str] | None
     hold_egress: bool
+    secrets: list[str] | None
     deadline_s: float | None
     ttl_s: float | None
     wait: bool

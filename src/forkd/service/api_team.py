@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forkd.model.host import HostInfo
     from forkd.model.ids import SandboxId
     from forkd.model.network import NetworkChange, NetworkStatus
+    from forkd.model.secret import Secret, SecretRequest
     from forkd.model.tenant import Quotas, TenantUsage
     from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.usage import Usage
@@ -154,6 +155,36 @@ class Networks(Protocol):
         Raises:
             Conflict: It has no network, or does not run.
             InvalidRequest: The rules are too many, or overlap in too many ways.
+        """
+        ...
+
+
+class Secrets(Protocol):
+    """What the egress proxy puts into requests of sandboxes.  Scope `read` to list, else `run`.
+
+    A secret is its tenant's; `tenant` names another than the caller's, which takes `admin`.
+    """
+
+    async def put(
+        self, caller: Caller, request: SecretRequest, tenant: Tenant | None = None
+    ) -> Secret:
+        """Set a secret, in the place of one of its name; its value is never told again.
+
+        Raises:
+            CapacityError: There are `SECRETS_PER_TENANT_MAX` of that tenant.
+            StoreError: It could not be written down.
+        """
+        ...
+
+    async def list(self, caller: Caller) -> tuple[Secret, ...]:
+        """Return every secret, without its value; without `admin`, those of the caller's tenant."""
+        ...
+
+    async def remove(self, caller: Caller, name: str, tenant: Tenant | None = None) -> None:
+        """Remove a secret; it is put into no request from now on.
+
+        Raises:
+            StoreError: That could not be written down.
         """
         ...
 

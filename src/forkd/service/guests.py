@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine import guest_files
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
     from forkd.model.output import Kept
+    from forkd.service.introduction import Introduction
     from forkd.service.sandboxes.roster import Roster
     from forkd.telemetry.telemetry import Telemetry
 
@@ -52,12 +53,14 @@ class Guests:
     """The agents of one host's sandboxes.
 
     Attributes:
+        introduction: What is told of secrets.
         execs: The places of commands, until who started them lets go.
         evals: Those of evaluations.
     """
 
     telemetry: Telemetry
     roster: Roster
+    introduction: Introduction
     execs: Places = field(default_factory=lambda: Places("execs", EXECS_MAX, SHORT_RETRY_S))
     evals: Places = field(default_factory=lambda: Places("evals", EVALS_MAX, SHORT_RETRY_S))
 
@@ -76,6 +79,9 @@ class Guests:
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
         """Start a command."""
         guest = self._guest(caller, sandbox)
+        if (use := self.roster.get(caller, sandbox).sandbox.use) is not None:
+            given = self.introduction.environment(use)
+            request = replace(request, env={**given, **request.env})
         return await GuestExec.start(guest, request, self._executing())
 
     @use_case("eval", Scope.RUN)

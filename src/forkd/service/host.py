@@ -23,6 +23,7 @@ from forkd.errors import Conflict, HostError
 from forkd.host import files, proc, threads
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
+from forkd.network.upstream import Upstreams
 from forkd.service import names
 from forkd.service.admission import Admission
 from forkd.service.cells import Cells
@@ -31,6 +32,7 @@ from forkd.service.egress import Egress
 from forkd.service.figures import Figures
 from forkd.service.guests import Guests
 from forkd.service.images import Images
+from forkd.service.introduction import Introduction
 from forkd.service.jail import Jail
 from forkd.service.journal import Journal
 from forkd.service.leases import Leases
@@ -42,6 +44,7 @@ from forkd.service.records import Records
 from forkd.service.recovery import Recovery
 from forkd.service.sandboxes.component import Sandboxes
 from forkd.service.sandboxes.roster import Roster
+from forkd.service.secrets import Secrets
 from forkd.service.snapshots.catalog import Catalog
 from forkd.service.snapshots.compaction import Compaction
 from forkd.service.snapshots.component import Snapshots
@@ -57,6 +60,7 @@ from forkd.service.trees.growth import Growth
 from forkd.service.trees.promotion import Promotions
 from forkd.service.trees.trees import Trees
 from forkd.service.usage import UsageOfSandboxes
+from forkd.service.vault import Vault
 from forkd.service.zygotes import ZygotePool
 from forkd.store.database import Database
 from forkd.store.pending import PendingStore
@@ -109,6 +113,7 @@ class Host:
     figures: Figures
     usage: UsageOfSandboxes
     networks: Networks
+    secrets: Secrets
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -242,6 +247,15 @@ async def _open_rights(telemetry: Telemetry, records: Records) -> tuple[Ledger, 
     return ledger, tokens, tenants
 
 
+async def _open_secrets(
+    settings: HostSettings, telemetry: Telemetry, records: Records
+) -> tuple[Introduction, Secrets]:
+    vault = Vault(settings.state_dir)
+    secrets = Secrets(telemetry, records, vault)
+    await secrets.load()
+    return Introduction(vault), secrets
+
+
 async def _recover(
     settings: HostSettings, telemetry: Telemetry, ground: _Ground, stack: contextlib.AsyncExitStack
 ) -> tuple[Journal, tuple[SandboxRow, ...]]:
@@ -265,11 +279,12 @@ def _open_leases(
     settings: HostSettings,
     ground: _Ground,
     tasks: Supervisor,
-    jail: Jail,
+    vault: Vault,
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Egress, Leases]:
-    plan = ground.names.network
-    egress = Egress(plan, tasks, settings.dns)
+    plan, jail = ground.names.network, ground.jail
+    outward = Upstreams(settings.egress_proxy, settings.egress_ca)
+    egress = Egress(plan, tasks, settings.dns, vault, outward)
     stack.callback(egress.close)
     return egress, Leases(settings.sandboxes_dir, ground.cgroups, plan, jail, egress)
 
@@ -287,6 +302,7 @@ async def _compose(
     await _prepare(store, pending, uploaded)
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
+    introduction, secrets = await _open_secrets(settings, telemetry, records)
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
     images = stack.enter_context(Images(telemetry, settings, tasks, recipes, ground.cells))
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
@@ -298,7 +314,7 @@ async def _compose(
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
-    egress, leases = _open_leases(settings, ground, tasks, jail, stack)
+    egress, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     sandboxes = Sandboxes(
         telemetry,
@@ -312,9 +328,11 @@ async def _compose(
         roster,
         catalog,
         zygotes,
+        introduction,
     )
-    guests = Guests(telemetry, roster)
+    guests = Guests(telemetry, roster, introduction)
     lag = stack.enter_context(LoopLag())
+    tops = files.real_path(settings.tops_dir)
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
@@ -338,10 +356,9 @@ async def _compose(
         tenants=tenants,
         journal=journal,
         figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
-        usage=UsageOfSandboxes(
-            telemetry, roster, ground.cgroups, files.real_path(settings.tops_dir)
-        ),
+        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
         networks=Networks(telemetry, roster, records, egress),
+        secrets=secrets,
         telemetry=telemetry,
         tasks=tasks,
     ), rows

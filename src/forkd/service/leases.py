@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.network import NetworkPolicy
     from forkd.model.sandbox import Sandbox
+    from forkd.model.secret import SecretUse
     from forkd.network.plan import Plan, Slot
     from forkd.service.egress import Egress
     from forkd.service.jail import Jail
@@ -58,6 +59,7 @@ class Lease:
         held: Whether it may reach nothing at the moment.
         bandwidth_mbit: How much goes over its network each way, in millions of bits a second; None
             for no limit.
+        use: Which secrets it uses; None for none.
     """
 
     id: SandboxId
@@ -68,13 +70,16 @@ class Lease:
     policy: NetworkPolicy | None = None
     held: bool = False
     bandwidth_mbit: int | None = None
+    use: SecretUse | None = None
 
     @property
     def wall(self) -> Wall | None:
         """What stands around it; None without a network."""
         if self.slot is None or self.policy is None:
             return None
-        return Wall(self.id, self.slot, self.policy, self.held, self.bandwidth_mbit)
+        return Wall(
+            self.id, self.slot, self.policy, self.held, self.bandwidth_mbit, self.use
+        )
 
 
 class Leases:
@@ -161,6 +166,7 @@ class Leases:
         policy, held = row.sandbox.network, row.sandbox.egress_held
         lease = Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
         lease.bandwidth_mbit = row.sandbox.bandwidth_limit_mbit
+        lease.use = row.sandbox.use
         return lease
 
     async def acquire(

@@ -14,6 +14,7 @@ from forkd.model.tree import TreeBudgets
 if TYPE_CHECKING:
     from forkd.model.pack import UnpackRequest
     from forkd.network.plan import Plan
+    from forkd.network.upstream import Via
     from forkd.service.jail import UidRange
 
 LONGEST_SOCKET_NAME = "s/sb-abcdefghijklmnopqrstuvwxyz/vsock.sock_1025"
@@ -124,6 +125,8 @@ class HostSettings:
             daemon's, not in cells.
         filtered: Whether these processes may make only the system calls that they need.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
+        egress_proxy: By which proxy connections of sandboxes go out; None for straight.
+        egress_ca: Certificates that the egress proxy trusts beside the host's; None for none.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
@@ -150,6 +153,8 @@ class HostSettings:
     build_uids: UidRange | None = None
     filtered: bool = True
     dns: tuple[tuple[str, int], ...] = ()
+    egress_proxy: Via | None = None
+    egress_ca: Path | None = None
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")

@@ -271,6 +271,7 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "attempts": sandbox.attempts,
         "network": None if sandbox.network is None else json.dumps(sandbox.network.rules()),
         "egress_held": int(sandbox.egress_held),
+        "secrets": json.dumps(sandbox.secrets),
         "lease": row.lease,
         "tap_index": row.tap_index,
         "renaming": int(row.renaming),
@@ -318,6 +319,7 @@ def _from_columns(columns: sqlite3.Row) -> SandboxRow:
             attempts=columns["attempts"],
             network=_policy(columns["network"], columns["network_index"]),
             egress_held=bool(columns["egress_held"]),
+            secrets=tuple(json.loads(columns["secrets"] or "[]")),
         )
     except (ValueError, TypeError, InvalidRequest) as error:
         raise StoreError(f"a row of the database is damaged: {error}") from error

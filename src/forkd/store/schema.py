@@ -85,7 +85,21 @@ _BANDWIDTH = """
 ALTER TABLE sandboxes ADD COLUMN bandwidth_limit_mbit INTEGER;
 """
 
-MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6, _BANDWIDTH)
+_SECRETS = """
+ALTER TABLE sandboxes ADD COLUMN secrets TEXT;
+CREATE TABLE secrets (
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    hosts TEXT NOT NULL,
+    header TEXT NOT NULL,
+    env TEXT,
+    sealed BLOB NOT NULL,
+    created_at TEXT NOT NULL,
+    PRIMARY KEY (tenant, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6, _BANDWIDTH, _SECRETS)
 """What makes version n + 1 of version n."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

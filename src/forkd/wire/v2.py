@@ -28,6 +28,7 @@ Recipe = Annotated[
     ),
 ]
 Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
+SecretName = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -383,6 +384,11 @@ class SandboxCreate(LimitsPatch):
     hold_egress: bool = Field(
         default=False, description="Each may reach nothing until that is changed."
     )
+    secrets: list[SecretName] = Field(
+        default_factory=list,
+        max_length=limits.SECRETS_PER_SANDBOX_MAX,
+        description="Names of secrets that each uses: they are put into its requests on the host.",
+    )
     all_or_nothing: bool = Field(
         default=False, description="If one fails, end those that are ready and answer an error."
     )
@@ -455,6 +461,9 @@ class SandboxInfo(Answer):
         default=None, description="What it may reach, as rules; null without a network."
     )
     egress_held: bool = Field(default=False, description="It may reach nothing at the moment.")
+    secrets: list[str] = Field(
+        default_factory=list, description="Names of the secrets that it uses."
+    )
 
 
 class SandboxFailure(Answer):

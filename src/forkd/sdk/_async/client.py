@@ -13,6 +13,7 @@ from forkd.sdk._async.events import followed
 from forkd.sdk._async.http import AsyncHttp
 from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._async.rights import AsyncTenants, AsyncTokens
+from forkd.sdk._async.secrets import AsyncSecrets
 from forkd.sdk._endpoint import discover
 from forkd.wire import v2, v2_events, v2_trees
 
@@ -62,6 +63,7 @@ class AsyncClient:
         self.sandboxes = AsyncSandboxes(self._http)
         self.tokens = AsyncTokens(self._http)
         self.tenants = AsyncTenants(self._http)
+        self.secrets = AsyncSecrets(self._http)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -15,6 +15,7 @@ from forkd.sdk._sync.events import followed
 from forkd.sdk._sync.http import Http
 from forkd.sdk._sync.recipes import Recipes
 from forkd.sdk._sync.rights import Tenants, Tokens
+from forkd.sdk._sync.secrets import Secrets
 from forkd.wire import v2, v2_events, v2_trees
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Client:
         self.sandboxes = Sandboxes(self._http)
         self.tokens = Tokens(self._http)
         self.tenants = Tenants(self._http)
+        self.secrets = Secrets(self._http)
 
     @property
     def endpoint(self) -> Endpoint:

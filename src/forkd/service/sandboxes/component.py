@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import Tag
     from forkd.model.sandbox import ForkOptions, ForkResult, NewLimits, Sandbox
     from forkd.service.admission import Admission
+    from forkd.service.introduction import Introduction
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.ledger import Ledger
@@ -73,6 +74,7 @@ class Sandboxes:
     roster: Roster
     catalog: Catalog
     zygotes: ZygotePool
+    introduction: Introduction
     forks: Forks = field(init=False)
     log_followers: Places = field(
         default_factory=lambda: Places("followed consoles", LOG_FOLLOWERS_MAX, SHORT_RETRY_S)
@@ -89,6 +91,7 @@ class Sandboxes:
             self.ledger,
             self.journal,
             self.roster,
+            self.introduction,
             self._own,
         )
         self._owner_tools = OwnerTools(
@@ -99,6 +102,7 @@ class Sandboxes:
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         """Fork sandboxes."""
         check_fork_count(count)
+        self.introduction.vault.check(caller.tenant, options.secrets)
         await self.catalog.usable(caller, tag, wait=options.wait)
         return await self.tasks.finish(
             TaskKind.FORK,
@@ -191,6 +195,8 @@ class Sandboxes:
             identity = identity_of(found, owner.lease.slot)
             async with await Control.connect(owner.control) as control:
                 took_ms = await control.reset(identity, deadline_s=deadline_s)
+            if (use := found.use) is not None:  # its instant was before it was told
+                await self.introduction.give(owner.guest, use)
         self.journal.note(EventKind.SANDBOX_RESET, found.id, found.owner, took_ms=took_ms)
         return took_ms
 

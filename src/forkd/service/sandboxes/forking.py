@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.configs import ChildConfig, Identity, NetworkConfig
 from forkd.engine.control import Control
-from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET
+from forkd.engine.guest import Guest
+from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
 from forkd.host import cgroupfs, files, proc, tuntap
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from forkd.model.snapshot import Snapshot
     from forkd.network.plan import Slot
     from forkd.service.admission import Admission
+    from forkd.service.introduction import Introduction
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.ledger import Ledger, Reservation
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
 
 REQUEST_CHILDREN_MAX = 1_000
 """Most children in one request to a zygote, so that the request fits into a frame."""
+
+INTRODUCED_AT_ONCE = 32
+"""How many guests are told of their secrets at the same time."""
 
 UNDO_AT_ONCE = 32
 """How many machines of a failed fork are ended at the same time."""
@@ -112,6 +117,7 @@ class Forks:
         ledger: What their tenants may have.
         journal: Where it is noted what becomes of them.
         roster: Which there are.
+        introduction: What guests are told of their secrets.
         adopt: Called with each that is ready, and its lease: gives it an owner.
     """
 
@@ -123,6 +129,7 @@ class Forks:
     ledger: Ledger
     journal: Journal
     roster: Roster
+    introduction: Introduction
     adopt: Callable[[Sandbox, Lease], None]
     _forking: int = 0
 
@@ -158,6 +165,8 @@ class Forks:
             children = [
                 _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
             ]
+            for child in children:
+                child.lease.use = child.sandbox.use
             siblings = origin.source is not None
             batch = Batch(children, options, self, reservation, siblings=siblings)
             self._forking += count
@@ -237,7 +246,30 @@ class Batch:
             pid = child.sandbox.pid
             if pid is not None and not proc.has_option_below(pid, CONFIG_OPTION, run_dir):
                 await _identify(child)
+        if self._options.secrets and not self._siblings:  # who have what their source was told
+            await self._introduce()
         self._wall_ms = (loop.time() - began_s) * 1_000
+
+    async def _introduce(self) -> None:
+        """Tell guests of the CA and the placeholders of their sandbox; who cannot be has failed."""
+        at_once = asyncio.Semaphore(INTRODUCED_AT_ONCE)
+
+        async def introduce(child: _Child) -> None:
+            use = child.sandbox.use
+            if use is None or child.failure is not None:
+                return
+            try:
+                async with at_once:
+                    with contextlib.closing(Guest(child.lease.directory / VSOCK_SOCKET)) as guest:
+                        await self._forks.introduction.give(guest, use)
+            except ForkdError as error:
+                child.fail("secrets", error.code, str(error))
+
+        await asyncio.gather(*map(introduce, self._children))
+        failed = [each for each in self._children if each.failure is not None]
+        for child in failed:
+            if child.sandbox.pid is not None:
+                await self._stop(child, at_once)
 
     async def keep(self, *, branched_at: datetime | None = None) -> ForkResult:
         """Give each child that is ready an owner, and release what the others had.
@@ -366,6 +398,7 @@ def _new_sandbox(
         owner=owner,
         network=lease.policy,
         egress_held=lease.held,
+        secrets=options.secrets,
     )
 
 
