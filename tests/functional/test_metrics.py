@@ -25,6 +25,7 @@ from forkd.model.ids import SandboxId, parse_tag
 from forkd.model.network import NetworkChange
 from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
+from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
 from forkd.model.snapshot import LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, parse_tenant
 from forkd.model.token import TokenRequest
@@ -231,6 +232,14 @@ async def _tokens(world: World) -> None:
     await world.host.tokens.remove(CALLER, "bench")
 
 
+async def _secrets(world: World) -> None:
+    secrets = world.host.secrets
+    value = SecretValue("some value")
+    await secrets.put(CALLER, SecretRequest("token", value, parse_hosts(["api.example.com"])))
+    await secrets.list(CALLER)
+    await secrets.remove(CALLER, "token")
+
+
 async def _tenants(world: World) -> None:
     tenant = parse_tenant("team")
     await world.host.tenants.set_quotas(CALLER, tenant, Quotas(sandboxes=1))
@@ -267,6 +276,7 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
     ({"upload_recipe": "ok", "get_recipe": "ok"}, _upload),
     ({"create_token": "ok", "list_tokens": "ok", "remove_token": "ok"}, _tokens),
     ({"set_quotas": "ok", "list_tenants": "ok", "remove_quotas": "ok"}, _tenants),
+    ({"set_secret": "ok", "list_secrets": "ok", "remove_secret": "ok"}, _secrets),
     ({"extend": "ok"}, _link),
     ({"compact": "ok"}, lambda w: w.host.chains.compact(CALLER, LINK, parse_tag("flat"))),
     (

@@ -27,6 +27,7 @@ from tests.support.name_server import NameServer, serving_names
 from tests.support.outside import PLAN, outside
 from tests.support.proxied import (
     ADDRESS,
+    ADDRESS_V6,
     HOST,
     OTHER_HOST,
     PLACEHOLDER,
@@ -116,6 +117,23 @@ def test_a_value_takes_the_place_of_its_placeholder(
         assert recorder.names == [HOST]
 
     run(work)
+
+
+def test_over_ipv6_as_over_ipv4(
+    outer: Outside, run: Run, served: tuple[Path, tuple[Path, Path]]
+) -> None:
+    outer.world.address("lo", f"{ADDRESS_V6}/128")
+
+    async def work(proxied: Proxied) -> None:
+        proxied.set()
+        await proxied.put(f"[{ADDRESS_V6}]:443")
+        over = proxied.connection(address=ADDRESS_V6)
+        assert (await proxied.ask(over=over)).text == "ok"
+        assert there.requests[0].header("Authorization") == FILLED
+        over.close()
+
+    with recording(outer.world, ADDRESS_V6, 443, served[1]) as there:
+        run(work)
 
 
 def test_what_is_encoded_in_basic_authentication_is_replaced_too(

@@ -24,6 +24,7 @@ from forkd.network.plan import Plan
 from forkd.service.host import DATABASE_FILE
 from forkd.service.introduction import BUNDLE, SYSTEM_BUNDLES, TRUST_VARIABLES
 from forkd.service.vault import KEY_FILE, Vault
+from tests.support.audited import audited
 from tests.support.callers import CALLER
 from tests.support.namespaces import Namespace
 from tests.support.service_host import TAG, FakeHost
@@ -132,6 +133,26 @@ async def test_a_secret_is_its_tenants_and_an_admin_sees_all(fake_host: FakeHost
         await host.secrets.remove(CALLER, "openai", THEIRS)
         assert [each.name for each in await host.secrets.list(theirs)] == ["given"]
         assert [each.name for each in await host.secrets.list(ours)] == ["openai"]
+
+
+async def test_the_audit_log_names_a_secret_and_does_not_have_its_value(tmp_path: Path) -> None:
+    body = {"value": VALUE, "hosts": ["api.example.com"]}
+    async with audited(tmp_path) as daemon, daemon.unix() as http:
+        for refused in ({**body, "header": "Host"}, {**body, "value": f"{VALUE}\n"}):
+            assert (await http.put("/v2/secrets/openai", json=refused)).status_code == 400
+        answers = [
+            await http.put("/v2/secrets/openai", json=body),
+            await http.get("/v2/secrets"),
+            await http.delete("/v2/secrets/openai"),
+        ]
+        assert [each.status_code for each in answers] == [200, 200, 204]
+        assert not any(VALUE in each.text for each in answers)
+        lines = await daemon.lines(5)
+        assert [each["action"] for each in lines] == [
+            "set_secret", "set_secret", "set_secret", "list_secrets", "delete_secret",
+        ]  # fmt: skip
+        assert lines[2]["objects"] == ["secret:openai"] == lines[4]["objects"]
+    assert containing(tmp_path, VALUE) == []
 
 
 def in_namespace(fake_host: FakeHost, work: Callable[[FakeHost], Awaitable[None]]) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADDRESS = "203.0.113.77"
+ADDRESS, ADDRESS_V6 = "203.0.113.77", "2001:db8:1::77"
 """Where the server is that secrets are for."""
 
 HOST = "api.example.com"
@@ -103,7 +103,12 @@ class Proxied:
         return context
 
     def connection(
-        self, host: str = HOST, *, port: int = 443, context: ssl.SSLContext | None = None
+        self,
+        host: str = HOST,
+        *,
+        port: int = 443,
+        context: ssl.SSLContext | None = None,
+        address: str = ADDRESS,
     ) -> http.client.HTTPSConnection:
         """Return a connection for the guest, which is made when it is asked over."""
         made = http.client.HTTPSConnection(
@@ -111,7 +116,7 @@ class Proxied:
         )
         # Whatever the name resolves to, as a guest would that has it in /etc/hosts.
         made._create_connection = lambda *_, **__: socket.create_connection(  # type: ignore[attr-defined]  # noqa: SLF001
-            (ADDRESS, port), world.DEADLINE_S
+            (address, port), world.DEADLINE_S
         )
         return made
 

@@ -55,6 +55,7 @@ class Recorder:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = DEADLINE_S
+    disable_nagle_algorithm = True
     recorder: Recorder
 
     def setup(self) -> None:

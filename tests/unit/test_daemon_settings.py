@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from forkd.daemon.settings import (
     variable,
 )
 from forkd.errors import InvalidRequest
+from forkd.network.upstream import Via
 from forkd.service.jail import UidRange
 
 
@@ -64,6 +66,8 @@ EVERYTHING = {
     "tree_depth": ("3", 3),
     "tree_private_mib": ("64", 64),
     "dns": ("192.0.2.1, 192.0.2.2:5353", (("192.0.2.1", 53), ("192.0.2.2", 5353))),
+    "egress_proxy": ("http://u:p@proxy.example:3128", Via("proxy.example", 3128, "u:p")),
+    "egress_ca": ("/c", Path("/c")),
     "pack_keys": ("/k", Path("/k")),
     "pack_unsigned": ("allow", "allow"),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
@@ -98,6 +102,7 @@ def as_read() -> dict[str, object]:
         "bind": {"host": "::1", "port": 8889},
         "uid_range": {"first": 70_000, "count": 1_000},
         "build_uid_range": {"first": 90_000, "count": 262_144},
+        "egress_proxy": asdict(Via("proxy.example", 3128, "u:p")),
     }
 
 
@@ -121,6 +126,8 @@ WRONG = [
     ("pack_unsigned", "yes", "'allow' or 'refuse'"),
     ("dns", "dns.example", "must be IPv4 addresses"),
     ("dns", "192.0.2.1:x", "must be IPv4 addresses"),
+    ("egress_proxy", "socks5://proxy.example", "must be http://host:port"),
+    ("egress_proxy", "http://user:word@proxy.example:x", "must be http://host:port"),
     ("otlp_endpoint", "127.0.0.1:4318", "must be http://host:port"),
     ("otlp_endpoint", "https://user:word@host", "must be http://host:port"),
     ("audit_full", "stop", "'continue' or 'refuse'"),
@@ -149,6 +156,43 @@ def test_a_flag_that_makes_no_sense_is_refused_by_its_name(
         read({name: text})
 
     assert caught.value.context["field"] == flag(name)
+
+
+def test_a_password_in_a_value_that_makes_no_sense_is_not_repeated() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read({"egress_proxy": "https://user:hush@proxy.example"})
+    assert "https://...@proxy.example" in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"HTTPS_PROXY": "http://one.example:1"}, Via("one.example", 1)),
+        ({"https_proxy": "one.example:1", "http_proxy": "x:2"}, Via("one.example", 1)),
+        (
+            {"HTTP_PROXY": "two.example:2", "NO_PROXY": "a,b"},
+            Via("two.example", 2, None, ("a", "b")),
+        ),
+        ({"HTTPS_PROXY": "one.example:1", "FORKD_EGRESS_PROXY": ""}, None),
+        ({"HTTPS_PROXY": "socks5://one.example:1"}, None),
+        (
+            {"FORKD_EGRESS_PROXY": "own.example:3", "HTTPS_PROXY": "x:1", "no_proxy": "c"},
+            Via("own.example", 3, None, ("c",)),
+        ),
+    ],
+)
+def test_sandboxes_go_by_the_daemons_own_proxy_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: Via | None
+) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "FORKD_EGRESS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = read({"vmm": "/vmm", "agent": "/agent"})
+    assert host_settings(settings).egress_proxy == expected
 
 
 def test_a_daemon_must_listen_somewhere() -> None:

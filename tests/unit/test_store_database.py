@@ -15,6 +15,8 @@ from forkd.model.caller import Owner, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.network import HOST, parse_policy
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
+from forkd.model.secret import Secret, parse_hosts
+from forkd.store import secrets
 from forkd.store.database import RESERVED_BYTES, Database, SandboxRow
 from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
 
@@ -158,6 +160,48 @@ def test_a_database_of_the_first_version_is_read_and_written_on(tmp_path: Path) 
         assert (found.sandbox.ancestors, found.sandbox.root, found.renaming) == ((), old, False)
         database.put([found])
         assert database.rows() == (found,)
+
+
+def test_a_database_from_before_there_were_secrets_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("".join(MIGRATIONS[:5]) + " PRAGMA user_version = 5;")
+        connection.execute(
+            "INSERT INTO sandboxes (id, tag, state, created_at, hostname, network) VALUES "
+            "(?, 'python', 'running', '2026-01-02T00:00:00+00:00', 'name', '[\"internet\"]')",
+            [new_sandbox_id()],
+        )
+        connection.commit()
+
+    with closing(Database(path)) as database:
+        (found,) = database.rows()
+        assert (found.sandbox.secrets, found.sandbox.use) == ((), None)
+        assert secrets.secrets(database) == ()
+        changed = replace(found, sandbox=replace(found.sandbox, secrets=("a", "b")))
+        database.put([changed])
+        assert database.rows() == (changed,)
+
+
+def test_a_secret_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = Secret(
+        "token",
+        Tenant("ours"),
+        parse_hosts(["api.example.com", "*.example.com:8443"]),
+        "X-Api-Key",
+        "KEY",
+        datetime(2026, 1, 2, tzinfo=UTC),
+    )
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        secrets.put_secret(database, made, b"\x00sealed\xff")
+        secrets.put_secret(database, replace(made, tenant=Tenant("theirs")), b"other")
+        assert dict(secrets.secrets(database))[made] == b"\x00sealed\xff"
+        secrets.put_secret(database, replace(made, env=None), b"again")
+        secrets.remove_secret(database, Tenant("theirs"), "token")
+        assert secrets.secrets(database) == ((replace(made, env=None), b"again"),)
+        with database.transaction() as connection:
+            connection.execute("UPDATE secrets SET hosts = '[\"no name\"]'")
+        with pytest.raises(StoreError, match="damaged"):
+            secrets.secrets(database)
 
 
 def test_a_damaged_row_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,13 @@ from forkd.daemon.auth import token_path
 from forkd.daemon.logs import log_to
 from forkd.daemon.reloading import Reloads
 from forkd.daemon.server import listening, told_to_stop
-from forkd.daemon.settings import misspelt
+from forkd.daemon.settings import misspelt, variable
 from forkd.daemon.tls import certificates
 from forkd.errors import ForkdError, InvalidRequest
 from forkd.host import proc, signals, sockets
 from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
+from forkd.network.upstream import Via, parse_no_proxy
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service import uninstall as uninstalling
@@ -37,7 +39,7 @@ from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, Pa
 from forkd.telemetry import exporting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from forkd.daemon.settings import Settings
     from forkd.service.jail import UidRange
@@ -199,11 +201,29 @@ def host_settings(settings: Settings) -> HostSettings:
         build_uids=None if _uids(settings) is None else settings.build_uid_range,
         filtered=settings.jail != "off",
         dns=settings.dns,
+        egress_proxy=_egress_proxy(settings, proc.environment()),
+        egress_ca=settings.egress_ca,
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),
             allow_unsigned=settings.pack_unsigned == "allow",
         ),
     )
+
+
+def _egress_proxy(settings: Settings, environment: Mapping[str, str]) -> Via | None:
+    """Return by which proxy sandboxes go out; None for none, or one that we do not speak with."""
+    given = {name.lower(): value for name, value in environment.items()}
+    no_proxy = given.get("no_proxy", "")
+    if settings.egress_proxy is not None:
+        return replace(settings.egress_proxy, bypassed=parse_no_proxy(no_proxy))
+    if variable("egress_proxy").lower() in given:
+        return None  # it is empty
+    url = given.get("https_proxy") or given.get("http_proxy")
+    try:
+        return Via.parse(url, no_proxy) if url else None
+    except InvalidRequest as error:
+        log.warning("sandboxes do not go by the proxy of this environment: %s", error)
+        return None
 
 
 def _uids(settings: Settings) -> UidRange | None:

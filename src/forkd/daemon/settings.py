@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits, programs
 from forkd.errors import InvalidRequest
+from forkd.network.upstream import Via
 from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ _DNS_PORT = 53
 
 ENDPOINT = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
 """Where something listens: no user, no query."""
+
+USER = re.compile(r"//.*@")
+"""Who logs in, and with which password, in a URL; no error repeats it."""
 
 SHOWN = "default_shown"
 
@@ -150,6 +154,15 @@ def _servers(value: object) -> object:
         except ValueError:
             raise ValueError("must be IPv4 addresses, such as 192.0.2.1,192.0.2.2:5353") from None
     return tuple(servers)
+
+
+def _via(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        return value or None
+    try:
+        return Via.parse(value)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
 
 
 _Path = Annotated[Path | None, BeforeValidator(_path)]
@@ -316,6 +329,19 @@ class Settings(BaseSettings):
         "each with `:PORT` if that is not 53, with commas between.",
         "those of `/etc/resolv.conf`",
     )
+    egress_proxy: Annotated[Via | None, NoDecode, BeforeValidator(_via)] = _setting(
+        None,
+        "Proxy by which sandboxes reach ports 80 and 443 of what they may reach: "
+        "`http://[USER:PASSWORD@]HOST:PORT`, which is asked to `CONNECT` to addresses. What "
+        "`NO_PROXY` names is reached straight. Empty: none.",
+        "`HTTPS_PROXY`, or else `HTTP_PROXY`",
+    )
+    egress_ca: _Path = _setting(
+        None,
+        "File with certificates of CAs, in PEM, that servers are trusted by to which secrets go, "
+        "beside those that this host trusts.",
+        "none",
+    )
     pack_keys: _Path = _setting(
         None,
         "Folder of keys, as `forkd key` keeps them: only packs signed by a key trusted there are "
@@ -414,7 +440,7 @@ def _refusal(error: ValidationError, flags: Mapping[str, str]) -> InvalidRequest
     if name not in Settings.model_fields:
         return InvalidRequest(f"there is no setting {name}", field=name)
     said = flag(name) if name in flags else variable(name)
-    given = repr(first["input"])[:VALUE_CHARS_MAX]
+    given = USER.sub("//...@", repr(first["input"])[:VALUE_CHARS_MAX])
     return InvalidRequest(
         f"{said} is {given}: {problem[:1].lower()}{problem[1:]}; without it: {default(name)}",
         field=said,

@@ -325,8 +325,9 @@ async def peek(sock: Socket, least: int, bytes_max: int) -> bytes:
         return b""
 
 
-def keep_alive(sock: Socket) -> None:
-    """Have the kernel notice when the peer is gone, however long nothing is said."""
+def pass_on_at_once(sock: Socket) -> None:
+    """Have a connection's bytes sent as they come, and the kernel notice when its peer is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 

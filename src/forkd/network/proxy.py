@@ -177,6 +177,7 @@ class Proxy:
         return sum(map(len, self._running.values())) < PROXY_CONNECTIONS_MAX
 
     async def _pass_on(self, sock: Socket, client: Client, address: str, port: int) -> None:
+        sockets.pass_on_at_once(sock)
         name = await _name(sock)
         if name is None or not _meant(client.secrets(), name, port):
             await self._splice(sock, name, address, port)
@@ -207,7 +208,6 @@ class Proxy:
             guest.abort()
 
     async def _splice(self, sock: Socket, name: str | None, address: str, port: int) -> None:
-        sockets.keep_alive(sock)
         try:
             upstream = await self._upstreams.connect(address, port, name)
         except HostError as error:

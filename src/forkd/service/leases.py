@@ -77,9 +77,7 @@ class Lease:
         """What stands around it; None without a network."""
         if self.slot is None or self.policy is None:
             return None
-        return Wall(
-            self.id, self.slot, self.policy, self.held, self.bandwidth_mbit, self.use
-        )
+        return Wall(self.id, self.slot, self.policy, self.held, self.bandwidth_mbit, self.use)
 
 
 class Leases:
