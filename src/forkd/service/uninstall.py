@@ -32,8 +32,16 @@ if TYPE_CHECKING:
     from forkd.service.names import Names
     from forkd.service.settings import HostSettings
 
+AUDIT_LOG = "audit.log"
 STATE_FOLDERS = ("snapshots", "images", "recipes", "staging", "writing", "tops", "cache")
-STATE_FILES = (DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm", "token", LOCK_FILE)
+STATE_FILES = (
+    DATABASE_FILE,
+    f"{DATABASE_FILE}-wal",
+    f"{DATABASE_FILE}-shm",
+    "token",
+    AUDIT_LOG,
+    LOCK_FILE,
+)
 """What a daemon keeps in its state folder, by itself."""
 
 CACHE_FOLDERS = ("kernels", "initramfs", "images", "locks")
