@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from forkd import programs
 from forkd.engine.configs import CompareConfig, members
 from forkd.engine.process import compare
 from forkd.errors import GuestError, StoreError
+from forkd.limits import UIDS_DEFAULT
 from tests.support.service_host import until
 from tests.support.stored import write_layer
 
@@ -49,9 +51,20 @@ def config(folder: Path, one: bytes, other: bytes) -> CompareConfig:
     return CompareConfig((base,), SIZE, folder / "before", folder / "after", 10_000, 10_000)
 
 
+KINDS = ("mnt", "net", "ipc", "uts")
+USER = int(UIDS_DEFAULT.partition(":")[0]) + 7
+
+
+def namespaces(proc: Path) -> list[str]:
+    return [str((proc / "ns" / kind).readlink()) for kind in KINDS]
+
+
 @pytest.mark.needs("root")
-def test_what_compares_disks_is_nobody_and_can_open_nothing(tmp_path: Path) -> None:
-    wanted = config(tmp_path, image(tmp_path, 0), image(tmp_path, NAMES))
+@pytest.mark.parametrize("uid", [None, USER], ids=["without a jail", "jailed"])
+def test_what_compares_disks_is_nobody_and_can_open_nothing(
+    tmp_path: Path, uid: int | None
+) -> None:
+    wanted = replace(config(tmp_path, image(tmp_path, 0), image(tmp_path, NAMES)), uid=uid)
     (tmp_path / "config").write_text(json.dumps(members(wanted)))
     args = [str(programs.find(programs.VMM)), "compare", "--config", str(tmp_path / "config")]
     with subprocess.Popen(args, stdout=subprocess.PIPE, bufsize=0) as process:  # noqa: S603 - ours
@@ -63,11 +76,17 @@ def test_what_compares_disks_is_nobody_and_can_open_nothing(tmp_path: Path) -> N
                 line.split(":\t", 1) for line in (proc / "status").read_text().splitlines()
             )
             limits = (proc / "limits").read_text()
+            theirs, ours = namespaces(proc), namespaces(Path("/proc/self"))
+            seen = {each.name for each in (proc / "root").iterdir()}
             said = begun + process.stdout.read()
         finally:
             process.kill()
     assert len(said) > PIPE_BYTES
-    assert (status["Uid"], status["Gid"]) == ("\t".join(["65534"] * 4),) * 2
+    assert (status["Uid"], status["Gid"]) == ("\t".join([str(uid or 65534)] * 4),) * 2
+    if uid is not None:
+        assert all(one != other for one, other in zip(theirs, ours, strict=True))
+        assert seen == {"proc"}
+        assert int(status["CapBnd"], 16) == 0
     assert status["Groups"].strip() == ""
     assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
     assert status["NoNewPrivs"] == "1"

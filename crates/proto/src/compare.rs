@@ -25,6 +25,9 @@ pub struct CompareConfig {
     pub entries_max: usize,
     /// Most changes to name; the others are counted.
     pub changes_max: usize,
+    /// The user that looks at them, in a jail; without, it is nobody, in the host's namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 impl CompareConfig {
@@ -46,6 +49,9 @@ impl CompareConfig {
             .chain(config.after.iter().map(|path| ("after", path)))
         {
             check_path(name, path)?;
+        }
+        if config.uid == Some(0) {
+            return Err(InvalidRequest::field("uid", "root"));
         }
         Ok(config)
     }

@@ -174,6 +174,7 @@ class CompareConfig:
         after: The layer that the second has above them.
         entries_max: Most files of one of them.
         changes_max: Most changes to name.
+        uid: The user that looks at them, jailed; None for nobody, in the host's namespaces.
     """
 
     layers: tuple[Path, ...]
@@ -182,6 +183,7 @@ class CompareConfig:
     after: Path
     entries_max: int
     changes_max: int
+    uid: int | None = None
 
 
 _Config: TypeAlias = (

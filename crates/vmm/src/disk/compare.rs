@@ -10,7 +10,10 @@ use forkd_proto::compare::{CompareConfig, CompareEvent, FileChange};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::jail::filter::{self, Role};
+use crate::jail::{
+    self,
+    filter::{self, Role},
+};
 use crate::sys::process;
 
 /// Compares the files of two disks.  This process is of no use for anything else afterwards.
@@ -23,6 +26,9 @@ pub fn run(config: &CompareConfig) -> Result<CompareEvent, Error> {
     let stack = |top: &Option<_>| config.layers.iter().chain(top).cloned().collect::<Vec<_>>();
     let before = Lower::open(&stack(&config.before), config.size_bytes, None)?;
     let after = Lower::open(&stack(&config.after), config.size_bytes, Some(&before))?;
+    if let Some(uid) = config.uid {
+        jail::enter_as_reader(uid)?;
+    }
     process::confine()?;
     filter::put_on(Role::Comparer)?;
     let common = config.layers.len();

@@ -32,6 +32,8 @@ use crate::sys::{descriptors, meminfo, pagemap};
 const KVM: &str = descriptors::KVM;
 /// How much memory the host has left.
 const MEMINFO: &str = meminfo::FILE;
+/// Where the root of who sees no folder is put together.
+const PROC: &str = "/proc";
 /// Below which machines have their cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
@@ -70,6 +72,16 @@ pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
     }
     enter(jail, &config.directory)?;
     become_own(jail.uid)
+}
+
+/// Jails a process that has open what it will read, in a root without anything, as the user `uid`.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter_as_reader(uid: u32) -> Result<(), Error> {
+    namespaces::enter(&[], Path::new(PROC))?;
+    rights::become_inmate(uid)
 }
 
 /// Jails a process that does nothing in there, as a machine would be, to see whether it can be.

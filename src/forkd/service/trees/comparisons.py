@@ -122,15 +122,17 @@ class Comparisons:
                 apart = await asyncio.to_thread(pages.apart, one.pid, other.pid, MEMORY_NAME)
             was = await _write(one, staged / "before", len(disk.layers))
             now = await _write(other, staged / "after", len(disk.layers))
-        config = CompareConfig(
-            layers=disk.layers,
-            size_bytes=disk.size_bytes,
-            before=was,
-            after=now,
-            entries_max=DIFF_ENTRIES_MAX,
-            changes_max=DIFF_CHANGES_MAX,
-        )
-        return _difference(await process.compare(self.vmm, config, staged), apart)
+        with self.jail.cell() as cell:
+            config = CompareConfig(
+                layers=disk.layers,
+                size_bytes=disk.size_bytes,
+                before=was,
+                after=now,
+                entries_max=DIFF_ENTRIES_MAX,
+                changes_max=DIFF_CHANGES_MAX,
+                uid=None if cell is None else cell.uid,
+            )
+            return _difference(await process.compare(self.vmm, config, staged), apart)
 
     def _chain_of(self, caller: Caller, name: SandboxId | Tag) -> tuple[Tag, ...]:
         """Return the snapshots that a sandbox or a snapshot goes back to, base first."""
