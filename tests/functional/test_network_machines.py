@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from forkd.model.ids import SandboxId
+    from forkd.model.sandbox import Sandbox
     from tests.support.real_host import RealHost
 
 pytestmark = [
@@ -101,6 +102,12 @@ async def reach(host: RealHost, sandbox: SandboxId, address: str, port: int = PO
     return str(await value(host, sandbox, TRY.format(address=address, port=port)))
 
 
+async def has_v6_alone(host: RealHost, sandbox: Sandbox) -> bool:
+    """Whether a guest has the one IPv6 address that it was given, and may use it at once."""
+    found = await value(host, sandbox.id, ADDRESSES_V6)
+    return bool(found == [[sandbox.address_v6, NODAD_AND_PERMANENT]])
+
+
 @pytest.mark.usefixtures("world")
 async def test_a_guest_reaches_what_its_policy_allows_and_that_changes_while_it_runs(
     real_host: RealHost,
@@ -138,8 +145,7 @@ async def test_a_guest_has_one_ipv6_address_and_reaches_what_its_policy_allows(
     async with real_host.forked(2, options) as (sandbox, sibling):
         status = await networks.get(CALLER, sandbox.id)
         assert sandbox.address_v6 == status.address_v6
-        found = await value(real_host, sandbox.id, ADDRESSES_V6)
-        assert found == [[status.address_v6, NODAD_AND_PERMANENT]]
+        assert await has_v6_alone(real_host, sandbox)
 
         assert await reach(real_host, sandbox.id, ALLOWED_V6) == "reached"
         others = (OTHER_V6, METADATA_V6, HOST_V6, sibling.address_v6, status.gateway_v6)
@@ -163,6 +169,9 @@ async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: Rea
             )
         ).fork.sandboxes
         assert child.egress_held
+        assert await value(real_host, child.id, ADDRESSES_V6) == [
+            [child.address_v6, NODAD_AND_PERMANENT]
+        ]
         assert await reach(real_host, parent.id, ALLOWED) == "reached"
         assert await reach(real_host, child.id, ALLOWED) == REFUSED
         assert await reach(real_host, child.id, ALLOWED_V6) == REFUSED
@@ -171,6 +180,10 @@ async def test_a_held_branch_reaches_nothing_until_it_is_promoted(real_host: Rea
         promoted = (await real_host.service.promotions.promote(CALLER, child.id)).sandbox
 
         assert promoted.id == parent.id
+        assert promoted.address_v6 == parent.address_v6
+        assert await value(real_host, promoted.id, ADDRESSES_V6) == [
+            [parent.address_v6, NODAD_AND_PERMANENT]
+        ]
         assert not promoted.egress_held
         assert await reach(real_host, promoted.id, ALLOWED) == "reached"
         assert await reach(real_host, promoted.id, ALLOWED_V6) == "reached"

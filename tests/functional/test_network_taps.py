@@ -15,7 +15,7 @@ from forkd.errors import HostError
 from forkd.network import taps
 from forkd.network.plan import PREFIX_LENGTH_V6, Plan
 from tests.support.namespaces import Namespace
-from tests.support.outside import advertise, listening, send
+from tests.support.outside import ROUTER, advertise, listening, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_a_guest_that_advertises_itself_as_a_router_is_not_believed(*, isolated:
             host.run(lambda: taps.prepare(slot))
         else:
             host.address(slot.tap, f"{slot.host_v6}/{PREFIX_LENGTH_V6}")
-        guest.address("eth0", f"{slot.guest_v6}/{PREFIX_LENGTH_V6}")
+        guest.address("eth0", f"{slot.guest_v6}/{PREFIX_LENGTH_V6}", f"{ROUTER}/64")
         with host.run(lambda: listening(slot.host_v6, 9_000, socket.SOCK_DGRAM)) as heard:
             guest.run(lambda: advertise("eth0", "2001:db8:bad::"))
             guest.run(lambda: send(None, slot.host_v6, 9_000, b"after that"))

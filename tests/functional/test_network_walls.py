@@ -21,6 +21,7 @@ from forkd.limits import NETWORK_CONNECTIONS_MAX
 from forkd.model.network import NetworkPolicy, Protocol, parse_policy
 from forkd.network import rules as rules_
 from forkd.network import walls as walls_
+from forkd.network.plan import Plan
 from forkd.network.rules import Opening, Wall
 from forkd.network.walls import Refusals, Walls
 from tests.support import outside as world
@@ -447,7 +448,7 @@ def test_a_host_forwards_ipv6_for_sandboxes_alone_and_keeps_its_own_router(
         lan.sysctl("ipv6/conf/default/accept_dad", "0")
         host.link("lan0", lan, "eth0")
         host.address("lan0", "2001:db8:5::1/64")
-        lan.address("eth0", "2001:db8:5::2/64")
+        lan.address("eth0", "2001:db8:5::2/64", f"{world.ROUTER}/64")
         outer.world.route("2001:db8:5::/64", "2001:db8:ffff::1")
         lan.run(lambda: world.advertise("eth0", "2001:db8:6::"))
         _until_heard(lan, host, "2001:db8:5::1")
@@ -473,6 +474,22 @@ def test_a_host_forwards_ipv6_for_sandboxes_alone_and_keeps_its_own_router(
         assert host.learned_routers() == ["lan0"]
         settings = [host.setting(f"ipv6/conf/{each}/accept_ra") for each in _LEARNING]
         assert settings == ["1", "1", "1", "0"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_another_daemon_allows_is_not_dropped_as_a_strangers(
+    outer: Outside, family: str
+) -> None:
+    first, second = Walls(PLAN), Walls(Plan(PLAN.pool, tap_prefix="fkv"))
+    address = world.PUBLIC[FAMILIES[family]]
+    try:
+        outer.host.run(lambda: first.put([wall(0, "internet")]))
+        outer.host.run(lambda: second.put([wall(1, "internet")]))
+
+        assert [outer.try_(guest, "tcp", address, 443) for guest in (0, 1)] == ["reached"] * 2
+    finally:
+        for walls, index in ((second, 1), (first, 0)):
+            outer.host.run(partial(walls.take, [PLAN.slot(index).tap]))
 
 
 def test_a_host_that_forwards_ipv6_by_itself_goes_on_doing_so(walled: Walled) -> None:

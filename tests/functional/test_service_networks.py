@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict, HostError
-from forkd.host import nftables
+from forkd.host import netlink, nftables
 from forkd.model.network import HOST, NetworkChange
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxState
-from forkd.network.rules import table_name
+from forkd.network import rules, taps
 from forkd.service.leases import Leases
 from forkd.service.names import choose
 from forkd.store.database import Database
@@ -20,15 +20,31 @@ from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from forkd.model.sandbox import Sandbox
+    from forkd.network.plan import Plan
     from forkd.service.host import Host
     from tests.support.service_host import FakeHost
 
 pytestmark = [pytest.mark.needs("root", "tun", "nft"), pytest.mark.asyncio]
 
 OPTIONS = ForkOptions(network=HOST)
+
+
+@pytest.fixture(autouse=True)
+def clean(fake_host: FakeHost) -> Iterator[None]:
+    """Remove the taps and walls that a test which failed has left."""
+    yield
+    plan = plan_of(fake_host)
+    for left in taps.left_over(plan, set()):
+        netlink.remove(left)
+    nftables.run(rules.remove(plan))
+
+
+def plan_of(host: FakeHost) -> Plan:
+    with contextlib.closing(Database(host.settings.state_dir / "forkd.db")) as database:
+        return choose(host.settings, database).network
 
 
 @contextlib.asynccontextmanager
@@ -105,10 +121,8 @@ async def test_a_guest_that_has_no_ipv6_has_none_by_branch_and_promotion_either(
 
 def bandwidths(host: FakeHost) -> list[int]:
     """Return what the packet filter counts, in bytes a second, of all sandboxes and ways."""
-    with contextlib.closing(Database(host.settings.state_dir / "forkd.db")) as database:
-        table = table_name(choose(host.settings, database).network)
     try:
-        found = nftables.read(f"list limits table inet {table}")
+        found = nftables.read(f"list limits table inet {rules.table_name(plan_of(host))}")
     except HostError:
         return []  # there is no table
     return sorted(each["limit"]["rate"] for each in found if "limit" in each)

@@ -72,6 +72,9 @@ CELLS: dict[str, tuple[tuple[str, str], int]] = {
 """Destinations of guest 0 by name: addresses of both families, and a port.  Port 443 of another
 address is what DNS over HTTPS is to a packet filter."""
 
+ROUTER = "fe80::2"
+"""Who may `advertise`."""
+
 _ROUTER_ADVERTISEMENT = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1_800, 0, 0)
 _PREFIX_TO_MAKE_ADDRESSES_OF = struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 3_600, 3_600, 0)
 
@@ -292,10 +295,15 @@ def solicit(address: str) -> str:
 
 
 def advertise(link: str, prefix: str) -> None:
-    """Claim to be a router on a link of this thread's namespace, and to know addresses for it."""
+    """Claim to be a router on a link of this thread's namespace, and to know addresses for it.
+
+    Routers speak from an address of the link alone: the link is to have `ROUTER`, since the kernel
+    makes such an address only once it has noticed that the other end is there.
+    """
     option = _PREFIX_TO_MAKE_ADDRESSES_OF + ipaddress.IPv6Address(prefix).packed
     index = socket.if_nametoindex(link)
     with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sock:
+        sock.bind((ROUTER, 0, 0, index))
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         sock.sendto(_ROUTER_ADVERTISEMENT + option, ("ff02::1", 0, 0, index))
 

@@ -7,7 +7,8 @@ than one.
     from_guests  every packet of a tap, before it is routed: allowed, or refused at once
     input        what of it is for this host: the resolver, and the host's end if that is allowed
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
-                 nowhere, where this host forwards because of us
+                 nowhere, where this host forwards because of us, but for those from taps of other
+                 daemons that the walls there have allowed, and so marked
     dns          questions to the host's end of a link go to our resolver's port, and connections
                  to the ports of a sandbox's secrets, once they were allowed, to our proxy's
     out          what leaves the host has the host's address
@@ -130,6 +131,7 @@ table inet {table} {{
     type filter hook forward priority filter; policy accept;
     oifname @taps jump to_guest
     iifname @taps accept
+    iifname "fk*" ct mark != 0 accept
     ct state != new accept
     ct status dnat accept
     meta nfproto ipv4 iifname @roused drop
