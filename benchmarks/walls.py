@@ -22,6 +22,7 @@ from forkd.service.jail import UidRange
 if TYPE_CHECKING:
     from benchmarks.teller import Teller
     from forkd.model.ids import Tag
+    from forkd.model.sandbox import Sandbox
     from forkd.service.settings import HostSettings
 
 WIDTH = 100
@@ -127,7 +128,8 @@ async def _crowd(settings: HostSettings, tag: Tag, alive: int, teller: Teller) -
     Raises:
         EngineError: One did not become ready, or answered wrongly.
     """
-    forked_ms, sandboxes = [], []
+    forked_ms: list[float] = []
+    sandboxes: list[Sandbox] = []
     async with open_host(settings) as host, contextlib.AsyncExitStack() as stack:
         while len(sandboxes) < alive:
             teller.begin(f"{len(sandboxes) + WIDTH} of {alive} with a network each")

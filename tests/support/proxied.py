@@ -92,7 +92,7 @@ class Proxied:
         policy = parse_policy(list(rules or (f"{ADDRESS}",)))
         assert policy is not None
         use = SecretUse(tenant, "sb-0", secrets) if secrets else None
-        wall = Wall("sb-0", PLAN.slot(0), policy, held, use)
+        wall = Wall("sb-0", PLAN.slot(0), policy, held, use=use)
         await self.egress.put([wall])
         return wall
 

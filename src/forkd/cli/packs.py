@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from forkd import Client
     from forkd.packs.container import Head
-    from forkd.wire import v2
+    from forkd.wire import v2_packs
 
 READ_BYTES = 1024 * 1024
 TOLD_BYTES = 64 * 1024 * 1024
@@ -173,7 +173,7 @@ def _take(
     *,
     allow_unsigned: bool,
     as_json: bool,
-) -> v2.Unpacked:
+) -> v2_packs.Unpacked:
     """Send a pack to the daemon, unless nobody who signed it is trusted."""
     from forkd.packs.container import Pieces, check_trust, read_head  # noqa: PLC0415 - slow to load
 
@@ -268,7 +268,7 @@ def _report(text: str, said: dict[str, Any], *, as_json: bool) -> None:
         render.note(text)
 
 
-def _report_taken(taken: v2.Unpacked, *, as_json: bool) -> None:
+def _report_taken(taken: v2_packs.Unpacked, *, as_json: bool) -> None:
     if as_json:
         render.document(taken)
         return

@@ -16,7 +16,7 @@ from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import v2, v2_files, v2_trees
+from forkd.wire import v2, v2_files, v2_packs, v2_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,7 +66,7 @@ def snapshot_request(request: v2.SnapshotCreate) -> SnapshotRequest | LinkReques
     )
 
 
-def unpack_request(tag: Tag, terms: v2.Unpack) -> UnpackRequest:
+def unpack_request(tag: Tag, terms: v2_packs.Unpack) -> UnpackRequest:
     """Return under which name and on which terms a pack is taken."""
     keys = filter(None, terms.trusted.split(","))
     return UnpackRequest(tag, tuple(map(bytes.fromhex, keys)), terms.allow_unsigned)
@@ -261,11 +261,11 @@ def ancestors_of(stored: Snapshot, by_tag: Mapping[Tag, Snapshot]) -> list[Tag]:
     return found
 
 
-def unpacked(pack: Unpacked) -> v2.Unpacked:
+def unpacked(pack: Unpacked) -> v2_packs.Unpacked:
     """Return a pack that was taken, as clients see it."""
-    return v2.Unpacked(
+    return v2_packs.Unpacked(
         snapshot=snapshot(pack.snapshot),
-        links=[v2.UnpackedLink(tag=each.tag, reused=each.reused) for each in pack.links],
+        links=[v2_packs.UnpackedLink(tag=each.tag, reused=each.reused) for each in pack.links],
         signed_by=None if pack.signed_by is None else pack.signed_by.hex(),
         missing_features=list(pack.missing_features),
     )

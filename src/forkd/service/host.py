@@ -316,20 +316,8 @@ async def _compose(
     await upkeep.drop_unused_images()
     egress, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
-    sandboxes = Sandboxes(
-        telemetry,
-        settings,
-        tasks,
-        records,
-        admission,
-        leases,
-        ledger,
-        journal,
-        roster,
-        catalog,
-        zygotes,
-        introduction,
-    )
+    for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction)
+    sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
     guests = Guests(telemetry, roster, introduction)
     lag = stack.enter_context(LoopLag())
     tops = files.real_path(settings.tops_dir)

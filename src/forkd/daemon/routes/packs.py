@@ -10,7 +10,7 @@ from forkd.daemon import convert
 from forkd.daemon.routes import CallerOf, PacksOf, TagOf, bytes_as, router
 from forkd.daemon.routes.files import BYTES
 from forkd.daemon.streaming import Stream
-from forkd.wire import v2
+from forkd.wire import v2_packs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,11 +41,11 @@ async def pack_snapshot(tag: TagOf, caller: CallerOf, packs: PacksOf) -> Respons
 )
 async def unpack_snapshot(
     tag: TagOf,
-    terms: Annotated[v2.Unpack, Query()],
+    terms: Annotated[v2_packs.Unpack, Query()],
     request: Request,
     caller: CallerOf,
     packs: PacksOf,
-) -> v2.Unpacked:
+) -> v2_packs.Unpacked:
     """Take the pack in the request's body; nothing of it is kept unless all of it is good."""
     wanted = convert.unpack_request(tag, terms)
     return convert.unpacked(await packs.unpack(caller, wanted, request.stream()))

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from forkd.sdk._async.sandbox import FORK_SECS_PER_CHILD, AsyncSandbox
 from forkd.sdk._requests import build
-from forkd.wire import v2, v2_rights
+from forkd.wire import v2, v2_packs, v2_rights
 
 if TYPE_CHECKING:
     import builtins
@@ -187,7 +187,7 @@ class AsyncSnapshots:
         *,
         trusted: Sequence[bytes] = (),
         allow_unsigned: bool = False,
-    ) -> v2.Unpacked:
+    ) -> v2_packs.Unpacked:
         """Take a pack: all of it, or nothing.
 
         Args:
@@ -206,7 +206,7 @@ class AsyncSnapshots:
         }
         path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         return await self._http.call(
-            v2.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+            v2_packs.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 

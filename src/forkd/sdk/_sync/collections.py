@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
 from forkd.sdk._sync.sandbox import FORK_SECS_PER_CHILD, Sandbox
-from forkd.wire import v2, v2_rights
+from forkd.wire import v2, v2_packs, v2_rights
 
 if TYPE_CHECKING:
     import builtins
@@ -188,7 +188,7 @@ class Snapshots:
         *,
         trusted: Sequence[bytes] = (),
         allow_unsigned: bool = False,
-    ) -> v2.Unpacked:
+    ) -> v2_packs.Unpacked:
         """Take a pack: all of it, or nothing.
 
         Args:
@@ -207,7 +207,7 @@ class Snapshots:
         }
         path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         return self._http.call(
-            v2.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+            v2_packs.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 
