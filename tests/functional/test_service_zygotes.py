@@ -22,6 +22,7 @@ from forkd.service.host import open_host
 from forkd.service.zygotes import REQUESTS_AT_ONCE_MAX
 from tests.support.callers import CALLER
 from tests.support.chains import A, add_link
+from tests.support.fault_world import descriptors
 from tests.support.served_host import served_host
 from tests.support.service_host import TAG, FakeHost, until
 
@@ -184,3 +185,18 @@ async def test_forks_of_many_snapshots_at_once_never_have_more(small_host: FakeH
         assert any(outcomes)
         assert max(seen) <= MOST
         await until(lambda: len(small_host.vmm_processes()) <= MOST)
+
+
+async def test_a_zygote_that_ends_while_the_service_is_stopping_leaves_nothing(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = descriptors()
+    async with opened(fake_host, FIRST) as service:
+        zygote = await fork(service, FIRST)
+        monkeypatch.setattr(service.tasks, "_stopping", True)
+
+        os.kill(zygote, signal.SIGKILL)
+        await until(lambda: zygote not in service.figures.zygotes.pids())
+
+    assert not any(fake_host.settings.zygotes_dir.iterdir())
+    assert descriptors() == before

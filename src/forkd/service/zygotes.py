@@ -115,6 +115,7 @@ class ZygotePool:
         self._store = store
         self._tasks = tasks
         self._entries: dict[Tag, _Entry] = {}
+        self._stray: list[tuple[Tag, Zygote]] = []  # lost while the service was stopping
         self._held = 0  # that start, live or end
         self._ending = 0
         self._freed = asyncio.Event()
@@ -171,10 +172,14 @@ class ZygotePool:
             await self._end(tag, entry)
 
     async def _stop_all(self) -> None:
-        while self._entries:
-            tag, entry = self._entries.popitem()
+        while self._entries or self._stray:
             try:
-                await self._end(tag, entry)
+                if self._entries:
+                    tag, entry = self._entries.popitem()
+                    await self._end(tag, entry)
+                else:
+                    tag, zygote = self._stray.pop()
+                    await self._finish(zygote)
             except ForkdError as error:
                 log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
 
@@ -336,8 +341,8 @@ class ZygotePool:
         self._ending += 1
         try:
             self._tasks.run(TaskKind.STOP_ZYGOTE, self._finish(zygote), f"of {tag}")
-        except Conflict:  # the service stops; the next start removes what is left
-            self._ending -= 1
+        except Conflict:  # the service is stopping, and then ends what is left
+            self._stray.append((tag, zygote))
 
     async def _finish(self, zygote: Zygote) -> None:
         """End a zygote that counts as ending."""
