@@ -17,7 +17,7 @@ from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from forkd.images.recipe import DebianSource
@@ -74,13 +74,14 @@ def build_debian(
             reach; the message ends with mmdebstrap's own words.
     """
     archive = folder.with_suffix(".tar")
-    build.tell("packages", f"Debian {source.suite} and {len(source.packages)} packages", 0.0)
+    packages = source.packages
+    build.tell("packages", f"Debian {source.suite} and {len(packages)} packages", 0.0)
     args: list[str | Path] = [
         *("mmdebstrap", f"--mode={'root' if proc.is_root() else 'unshare'}", "--format=tar"),
         *(f"--variant={source.variant}", '--aptopt=Acquire::Languages "none"'),
         *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
         *(f"--dpkgopt=path-include={path}" for path in KEPT_AFTER_ALL),
-        *((f"--include={','.join(source.packages)}",) if source.packages else ()),
+        *((f"--include={','.join(packages)}", _found_early(packages)) if packages else ()),
         *(source.suite, archive),
     ]
 
@@ -107,6 +108,15 @@ def build_debian(
     files.remove_file(archive)
     _clean(folder)
     build.tell("packages", "packages installed", 1.0)
+
+
+def _found_early(packages: Iterable[str]) -> str:
+    """Return the option by which packages that cannot be installed are found before any is.
+
+    That is once the lists are there, and a minute before mmdebstrap would come to them.
+    """
+    install = f"apt-get --simulate --quiet install {' '.join(packages)}"
+    return f'--extract-hook=APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" {install}'
 
 
 def _clean(folder: Path) -> None:
