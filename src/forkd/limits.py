@@ -87,6 +87,15 @@ MEMORY_PRESSURE_MAX_DEFAULT = 20.0
 CPU_LIMIT_MAX = 1_024.0
 """Greatest CPU limit of a sandbox, in cores."""
 
+CPU_WEIGHT_MIN = 1
+"""Least weight that the kernel's scheduler knows."""
+
+CPU_WEIGHT_MAX = 10_000
+"""Greatest such weight."""
+
+CPU_WEIGHT_DEFAULT = 100
+"""What every group has that is given none, by the kernel's choice."""
+
 PIDS_LIMIT_MIN = 8
 """Least number of threads that one VMM process needs, with room for its workers."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "cgroup2")
 
-LIMITS = Limits(pids=16, memory_bytes=64 << 20, cpus=0.5)
+LIMITS = Limits(pids=16, memory_bytes=64 << 20, cpus=0.5, cpu_weight=50)
 
 
 @pytest.fixture
@@ -34,7 +34,14 @@ def test_every_limit_arrives_in_the_kernel(tree: CgroupTree) -> None:
 
     values = {
         name: (group / name).read_text().strip()
-        for name in ("pids.max", "memory.max", "memory.swap.max", "memory.oom.group", "cpu.max")
+        for name in (
+            "pids.max",
+            "memory.max",
+            "memory.swap.max",
+            "memory.oom.group",
+            "cpu.max",
+            "cpu.weight",
+        )
     }
     assert values == {
         "pids.max": "16",
@@ -42,6 +49,7 @@ def test_every_limit_arrives_in_the_kernel(tree: CgroupTree) -> None:
         "memory.swap.max": "0",
         "memory.oom.group": "1",
         "cpu.max": "50000 100000",
+        "cpu.weight": "50",
     }
     assert tree.names() == ("one",)
     tree.remove("one")

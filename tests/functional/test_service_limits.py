@@ -102,12 +102,15 @@ async def test_limits_change_while_a_sandbox_runs_and_outlive_the_daemon(
 ) -> None:
     async with real_host.forked(1, ForkOptions(memory_limit_mib=LIMIT_MIB)) as (sandbox,):
         group = real_host.names.cgroup_root / sandbox.id
-        more = NewLimits(memory_limit_mib=LIMIT_MIB * 2, cpu_limit=0.5, pids_limit=100)
+        more = NewLimits(
+            memory_limit_mib=LIMIT_MIB * 2, cpu_limit=0.5, cpu_weight=50, pids_limit=100
+        )
         await real_host.service.sandboxes.set_limits(CALLER, sandbox.id, more)
 
         assert (group / "memory.max").read_text().strip() == str(LIMIT_MIB * 2 << 20)
         assert (group / "cpu.max").read_text().split() == [str(CPU_PERIOD_US // 2), "100000"]
         assert (group / "pids.max").read_text().strip() == "100"
+        assert (group / "cpu.weight").read_text().strip() == "50"
         await value(real_host, sandbox.id, HOLD + f"\nhold({LIMIT_MIB}, 3)")
         less = NewLimits(memory_limit_mib=LIMIT_MIB // 2)
         with pytest.raises(Conflict, match="MiB in use"):
@@ -116,6 +119,7 @@ async def test_limits_change_while_a_sandbox_runs_and_outlive_the_daemon(
         await real_host.restart()
         found = await real_host.service.sandboxes.get(CALLER, sandbox.id)
         assert (found.memory_limit_mib, found.cpu_limit) == (LIMIT_MIB * 2, 0.5)
+        assert found.cpu_weight == 50
         assert await value(real_host, sandbox.id, "int(held[-1])") == 3
 
 

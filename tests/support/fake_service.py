@@ -256,7 +256,7 @@ class FakeSandboxes(Component):
         if limits.bandwidth_limit_mbit is not None and found.network is None:
             raise Conflict(f"sandbox {sandbox} was forked without a network")
         has, wants = (
-            {each.memory_limit_mib, each.cpu_limit, each.pids_limit} - {None}
+            {each.memory_limit_mib, each.cpu_limit, each.cpu_weight, each.pids_limit} - {None}
             for each in (found, limits)
         )
         if wants and not has:
@@ -503,6 +503,7 @@ class FakeService:
             memory_limit_mib=options.memory_limit_mib,
             disk_limit_mib=options.disk_limit_mib,
             cpu_limit=options.cpu_limit,
+            cpu_weight=options.cpu_weight,
             pids_limit=options.pids_limit,
             bandwidth_limit_mbit=options.bandwidth_limit_mbit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),

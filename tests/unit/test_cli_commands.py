@@ -142,16 +142,19 @@ def test_every_limit_of_a_fork_can_be_set_and_is_shown(forkd: Forkd) -> None:
         "memory_limit_mib": 64,
         "disk_limit_mib": 32,
         "cpu_limit": 0.5,
+        "cpu_weight": 50,
         "pids_limit": 16,
         "bandwidth_limit_mbit": 10,
     }
     options = ("--memory", "64", "--disk", "32", "--pids", "16", "--bandwidth", "10")
+    cpu = ("--cpus", "0.5", "--cpu-weight", "50")
     network = ("--network", "internet")
 
-    (made,) = forkd("fork", "warm", *options, *network, "--cpus", "0.5", "--json").document
+    (made,) = forkd("fork", "warm", *options, *network, *cpu, "--json").document
 
     assert {name: made[name] for name in limits} == limits
-    assert "64 MiB memory, 32 MiB disk, 0.5 CPUs, 16 threads, 10 Mbit/s" in forkd("ls").out
+    shown = "64 MiB memory, 32 MiB disk, 0.5 CPUs, CPU weight 50, 16 threads, 10 Mbit/s"
+    assert shown in forkd("ls").out
     assert forkd("fork", "warm", "--cpu", "2", "--json").document[0]["cpu_limit"] == 2
     assert forkd("fork", "warm", "--pids", "7").code == 2
     assert forkd("fork", "warm", "--bandwidth", "10").code == 2, "there is no network"
@@ -201,6 +204,7 @@ def test_limits_are_shown_and_changed(forkd: Forkd) -> None:
         "128 MiB memory, 0.5 CPUs\n"
     )
     assert forkd("limits", id_, "--pids", "16", "--json").document["pids_limit"] == 16
+    assert forkd("limits", id_, "--cpu-weight", "7", "--json").document["cpu_weight"] == 7
     assert "without a network" in forkd("limits", id_, "--bandwidth", "5").err
     online = forkd("fork", "warm", "--network", "internet").out.strip()
     assert forkd("limits", online, "--bandwidth", "5").out == "5 Mbit/s\n"

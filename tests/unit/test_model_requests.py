@@ -24,6 +24,8 @@ FORK_LIMITS = [
     ("disk_limit_mib", limits.DISK_LIMIT_MIB_MAX, +1),
     ("cpu_limit", 0.01, -0.001),
     ("cpu_limit", limits.CPU_LIMIT_MAX, +0.1),
+    ("cpu_weight", limits.CPU_WEIGHT_MIN, -1),
+    ("cpu_weight", limits.CPU_WEIGHT_MAX, +1),
     ("pids_limit", limits.PIDS_LIMIT_MIN, -1),
     ("pids_limit", limits.PIDS_LIMIT_MAX, +1),
     ("deadline_s", 0.1, -0.05),

@@ -111,6 +111,7 @@ def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
         network=HOST,
         memory_limit_mib=512,
         cpu_limit=0.5,
+        cpu_weight=50,
         pids_limit=32,
         bandwidth_limit_mbit=10,
     )
@@ -121,6 +122,7 @@ def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
         network=HOST,
         memory_limit_mib=512,
         cpu_limit=0.5,
+        cpu_weight=50,
         pids_limit=32,
         bandwidth_limit_mbit=10,
         ttl_s=60.0,

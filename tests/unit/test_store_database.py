@@ -42,6 +42,7 @@ def row(second: int = 0) -> SandboxRow:
         branched_at=datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
         expires_at=datetime(2026, 1, 3, tzinfo=UTC),
         cpu_limit=0.5,
+        cpu_weight=50,
         pids_limit=32,
         bandwidth_limit_mbit=10,
         owner=Owner(Tenant("acme"), "ci"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forkd.limits import CPU_WEIGHT_DEFAULT
+
 CONTROLLERS = ("cpu", "memory", "pids")
 """What a group of ours needs from the group above it."""
 
@@ -21,11 +23,13 @@ class Limits:
         pids: Threads.
         memory_bytes: Memory, without swap; None for no limit.
         cpus: CPU time in cores; None for no limit.
+        cpu_weight: Share of CPU time beside the other groups of ours.
     """
 
     pids: int
     memory_bytes: int | None = None
     cpus: float | None = None
+    cpu_weight: int = CPU_WEIGHT_DEFAULT
 
     def for_seeds(self, seeds: int) -> Limits:
         """Return the limits of a sandbox of which there are so many seeds.
@@ -40,7 +44,7 @@ class Limits:
 
 def settings(limits: Limits) -> tuple[tuple[str, str], ...]:
     """Return the files to write and their contents, in order."""
-    written = [("pids.max", str(limits.pids))]
+    written = [("pids.max", str(limits.pids)), ("cpu.weight", str(limits.cpu_weight))]
     if limits.memory_bytes is not None:
         written += [
             ("memory.max", str(limits.memory_bytes)),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from forkd.sdk import Sandbox
-    from forkd.sdk._requests import ForkOptions
+    from forkd.sdk._requests import ForkOptions, LimitOptions
     from forkd.wire.v2 import SandboxFailure, SandboxInfo
 
 T = TypeVar("T")
@@ -35,6 +35,16 @@ KILLERS_MAX = 16
 """Sandboxes killed at once."""
 
 Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
+
+
+CpuWeight = Annotated[
+    int | None,
+    typer.Option(help="Share of CPU time beside other sandboxes, 1 to 10000; else 100."),
+]
+Pids = Annotated[int | None, typer.Option(help="Limit of a VMM process's threads on the host.")]
+Bandwidth = Annotated[
+    int | None, typer.Option(help="Limit of a sandbox's network, each way, in Mbit/s.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,12 +67,9 @@ def fork(  # noqa: PLR0913 - one for each option
     disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
     cpus: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
     cpu: Annotated[float | None, typer.Option("--cpu", hidden=True)] = None,
-    pids: Annotated[
-        int | None, typer.Option(help="Limit of each VMM process's threads on the host.")
-    ] = None,
-    bandwidth: Annotated[
-        int | None, typer.Option(help="Limit of each network, each way, in Mbit/s.")
-    ] = None,
+    cpu_weight: CpuWeight = None,
+    pids: Pids = None,
+    bandwidth: Bandwidth = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,6 +103,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "memory_limit_mib": memory,
         "disk_limit_mib": disk,
         "cpu_limit": cpu if cpus is None else cpus,
+        "cpu_weight": cpu_weight,
         "pids_limit": pids,
         "bandwidth_limit_mbit": bandwidth,
         "network": network or None,
@@ -167,24 +175,23 @@ def limits(  # noqa: PLR0913 - one for each option
     *,
     memory: Annotated[int | None, typer.Option(help="Limit of memory, in MiB.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Limit of CPU time, in cores.")] = None,
-    pids: Annotated[
-        int | None, typer.Option(help="Limit of the VMM process's threads on the host.")
-    ] = None,
-    bandwidth: Annotated[
-        int | None, typer.Option(help="Limit of its network, each way, in Mbit/s.")
-    ] = None,
+    cpu_weight: CpuWeight = None,
+    pids: Pids = None,
+    bandwidth: Bandwidth = None,
     json: Json = False,
 ) -> None:
     """Show the limits of a sandbox; with options, change them while it runs."""
+    asked: LimitOptions = {
+        "memory_limit_mib": memory,
+        "cpu_limit": cpus,
+        "cpu_weight": cpu_weight,
+        "pids_limit": pids,
+        "bandwidth_limit_mbit": bandwidth,
+    }
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
-        if any(limit is not None for limit in (memory, cpus, pids, bandwidth)):
-            found.set_limits(
-                memory_limit_mib=memory,
-                cpu_limit=cpus,
-                pids_limit=pids,
-                bandwidth_limit_mbit=bandwidth,
-            )
+        if any(limit is not None for limit in asked.values()):
+            found.set_limits(**asked)
     if json:
         render.document(found.info.model_dump(mode="json"))
     else:
@@ -197,6 +204,7 @@ def _limits(sandbox: SandboxInfo) -> str | None:
         (sandbox.memory_limit_mib, "{} MiB memory"),
         (sandbox.disk_limit_mib, "{} MiB disk"),
         (sandbox.cpu_limit, "{:g} CPUs"),
+        (sandbox.cpu_weight, "CPU weight {}"),
         (sandbox.pids_limit, "{} threads"),
         (sandbox.bandwidth_limit_mbit, "{} Mbit/s"),
     )

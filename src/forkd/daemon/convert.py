@@ -80,6 +80,7 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         memory_limit_mib=request.memory_limit_mib,
         disk_limit_mib=request.disk_limit_mib,
         cpu_limit=request.cpu_limit,
+        cpu_weight=request.cpu_weight,
         pids_limit=request.pids_limit,
         bandwidth_limit_mbit=request.bandwidth_limit_mbit,
         all_or_nothing=request.all_or_nothing,
@@ -93,10 +94,11 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
 def new_limits(request: v2.LimitsPatch) -> NewLimits:
     """Return the limits that a running sandbox is to get."""
     return NewLimits(
-        request.memory_limit_mib,
-        request.cpu_limit,
-        request.pids_limit,
-        request.bandwidth_limit_mbit,
+        memory_limit_mib=request.memory_limit_mib,
+        cpu_limit=request.cpu_limit,
+        cpu_weight=request.cpu_weight,
+        pids_limit=request.pids_limit,
+        bandwidth_limit_mbit=request.bandwidth_limit_mbit,
     )
 
 
@@ -285,6 +287,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         memory_limit_mib=live.memory_limit_mib,
         disk_limit_mib=live.disk_limit_mib,
         cpu_limit=live.cpu_limit,
+        cpu_weight=live.cpu_weight,
         pids_limit=live.pids_limit,
         bandwidth_limit_mbit=live.bandwidth_limit_mbit,
         fork_ms=None if live.spawn is None else _times(live.spawn),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forkd import limits
 from forkd.errors import InvalidRequest
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.network import NetworkPolicy
     from forkd.model.snapshot import Snapshot
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "memory_limit_mib": (limits.MEMORY_LIMIT_MIB_MIN, limits.MEMORY_LIMIT_MIB_MAX),
+    "disk_limit_mib": (1, limits.DISK_LIMIT_MIB_MAX),
+    "cpu_limit": (0.01, limits.CPU_LIMIT_MAX),
+    "cpu_weight": (limits.CPU_WEIGHT_MIN, limits.CPU_WEIGHT_MAX),
+    "pids_limit": (limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX),
+    "bandwidth_limit_mbit": (limits.BANDWIDTH_LIMIT_MBIT_MIN, limits.BANDWIDTH_LIMIT_MBIT_MAX),
+}
+"""Least and most of each limit."""
 
 
 class SandboxState(StrEnum):
@@ -71,6 +82,7 @@ class Sandbox:
         branched_at: At which instant of its parent's life it was branched; None for a fork.
         expires_at: When it is ended; None for never.
         cpu_limit: Limit of CPU time, in cores; None if none was set.
+        cpu_weight: Its share of CPU time beside other sandboxes; None for the kernel's default.
         pids_limit: Limit of the VMM's threads; None if none was set.
         bandwidth_limit_mbit: Limit of what goes over its network, each way, in millions of bits a
             second; None if none was set.
@@ -97,6 +109,7 @@ class Sandbox:
     branched_at: datetime | None = None
     expires_at: datetime | None = None
     cpu_limit: float | None = None
+    cpu_weight: int | None = None
     pids_limit: int | None = None
     bandwidth_limit_mbit: int | None = None
     owner: Owner = DEFAULT_OWNER
@@ -133,6 +146,7 @@ class ForkOptions:
         memory_limit_mib: Memory of each child's process, guest and VMM together; no swap.
         disk_limit_mib: Disk blocks that each child may have of its own, before and after branches.
         cpu_limit: CPU time of each child, in cores.
+        cpu_weight: Share of CPU time of each child, beside other sandboxes.
         pids_limit: Threads of each child's process.
         bandwidth_limit_mbit: What goes over each child's network, each way, in millions of bits a
             second.
@@ -152,6 +166,7 @@ class ForkOptions:
     memory_limit_mib: int | None = None
     disk_limit_mib: int | None = None
     cpu_limit: float | None = None
+    cpu_weight: int | None = None
     pids_limit: int | None = None
     bandwidth_limit_mbit: int | None = None
     all_or_nothing: bool = False
@@ -172,26 +187,12 @@ class ForkOptions:
             raise InvalidRequest(
                 "hold_egress goes with a network: there is none to hold", field="hold_egress"
             )
-        if self.memory_limit_mib is not None:
-            in_range(
-                "memory_limit_mib",
-                self.memory_limit_mib,
-                limits.MEMORY_LIMIT_MIB_MIN,
-                limits.MEMORY_LIMIT_MIB_MAX,
+        _check_ranges(self)
+        if self.bandwidth_limit_mbit is not None and self.network is None:
+            raise InvalidRequest(
+                "bandwidth_limit_mbit goes with a network: there is none to limit",
+                field="bandwidth_limit_mbit",
             )
-        if self.disk_limit_mib is not None:
-            in_range("disk_limit_mib", self.disk_limit_mib, 1, limits.DISK_LIMIT_MIB_MAX)
-        if self.cpu_limit is not None:
-            in_range("cpu_limit", self.cpu_limit, 0.01, limits.CPU_LIMIT_MAX)
-        if self.pids_limit is not None:
-            in_range("pids_limit", self.pids_limit, limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX)
-        if self.bandwidth_limit_mbit is not None:
-            _check_bandwidth(self.bandwidth_limit_mbit)
-            if self.network is None:
-                raise InvalidRequest(
-                    "bandwidth_limit_mbit goes with a network: there is none to limit",
-                    field="bandwidth_limit_mbit",
-                )
         in_range(
             "deadline_s", self.deadline_s, limits.FORK_DEADLINE_S_MIN, limits.FORK_DEADLINE_S_MAX
         )
@@ -206,6 +207,7 @@ class NewLimits:
     Attributes:
         memory_limit_mib: As of `ForkOptions`.
         cpu_limit: As of `ForkOptions`.
+        cpu_weight: As of `ForkOptions`.
         pids_limit: As of `ForkOptions`.
         bandwidth_limit_mbit: As of `ForkOptions`; a sandbox without a network cannot have it.
 
@@ -215,45 +217,33 @@ class NewLimits:
 
     memory_limit_mib: int | None = None
     cpu_limit: float | None = None
+    cpu_weight: int | None = None
     pids_limit: int | None = None
     bandwidth_limit_mbit: int | None = None
 
     def __post_init__(self) -> None:
-        given = (self.memory_limit_mib, self.cpu_limit, self.pids_limit, self.bandwidth_limit_mbit)
-        if all(limit is None for limit in given):
+        given = self._given()
+        if not given:
+            names = ", ".join(each.name for each in fields(self))
             raise InvalidRequest(
-                "no limit is given: name memory_limit_mib, cpu_limit, pids_limit, "
-                "bandwidth_limit_mbit, or several",
-                field="memory_limit_mib",
+                f"no limit is given: name {names}, or several", field="memory_limit_mib"
             )
-        if self.bandwidth_limit_mbit is not None:
-            _check_bandwidth(self.bandwidth_limit_mbit)
-        ForkOptions(  # the same ranges
-            memory_limit_mib=self.memory_limit_mib,
-            cpu_limit=self.cpu_limit,
-            pids_limit=self.pids_limit,
-        )
+        _check_ranges(self)
 
     def of(self, sandbox: Sandbox) -> Sandbox:
         """Return a sandbox with these limits in the place of its own."""
-        memory_mib, cpus, pids = self.memory_limit_mib, self.cpu_limit, self.pids_limit
-        mbit = self.bandwidth_limit_mbit
-        return replace(
-            sandbox,
-            memory_limit_mib=sandbox.memory_limit_mib if memory_mib is None else memory_mib,
-            cpu_limit=sandbox.cpu_limit if cpus is None else cpus,
-            pids_limit=sandbox.pids_limit if pids is None else pids,
-            bandwidth_limit_mbit=sandbox.bandwidth_limit_mbit if mbit is None else mbit,
-        )
+        return replace(sandbox, **self._given())
+
+    def _given(self) -> dict[str, Any]:
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value is not None}
 
 
-def _check_bandwidth(mbit: int) -> None:
-    in_range(
-        "bandwidth_limit_mbit",
-        mbit,
-        limits.BANDWIDTH_LIMIT_MBIT_MIN,
-        limits.BANDWIDTH_LIMIT_MBIT_MAX,
-    )
+def _check_ranges(asked: ForkOptions | NewLimits) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(asked, name, None)
+        if value is not None:
+            in_range(name, value, least, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +322,7 @@ class BranchOptions:
             memory_limit_mib=source.memory_limit_mib,
             disk_limit_mib=source.disk_limit_mib,
             cpu_limit=source.cpu_limit,
+            cpu_weight=source.cpu_weight,
             pids_limit=source.pids_limit,
             bandwidth_limit_mbit=source.bandwidth_limit_mbit,
             all_or_nothing=self.all_or_nothing,

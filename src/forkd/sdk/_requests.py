@@ -24,6 +24,7 @@ class ForkOptions(TypedDict, total=False):
         memory_limit_mib: Memory of each sandbox, its VMM included; no swap.
         disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
         cpu_limit: CPU time of each sandbox, in cores.
+        cpu_weight: Share of CPU time of each, beside other sandboxes; 100 if None.
         pids_limit: Threads of each sandbox's process on the host, not of its guest.
         bandwidth_limit_mbit: What goes over each sandbox's network, each way, in millions of bits a
             second.
@@ -39,6 +40,7 @@ class ForkOptions(TypedDict, total=False):
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     cpu_limit: float | None
+    cpu_weight: int | None
     pids_limit: int | None
     bandwidth_limit_mbit: int | None
     network: bool | str | list[str] | None
@@ -47,6 +49,24 @@ class ForkOptions(TypedDict, total=False):
     deadline_s: float | None
     ttl_s: float | None
     wait: bool
+
+
+class LimitOptions(TypedDict, total=False):
+    """What a running sandbox may take of its host; what is left out, or None, stays as it is.
+
+    Attributes:
+        memory_limit_mib: As of `ForkOptions`.
+        cpu_limit: As of `ForkOptions`.
+        cpu_weight: As of `ForkOptions`.
+        pids_limit: As of `ForkOptions`.
+        bandwidth_limit_mbit: As of `ForkOptions`, for one that has a network.
+    """
+
+    memory_limit_mib: int | None
+    cpu_limit: float | None
+    cpu_weight: int | None
+    pids_limit: int | None
+    bandwidth_limit_mbit: int | None
 
 
 class BranchOptions(TypedDict, total=False):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forkd.cgroups.limits import Limits
 from forkd.limits import (
+    CPU_WEIGHT_DEFAULT,
     MEMORY_LIMIT_MIB_MAX,
     PIDS_LIMIT_DEFAULT,
     VMM_CPUS,
@@ -39,7 +40,12 @@ def allow(options: ForkOptions, snapshot: Snapshot) -> ForkOptions:
 
 def limits_of(options: ForkOptions | Sandbox) -> Limits | None:
     """Return the limits of a sandbox; None, and so no cgroup, if it has none."""
-    asked = (options.memory_limit_mib, options.cpu_limit, options.pids_limit)
+    asked = (
+        options.memory_limit_mib,
+        options.cpu_limit,
+        options.cpu_weight,
+        options.pids_limit,
+    )
     if all(limit is None for limit in asked):
         return None
     memory_mib = options.memory_limit_mib
@@ -47,6 +53,7 @@ def limits_of(options: ForkOptions | Sandbox) -> Limits | None:
         pids=options.pids_limit or PIDS_LIMIT_DEFAULT,
         memory_bytes=None if memory_mib is None else memory_mib * _MIB,
         cpus=options.cpu_limit,
+        cpu_weight=options.cpu_weight or CPU_WEIGHT_DEFAULT,
     )
 
 

@@ -28,6 +28,7 @@ from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener
 from forkd.errors import EngineError, ForkdError
 from forkd.host import cgroupfs, files, ownership, proc
+from forkd.service.allowance import limits_of
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -166,8 +167,7 @@ def cgroup_of(source: Sandbox) -> Path | None:
 
     A seed must not end with its source, nor count against the source's limits.
     """
-    limits = (source.memory_limit_mib, source.cpu_limit, source.pids_limit)
-    return None if all(limit is None for limit in limits) else cgroupfs.own()
+    return None if limits_of(source) is None else cgroupfs.own()
 
 
 async def take(

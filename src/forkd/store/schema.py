@@ -99,7 +99,21 @@ CREATE TABLE secrets (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS = (_SANDBOXES, _LINEAGE, _OWNERS, _RIGHTS, _EGRESS, _IPV6, _BANDWIDTH, _SECRETS)
+_CPU_WEIGHT = """
+ALTER TABLE sandboxes ADD COLUMN cpu_weight INTEGER;
+"""
+
+MIGRATIONS = (
+    _SANDBOXES,
+    _LINEAGE,
+    _OWNERS,
+    _RIGHTS,
+    _EGRESS,
+    _IPV6,
+    _BANDWIDTH,
+    _SECRETS,
+    _CPU_WEIGHT,
+)
 """What makes version n + 1 of version n."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -312,6 +312,12 @@ class LimitsPatch(Request):
         le=limits.CPU_LIMIT_MAX,
         description="CPU time of a sandbox, in cores.",
     )
+    cpu_weight: int | None = Field(
+        default=None,
+        ge=limits.CPU_WEIGHT_MIN,
+        le=limits.CPU_WEIGHT_MAX,
+        description="Share of CPU time beside other sandboxes; 100 unless it is set.",
+    )
     pids_limit: int | None = Field(
         default=None,
         ge=limits.PIDS_LIMIT_MIN,
@@ -414,6 +420,9 @@ class SandboxInfo(Answer):
     memory_limit_mib: int | None
     disk_limit_mib: int | None
     cpu_limit: float | None = Field(default=None, description="In cores; null if not limited.")
+    cpu_weight: int | None = Field(
+        default=None, description="Null if it was not set, which is 100."
+    )
     pids_limit: int | None = Field(default=None, description="Null if not limited.")
     bandwidth_limit_mbit: int | None = Field(default=None, description="Null if not limited.")
     fork_ms: ForkTimes | None

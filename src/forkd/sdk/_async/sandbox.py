@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from forkd.sdk._async.http import AsyncHttp
-    from forkd.sdk._requests import BranchOptions, ExecOptions
+    from forkd.sdk._requests import BranchOptions, ExecOptions, LimitOptions
     from forkd.sdk._results import EvalResult
 
 FORK_SECS_PER_CHILD = 1.0
@@ -159,35 +159,15 @@ class AsyncSandbox:
         )
         return done.reset_ms
 
-    async def set_limits(
-        self,
-        *,
-        memory_limit_mib: int | None = None,
-        cpu_limit: float | None = None,
-        pids_limit: int | None = None,
-        bandwidth_limit_mbit: int | None = None,
-    ) -> v2.SandboxInfo:
+    async def set_limits(self, **limits: Unpack[LimitOptions]) -> v2.SandboxInfo:
         """Change what it may take of the host, at once; return it as it is then.
-
-        Args:
-            memory_limit_mib: Its memory, its VMM included; None to leave it as it is.
-            cpu_limit: Its CPU time, in cores; likewise.
-            pids_limit: Threads of its process on the host; likewise.
-            bandwidth_limit_mbit: What goes over its network, each way, in millions of bits a
-                second; likewise.
 
         Raises:
             InvalidRequest: No limit is given.
             Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
                 limited, or has more memory in use than that.
         """
-        request = build(
-            v2.LimitsPatch,
-            memory_limit_mib=memory_limit_mib,
-            cpu_limit=cpu_limit,
-            pids_limit=pids_limit,
-            bandwidth_limit_mbit=bandwidth_limit_mbit,
-        )
+        request = build(v2.LimitsPatch, **limits)
         self.info = await self._http.call(
             v2.SandboxInfo, "PATCH", f"{self._path}/limits", body=request
         )

@@ -393,6 +393,7 @@ def _new_sandbox(
         ancestors=origin.ancestors,
         expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
         cpu_limit=options.cpu_limit,
+        cpu_weight=options.cpu_weight,
         pids_limit=options.pids_limit,
         bandwidth_limit_mbit=options.bandwidth_limit_mbit,
         owner=owner,
