@@ -96,6 +96,19 @@ CPU_WEIGHT_MAX = 10_000
 CPU_WEIGHT_DEFAULT = 100
 """What every group has that is given none, by the kernel's choice."""
 
+IO_LIMIT_MIB_S_MIN = 1
+"""Least that a sandbox may read, and write, of its disk in a second."""
+
+IO_LIMIT_MIB_S_MAX = 1 << 20
+"""Greatest such limit, 1 TiB/s: no disk has as much."""
+
+IO_LIMIT_OPS_MIN = 100
+"""Least operations in a second, each way: what was written and waits, 4 MiB at most in pages of
+4 KiB, is on the disk ten seconds later."""
+
+IO_LIMIT_OPS_MAX = 100_000_000
+"""Greatest such limit: no disk does as many."""
+
 PIDS_LIMIT_MIN = 8
 """Least number of threads that one VMM process needs, with room for its workers."""
 

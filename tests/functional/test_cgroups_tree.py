@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +16,8 @@ import pytest
 from forkd.cgroups.limits import Limits
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import HostError
-from forkd.host import cgroupfs
+from forkd.host import cgroupfs, disks
+from tests.support.needs import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +27,23 @@ pytestmark = pytest.mark.needs("root", "cgroup2")
 LIMITS = Limits(pids=16, memory_bytes=64 << 20, cpus=0.5, cpu_weight=50)
 
 
+LIMITED_IO = replace(LIMITS, io_bytes_s=1 << 20, io_ops_s=200)
+
+IO_MIB = 4
+"""How much is written under a limit of 1 MiB/s: of it a second's worth may go at once."""
+
+IO_AT_LEAST_S = 2.0
+
+MUCH_MIB = 64
+"""At 1 MiB/s, twice as much as is done before a process is said to survive SIGKILL."""
+
+DEADLINE_S = 60.0
+
+
 @pytest.fixture
 def tree() -> Iterator[CgroupTree]:
     root = cgroupfs.CGROUP_ROOT / "forkd-test"
-    yield CgroupTree(root)
+    yield CgroupTree(root, STATE)
     if root.exists():
         cgroupfs.remove_empty(root)
 
@@ -80,3 +99,87 @@ def test_a_limit_that_the_kernel_refuses_is_an_error_and_leaves_no_group(tree: C
 def test_a_host_with_cgroup_v2_is_usable(tree: CgroupTree) -> None:
     assert tree.usable()
     assert not CgroupTree(Path("/nowhere/forkd")).usable()
+
+
+@pytest.fixture
+def target() -> Iterator[Path]:
+    """Where to write on the disk."""
+    with tempfile.TemporaryDirectory(prefix="forkd-io-", dir=STATE) as folder:
+        yield Path(folder) / "file"
+
+
+@pytest.mark.needs("io")
+def test_limits_of_io_arrive_in_the_kernel_change_and_are_taken_back(tree: CgroupTree) -> None:
+    group, disk = tree.create("one", LIMITED_IO), disks.disk_of(STATE)
+    assert (group / "io.max").read_text() == (
+        f"{disk} rbps=1048576 wbps=1048576 riops=200 wiops=200\n"
+    )
+
+    tree.limit("one", replace(LIMITS, io_ops_s=300))
+    assert (group / "io.max").read_text() == f"{disk} rbps=max wbps=max riops=300 wiops=300\n"
+
+    tree.hurry("one")
+    assert (group / "io.max").read_text() == ""
+    tree.remove("one")
+
+
+@pytest.mark.needs("io")
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        pytest.param(LIMITED_IO, ("if=/dev/zero", "bs=64k", "oflag=direct"), id="writes"),
+        pytest.param(LIMITED_IO, ("if=/dev/zero", "bs=64k", "conv=fsync"), id="cached"),
+        pytest.param(LIMITED_IO, ("of=/dev/null", "bs=64k", "iflag=direct"), id="reads"),
+        pytest.param(
+            replace(LIMITS, io_ops_s=256),
+            ("if=/dev/zero", "bs=4k", "oflag=direct"),
+            id="operations",
+        ),
+    ],
+)
+def test_io_past_its_limit_waits_and_that_of_others_does_not(
+    tree: CgroupTree, target: Path, limits: Limits, words: tuple[str, ...]
+) -> None:
+    count = {"bs=64k": IO_MIB << 4, "bs=4k": IO_MIB << 8}[words[1]]
+    reads = words[0].startswith("of")
+
+    took_s = []
+    for name, each in (("limited", limits), ("other", LIMITS)):
+        group, file = tree.create(name, each), target.with_name(name)
+        if reads:  # what is written is counted for who wrote to a file first
+            file.write_bytes(bytes(IO_MIB << 20))
+        end = f"if={file}" if reads else f"of={file}"
+        began_s = time.monotonic()
+        process = in_group(group, "dd", end, f"count={count}", *words)
+        assert process.wait(DEADLINE_S) == 0
+        took_s.append(time.monotonic() - began_s)
+        tree.remove(name)
+
+    limited_s, other_s = took_s
+    assert limited_s > IO_AT_LEAST_S
+    assert other_s < limited_s
+
+
+@pytest.mark.needs("io")
+def test_what_waits_for_its_io_ends_at_once_when_its_group_does(
+    tree: CgroupTree, target: Path
+) -> None:
+    group = tree.create("one", replace(LIMITED_IO, memory_bytes=4 * MUCH_MIB << 20))
+    words = ("if=/dev/zero", f"bs={MUCH_MIB}M", "count=1", "oflag=direct")
+    process = in_group(group, "dd", f"of={target}", *words)
+    until_s = time.monotonic() + DEADLINE_S
+    while not re.search(r"wbytes=[1-9]", (group / "io.stat").read_text()):
+        assert time.monotonic() < until_s
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it has ended: {process.wait(0.1)}")
+
+    tree.remove("one")
+
+    assert process.wait(DEADLINE_S) == -9
+    assert not group.exists()
+
+
+def in_group(group: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a program in a group."""
+    script = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+    return subprocess.Popen(["/bin/sh", "-c", script, "sh", *command])  # noqa: S603 - ours

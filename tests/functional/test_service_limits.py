@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.cgroups.limits import CPU_PERIOD_US
 from forkd.errors import Conflict, ForkdError
+from forkd.host.disks import disk_of
 from forkd.limits import PIDS_LIMIT_DEFAULT, VMM_CPUS, VMM_MEMORY_MIB, VMM_MEMORY_SHARE
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxState
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, value
+from tests.support.real_host import REAL, shell, value
 
 if TYPE_CHECKING:
     from tests.support.real_host import RealHost
@@ -23,6 +25,12 @@ DEADLINE_S = 60.0
 
 LIMIT_MIB = 256
 """Less than the guest has, and more than a fork of it takes."""
+
+WRITE = "dd if=/dev/zero of=/root/written bs=64k count=64 conv=fsync 2>&1"
+"""Four MiB, until they are on the disk."""
+
+WRITTEN_AT_LEAST_S = 2.0
+"""How long that takes at 1 MiB/s, of which a second's worth may go at once."""
 
 HOLD = """
 import numpy
@@ -137,3 +145,34 @@ async def test_what_a_seed_keeps_of_its_source_does_not_end_the_source(
         assert await value(real_host, source.id, "overwrite(2)") == 2
         assert await value(real_host, sibling.id, "int(held[-1])") == 1
         await service.sandboxes.delete(CALLER, sibling.id)
+
+
+@pytest.mark.needs("io")
+async def test_a_guests_writes_are_limited_changed_inherited_and_outlive_the_daemon(
+    real_host: RealHost,
+) -> None:
+    service, disk = real_host.service, disk_of(real_host.settings.tops_dir)
+    limited = ForkOptions(io_limit_mib_s=1, io_limit_ops=1_000)
+    async with real_host.forked(1, limited) as (sandbox,):
+        group = real_host.names.cgroup_root / sandbox.id
+        assert (group / "io.max").read_text() == (
+            f"{disk} rbps=1048576 wbps=1048576 riops=1000 wiops=1000\n"
+        )
+        began_s = time.monotonic()
+        await shell(real_host, sandbox.id, WRITE)
+        assert time.monotonic() - began_s > WRITTEN_AT_LEAST_S
+
+        change = NewLimits(io_limit_mib_s=500)
+        assert (
+            await service.sandboxes.set_limits(CALLER, sandbox.id, change)
+        ).io_limit_ops == 1_000
+        branched = await service.branches.branch(CALLER, sandbox.id, 1, BranchOptions())
+        (sibling,) = branched.fork.sandboxes
+        for each in (sandbox, sibling):
+            line = (real_host.names.cgroup_root / each.id / "io.max").read_text()
+            assert line == f"{disk} rbps=524288000 wbps=524288000 riops=1000 wiops=1000\n"
+        await service.sandboxes.delete(CALLER, sibling.id)
+
+        await real_host.restart()
+        found = await real_host.service.sandboxes.get(CALLER, sandbox.id)
+        assert (found.io_limit_mib_s, found.io_limit_ops) == (500, 1_000)

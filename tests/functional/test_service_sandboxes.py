@@ -17,6 +17,7 @@ from forkd.errors import (
     Conflict,
     EngineError,
     EngineExited,
+    HostError,
     InvalidRequest,
     NotFound,
 )
@@ -218,6 +219,17 @@ async def test_a_limit_that_cannot_be_set_fails_the_child(
 
     assert result.sandboxes == ()
     assert [failure.stage for failure in result.failures] == ["prepare", "prepare"]
+    assert fake_host.left_over() == []
+
+
+async def test_a_fork_whose_io_cannot_be_limited_is_refused_before_anything_is_made(
+    service: Host, fake_host: FakeHost
+) -> None:
+    for options in (ForkOptions(io_limit_mib_s=1), ForkOptions(io_limit_ops=100)):
+        with pytest.raises(HostError, match="which this host lacks: ask for none"):
+            await service.sandboxes.fork(CALLER, TAG, 2, options)
+
+    assert await service.sandboxes.list(CALLER) == ()
     assert fake_host.left_over() == []
 
 

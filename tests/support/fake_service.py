@@ -51,6 +51,7 @@ from forkd.model.sandbox import (
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
+from forkd.service.allowance import limits_of
 from forkd.service.ledger import Ledger
 from forkd.service.secrets import Secrets
 from forkd.service.tenants import Tenants
@@ -255,11 +256,8 @@ class FakeSandboxes(Component):
         found = guest.sandbox
         if limits.bandwidth_limit_mbit is not None and found.network is None:
             raise Conflict(f"sandbox {sandbox} was forked without a network")
-        has, wants = (
-            {each.memory_limit_mib, each.cpu_limit, each.cpu_weight, each.pids_limit} - {None}
-            for each in (found, limits)
-        )
-        if wants and not has:
+        had, has = limits_of(found), limits_of(limits.of(found))
+        if had is None and has is not None:
             raise Conflict(f"sandbox {sandbox} was forked without limits, and has no cgroup")
         guest.sandbox = limits.of(found)
         return guest.sandbox
@@ -505,6 +503,8 @@ class FakeService:
             cpu_limit=options.cpu_limit,
             cpu_weight=options.cpu_weight,
             pids_limit=options.pids_limit,
+            io_limit_mib_s=options.io_limit_mib_s,
+            io_limit_ops=options.io_limit_ops,
             bandwidth_limit_mbit=options.bandwidth_limit_mbit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
             expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),

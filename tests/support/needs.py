@@ -24,10 +24,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.host.disks import disk_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+STATE = Path("/var/lib/forkd")
+"""Where machines' disks are."""
 
 NETWORK_DEADLINE_S = 2.0
 """How long the Debian archive's address may take to answer before there is no network."""
@@ -61,10 +66,22 @@ def has_network() -> bool:
     return True
 
 
+def limits_io() -> bool:
+    """Whether disk I/O can be limited where machines' disks are."""
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
+    return (
+        controllers.exists()
+        and "io" in controllers.read_text().split()
+        and STATE.exists()
+        and disk_of(STATE) is not None
+    )
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "kvm": has_stock_kvm,
     "root": lambda: os.geteuid() == 0,
     "cgroup2": lambda: Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+    "io": limits_io,
     "tun": lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK),
     "binaries": has_built("forkd-vmm", "forkd-agent", "forkd-witness"),
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.cgroups.limits import Limits, settings
+from forkd.cgroups.limits import Limits, no_io, settings
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import HostError
+from forkd.host import disks
 from forkd.model.sandbox import ForkOptions
 from forkd.service.allowance import limits_of
 
@@ -34,6 +36,61 @@ def test_a_cpu_limit_is_a_share_of_a_period(cpus: float, quota: str) -> None:
 def test_a_cpu_weight_is_the_kernels_unless_one_is_asked_for() -> None:
     assert ("cpu.weight", "100") in settings(Limits(pids=64))
     assert ("cpu.weight", "1") in settings(limits_of(ForkOptions(cpu_weight=1)) or Limits(pids=0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        (Limits(pids=64, io_bytes_s=1 << 20), "rbps=1048576 wbps=1048576 riops=max wiops=max"),
+        (Limits(pids=64, io_ops_s=100), "rbps=max wbps=max riops=100 wiops=100"),
+        (Limits(pids=64, io_bytes_s=2, io_ops_s=3), "rbps=2 wbps=2 riops=3 wiops=3"),
+    ],
+)
+def test_io_is_limited_each_way_and_set_last(asked: Limits, written: str) -> None:
+    assert asked.has_io
+    assert settings(asked, "254:0")[-1] == ("io.max", f"254:0 {written}")
+
+
+def test_io_that_is_not_limited_is_not_written() -> None:
+    assert not Limits(pids=64).has_io
+    assert "io.max" not in dict(settings(Limits(pids=64)))
+
+
+def test_what_limits_io_is_taken_back_for_each_disk() -> None:
+    io_max = "254:0 rbps=1 wbps=1 riops=max wiops=max\n8:16 rbps=max wbps=max riops=9 wiops=9\n"
+
+    nothing = "rbps=max wbps=max riops=max wiops=max"
+    assert no_io(io_max) == (f"254:0 {nothing}", f"8:16 {nothing}")
+    assert no_io("") == ()
+
+
+def test_limits_of_io_are_of_mib_and_operations() -> None:
+    options = ForkOptions(io_limit_mib_s=20, io_limit_ops=500)
+    assert limits_of(options) == Limits(pids=64, io_bytes_s=20 << 20, io_ops_s=500)
+
+
+def test_io_cannot_be_limited_without_the_controller_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    tree = CgroupTree(tmp_path / "forkd", tmp_path)
+
+    tree.check(Limits(pids=64))
+    for ask in (tree.check, partial(tree.create, "sb-1")):
+        with pytest.raises(HostError, match=r"cgroup v2 with io at .*, which this host lacks"):
+            ask(Limits(pids=64, io_ops_s=100))
+    assert not tree.root.exists()
+
+
+def test_io_cannot_be_limited_on_a_file_system_without_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids\n")
+    monkeypatch.setattr(disks, "BLOCK_DEVICES", tmp_path / "no devices")
+    tree = CgroupTree(tmp_path / "forkd", tmp_path)
+
+    for ask in (tree.check, partial(tree.create, "sb-1")):
+        with pytest.raises(HostError, match=f"the file system of {tmp_path} is on no one disk"):
+            ask(Limits(pids=64, io_bytes_s=1 << 20))
+    assert not tree.root.exists()
 
 
 def test_without_a_limit_there_is_no_group_and_with_one_threads_are_limited_too() -> None:

@@ -144,16 +144,21 @@ def test_every_limit_of_a_fork_can_be_set_and_is_shown(forkd: Forkd) -> None:
         "cpu_limit": 0.5,
         "cpu_weight": 50,
         "pids_limit": 16,
+        "io_limit_mib_s": 20,
+        "io_limit_ops": 500,
         "bandwidth_limit_mbit": 10,
     }
     options = ("--memory", "64", "--disk", "32", "--pids", "16", "--bandwidth", "10")
-    cpu = ("--cpus", "0.5", "--cpu-weight", "50")
+    more = ("--cpus", "0.5", "--cpu-weight", "50", "--io", "20", "--io-ops", "500")
     network = ("--network", "internet")
 
-    (made,) = forkd("fork", "warm", *options, *network, *cpu, "--json").document
+    (made,) = forkd("fork", "warm", *options, *network, *more, "--json").document
 
     assert {name: made[name] for name in limits} == limits
-    shown = "64 MiB memory, 32 MiB disk, 0.5 CPUs, CPU weight 50, 16 threads, 10 Mbit/s"
+    shown = (
+        "64 MiB memory, 32 MiB disk, 0.5 CPUs, CPU weight 50, 16 threads, 20 MiB/s disk, "
+        "500 disk operations/s, 10 Mbit/s"
+    )
     assert shown in forkd("ls").out
     assert forkd("fork", "warm", "--cpu", "2", "--json").document[0]["cpu_limit"] == 2
     assert forkd("fork", "warm", "--pids", "7").code == 2
@@ -204,7 +209,13 @@ def test_limits_are_shown_and_changed(forkd: Forkd) -> None:
         "128 MiB memory, 0.5 CPUs\n"
     )
     assert forkd("limits", id_, "--pids", "16", "--json").document["pids_limit"] == 16
-    assert forkd("limits", id_, "--cpu-weight", "7", "--json").document["cpu_weight"] == 7
+    options = ("--cpu-weight", "7", "--io", "20", "--io-ops", "500")
+    changed = forkd("limits", id_, *options, "--json").document
+    assert [changed[each] for each in ("cpu_weight", "io_limit_mib_s", "io_limit_ops")] == [
+        7,
+        20,
+        500,
+    ]
     assert "without a network" in forkd("limits", id_, "--bandwidth", "5").err
     online = forkd("fork", "warm", "--network", "internet").out.strip()
     assert forkd("limits", online, "--bandwidth", "5").out == "5 Mbit/s\n"

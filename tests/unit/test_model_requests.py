@@ -26,6 +26,10 @@ FORK_LIMITS = [
     ("cpu_limit", limits.CPU_LIMIT_MAX, +0.1),
     ("cpu_weight", limits.CPU_WEIGHT_MIN, -1),
     ("cpu_weight", limits.CPU_WEIGHT_MAX, +1),
+    ("io_limit_mib_s", limits.IO_LIMIT_MIB_S_MIN, -1),
+    ("io_limit_mib_s", limits.IO_LIMIT_MIB_S_MAX, +1),
+    ("io_limit_ops", limits.IO_LIMIT_OPS_MIN, -1),
+    ("io_limit_ops", limits.IO_LIMIT_OPS_MAX, +1),
     ("pids_limit", limits.PIDS_LIMIT_MIN, -1),
     ("pids_limit", limits.PIDS_LIMIT_MAX, +1),
     ("deadline_s", 0.1, -0.05),
@@ -68,12 +72,21 @@ def test_a_bandwidth_without_a_network_is_refused() -> None:
     assert refusal.value.context["field"] == "bandwidth_limit_mbit"
 
 
-def test_new_limits_have_the_ranges_of_a_fork_and_are_not_none() -> None:
-    NewLimits(cpu_limit=limits.CPU_LIMIT_MAX)
-    for given in ({}, {"memory_limit_mib": limits.MEMORY_LIMIT_MIB_MIN - 1}):
-        with pytest.raises(InvalidRequest) as refusal:
-            NewLimits(**given)
-        assert refusal.value.context["field"] == "memory_limit_mib"
+def test_new_limits_are_not_none() -> None:
+    with pytest.raises(InvalidRequest, match=r"io_limit_mib_s, io_limit_ops, .*, or several"):
+        NewLimits()
+
+
+@pytest.mark.parametrize(
+    ("field", "limit", "step"), [each for each in FORK_LIMITS if each[0] in NewLimits.__slots__]
+)
+def test_new_limits_have_the_ranges_of_a_fork(field: str, limit: float, step: float) -> None:
+    NewLimits(**cast("dict[str, Any]", {field: limit}))
+
+    with pytest.raises(InvalidRequest) as refusal:
+        NewLimits(**cast("dict[str, Any]", {field: limit + step}))
+
+    assert refusal.value.context["field"] == field
 
 
 @pytest.mark.parametrize("count", [0, -1, limits.FORK_COUNT_MAX + 1])

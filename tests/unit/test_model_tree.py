@@ -113,6 +113,8 @@ def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
         cpu_limit=0.5,
         cpu_weight=50,
         pids_limit=32,
+        io_limit_mib_s=20,
+        io_limit_ops=500,
         bandwidth_limit_mbit=10,
     )
 
@@ -124,6 +126,8 @@ def test_siblings_are_forked_under_the_limits_of_their_source() -> None:
         cpu_limit=0.5,
         cpu_weight=50,
         pids_limit=32,
+        io_limit_mib_s=20,
+        io_limit_ops=500,
         bandwidth_limit_mbit=10,
         ttl_s=60.0,
     )

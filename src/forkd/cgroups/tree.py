@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from forkd.cgroups.limits import CONTROLLERS, settings
+from forkd.cgroups.limits import CONTROLLERS, IO, no_io, settings
 from forkd.errors import ForkdError, HostError
-from forkd.host import cgroupfs
+from forkd.host import cgroupfs, disks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,10 +25,13 @@ class CgroupTree:
 
     Attributes:
         root: Our own group, directly below one with the controllers.
+        folder: Where what sandboxes write lies: I/O is limited of the disk that it is on.  None if
+            none is.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, folder: Path | None = None) -> None:
         self.root = root
+        self.folder = folder
         self._prepared = False
         self._lock = threading.Lock()
 
@@ -39,17 +43,26 @@ class CgroupTree:
         """Return where the group of one sandbox is."""
         return self.root / name
 
+    def check(self, limits: Limits) -> None:
+        """Return if this host can limit I/O as `limits` say; nothing is made.
+
+        Raises:
+            HostError: It cannot.
+        """
+        self._disk(limits)
+
     def create(self, name: str, limits: Limits) -> Path:
         """Make the group of one sandbox with all its limits, or nothing.
 
         Raises:
             HostError: A limit could not be set.
         """
+        written = settings(limits, self._disk(limits))
         self.prepare()
         group = self.path(name)
         cgroupfs.make(group)
         try:
-            for file, value in settings(limits):
+            for file, value in written:
                 cgroupfs.write(group, file, value)
         except ForkdError:
             cgroupfs.remove_empty(group)
@@ -62,8 +75,18 @@ class CgroupTree:
         Raises:
             HostError: The kernel refused, or there is no such group; some may be changed.
         """
-        for file, value in settings(limits):
+        for file, value in settings(limits, self._disk(limits)):
             cgroupfs.write(self.path(name), file, value)
+
+    def hurry(self, name: str) -> None:
+        """Let a sandbox that is to end do its I/O without limits, if the kernel lets us.
+
+        A process does not end while what it writes waits for its turn.
+        """
+        group = self.path(name)
+        with contextlib.suppress(HostError):  # then it takes longer
+            for line in no_io(cgroupfs.io_max(group)):
+                cgroupfs.write(group, "io.max", line)
 
     def memory_bytes(self, name: str) -> int | None:
         """Return what counts against a sandbox's limit of memory; None without a group."""
@@ -82,6 +105,7 @@ class CgroupTree:
         Raises:
             HostError: A process did not end within `END_TIMEOUT_S`, or the kernel refused.
         """
+        self.hurry(name)
         cgroupfs.end(self.path(name), END_TIMEOUT_S)
 
     def close(self) -> None:
@@ -103,14 +127,34 @@ class CgroupTree:
         with self._lock:
             if self._prepared:
                 return
-            missing = set(CONTROLLERS) - cgroupfs.controllers(self.root.parent)
+            found = cgroupfs.controllers(self.root.parent)
+            missing = set(CONTROLLERS) - found
             if missing:
                 raise HostError(
                     f"limits need cgroup v2 with {', '.join(sorted(missing))} "
                     f"at {self.root.parent}, which this host lacks"
                 )
-            wanted = " ".join(f"+{name}" for name in CONTROLLERS)
+            wanted = " ".join(f"+{name}" for name in (*CONTROLLERS, *({IO} & found)))
             cgroupfs.write(self.root.parent, "cgroup.subtree_control", wanted)
             cgroupfs.make(self.root)
             cgroupfs.write(self.root, "cgroup.subtree_control", wanted)
             self._prepared = True
+
+    def _disk(self, limits: Limits) -> str | None:
+        """Return the disk whose I/O is to be limited, by number; None if none is to be."""
+        if not limits.has_io:
+            return None
+        above = self.root.parent
+        if IO not in cgroupfs.controllers(above):
+            raise HostError(
+                f"limits of disk I/O need cgroup v2 with {IO} at {above}, which this host lacks: "
+                "ask for none, or boot a kernel with CONFIG_BLK_DEV_THROTTLING"
+            )
+        disk = None if self.folder is None else disks.disk_of(self.folder)
+        if disk is None:
+            raise HostError(
+                f"limits of disk I/O need a disk, and the file system of {self.folder} is on no "
+                "one disk, as tmpfs, overlay and btrfs are not: ask for none, or have the operator "
+                "set FORKD_DISK_DIR to a folder on ext4 or XFS"
+            )
+        return disk

@@ -42,6 +42,8 @@ CpuWeight = Annotated[
     typer.Option(help="Share of CPU time beside other sandboxes, 1 to 10000; else 100."),
 ]
 Pids = Annotated[int | None, typer.Option(help="Limit of a VMM process's threads on the host.")]
+Io = Annotated[int | None, typer.Option(help="Limit of disk reads, and of writes, in MiB/s.")]
+IoOps = Annotated[int | None, typer.Option(help="Limit of disk operations, each way, in a second.")]
 Bandwidth = Annotated[
     int | None, typer.Option(help="Limit of a sandbox's network, each way, in Mbit/s.")
 ]
@@ -69,6 +71,8 @@ def fork(  # noqa: PLR0913 - one for each option
     cpu: Annotated[float | None, typer.Option("--cpu", hidden=True)] = None,
     cpu_weight: CpuWeight = None,
     pids: Pids = None,
+    io: Io = None,
+    io_ops: IoOps = None,
     bandwidth: Bandwidth = None,
     network: Annotated[
         list[str] | None,
@@ -105,6 +109,8 @@ def fork(  # noqa: PLR0913 - one for each option
         "cpu_limit": cpu if cpus is None else cpus,
         "cpu_weight": cpu_weight,
         "pids_limit": pids,
+        "io_limit_mib_s": io,
+        "io_limit_ops": io_ops,
         "bandwidth_limit_mbit": bandwidth,
         "network": network or None,
         "hold_egress": hold_egress,
@@ -177,6 +183,8 @@ def limits(  # noqa: PLR0913 - one for each option
     cpus: Annotated[float | None, typer.Option(help="Limit of CPU time, in cores.")] = None,
     cpu_weight: CpuWeight = None,
     pids: Pids = None,
+    io: Io = None,
+    io_ops: IoOps = None,
     bandwidth: Bandwidth = None,
     json: Json = False,
 ) -> None:
@@ -186,6 +194,8 @@ def limits(  # noqa: PLR0913 - one for each option
         "cpu_limit": cpus,
         "cpu_weight": cpu_weight,
         "pids_limit": pids,
+        "io_limit_mib_s": io,
+        "io_limit_ops": io_ops,
         "bandwidth_limit_mbit": bandwidth,
     }
     with shared.client(as_json=json) as client:
@@ -206,6 +216,8 @@ def _limits(sandbox: SandboxInfo) -> str | None:
         (sandbox.cpu_limit, "{:g} CPUs"),
         (sandbox.cpu_weight, "CPU weight {}"),
         (sandbox.pids_limit, "{} threads"),
+        (sandbox.io_limit_mib_s, "{} MiB/s disk"),
+        (sandbox.io_limit_ops, "{} disk operations/s"),
         (sandbox.bandwidth_limit_mbit, "{} Mbit/s"),
     )
     return ", ".join(words.format(limit) for limit, words in limits if limit is not None) or None

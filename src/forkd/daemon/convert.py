@@ -82,6 +82,8 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         cpu_limit=request.cpu_limit,
         cpu_weight=request.cpu_weight,
         pids_limit=request.pids_limit,
+        io_limit_mib_s=request.io_limit_mib_s,
+        io_limit_ops=request.io_limit_ops,
         bandwidth_limit_mbit=request.bandwidth_limit_mbit,
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
@@ -98,6 +100,8 @@ def new_limits(request: v2.LimitsPatch) -> NewLimits:
         cpu_limit=request.cpu_limit,
         cpu_weight=request.cpu_weight,
         pids_limit=request.pids_limit,
+        io_limit_mib_s=request.io_limit_mib_s,
+        io_limit_ops=request.io_limit_ops,
         bandwidth_limit_mbit=request.bandwidth_limit_mbit,
     )
 
@@ -289,6 +293,8 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         cpu_limit=live.cpu_limit,
         cpu_weight=live.cpu_weight,
         pids_limit=live.pids_limit,
+        io_limit_mib_s=live.io_limit_mib_s,
+        io_limit_ops=live.io_limit_ops,
         bandwidth_limit_mbit=live.bandwidth_limit_mbit,
         fork_ms=None if live.spawn is None else _times(live.spawn),
         attempts=live.attempts,

@@ -132,6 +132,14 @@ def memory_events(group: Path) -> dict[str, int]:
     return {name: int(count) for name, count in (line.split() for line in lines)}
 
 
+def io_max(group: Path) -> str:
+    """Return the limits of I/O of a group, a line for each disk; empty without any, or a group."""
+    try:
+        return (group / "io.max").read_text()
+    except OSError:
+        return ""
+
+
 def end(group: Path, timeout_s: float) -> None:
     """Kill every process in a group and remove it; one that does not exist is fine.
 

@@ -25,6 +25,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "disk_limit_mib": (1, limits.DISK_LIMIT_MIB_MAX),
     "cpu_limit": (0.01, limits.CPU_LIMIT_MAX),
     "cpu_weight": (limits.CPU_WEIGHT_MIN, limits.CPU_WEIGHT_MAX),
+    "io_limit_mib_s": (limits.IO_LIMIT_MIB_S_MIN, limits.IO_LIMIT_MIB_S_MAX),
+    "io_limit_ops": (limits.IO_LIMIT_OPS_MIN, limits.IO_LIMIT_OPS_MAX),
     "pids_limit": (limits.PIDS_LIMIT_MIN, limits.PIDS_LIMIT_MAX),
     "bandwidth_limit_mbit": (limits.BANDWIDTH_LIMIT_MBIT_MIN, limits.BANDWIDTH_LIMIT_MBIT_MAX),
 }
@@ -84,6 +86,9 @@ class Sandbox:
         cpu_limit: Limit of CPU time, in cores; None if none was set.
         cpu_weight: Its share of CPU time beside other sandboxes; None for the kernel's default.
         pids_limit: Limit of the VMM's threads; None if none was set.
+        io_limit_mib_s: Limit of what it reads, and of what it writes, of the disk that its private
+            layer is on, in MiB a second; None if none was set.
+        io_limit_ops: Limit of its operations there, likewise.
         bandwidth_limit_mbit: Limit of what goes over its network, each way, in millions of bits a
             second; None if none was set.
         owner: Whose it is.
@@ -111,6 +116,8 @@ class Sandbox:
     cpu_limit: float | None = None
     cpu_weight: int | None = None
     pids_limit: int | None = None
+    io_limit_mib_s: int | None = None
+    io_limit_ops: int | None = None
     bandwidth_limit_mbit: int | None = None
     owner: Owner = DEFAULT_OWNER
     attempts: int = 1
@@ -148,6 +155,9 @@ class ForkOptions:
         cpu_limit: CPU time of each child, in cores.
         cpu_weight: Share of CPU time of each child, beside other sandboxes.
         pids_limit: Threads of each child's process.
+        io_limit_mib_s: What each child reads, and what it writes, of the disk that private layers
+            are on, in MiB a second.
+        io_limit_ops: Operations of each child there, likewise.
         bandwidth_limit_mbit: What goes over each child's network, each way, in millions of bits a
             second.
         all_or_nothing: If one child fails, end the others too, and raise.
@@ -168,6 +178,8 @@ class ForkOptions:
     cpu_limit: float | None = None
     cpu_weight: int | None = None
     pids_limit: int | None = None
+    io_limit_mib_s: int | None = None
+    io_limit_ops: int | None = None
     bandwidth_limit_mbit: int | None = None
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
@@ -209,6 +221,8 @@ class NewLimits:
         cpu_limit: As of `ForkOptions`.
         cpu_weight: As of `ForkOptions`.
         pids_limit: As of `ForkOptions`.
+        io_limit_mib_s: As of `ForkOptions`.
+        io_limit_ops: As of `ForkOptions`.
         bandwidth_limit_mbit: As of `ForkOptions`; a sandbox without a network cannot have it.
 
     Raises:
@@ -219,6 +233,8 @@ class NewLimits:
     cpu_limit: float | None = None
     cpu_weight: int | None = None
     pids_limit: int | None = None
+    io_limit_mib_s: int | None = None
+    io_limit_ops: int | None = None
     bandwidth_limit_mbit: int | None = None
 
     def __post_init__(self) -> None:
@@ -324,6 +340,8 @@ class BranchOptions:
             cpu_limit=source.cpu_limit,
             cpu_weight=source.cpu_weight,
             pids_limit=source.pids_limit,
+            io_limit_mib_s=source.io_limit_mib_s,
+            io_limit_ops=source.io_limit_ops,
             bandwidth_limit_mbit=source.bandwidth_limit_mbit,
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,

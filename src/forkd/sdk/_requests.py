@@ -26,6 +26,8 @@ class ForkOptions(TypedDict, total=False):
         cpu_limit: CPU time of each sandbox, in cores.
         cpu_weight: Share of CPU time of each, beside other sandboxes; 100 if None.
         pids_limit: Threads of each sandbox's process on the host, not of its guest.
+        io_limit_mib_s: What each reads, and what it writes, of its disk, in MiB a second.
+        io_limit_ops: Operations of each on its disk, each way, in a second.
         bandwidth_limit_mbit: What goes over each sandbox's network, each way, in millions of bits a
             second.
         network: What each may reach: "none", "internet", "host", "deny-all", or rules such as
@@ -42,6 +44,8 @@ class ForkOptions(TypedDict, total=False):
     cpu_limit: float | None
     cpu_weight: int | None
     pids_limit: int | None
+    io_limit_mib_s: int | None
+    io_limit_ops: int | None
     bandwidth_limit_mbit: int | None
     network: bool | str | list[str] | None
     hold_egress: bool
@@ -59,6 +63,8 @@ class LimitOptions(TypedDict, total=False):
         cpu_limit: As of `ForkOptions`.
         cpu_weight: As of `ForkOptions`.
         pids_limit: As of `ForkOptions`.
+        io_limit_mib_s: As of `ForkOptions`.
+        io_limit_ops: As of `ForkOptions`.
         bandwidth_limit_mbit: As of `ForkOptions`, for one that has a network.
     """
 
@@ -66,6 +72,8 @@ class LimitOptions(TypedDict, total=False):
     cpu_limit: float | None
     cpu_weight: int | None
     pids_limit: int | None
+    io_limit_mib_s: int | None
+    io_limit_ops: int | None
     bandwidth_limit_mbit: int | None
 
 

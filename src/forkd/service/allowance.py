@@ -45,14 +45,18 @@ def limits_of(options: ForkOptions | Sandbox) -> Limits | None:
         options.cpu_limit,
         options.cpu_weight,
         options.pids_limit,
+        options.io_limit_mib_s,
+        options.io_limit_ops,
     )
     if all(limit is None for limit in asked):
         return None
-    memory_mib = options.memory_limit_mib
+    memory_mib, io_mib_s = options.memory_limit_mib, options.io_limit_mib_s
     return Limits(
         pids=options.pids_limit or PIDS_LIMIT_DEFAULT,
         memory_bytes=None if memory_mib is None else memory_mib * _MIB,
         cpus=options.cpu_limit,
+        io_bytes_s=None if io_mib_s is None else io_mib_s * _MIB,
+        io_ops_s=options.io_limit_ops,
         cpu_weight=options.cpu_weight or CPU_WEIGHT_DEFAULT,
     )
 

@@ -252,6 +252,7 @@ class Sandboxes(Protocol):
         Raises:
             Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
                 limited, or has more memory in use than that.
+            HostError: This host cannot limit disk I/O.
             QuotaExceeded: Its tenant may not have so much.
         """
         ...

@@ -167,6 +167,15 @@ class Leases:
         lease.use = row.sandbox.use
         return lease
 
+    async def check(self, limits: Limits | None) -> None:
+        """Return if this host can set `limits`, as far as it can be known before.
+
+        Raises:
+            HostError: It cannot limit I/O.
+        """
+        if limits is not None and limits.has_io:
+            await asyncio.to_thread(self._cgroups.check, limits)
+
     async def acquire(
         self, leases: Sequence[Lease], limits: Limits | None
     ) -> dict[SandboxId, ForkdError]:
@@ -293,6 +302,12 @@ class Leases:
             self._cgroups.limit(lease.id, limits.for_seeds(len(proc.children(pid)) + more))
 
         await asyncio.to_thread(allow)
+
+    async def hurry(self, lease: Lease, sandbox: Sandbox) -> None:
+        """Let a sandbox that is to end do its I/O without limits: it ends when that is done."""
+        limits = limits_of(sandbox)
+        if limits is not None and limits.has_io:
+            await asyncio.to_thread(self._cgroups.hurry, lease.id)
 
     async def out_of_memory(self, lease: Lease) -> str | None:
         """Return what wanted memory if the sandbox was killed for that, or None."""

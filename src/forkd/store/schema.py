@@ -103,6 +103,11 @@ _CPU_WEIGHT = """
 ALTER TABLE sandboxes ADD COLUMN cpu_weight INTEGER;
 """
 
+_IO = """
+ALTER TABLE sandboxes ADD COLUMN io_limit_mib_s INTEGER;
+ALTER TABLE sandboxes ADD COLUMN io_limit_ops INTEGER;
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -113,6 +118,7 @@ MIGRATIONS = (
     _BANDWIDTH,
     _SECRETS,
     _CPU_WEIGHT,
+    _IO,
 )
 """What makes version n + 1 of version n."""
 

@@ -324,6 +324,18 @@ class LimitsPatch(Request):
         le=limits.PIDS_LIMIT_MAX,
         description="Threads of a sandbox's process on the host, not of its guest.",
     )
+    io_limit_mib_s: int | None = Field(
+        default=None,
+        ge=limits.IO_LIMIT_MIB_S_MIN,
+        le=limits.IO_LIMIT_MIB_S_MAX,
+        description="What a sandbox reads, and what it writes, of its disk, in MiB a second.",
+    )
+    io_limit_ops: int | None = Field(
+        default=None,
+        ge=limits.IO_LIMIT_OPS_MIN,
+        le=limits.IO_LIMIT_OPS_MAX,
+        description="Operations of a sandbox on its disk, each way, in a second.",
+    )
     bandwidth_limit_mbit: int | None = Field(
         default=None,
         ge=limits.BANDWIDTH_LIMIT_MBIT_MIN,
@@ -337,8 +349,8 @@ class SandboxCreate(LimitsPatch):
     """Fork `n` sandboxes from a snapshot.
 
     Where sandboxes have cgroups, limits that are not named follow from the snapshot: memory for its
-    guest and the VMM, one core more than it has virtual CPUs, and 64 threads.  Bandwidth is not
-    limited unless it is named.
+    guest and the VMM, one core more than it has virtual CPUs, and 64 threads.  Disk I/O and
+    bandwidth are not limited unless that is named.
     """
 
     snapshot_tag: Tag
@@ -424,6 +436,8 @@ class SandboxInfo(Answer):
         default=None, description="Null if it was not set, which is 100."
     )
     pids_limit: int | None = Field(default=None, description="Null if not limited.")
+    io_limit_mib_s: int | None = Field(default=None, description="Null if not limited.")
+    io_limit_ops: int | None = Field(default=None, description="Null if not limited.")
     bandwidth_limit_mbit: int | None = Field(default=None, description="Null if not limited.")
     fork_ms: ForkTimes | None
     attempts: int = Field(default=1, description="How often it was forked until it was ready.")

@@ -166,6 +166,7 @@ class AsyncSandbox:
             InvalidRequest: No limit is given.
             Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
                 limited, or has more memory in use than that.
+            HostError: The daemon's host cannot limit disk I/O.
         """
         request = build(v2.LimitsPatch, **limits)
         self.info = await self._http.call(

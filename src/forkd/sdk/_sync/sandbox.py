@@ -167,6 +167,7 @@ class Sandbox:
             InvalidRequest: No limit is given.
             Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
                 limited, or has more memory in use than that.
+            HostError: The daemon's host cannot limit disk I/O.
         """
         request = build(v2.LimitsPatch, **limits)
         self.info = self._http.call(v2.SandboxInfo, "PATCH", f"{self._path}/limits", body=request)

@@ -141,6 +141,7 @@ class Forks:
 
         Raises:
             CapacityError: The host has no room for so many.
+            HostError: It cannot limit I/O, and they are to be limited.
             StoreError: They could not be written down.
             QuotaExceeded: Their tenant may not have so many.
         """
@@ -153,6 +154,7 @@ class Forks:
             options = allow(options, origin.snapshot)
         asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
         self.admission.check(asked.memory_mib)
+        await self.leases.check(limits_of(options))
         with self.ledger.reserve(owner.tenant, asked) as reservation:
             leases = self.leases.reserve(
                 ids,
@@ -394,6 +396,8 @@ def _new_sandbox(
         expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
         cpu_limit=options.cpu_limit,
         cpu_weight=options.cpu_weight,
+        io_limit_mib_s=options.io_limit_mib_s,
+        io_limit_ops=options.io_limit_ops,
         pids_limit=options.pids_limit,
         bandwidth_limit_mbit=options.bandwidth_limit_mbit,
         owner=owner,

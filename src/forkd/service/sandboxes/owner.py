@@ -191,7 +191,7 @@ class SandboxOwner:
             self.watch_expiry()
             return
         try:
-            await stop_machine(self.control, self.sandbox.pid)
+            await self._stop(self.sandbox.pid)
         except ForkdError as error:
             log.warning("sandbox not ended", extra=self._about(error))
             loop = asyncio.get_running_loop()
@@ -230,13 +230,17 @@ class SandboxOwner:
             await self._remember_deletion()
         self._close()
         if pid is not None:
-            await stop_machine(self.control, pid)
+            await self._stop(pid)
         await self._tools.leases.release_one(self.lease)
         self._note(EventKind.SANDBOX_DELETED)  # rather twice, if the row stays, than never
         await self._tools.records.remove([self.sandbox.id])
         log.info("sandbox deleted", extra={"sandbox": self.sandbox.id})
         self._tools.gone(self)
         self._turns.close(NotFound(f"no sandbox {self.sandbox.id}", sandbox=self.sandbox.id))
+
+    async def _stop(self, pid: int | None) -> None:
+        await self._tools.leases.hurry(self.lease, self.sandbox)
+        await stop_machine(self.control, pid)
 
     async def _remember_deletion(self) -> None:
         """Have the next start finish what a daemon that is killed from now on leaves undone."""
