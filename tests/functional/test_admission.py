@@ -17,6 +17,8 @@ from tests.support.served_host import served_host
 from tests.support.service_host import TAG, FakeHost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forkd.service.host import Host
 
 MIB = 1 << 20
@@ -61,20 +63,41 @@ async def test_memory_of_which_less_is_left_than_is_kept(
     assert fake_host.left_over() == []
 
 
-async def test_pressure_of_memory(fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = having(fake_host, memory_pressure_max=20)
+@pytest.mark.parametrize(
+    ("what", "words"), [("memory", "memory"), ("io", "I/O"), ("cpu", "processors")]
+)
+async def test_pressure(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch, what: str, words: str
+) -> None:
+    host = having(fake_host, **{f"{what}_pressure_max": 20})
+    monkeypatch.setattr(proc, f"{what}_pressure", lambda: 0.0)  # this host may be busy
     async with host.service() as service:
         await host.bake(service, host.recipe())
         for percent in (20.0, None):
-            monkeypatch.setattr(proc, "memory_pressure", lambda said=percent: said)
+            monkeypatch.setattr(proc, f"{what}_pressure", lambda said=percent: said)
             (running,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
             if percent is not None:
                 await service.sandboxes.delete(CALLER, running.id)
 
-        monkeypatch.setattr(proc, "memory_pressure", lambda: 20.01)
-        await check_all_is_refused(host, service, r"20\.01 % of the last 10 seconds, of at most 20")
+        monkeypatch.setattr(proc, f"{what}_pressure", lambda: 20.01)
+        match = (
+            rf"waited for {words} 20\.01 % of the last 10 seconds, of at most 20 % "
+            rf"\(FORKD_{what.upper()}_PRESSURE_MAX\)"
+        )
+        await check_all_is_refused(host, service, match)
         await service.sandboxes.delete(CALLER, running.id)
     assert fake_host.left_over() == []
+
+
+async def test_busy_disks_and_processors_are_no_reason_unless_it_is_said(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        for what in ("io", "cpu"):
+            monkeypatch.setattr(proc, f"{what}_pressure", lambda: 100.0)
+        (running,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
+        await service.sandboxes.delete(CALLER, running.id)
 
 
 async def test_a_disk_that_has_nothing_but_its_reserve(
@@ -122,6 +145,7 @@ async def test_a_client_is_told_when_to_ask_again(
     assert fake_host.left_over() == []
 
 
-def test_this_kernel_says_how_much_pressure_there_is() -> None:
-    percent = proc.memory_pressure()
+@pytest.mark.parametrize("measure", [proc.memory_pressure, proc.io_pressure, proc.cpu_pressure])
+def test_this_kernel_says_how_much_pressure_there_is(measure: Callable[[], float | None]) -> None:
+    percent = measure()
     assert percent is None or 0 <= percent <= 100

@@ -196,6 +196,8 @@ def host_settings(settings: Settings) -> HostSettings:
             memory_reserve_mib=settings.memory_reserve_mib,
             memory_overcommit=settings.memory_overcommit,
             memory_pressure_max=settings.memory_pressure_max,
+            io_pressure_max=settings.io_pressure_max,
+            cpu_pressure_max=settings.cpu_pressure_max,
         ),
         uids=_uids(settings),
         build_uids=None if _uids(settings) is None else settings.build_uid_range,

@@ -263,6 +263,18 @@ class Settings(BaseSettings):
         "Forks, branches and bakes are refused while nothing could run for want of memory in more "
         "than so many percent of the last ten seconds, as the kernel measures it.",
     )
+    io_pressure_max: Annotated[float | None, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
+        None,
+        "Forks, branches and bakes are refused while nothing could run because all waited for I/O "
+        "in more than so many percent of the last ten seconds. A busy disk is normal.",
+        "no limit",
+    )
+    cpu_pressure_max: Annotated[float | None, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
+        None,
+        "Forks, branches and bakes are refused while something waited for a processor in more than "
+        "so many percent of the last ten seconds. Busy processors are normal.",
+        "no limit",
+    )
     cgroups: Literal["on", "off"] | None = _setting(
         None,
         "`on`: every sandbox has a cgroup, whose limits follow from its snapshot where its fork "

@@ -112,14 +112,45 @@ def memory_pressure() -> float | None:
     Raises:
         HostError: The kernel does not say.
     """
-    with kernel_call("read /proc/pressure/memory"):
+    return _pressure("memory", "full")
+
+
+def io_pressure() -> float | None:
+    """Return for how much of the last ten seconds nothing could run because all waited for I/O.
+
+    In percent; None if this kernel does not measure it.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    return _pressure("io", "full")
+
+
+def cpu_pressure() -> float | None:
+    """Return for how much of the last ten seconds something waited for a processor.
+
+    In percent; None if this kernel does not measure it.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    return _pressure("cpu", "some")
+
+
+def _pressure(resource: str, kind: str) -> float | None:
+    path = _PROC / "pressure" / resource
+    with kernel_call(f"read {path}"):
         try:
-            text = (_PROC / "pressure/memory").read_text()
+            text = path.read_text()
         except OSError as error:
             if error.errno in _NO_PRESSURE:
                 return None
             raise
-    return _full_avg10(text)
+    for line in text.splitlines():
+        found, average, *_ = line.split()
+        if found == kind:
+            return float(average.removeprefix("avg10="))
+    raise HostError(f"{path} has no line `{kind}`")
 
 
 def is_root() -> bool:
@@ -145,14 +176,6 @@ def processes() -> tuple[int, ...]:
     """
     with kernel_call("list processes"):
         return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-
-
-def _full_avg10(text: str) -> float:
-    for line in text.splitlines():
-        kind, average, *_ = line.split()
-        if kind == "full":
-            return float(average.removeprefix("avg10="))
-    raise HostError("/proc/pressure/memory has no line `full`")
 
 
 def _text(path: Path) -> str:

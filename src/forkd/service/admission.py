@@ -2,7 +2,9 @@
 
 Three things can stand against it: memory that runs out, tasks that wait for memory already
 (pressure, as the kernel measures it), and a disk that has nothing to give but its reserve.  New
-work is refused then, so that what runs goes on as before.  What sandboxes were promised is no
+work is refused then, so that what runs goes on as before.  That tasks wait for the disk, or for
+processors, is normal on a host that is made use of; who wants to keep some of both for what runs
+sets `FORKD_IO_PRESSURE_MAX` or `FORKD_CPU_PRESSURE_MAX`.  What sandboxes were promised is no
 measure: nearly all of it is shared, or never written.  Who wants it bounded anyway sets
 `FORKD_MEMORY_OVERCOMMIT`.
 
@@ -83,12 +85,18 @@ class Admission:
             )
 
     def _check_pressure(self) -> None:
-        limit, percent = self.policy.memory_pressure_max, proc.memory_pressure()
-        if percent is not None and percent > limit:
-            raise _full(
-                f"tasks of the host have waited for memory {percent:g} % of the last "
-                f"{RETRY_AFTER_S} seconds, of at most {limit:g} % (FORKD_MEMORY_PRESSURE_MAX)"
-            )
+        policy = self.policy
+        for what, limit, measure, name in (
+            ("memory", policy.memory_pressure_max, proc.memory_pressure, "MEMORY"),
+            ("I/O", policy.io_pressure_max, proc.io_pressure, "IO"),
+            ("processors", policy.cpu_pressure_max, proc.cpu_pressure, "CPU"),
+        ):
+            percent = None if limit is None else measure()
+            if limit is not None and percent is not None and percent > limit:
+                raise _full(
+                    f"tasks of the host have waited for {what} {percent:g} % of the last "
+                    f"{RETRY_AFTER_S} seconds, of at most {limit:g} % (FORKD_{name}_PRESSURE_MAX)"
+                )
 
 
 def _full(problem: str) -> CapacityError:

@@ -90,11 +90,16 @@ class AdmissionPolicy:
             host's; None for no limit.
         memory_pressure_max: In how many percent of the last ten seconds nothing could run for want
             of memory, at most.
+        io_pressure_max: Likewise because all waited for I/O; None for no limit.
+        cpu_pressure_max: In how many percent of them something waited for a processor, at most;
+            None for no limit.
     """
 
     memory_reserve_mib: int = limits.MEMORY_RESERVE_MIB_DEFAULT
     memory_overcommit: float | None = None
     memory_pressure_max: float = limits.MEMORY_PRESSURE_MAX_DEFAULT
+    io_pressure_max: float | None = None
+    cpu_pressure_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
