@@ -26,6 +26,8 @@ DEADLINE_S = 60.0
 LIMIT_MIB = 256
 """Less than the guest has, and more than a fork of it takes."""
 
+WRITTEN_BYTES = 4 << 20
+
 WRITE = "dd if=/dev/zero of=/root/written bs=64k count=64 conv=fsync 2>&1"
 """Four MiB, until they are on the disk."""
 
@@ -161,6 +163,10 @@ async def test_a_guests_writes_are_limited_changed_inherited_and_outlive_the_dae
         began_s = time.monotonic()
         await shell(real_host, sandbox.id, WRITE)
         assert time.monotonic() - began_s > WRITTEN_AT_LEAST_S
+        used = (await service.usage.get(CALLER, sandbox.id)).io
+        assert used is not None
+        assert used.written_bytes >= WRITTEN_BYTES
+        assert used.writes > 0
 
         change = NewLimits(io_limit_mib_s=500)
         assert (

@@ -53,6 +53,7 @@ async def test_a_sandbox_uses_what_its_process_does(host: Host) -> None:
     assert after.private_exact
     assert after.private_bytes - before.private_bytes > 60 * MIB
     assert (after.traffic, after.cgroup_bytes, after.disk_bytes) == (None, None, 0)
+    assert after.io is None
 
 
 async def test_all_that_a_caller_may_see_are_measured_together(host: Host) -> None:

@@ -93,6 +93,28 @@ def test_io_cannot_be_limited_on_a_file_system_without_a_disk(
     assert not tree.root.exists()
 
 
+def test_what_was_read_and_written_is_that_of_the_one_disk(
+    tmp_path: Path,
+) -> None:
+    tree = CgroupTree(tmp_path)
+    assert tree.io("sb-1", "254:0") is None
+
+    group = tree.path("sb-1")
+    group.mkdir()
+    line = "rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n"
+    (group / "io.stat").write_text(f"8:0 {line.replace('=', '=9')}254:0 {line}254:16\n")
+    assert tree.io("sb-1", "254:0") == {
+        "rbytes": 1,
+        "wbytes": 2,
+        "rios": 3,
+        "wios": 4,
+        "dbytes": 0,
+        "dios": 0,
+    }
+    (group / "io.stat").write_text("")
+    assert tree.io("sb-1", "254:0") == {}
+
+
 def test_without_a_limit_there_is_no_group_and_with_one_threads_are_limited_too() -> None:
     assert limits_of(ForkOptions()) is None
     assert limits_of(ForkOptions(memory_limit_mib=64)) == Limits(pids=64, memory_bytes=64 << 20)

@@ -92,6 +92,14 @@ class CgroupTree:
         """Return what counts against a sandbox's limit of memory; None without a group."""
         return cgroupfs.memory_bytes(self.path(name))
 
+    def disk(self) -> str | None:
+        """Return the disk whose I/O is limited and counted, by number; None without one."""
+        return None if self.folder is None else disks.disk_of(self.folder)
+
+    def io(self, name: str, disk: str) -> dict[str, int] | None:
+        """Return what a sandbox had of a disk, in the kernel's words; None if not counted."""
+        return cgroupfs.io_stat(self.path(name), disk)
+
     def out_of_memory(self, name: str) -> str | None:
         """Return what wanted memory if a process of a sandbox was killed for that, or None."""
         events = cgroupfs.memory_events(self.path(name))
@@ -150,7 +158,7 @@ class CgroupTree:
                 f"limits of disk I/O need cgroup v2 with {IO} at {above}, which this host lacks: "
                 "ask for none, or boot a kernel with CONFIG_BLK_DEV_THROTTLING"
             )
-        disk = None if self.folder is None else disks.disk_of(self.folder)
+        disk = self.disk()
         if disk is None:
             raise HostError(
                 f"limits of disk I/O need a disk, and the file system of {self.folder} is on no "

@@ -29,7 +29,7 @@ def event(of: Event) -> v2_events.EventInfo:
 
 def usage(of: Usage) -> v2_events.UsageInfo:
     """Return what a sandbox uses."""
-    traffic = of.traffic
+    traffic, io = of.traffic, of.io
     return v2_events.UsageInfo(
         id=of.sandbox.id,
         snapshot_tag=of.sandbox.tag,
@@ -41,6 +41,10 @@ def usage(of: Usage) -> v2_events.UsageInfo:
         memory_private_exact=of.private_exact,
         memory_cgroup_bytes=of.cgroup_bytes,
         disk_bytes=of.disk_bytes,
+        io_read_bytes=None if io is None else io.read_bytes,
+        io_written_bytes=None if io is None else io.written_bytes,
+        io_reads=None if io is None else io.reads,
+        io_writes=None if io is None else io.writes,
         network_received_bytes=None if traffic is None else traffic.received_bytes,
         network_sent_bytes=None if traffic is None else traffic.sent_bytes,
     )

@@ -140,6 +140,24 @@ def io_max(group: Path) -> str:
         return ""
 
 
+def io_stat(group: Path, disk: str) -> dict[str, int] | None:
+    """Return what a group had of a disk, in the kernel's words; None if that is not counted.
+
+    `rbytes` and `wbytes` were read and written, by `rios` and `wios` operations.  Source: the
+    kernel's Documentation/admin-guide/cgroup-v2.rst.
+    """
+    try:
+        lines = (group / "io.stat").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, *counts = line.split()
+        if name == disk:
+            fields = (each.partition("=") for each in counts)
+            return {word: int(count) for word, _, count in fields if count.isdecimal()}
+    return {}
+
+
 def end(group: Path, timeout_s: float) -> None:
     """Kill every process in a group and remove it; one that does not exist is fine.
 

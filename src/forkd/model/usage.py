@@ -20,8 +20,18 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskIo:
+    """What the disk was asked for, past the host's page cache."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    reads: int = 0
+    writes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What one sandbox uses; all but `cpu_s` and `traffic` at one time.
+    """What one sandbox uses; all but `cpu_s`, `traffic` and `io` at one time.
 
     Attributes:
         sandbox: Which.
@@ -33,6 +43,8 @@ class Usage:
         disk_bytes: Disk that its machine has written, with what it shares with its branches.
         traffic: What went over its network since it was forked; None without one.
         cgroup_bytes: What the kernel counts against its memory limit; None without a limit.
+        io: What counts against its limits of I/O, since it was forked; None where the kernel does
+            not count it.
     """
 
     sandbox: Sandbox
@@ -43,3 +55,4 @@ class Usage:
     disk_bytes: int
     traffic: Traffic | None
     cgroup_bytes: int | None
+    io: DiskIo | None = None

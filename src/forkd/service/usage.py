@@ -18,7 +18,7 @@ from forkd.errors import Conflict
 from forkd.host import cgroupfs, proc
 from forkd.model.caller import Scope
 from forkd.model.sandbox import SandboxState
-from forkd.model.usage import Traffic, Usage
+from forkd.model.usage import DiskIo, Traffic, Usage
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class UsageOfSandboxes:
     ) -> dict[int, Usage]:
         """Measure sandboxes; their private memory is counted until a time.  Blocks."""
         found: dict[int, Usage] = {}
-        traffic = proc.traffic()
+        traffic, disk = proc.traffic(), self.cgroups.disk()
         for owner in owners:
             sandbox, slot = owner.sandbox, owner.lease.slot
             cpu_s = None if sandbox.pid is None else proc.cpu_s(sandbox.pid)
@@ -134,8 +134,16 @@ class UsageOfSandboxes:
                 # What the host's end receives is what the guest has sent.
                 traffic=None if slot is None else Traffic(received_bytes=sent, sent_bytes=received),
                 cgroup_bytes=cgroupfs.memory_bytes(self.cgroups.path(owner.lease.id)),
+                io=self._io(owner, disk),
             )
         return found
+
+    def _io(self, owner: SandboxOwner, disk: str | None) -> DiskIo | None:
+        found = None if disk is None else self.cgroups.io(owner.lease.id, disk)
+        if found is None:
+            return None
+        counts = (found.get(each, 0) for each in ("rbytes", "wbytes", "rios", "wios"))
+        return DiskIo(*counts)
 
     def _private(self, pid: int, until_s: float | None) -> tuple[int, bool]:
         if until_s is None or time.monotonic() < until_s:

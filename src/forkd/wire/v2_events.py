@@ -67,5 +67,13 @@ class UsageInfo(Answer):
     disk_bytes: int = Field(
         description="Disk that it has written, with what it shares with its branches."
     )
+    io_read_bytes: int | None = Field(
+        default=None,
+        description="What was read of its disk since it was forked; null where that is not "
+        "counted, for want of a cgroup or of a disk.",
+    )
+    io_written_bytes: int | None = Field(default=None, description="What was written, likewise.")
+    io_reads: int | None = Field(default=None, description="By so many operations, likewise.")
+    io_writes: int | None = Field(default=None, description="By so many operations, likewise.")
     network_received_bytes: int | None = Field(description="null without a network.")
     network_sent_bytes: int | None = Field(description="null without a network.")
