@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from forkd.model.sandbox import ForkOptions
 from forkd.service.chain_files import load_chain
 from forkd.service.jail import Jail
 from forkd.store.snapshots import SnapshotStore
+from tests.support.docs import tries_in
 from tests.support.real_host import FORK_DEADLINE_S, REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
@@ -81,17 +81,6 @@ async def captured(host: RealHost, sibling: Sandbox) -> list[dict[str, str]]:
             shutil.rmtree(each)
 
 
-def listed() -> set[tuple[str, str]]:
-    """Return the tries that SECURITY.md names, with their groups."""
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition("## What a captured machine was refused")
-    section, _, _ = rest.partition("\n## ")
-    rows = re.findall(r"^\| (\w+) \| (.+) \|$", section, re.MULTILINE)
-    header, *groups = rows
-    assert header == ("of", "tries")
-    return {(group, each) for group, tries in groups for each in tries.split("; ")}
-
-
 def programs_with(word: bytes) -> set[str]:
     return {each.name for each in CAPTIVE.parent.iterdir() if word in each.read_bytes()}
 
@@ -103,7 +92,8 @@ async def test_a_captured_machine_is_refused_everything(
 
     assert [each for each in tries if "refused" not in each] == []
     assert len(tries) >= TRIES_LEAST
-    assert {(each["group"], each["try"]) for each in tries} == listed()
+    told = tries_in("What a captured machine was refused")
+    assert {(each["group"], each["try"]) for each in tries} == told
     assert await value(real_host, sandbox.id, "1 + 1") == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from forkd.images.builder import build_rootfs
 from forkd.images.layout import Cache
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
+from tests.support.docs import tries_in
 from tests.support.ext4 import listing, read
 from tests.support.hostile_package import NAME, REPORT, WITH_ARCHIVE, cells, write_archive
 
@@ -27,21 +27,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-ROOT = Path(__file__).parents[2]
 TRIES_LEAST = 60
 BACKGROUND = "forkd-hostile-stays"
 SECRET = b"secret of the host"
-
-
-def listed() -> set[tuple[str, str]]:
-    """Return the tries that SECURITY.md names, with their groups."""
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition("## What a hostile package was refused")
-    section, _, _ = rest.partition("\n## ")
-    rows = re.findall(r"^\| (\w+) \| (.+) \|$", section, re.MULTILINE)
-    header, *groups = rows
-    assert header == ("of", "tries")
-    return {(group, each) for group, tries in groups for each in tries.split("; ")}
 
 
 def staying() -> list[str]:
@@ -114,7 +102,8 @@ def test_a_hostile_package_is_refused_everything(
     assert escaped == ["escaped", "yes"]  # what it tried was tried outside of its root file system
     assert [each for each in tries if each[2] != "refused"] == []
     assert len(tries) >= TRIES_LEAST
-    assert {(group, name) for group, name, *_ in tries} == listed()
+    told = tries_in("What a hostile package was refused")
+    assert {(group, name) for group, name, *_ in tries} == told
     assert staying() == []
     assert not Path("/etc/forkd-hostile").exists()
     assert not Path("/usr/forkd-hostile").exists()

@@ -97,3 +97,12 @@ def _anchor(heading: str) -> str:
 def _is_foreign(path: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.parts)
     return hidden or any(path.is_relative_to(each) for each in _UNREAD)
+
+
+def tries_in(title: str) -> set[tuple[str, str]]:
+    """Return the tries that a section of SECURITY.md lists as refused, with their groups."""
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    section, _, _ = text.partition(f"## {title}\n")[2].partition("\n## ")
+    header, *groups = re.findall(r"^\| (\w+) \| (.+) \|$", section, re.MULTILINE)
+    assert header == ("of", "tries")
+    return {(group, each) for group, tries in groups for each in tries.split("; ")}
