@@ -6,7 +6,9 @@ the service, each in its cgroup, so that what is measured are the limits that a 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,11 @@ QUIET = 10
 
 FORK_DEADLINE_S = 600.0
 """How long one child may take where the processor is emulated."""
+
+HOG_END_S = 300.0
+"""How long a hog that its limit ends may take to get there."""
+
+HOG_LOOK_S = 0.5
 
 CALLER = local_caller()
 
@@ -110,7 +117,10 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
                 }
                 teller.begin("quiet ones, beside the hogs")
                 beside_ms = await asked(host, quiet, plan.asked)
-                ended = {name: await why_ended(host, id_) for name, id_ in hogs.items()}
+                ended = {
+                    name: await why_ended(host, id_, ends=HOGS[name].ends)
+                    for name, id_ in hogs.items()
+                }
     for name, hog in HOGS.items():
         if hog.ends != (ended[name] is not None):
             raise EngineError(f"the hog of {name}: {ended[name] or 'has not ended'}")
@@ -179,6 +189,11 @@ async def asked(host: Host, quiet: tuple[Sandbox, ...], times: int) -> list[floa
     return taken_ms
 
 
-async def why_ended(host: Host, sandbox: SandboxId) -> str | None:
-    """Return why a hog has ended; None if it has not."""
-    return (await host.sandboxes.get(CALLER, sandbox)).exit_reason
+async def why_ended(host: Host, sandbox: SandboxId, *, ends: bool) -> str | None:
+    """Return why a hog has ended; None if it has not, for which one that `ends` is given time."""
+    deadline_s = time.monotonic() + (HOG_END_S if ends else 0.0)
+    while True:
+        reason = (await host.sandboxes.get(CALLER, sandbox)).exit_reason
+        if reason is not None or time.monotonic() >= deadline_s:
+            return reason
+        await asyncio.sleep(HOG_LOOK_S)
