@@ -17,6 +17,11 @@ FOLDERS = ("benchmarks", "crates", "docs", "fuzz", "protocol", "recipes", "src",
 NAMED_PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*\w)`")
 NAMED_TEST = re.compile(r"`([\w./-]+\.(?:py|rs))::(\w+)`")
 
+WORDS = re.compile(r"\b(?:bak(?:e|es|ed|ing)|seeds?|chains?|zygotes?)\b")
+GUIDES = [ROOT / "docs" / folder for folder in ("howto", "tutorial", "explanation")]
+FEW = 3
+"""A page that says our words more often than this explains them: it links to the glossary."""
+
 PROMISES = [ROOT / name for name in ("SPECIFICATION.md", "SECURITY.md")]
 
 
@@ -33,6 +38,14 @@ def leads_somewhere(page: Path, target: str) -> bool:
     name, _, anchor = target.partition("#")
     path = (page.parent / name).resolve() if name else page
     return path.exists() and (not anchor or anchor in anchors(path))
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if p.parent in GUIDES], ids=page_id)
+def test_a_page_with_words_of_ours_leads_to_the_glossary(page: Path) -> None:
+    found = WORDS.findall(prose(page))
+    there = any(target.endswith("glossary.md") for target in links(page))
+
+    assert there or len(found) <= FEW, found
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_id)
