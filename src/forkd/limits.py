@@ -82,7 +82,7 @@ MEMORY_OVERCOMMIT_MAX = 10_000.0
 """Greatest multiple of the host's memory that guests may be promised."""
 
 MEMORY_PRESSURE_MAX_DEFAULT = 20.0
-"""Share of ten seconds in which nothing could run for want of memory, in percent."""
+"""Memory pressure (PSI, `full avg10`) above which new work is refused, in percent."""
 
 CPU_LIMIT_MAX = 1_024.0
 """Greatest CPU limit of a sandbox, in cores."""

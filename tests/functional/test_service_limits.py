@@ -102,7 +102,7 @@ async def test_a_guest_past_its_limit_ends_alone_and_says_why(real_host: RealHos
         found = await service.sandboxes.get(CALLER, hungry.id)
         assert (found.state, found.exit_reason) == (
             SandboxState.EXITED,
-            "killed for want of memory: its own limit had no more",
+            "killed, out of memory: its own limit had no more",
         )
         assert await value(real_host, quiet.id, "1 + 1") == 2
 

@@ -43,23 +43,27 @@ def audit(  # noqa: PLR0913 - one for each filter
     ] = None,
     until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
     principal: Annotated[
-        list[str], typer.Option(help="Who asked, as `token:ci`; may be given several times.")
+        list[str], typer.Option(help="Only this principal, such as `token:ci`; may be repeated.")
     ] = [],  # noqa: B006 - Typer copies it
-    tenant: Annotated[list[str], typer.Option(help="On whose behalf; likewise.")] = [],  # noqa: B006
-    action: Annotated[list[str], typer.Option(help="What for, as `fork`; likewise.")] = [],  # noqa: B006
+    tenant: Annotated[list[str], typer.Option(help="Only this tenant; may be repeated.")] = [],  # noqa: B006
+    action: Annotated[
+        list[str], typer.Option(help="Only this action, such as `fork`; may be repeated.")
+    ] = [],  # noqa: B006
     object_: Annotated[
         list[str],
-        typer.Option("--object", help="What it touched: a sandbox, a snapshot; likewise."),
+        typer.Option(
+            "--object", help="Only what touched this sandbox or snapshot; may be repeated."
+        ),
     ] = [],  # noqa: B006
     result: Annotated[
         list[str],
-        typer.Option(help="`ok`, `denied`, `refused`, `failed` or `cancelled`; likewise."),
+        typer.Option(help="`ok`, `denied`, `refused`, `failed` or `cancelled`; may be repeated."),
     ] = [],  # noqa: B006
     limit: Annotated[
-        int, typer.Option(min=1, help="Most rows of the table: the newest.")
+        int, typer.Option(min=1, help="Number of rows to show: the newest.")
     ] = LINES_SHOWN,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show lines as they come.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until interrupted.")
     ] = False,
     file: Annotated[Path | None, typer.Option(help="The audit log.", show_default=False)] = None,
     json: Json = False,

@@ -44,13 +44,18 @@ EXIT_CODES: dict[type[ForkdError], int] = {
 """Exit status of an error's class, or of its nearest ancestor here; else `EXIT_ERROR`."""
 
 Url = Annotated[
-    str | None, typer.Option(help="The daemon: http[s]://… or unix:///…; else FORKD_URL.")
+    str | None,
+    typer.Option(help="Address of the daemon, http[s]://… or unix:///… (default: FORKD_URL)."),
 ]
 Token = Annotated[
     str | None, typer.Option(help="Bearer token (default: FORKD_TOKEN).", show_default=False)
 ]
 CaFile = Annotated[
-    str | None, typer.Option(help="Certificates of its CA; else FORKD_CA_FILE.", show_default=False)
+    str | None,
+    typer.Option(
+        help="CA certificates to verify the daemon's with (default: FORKD_CA_FILE).",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

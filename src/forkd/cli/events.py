@@ -25,18 +25,18 @@ def events(
     after: Annotated[
         int | None,
         typer.Option(
-            help="Id of the last event that you know, 0 for all that are kept; the default is 0, "
-            "and with --follow what happens from now on.",
+            help="Only events after the one with this id (default: all that are kept; with "
+            "--follow, new ones).",
             show_default=False,
             min=0,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens, until interrupted.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new events until interrupted.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what happened to sandboxes and snapshots; with --json one object a line."""
+    """List events of sandboxes and snapshots; with --json one object a line."""
     if after is None and not follow:
         after = 0
     with shared.client(as_json=json) as client:

@@ -28,7 +28,7 @@ def network(  # noqa: PLR0913 - one for each option
     *,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Also allow this: a rule as of `fork --network`; may be repeated."),
+        typer.Option(help="Also allow this rule (see `forkd fork --network`); may be repeated."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -37,7 +37,7 @@ def network(  # noqa: PLR0913 - one for each option
     deny_all: Annotated[bool, typer.Option("--deny-all", help="Allow nothing.")] = False,
     hold: Annotated[
         bool | None,
-        typer.Option("--hold/--release", help="Refuse everything until released, or no longer."),
+        typer.Option("--hold/--release", help="Refuse all connections, or stop doing so."),
     ] = None,
     json: Json = False,
 ) -> None:

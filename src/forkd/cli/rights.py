@@ -30,12 +30,12 @@ def create(
         typer.Option(
             "--scope",
             "-s",
-            help="`read`, `run`, `snapshots` or `admin`; may be given several times.",
+            help="`read`, `run`, `snapshots` or `admin`; may be repeated.",
         ),
     ] = ["read", "run"],  # noqa: B006 - Typer copies it
-    tenant: Annotated[str, typer.Option(help="On whose behalf it acts.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant that it acts for.")] = "default",
     expires_in: Annotated[
-        float | None, typer.Option(help="Days after which it expires; without it, never.")
+        float | None, typer.Option(help="Days until it expires (default: never).")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -84,7 +84,7 @@ def remove_tokens(
 
 @tenants.command("ls")
 def list_tenants(*, json: Json = False) -> None:
-    """List tenants: what each has, of how much."""
+    """List tenants, with their usage and their quotas."""
     with shared.client(as_json=json) as client:
         found = client.tenants.list()
     if json:
@@ -105,7 +105,7 @@ def set_quotas(  # noqa: PLR0913 - one for each quota
     forks_per_minute: Annotated[int | None, typer.Option(help="Forks and siblings.")] = None,
     json: Json = False,
 ) -> None:
-    """Set all quotas of a tenant; what is not given has no limit."""
+    """Set all quotas of a tenant; those not given are removed."""
     given = (sandboxes, vcpus, memory_mib, disk_mib, snapshot_mib, forks_per_minute)
     with shared.client(as_json=json) as client:
         made = client.tenants.set_quotas(name, **dict(zip(QUOTAS, given, strict=True)))

@@ -39,11 +39,11 @@ Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
 
 CpuWeight = Annotated[
     int | None,
-    typer.Option(help="Share of CPU time beside other sandboxes, 1 to 10000; else 100."),
+    typer.Option(help="Share of CPU time relative to other sandboxes, 1 to 10000 (default: 100)."),
 ]
-Pids = Annotated[int | None, typer.Option(help="Limit of a VMM process's threads on the host.")]
+Pids = Annotated[int | None, typer.Option(help="Limit of the VMM process's threads on the host.")]
 Io = Annotated[int | None, typer.Option(help="Limit of disk reads, and of writes, in MiB/s.")]
-IoOps = Annotated[int | None, typer.Option(help="Limit of disk operations, each way, in a second.")]
+IoOps = Annotated[int | None, typer.Option(help="Limit of disk operations per second, each way.")]
 Bandwidth = Annotated[
     int | None, typer.Option(help="Limit of a sandbox's network, each way, in Mbit/s.")
 ]
@@ -84,13 +84,14 @@ def fork(  # noqa: PLR0913 - one for each option
     hold_egress: Annotated[
         bool,
         typer.Option(
-            "--hold-egress", help="Let each reach nothing until `forkd network --release`."
+            "--hold-egress",
+            help="Refuse all of each one's connections until `forkd network --release`.",
         ),
     ] = False,
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of a secret that each uses, as of `forkd secret`; may be repeated."
+            help="Name of a secret that each may use (see `forkd secret`); may be repeated."
         ),
     ] = None,
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,

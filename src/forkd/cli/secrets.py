@@ -17,7 +17,8 @@ commands = typer.Typer(help="Set secrets that sandboxes use and never have.", no
 
 Name = Annotated[str, typer.Argument(help="Name of a secret.", show_default=False)]
 TenantOption = Annotated[
-    str | None, typer.Option(help="Whose; one's own tenant's without it.", show_default=False)
+    str | None,
+    typer.Option(help="Tenant that it belongs to (default: one's own).", show_default=False),
 ]
 
 
@@ -28,15 +29,16 @@ def set_secret(  # noqa: PLR0913 - one for each option
     host: Annotated[
         list[str],
         typer.Option(
-            help="What it is for, such as api.example.com or *.example.com:8443; may be repeated."
+            help="Host that it is for: api.example.com, *.example.com:8443; may be repeated."
         ),
     ],
     header: Annotated[
         str | None,
-        typer.Option(help="The header that it is put into; Authorization without it."),
+        typer.Option(help="Header that it is put into (default: Authorization)."),
     ] = None,
     env: Annotated[
-        str | None, typer.Option(help="The variable that has its placeholder in sandboxes.")
+        str | None,
+        typer.Option(help="Environment variable that holds its placeholder in sandboxes."),
     ] = None,
     file: Annotated[
         Path | None,

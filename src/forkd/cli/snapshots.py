@@ -35,7 +35,7 @@ ExecTimeout = Annotated[
 ]
 Network = Annotated[
     list[str] | None,
-    typer.Option(help="What the fork may reach while the command runs, as of `fork`."),
+    typer.Option(help="What the fork may reach while the command runs; see `forkd fork`."),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return before the snapshot is written.")]
 
@@ -167,7 +167,7 @@ def share(tag: Tag, *, json: Json = False) -> None:
 
 @commands.command()
 def unshare(tag: Tag, *, json: Json = False) -> None:
-    """Keep a snapshot to its own tenant again."""
+    """Stop sharing a snapshot with other tenants."""
     _share(tag, shared_=False, json=json)
 
 

@@ -116,14 +116,14 @@ def register(app: typer.Typer) -> None:
 
 def top(
     *,
-    sort: Annotated[Key, typer.Option(help="What the greatest of come first.")] = "cpu",
+    sort: Annotated[Key, typer.Option(help="Column to sort by, greatest first.")] = "cpu",
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     json: Json = False,
 ) -> None:
     """Show what running sandboxes use, again every 2 s; `q` ends it.
 
-    Without a terminal, and with --once or --json, it is shown once. A figure behind ≤ is an upper
-    bound.
+    Without a terminal, and with --once or --json, it is shown once. Figures marked ≤ are
+    upper bounds.
     """
     console = Console(highlight=False)
     with shared.client(as_json=json) as client:

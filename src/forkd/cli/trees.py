@@ -48,11 +48,13 @@ def branch(  # noqa: PLR0913 - one for each option
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option(help="What each may reach, if not what the source may; as of `fork`."),
+        typer.Option(help="What each may reach (default: as the source); see `forkd fork`."),
     ] = None,
     hold_egress: Annotated[
         bool,
-        typer.Option("--hold-egress", help="Let each reach nothing until it is promoted."),
+        typer.Option(
+            "--hold-egress", help="Refuse all of each one's connections until it is promoted."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

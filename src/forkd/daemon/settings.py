@@ -260,19 +260,19 @@ class Settings(BaseSettings):
     )
     memory_pressure_max: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
         limits.MEMORY_PRESSURE_MAX_DEFAULT,
-        "Forks, branches and bakes are refused while nothing could run for want of memory in more "
-        "than so many percent of the last ten seconds, as the kernel measures it.",
+        "Forks, branches and bakes are refused while the host's memory pressure is above this: "
+        "PSI's `full avg10`, in percent.",
     )
     io_pressure_max: Annotated[float | None, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
         None,
-        "Forks, branches and bakes are refused while nothing could run because all waited for I/O "
-        "in more than so many percent of the last ten seconds. A busy disk is normal.",
+        "Forks, branches and bakes are refused while the host's I/O pressure is above this: PSI's "
+        "`full avg10`, in percent. A busy disk is normal.",
         "no limit",
     )
     cpu_pressure_max: Annotated[float | None, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(
         None,
-        "Forks, branches and bakes are refused while something waited for a processor in more than "
-        "so many percent of the last ten seconds. Busy processors are normal.",
+        "Forks, branches and bakes are refused while the host's CPU pressure is above this: PSI's "
+        "`some avg10`, in percent. Busy processors are normal.",
         "no limit",
     )
     cgroups: Literal["on", "off"] | None = _setting(
@@ -350,8 +350,8 @@ class Settings(BaseSettings):
     )
     egress_ca: _Path = _setting(
         None,
-        "File with certificates of CAs, in PEM, that servers are trusted by to which secrets go, "
-        "beside those that this host trusts.",
+        "File with CA certificates, in PEM, that servers which get secrets are verified with, "
+        "besides those of this host.",
         "none",
     )
     pack_keys: _Path = _setting(

@@ -119,10 +119,10 @@ def memory_bytes(group: Path) -> int | None:
 
 
 def memory_events(group: Path) -> dict[str, int]:
-    """Return what became of a group for want of memory, counted; empty if there is no group.
+    """Return a group's counted memory events; empty if there is no group.
 
     `oom`: it was at its limit and nothing could be taken from it.  `oom_kill`: a process in it was
-    killed for want of memory, its own or the host's.  Source: the kernel's
+    killed by the OOM killer, for its own limit or the host's.  Source: the kernel's
     Documentation/admin-guide/cgroup-v2.rst.
     """
     try:

@@ -105,9 +105,9 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def memory_pressure() -> float | None:
-    """Return for how much of the last ten seconds nothing could run for want of memory.
+    """Return the host's memory pressure, PSI's `full avg10`, in percent.
 
-    In percent; None if this kernel does not measure it.
+    None if this kernel does not measure it.
 
     Raises:
         HostError: The kernel does not say.
@@ -116,9 +116,9 @@ def memory_pressure() -> float | None:
 
 
 def io_pressure() -> float | None:
-    """Return for how much of the last ten seconds nothing could run because all waited for I/O.
+    """Return the host's I/O pressure, PSI's `full avg10`, in percent.
 
-    In percent; None if this kernel does not measure it.
+    None if this kernel does not measure it.
 
     Raises:
         HostError: The kernel does not say.
@@ -127,9 +127,9 @@ def io_pressure() -> float | None:
 
 
 def cpu_pressure() -> float | None:
-    """Return for how much of the last ten seconds something waited for a processor.
+    """Return the host's CPU pressure, PSI's `some avg10`, in percent.
 
-    In percent; None if this kernel does not measure it.
+    None if this kernel does not measure it.
 
     Raises:
         HostError: The kernel does not say.

@@ -57,7 +57,7 @@ class EvalResult:
         stdout: What the code printed.
         stderr: What it printed to standard error.
         error: The exception it raised; None if it raised none.
-        value_is_json: Whether `value` is the value, and not None for want of JSON.
+        value_is_json: Whether `value` is the value, and not None because it is no JSON.
         timed_out: It was interrupted; its namespace lives on.
         truncated: Some output was dropped, because there was too much.
     """

@@ -70,7 +70,7 @@ class UsageInfo(Answer):
     io_read_bytes: int | None = Field(
         default=None,
         description="What was read of its disk since it was forked; null where that is not "
-        "counted, for want of a cgroup or of a disk.",
+        "counted: there is no cgroup, or no disk.",
     )
     io_written_bytes: int | None = Field(default=None, description="What was written, likewise.")
     io_reads: int | None = Field(default=None, description="By so many operations, likewise.")

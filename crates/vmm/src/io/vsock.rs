@@ -455,7 +455,7 @@ impl VsockHost {
         if interest != link.interest {
             link.interest = interest;
             let fd = link.stream.as_raw_fd();
-            // The descriptor is ours and watched, so this cannot fail but for want of memory.
+            // The descriptor is ours and watched, so this fails only if memory runs out.
             drop(self.watch(ControlOperation::Modify, fd, interest, token));
         }
     }

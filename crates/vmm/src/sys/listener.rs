@@ -15,8 +15,8 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
 
-/// How long until somebody is accepted whom the kernel could not give us, mostly for want of
-/// descriptors.
+/// How long until a connection is accepted that the kernel could not give us, mostly because no
+/// descriptor was free.
 pub const RETRY: Duration = Duration::from_millis(100);
 
 /// The socket.

@@ -281,7 +281,7 @@ class Batch:
 
         Raises:
             EngineError: One failed, and `all_or_nothing` was asked for.
-            CapacityError: Likewise, for want of something that the host may have later.
+            CapacityError: Likewise; the host may have room later.
             StoreError: They could not be written down.
         """
         failures = tuple(child.failure for child in self._children if child.failure is not None)

@@ -220,7 +220,7 @@ class SandboxOwner:
         """Return why the machine ended by itself."""
         wanting = await self._tools.leases.out_of_memory(self.lease)
         if wanting is not None:
-            return f"killed for want of memory: {wanting} had no more"
+            return f"killed, out of memory: {wanting} had no more"
         return await asyncio.to_thread(last_words, self.lease.directory) or NO_REASON
 
     async def _delete(self) -> None:
