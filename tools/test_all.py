@@ -4,9 +4,10 @@ A suite that fails does not keep later ones from running: one run shows all that
 is broken.  Tests whose needs this host does not meet run in helper machines, and
 only those, so that each test runs once.
 
-There are *lanes*, as many at once as the host has cores: the suites of this host
-are one, each helper machine is another.  Machines share their tests as they go
-(`tests.machine.claims`), so that all lanes end at about the same time.
+There are *lanes*: the suites of this host are one, each helper machine is another.
+One more of them than the host has cores runs at once, since each waits now and then.
+Machines share their tests as they go (`tests.machine.claims`), so that all lanes end
+at about the same time.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def main() -> int:
         machines = in_helper_machines(unmet, cores, memory_gib, Path(claims))
         lanes = {HOST: on_this_host()}
         lanes |= {str(number): [suite] for number, suite in enumerate(machines, 1)}
-        outcomes = run_lanes(lanes, cores)
+        outcomes = run_lanes(lanes, cores + 1)
     missing = left_out(unmet, (suite.junit for suite in machines if suite.junit is not None))
     sys.stdout.write(f"\n{table(outcomes)}\n")
     files = [outcome.suite.junit for outcome in outcomes if outcome.suite.junit is not None]
