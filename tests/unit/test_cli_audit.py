@@ -202,14 +202,14 @@ def of_a_thousand_sandboxes(path: Path) -> list[str]:
     return ids
 
 
-def in_a_terminal(*args: object, until: str = "\0") -> tuple[int, str]:
+def in_a_terminal(*args: object, until: str = "\0", columns: int = 250) -> tuple[int, str]:
     """Run `forkd audit` in a pseudo-terminal; return its status and what it showed.
 
     It is interrupted as soon as its output has ended with `until`.
     """
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", MAIN, "audit", *map(str, args)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "250"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen(  # noqa: S603 - our own
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     ) as process:
@@ -247,3 +247,17 @@ def test_in_a_terminal_with_the_log_of_a_thousand_sandboxes(path: Path) -> None:
         "--file", path, "--follow", "--action", "delete_sandbox", until=ids[-1]
     )
     assert (code, shown.count("delete_sandbox")) == (130, SANDBOXES)
+
+
+def test_in_a_narrow_terminal_objects_have_lines_of_their_own_and_nothing_is_cut(
+    path: Path,
+) -> None:
+    ids = [f"sb-{number:026}" for number in range(3)]
+    written(path, [line("2026-11-23T10:00:00.000000Z", "create_snapshot", objects=ids)])
+
+    code, shown = in_a_terminal("--file", path, columns=130)
+
+    words = shown.split()
+    assert code == 0
+    assert all(len(each) <= 130 for each in shown.splitlines()[1:])  # the first has its bold type
+    assert {*ids, "create_snapshot", "token:ci", "10:00:00.000"} <= {*words}

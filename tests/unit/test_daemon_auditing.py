@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from forkd.daemon.app import create_app
 from forkd.daemon.auditing import Actions
+from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.model.caller import Scope, Tenant
 from forkd.model.ids import new_sandbox_id
 from forkd.wire import v2
@@ -268,10 +270,12 @@ async def test_a_reload_says_what_was_and_what_was_not(daemon: Audited) -> None:
 
 def test_every_operation_of_ours_has_a_name() -> None:
     actions = Actions(create_app(FakeService()).routes)
-    named = {name for _, _, name in actions._routes}  # noqa: SLF001 - all of them
+    app = create_app(FakeService())
+    documents = {"": app.openapi(), PREFIX: create_reference(app.state).openapi()}
 
-    document = create_app(FakeService()).openapi()
-    operations = {
-        each["operationId"] for path in document["paths"].values() for each in path.values()
-    }
-    assert operations <= named
+    for prefix, document in documents.items():
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                asked = prefix + re.sub(r"\{\w+\}", "one", path)
+                scope = {"type": "http", "method": method.upper(), "path": asked}
+                assert actions.of(scope) == operation["operationId"]

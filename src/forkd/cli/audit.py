@@ -106,7 +106,8 @@ def _show(found: Iterable[Line], limit: int) -> None:
     for line in found:
         count += 1
         newest.append(line)
-    render.table(COLUMNS, [[escape(cell) for cell in _cells(line)] for line in newest])
+    rows = [[escape(cell) for cell in _cells(line)] for line in newest]
+    render.table(COLUMNS, rows, wrapped="objects")
     if count > limit:
         render.note(f"{count - limit} older lines are not shown; --limit shows more")
 

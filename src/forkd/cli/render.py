@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
 
+WRAPPED_MIN = 29
+"""Width of a wrapped column in the narrowest terminal: an id."""
+
 HINTS = {
     "denied": "pass --token, or set FORKD_TOKEN",
     "capacity": "the same command may work later",
@@ -59,11 +62,22 @@ def _plain(value: object) -> object:
     return value
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; a value that is absent is a dash."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, wrapped: str | None = None
+) -> None:
+    """Print a table; a value that is absent is a dash.
+
+    Args:
+        columns: Their names.
+        rows: A cell for each column.
+        wrapped: The column that has further lines where a terminal is too narrow; None for none.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column.upper(), no_wrap=True, overflow="ignore")
+        if column == wrapped:
+            made.add_column(column.upper(), min_width=WRAPPED_MIN)
+        else:
+            made.add_column(column.upper(), no_wrap=True, overflow="ignore")
     for row in rows:
         made.add_row(*("-" if cell is None else str(cell) for cell in row))
     printed(made)

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi.routing import RouteContext, iter_route_contexts
+from starlette.routing import Mount
 
 from forkd import errors
 from forkd.daemon.errors import STATUS, status_of
@@ -20,7 +21,8 @@ from forkd.host.faults import kernel_call
 from forkd.telemetry.audit import AuditLog, Entry, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    import re
+    from collections.abc import Generator, Iterable, Iterator
     from typing import Protocol
 
     from starlette.routing import BaseRoute
@@ -51,21 +53,30 @@ class Actions:
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._routes = [
-            (route.path_regex, _methods(route), _name(route))
-            for route in iter_route_contexts(tuple(routes))
-            if hasattr(route, "path_regex")
-        ]
+        self._routes = tuple(_named(tuple(routes)))
 
     def of(self, scope: Scope) -> str:
         """Return the action of a request, routed or not."""
         method = None if scope["type"] == "websocket" else str(scope["method"])
-        for pattern, methods, name in self._routes:
+        path = str(scope["path"])
+        for prefix, pattern, methods, name in self._routes:
             has_method = methods is None if method is None else method in (methods or ())
-            if has_method and pattern.match(scope["path"]):
+            if has_method and path.startswith(prefix) and pattern.match(path[len(prefix) :]):
                 return name
         said = "WEBSOCKET" if method is None else method if method in METHODS else "OTHER"
         return f"{said} *"
+
+
+def _named(
+    routes: tuple[BaseRoute, ...], prefix: str = ""
+) -> Iterator[tuple[str, re.Pattern[str], frozenset[str] | None, str]]:
+    """Yield each route, also those of what is mounted: prefix, pattern, methods, action."""
+    for route in iter_route_contexts(routes):
+        if hasattr(route, "path_regex"):
+            yield prefix, route.path_regex, _methods(route), _name(route)
+    for mount in routes:
+        if isinstance(mount, Mount):
+            yield from _named(tuple(mount.routes), prefix + mount.path)
 
 
 def _methods(route: RouteContext) -> frozenset[str] | None:
