@@ -90,9 +90,7 @@ def fork(  # noqa: PLR0913 - one for each option
     ] = False,
     secret: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Name of a secret that each may use (see `forkd secret`); may be repeated."
-        ),
+        typer.Option(help="Secret that each may use (see `forkd secret`); may be repeated."),
     ] = None,
     ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
     no_wait: Annotated[

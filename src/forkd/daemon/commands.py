@@ -33,6 +33,7 @@ from forkd.network.upstream import Via, parse_no_proxy
 from forkd.packs.keys import Keyring
 from forkd.service import doctor as examination
 from forkd.service import uninstall as uninstalling
+from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.host import open_host
 from forkd.service.settings import AdmissionPolicy, DiskPolicy, HostSettings, PackPolicy
@@ -201,6 +202,7 @@ def host_settings(settings: Settings) -> HostSettings:
         ),
         uids=_uids(settings),
         build_uids=None if _uids(settings) is None else settings.build_uid_range,
+        build_network=settings.build_network,
         filtered=settings.jail != "off",
         dns=settings.dns,
         egress_proxy=_egress_proxy(settings, proc.environment()),
@@ -279,7 +281,10 @@ def build(settings: Settings, recipe: Path) -> int:
     if uids is None:
         return images(arguments)
     vmm = settings.vmm or programs.find(programs.VMM)
-    cells = Cells(vmm, settings.build_uid_range, uids, None)
+    network = None
+    if settings.build_network is not None:
+        network = BuildNetwork(settings.build_network, proc.environment())
+    cells = Cells(vmm, settings.build_uid_range, uids, None, network)
     cells.check()
     return images(arguments, cells.build)
 

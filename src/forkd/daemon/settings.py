@@ -19,7 +19,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits, programs
 from forkd.errors import InvalidRequest
+from forkd.model.network import NetworkPolicy
 from forkd.network.upstream import Via
+from forkd.service import build_network
 from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
@@ -140,6 +142,15 @@ def _endpoint(value: object) -> object:
 
 def _uids(value: object) -> object:
     return UidRange.parse(value) if isinstance(value, str) else value
+
+
+def _build_network(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return build_network.parse(value)
+    except InvalidRequest as error:
+        raise ValueError(str(error).removeprefix("build_network: ")) from None
 
 
 def _servers(value: object) -> object:
@@ -334,6 +345,15 @@ class Settings(BaseSettings):
         "builds, and one for each of 4 packs that are read or written. With `FORKD_JAIL=off` these "
         "run as the daemon's user.",
         limits.BUILD_UIDS_DEFAULT,
+    )
+    build_network: Annotated[NetworkPolicy | None, NoDecode, BeforeValidator(_build_network)] = (
+        _setting(
+            "internet",
+            "What builds of images may download from: rules as of `forkd fork --network`, with "
+            "spaces between and names in full, or `any`. Name servers and proxies of this host are "
+            "always reached. With `FORKD_JAIL=off` it is `any`.",
+            "internet",
+        )
     )
     dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(
         (),

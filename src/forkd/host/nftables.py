@@ -57,6 +57,15 @@ def read(command: str) -> list[dict[str, Any]]:
     return found
 
 
+def tables() -> set[str]:
+    """Return the names of all tables; none where there is no packet filter."""
+    try:
+        listed = read("list tables")
+    except HostError:
+        return set()
+    return {each["table"]["name"] for each in listed if "table" in each}
+
+
 def _run(commands: str, *, json_output: bool) -> bytes:
     with _LOCK, _context(json_output=json_output) as (library, context):
         if library.nft_run_cmd_from_buffer(context, commands.encode()) != 0:

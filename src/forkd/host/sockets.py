@@ -11,6 +11,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from forkd.errors import HostError
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -223,6 +224,19 @@ def bind_tcp(host: str, port: int, backlog: int) -> Socket:
     with kernel_call(f"listen on {host}:{port}"):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def addresses_of(host: str) -> list[str]:
+    """Return the addresses of a name, or the address that it is; blocks.
+
+    Raises:
+        HostError: It has none, or nobody knows.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise HostError(f"{host} has no address: {error}", host=host) from error
+    return list(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
 
 
 def send_files(sock: Socket, data: bytes, files: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import struct
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import dns.asyncquery
@@ -40,6 +41,11 @@ TCP_PER_SANDBOX_MAX = 8
 
 QUESTION_BYTES_MAX = 4_096
 """Longest question; a longer one is not answered."""
+
+RESOLV_CONF = Path("/etc/resolv.conf")
+"""Names the name servers of this host."""
+
+RESOLV_CONF_BYTES_MAX = 64 << 10
 
 _PORT = 53
 _LENGTH = struct.Struct("!H")

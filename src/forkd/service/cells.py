@@ -24,6 +24,7 @@ from forkd.limits import (
     LONG_RETRY_S,
     PACKS_MAX,
 )
+from forkd.service import build_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from forkd.cgroups.tree import CgroupTree
     from forkd.host.sockets import Socket
+    from forkd.service.build_network import BuildNetwork
     from forkd.service.jail import UidRange
 
 UIDS_MIN = BUILDS_MAX * BUILD_UIDS + PACKS_MAX
@@ -49,15 +51,22 @@ class Cells:
         uids: Whose numbers users have in them: `BUILD_UIDS` for each build, then one for each pack.
         others: Those of jailed machines.
         cgroups: Where each gets a group; None for none.
+        network: What downloads of builds may reach; None for all that the host does.
     """
 
     def __init__(
-        self, vmm: Path, uids: UidRange, others: UidRange | None, cgroups: CgroupTree | None
+        self,
+        vmm: Path,
+        uids: UidRange,
+        others: UidRange | None,
+        cgroups: CgroupTree | None,
+        network: BuildNetwork | None = None,
     ) -> None:
         self._vmm = vmm
         self._uids = uids
         self._others = others
         self._cgroups = cgroups
+        self._network = network
 
     def check(self) -> None:
         """Make sure that these users are nobody's.
@@ -90,14 +99,16 @@ class Cells:
         place, held = self._take()
         name = f"build-{place}"
         try:
-            group = self._cgroups.create(name, LIMITS) if self._cgroups is not None else None
-            cell = Cell(self._vmm, self._uids.first + place * BUILD_UIDS, BUILD_UIDS, group)
-            try:
-                yield cell
-            finally:
-                cell.end(END_TIMEOUT_S)
-                if self._cgroups is not None:
-                    self._cgroups.remove(name)
+            first = self._first_of(place)
+            with self._confined(first):
+                group = self._cgroups.create(name, LIMITS) if self._cgroups is not None else None
+                cell = Cell(self._vmm, first, BUILD_UIDS, group)
+                try:
+                    yield cell
+                finally:
+                    cell.end(END_TIMEOUT_S)
+                    if self._cgroups is not None:
+                        self._cgroups.remove(name)
         finally:
             held.close()
 
@@ -122,10 +133,38 @@ class Cells:
             f"{PACKS_MAX} packs are being read and written", retry_after_s=LONG_RETRY_S
         )
 
+    def tidy(self) -> list[str]:
+        """Remove what confined builds of a killed daemon; blocks, and returns the tables' names.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        removed = []
+        for first in map(self._first_of, range(BUILDS_MAX)):
+            if (held := sockets.take_name(f"forkd/builds/{first}")) is not None:
+                with contextlib.closing(held):
+                    removed += build_network.tidy(first)
+        return removed
+
+    @contextlib.contextmanager
+    def _confined(self, first: int) -> Iterator[None]:
+        """Have the network of a build be what it may reach, for the block."""
+        if self._network is None:
+            yield
+            return
+        self._network.confine(first, BUILD_UIDS)
+        try:
+            yield
+        finally:
+            build_network.release(first)
+
+    def _first_of(self, place: int) -> int:
+        return self._uids.first + place * BUILD_UIDS
+
     def _take(self) -> tuple[int, Socket]:
         """Return a place whose users no build has, of whatever daemon, and its lock."""
         for place in range(BUILDS_MAX):
-            held = sockets.take_name(f"forkd/builds/{self._uids.first + place * BUILD_UIDS}")
+            held = sockets.take_name(f"forkd/builds/{self._first_of(place)}")
             if held is not None:
                 return place, held
         raise CapacityError(f"{BUILDS_MAX} images are being built", retry_after_s=LONG_RETRY_S)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
@@ -17,7 +16,12 @@ from forkd.host import files
 from forkd.model.network import NetworkStatus, RefusedName
 from forkd.network.names import Asker, RefusedNames
 from forkd.network.proxy import Client, Proxy
-from forkd.network.resolver import Resolver, upstreams_of
+from forkd.network.resolver import (
+    RESOLV_CONF,
+    RESOLV_CONF_BYTES_MAX,
+    Resolver,
+    upstreams_of,
+)
 from forkd.network.upstream import Upstreams
 from forkd.network.walls import Walls
 from forkd.service.supervision import TaskKind
@@ -33,10 +37,6 @@ if TYPE_CHECKING:
 
 WEB_PORTS = frozenset({80, 443})
 """To which ports connections go by the operator's proxy, if there is one."""
-
-RESOLV_CONF = Path("/etc/resolv.conf")
-
-_RESOLV_CONF_BYTES_MAX = 64 << 10
 
 
 class Egress:
@@ -157,7 +157,7 @@ class Egress:
         if self._started:
             return
         if not self._given:
-            text = await asyncio.to_thread(files.read, RESOLV_CONF, _RESOLV_CONF_BYTES_MAX)
+            text = await asyncio.to_thread(files.read, RESOLV_CONF, RESOLV_CONF_BYTES_MAX)
             self._upstreams = upstreams_of((text or b"").decode(errors="replace"))
         await self.resolver.start(ipv6=self._ipv6)
         try:

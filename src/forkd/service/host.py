@@ -26,6 +26,7 @@ from forkd.model.sandbox import SandboxState
 from forkd.network.upstream import Upstreams
 from forkd.service import names
 from forkd.service.admission import Admission
+from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.chains import Chains
 from forkd.service.egress import Egress
@@ -192,8 +193,12 @@ def _cells(settings: HostSettings, cgroups: CgroupTree) -> Cells | None:
         log.warning("builds of images are not jailed: maintainer scripts run as the daemon's user")
         return None
     group = cgroups if settings.cgroups else None
-    cells = Cells(settings.vmm, settings.build_uids, settings.uids, group)
+    network = None
+    if settings.build_network is not None:
+        network = BuildNetwork(settings.build_network, proc.environment())
+    cells = Cells(settings.vmm, settings.build_uids, settings.uids, group, network)
     cells.check()
+    cells.tidy()
     return cells
 
 

@@ -12,6 +12,7 @@ from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.model.tree import TreeBudgets
 
 if TYPE_CHECKING:
+    from forkd.model.network import NetworkPolicy
     from forkd.model.pack import UnpackRequest
     from forkd.network.plan import Plan
     from forkd.network.upstream import Via
@@ -128,6 +129,7 @@ class HostSettings:
         uids: Users for the processes of machines; None to have them be the daemon's, not jailed.
         build_uids: Users for builds of images, for their root and others; None to have them be the
             daemon's, not in cells.
+        build_network: What downloads of builds may reach; None for all that this host does.
         filtered: Whether these processes may make only the system calls that they need.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
         egress_proxy: By which proxy connections of sandboxes go out; None for straight.
@@ -156,6 +158,7 @@ class HostSettings:
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     uids: UidRange | None = None
     build_uids: UidRange | None = None
+    build_network: NetworkPolicy | None = None
     filtered: bool = True
     dns: tuple[tuple[str, int], ...] = ()
     egress_proxy: Via | None = None

@@ -15,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forkd.cgroups.tree import CgroupTree
-from forkd.errors import Conflict, ForkdError, HostError
+from forkd.errors import Conflict, ForkdError
 from forkd.host import cgroupfs, files, netlink, nftables
 from forkd.network import rules, taps
 from forkd.network.walls import Walls
 from forkd.service import names
+from forkd.service.cells import Cells
 from forkd.service.host import DATABASE_FILE, LOCK_FILE
 from forkd.service.records import Records
 from forkd.service.recovery import end_processes
@@ -108,7 +109,7 @@ async def uninstall(
         chosen = _names(settings, database)
         with chosen.locked():
             await _end(settings, database, found)
-            await asyncio.to_thread(_remove_from_host, chosen, found)
+            await asyncio.to_thread(_remove_from_host, settings, chosen, found)
         await asyncio.to_thread(_remove_run_folder, settings, others, found)
         if state:
             await asyncio.to_thread(_remove_state, settings, found)
@@ -132,7 +133,7 @@ async def _end(settings: HostSettings, database: Database | None, found: Uninsta
             await records.remove([row.sandbox.id for row in await records.rows()])
 
 
-def _remove_from_host(chosen: Names, found: Uninstalled) -> None:
+def _remove_from_host(settings: HostSettings, chosen: Names, found: Uninstalled) -> None:
     """Remove cgroups, taps and tables; blocks."""
     root = chosen.cgroup_root
     tree = CgroupTree(root)
@@ -143,21 +144,14 @@ def _remove_from_host(chosen: Names, found: Uninstalled) -> None:
     for tap in taps.left_over(chosen.network, set()):
         found.done("links", tap, partial(netlink.remove, tap))
     table = rules.table_name(chosen.network)
-    if table in _tables():
+    if table in nftables.tables():
         Walls(chosen.network).begin(())
-        if table in _tables():
+        if table in nftables.tables():
             found.left.append(f"the nftables table {table}")
         else:
             found.note("tables", [table])
-
-
-def _tables() -> set[str]:
-    """Return the tables of the packet filter; none where there is no packet filter."""
-    try:
-        listed = nftables.read("list tables")
-    except HostError:
-        return set()
-    return {each["table"]["name"] for each in listed if "table" in each}
+    if settings.build_uids is not None:
+        found.note("tables", Cells(settings.vmm, settings.build_uids, None, None).tidy())
 
 
 def _remove_run_folder(
