@@ -9,20 +9,18 @@
 
 mod lists;
 mod names;
+mod program;
 mod violation;
 
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+use seccompiler::BpfProgram;
 
 use crate::error::Error;
-use lists::{Allowed, Test};
 pub use violation::log_to;
+
+const PUT_ON: &str = "put on a filter of system calls";
 
 /// Whether filters are put on at all.
 static WANTED: AtomicBool = AtomicBool::new(true);
@@ -95,42 +93,10 @@ fn of_this_process(program: &BpfProgram) -> BpfProgram {
 }
 
 fn compile(role: Role) -> Result<BpfProgram, Error> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for allowed in role.list().iter().copied().flatten() {
-        rules.insert(allowed.call, ways_of(allowed)?);
-    }
-    let filter =
-        SeccompFilter::new(rules, SeccompAction::Trap, SeccompAction::Allow, TargetArch::x86_64);
-    filter.and_then(TryInto::try_into).map_err(|error| failed(seccompiler::Error::Backend(error)))
-}
-
-fn ways_of(allowed: &Allowed) -> Result<Vec<SeccompRule>, Error> {
-    let rule = |tests: &[Test]| {
-        let conditions = tests.iter().flat_map(conditions_of).collect::<Result<Vec<_>, _>>()?;
-        SeccompRule::new(conditions)
-    };
-    let rules = allowed.ways.iter().map(|tests| rule(tests)).collect::<Result<_, _>>();
-    rules.map_err(|error| failed(seccompiler::Error::Backend(error)))
-}
-
-type Condition = Result<SeccompCondition, seccompiler::BackendError>;
-
-fn conditions_of(test: &Test) -> Vec<Condition> {
-    let condition = |argument, operator, value: u32| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value.into())
-    };
-    match *test {
-        Test::Is(argument, value) => vec![condition(argument, SeccompCmpOp::Eq, value)],
-        Test::IsNot(argument, value) => vec![condition(argument, SeccompCmpOp::Ne, value)],
-        Test::Lacks(argument, bits) => {
-            vec![condition(argument, SeccompCmpOp::MaskedEq(bits.into()), 0)]
-        }
-        Test::Within(argument, least, most) => vec![
-            condition(argument, SeccompCmpOp::Ge, least),
-            condition(argument, SeccompCmpOp::Le, most),
-        ],
-        Test::OwnPid(argument) => vec![condition(argument, SeccompCmpOp::Eq, ANY_PID)],
-    }
+    program::of(role.list()).map_err(|program::Unfit| {
+        let source = std::io::Error::other("a list is too long for a program");
+        Error::Io { what: PUT_ON.into(), source }
+    })
 }
 
 fn failed(error: seccompiler::Error) -> Error {
@@ -138,7 +104,7 @@ fn failed(error: seccompiler::Error) -> Error {
         seccompiler::Error::Prctl(source) | seccompiler::Error::Seccomp(source) => source,
         other => std::io::Error::other(other),
     };
-    Error::Io { what: "put on a filter of system calls".into(), source }
+    Error::Io { what: PUT_ON.into(), source }
 }
 
 #[cfg(test)]
