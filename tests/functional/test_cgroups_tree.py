@@ -17,6 +17,7 @@ from forkd.cgroups.limits import Limits
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import HostError
 from forkd.host import cgroupfs, disks
+from forkd.limits import CPU_WEIGHT_DEFAULT
 from tests.support.needs import STATE
 
 if TYPE_CHECKING:
@@ -73,6 +74,19 @@ def test_every_limit_arrives_in_the_kernel(tree: CgroupTree) -> None:
     assert tree.names() == ("one",)
     tree.remove("one")
     assert tree.names() == ()
+
+
+def test_a_share_that_is_the_kernels_own_is_there_in_a_new_group_and_in_one_that_was_left(
+    tree: CgroupTree,
+) -> None:
+    group = tree.create("one", replace(LIMITS, cpu_weight=CPU_WEIGHT_DEFAULT))
+    assert (group / "cpu.weight").read_text() == f"{CPU_WEIGHT_DEFAULT}\n"
+
+    tree.limit("one", LIMITS)
+    tree.create("one", replace(LIMITS, cpu_weight=CPU_WEIGHT_DEFAULT))
+
+    assert (group / "cpu.weight").read_text() == f"{CPU_WEIGHT_DEFAULT}\n"
+    tree.remove("one")
 
 
 def test_removing_a_group_ends_what_runs_in_it_and_removing_it_again_is_fine(

@@ -15,6 +15,9 @@ IO = "io"
 CPU_PERIOD_US = 100_000
 """Over how long CPU time is counted, the kernel's own default."""
 
+DEFAULT = frozenset({("cpu.weight", str(CPU_WEIGHT_DEFAULT))})
+"""What a new group has by itself."""
+
 _CPU_QUOTA_US_MIN = 1_000
 
 

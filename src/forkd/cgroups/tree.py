@@ -6,8 +6,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from forkd.cgroups.limits import CONTROLLERS, IO, no_io, settings
-from forkd.errors import ForkdError, HostError
+from forkd.cgroups.limits import CONTROLLERS, DEFAULT, IO, no_io, settings
+from forkd.errors import HostError
 from forkd.host import cgroupfs, disks
 
 if TYPE_CHECKING:
@@ -60,13 +60,7 @@ class CgroupTree:
         written = settings(limits, self._disk(limits))
         self.prepare()
         group = self.path(name)
-        cgroupfs.make(group)
-        try:
-            for file, value in written:
-                cgroupfs.write(group, file, value)
-        except ForkdError:
-            cgroupfs.remove_empty(group)
-            raise
+        cgroupfs.make_limited(group, written, DEFAULT)
         return group
 
     def limit(self, name: str, limits: Limits) -> None:

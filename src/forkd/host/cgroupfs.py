@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import HostError
-from forkd.host.faults import kernel_call
+from forkd.errors import ForkdError, HostError
+from forkd.host.faults import host_error, kernel_call
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
     from io import FileIO
 
 PROCESSES = "cgroup.procs"
@@ -70,6 +71,52 @@ def make(group: Path) -> None:
     """
     with kernel_call(f"make the cgroup {group}"):
         group.mkdir(exist_ok=True)
+
+
+def make_limited(
+    group: Path, limits: Iterable[tuple[str, str]], default: Container[tuple[str, str]] = ()
+) -> None:
+    """Make one group and write files of it, or nothing; one that exists is fine.
+
+    Each child of a fork waits for this: the path is walked once and not for each file.
+
+    Args:
+        group: Which.
+        limits: The files, and what is written to them.
+        default: What need not be written to a new group, as the kernel has.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    path = str(group)
+    with kernel_call(f"make the cgroup {path}"):
+        try:
+            os.mkdir(path)  # noqa: PTH102 - a `Path` for each child of a fork is dear
+        except FileExistsError:
+            default = ()
+    try:
+        with kernel_call(f"open the cgroup {path}"):
+            folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for limit in limits:
+                if limit not in default:
+                    _write_at(folder, path, *limit)
+        finally:
+            os.close(folder)
+    except ForkdError:
+        remove_empty(group)
+        raise
+
+
+def _write_at(folder: int, path: str, file: str, value: str) -> None:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise host_error(f"set {path}/{file} to {value}", error) from error
 
 
 def write(group: Path, file: str, value: str) -> None:
