@@ -93,6 +93,25 @@ def test_io_cannot_be_limited_on_a_file_system_without_a_disk(
     assert not tree.root.exists()
 
 
+def test_a_group_that_was_left_is_given_every_limit_and_a_new_one_goes_if_it_lacks_a_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    tree = CgroupTree(tmp_path / "forkd")
+    left = tree.path("left")
+    left.mkdir(parents=True)
+    for folder in (tmp_path, tree.root):
+        (folder / "cgroup.subtree_control").touch()
+    for file in ("pids.max", "cpu.weight"):
+        (left / file).write_text("17")
+
+    tree.create("left", Limits(pids=64))
+    assert ((left / "pids.max").read_text(), (left / "cpu.weight").read_text()) == ("64", "100")
+    with pytest.raises(HostError, match=r"cannot set .*/new/pids\.max to 64: No such file"):
+        tree.create("new", Limits(pids=64))
+    assert tree.names() == ("left",)
+
+
 def test_what_was_read_and_written_is_that_of_the_one_disk(
     tmp_path: Path,
 ) -> None:
