@@ -30,14 +30,13 @@ PLAN = Plan(pool=IPv4Network("10.213.0.0/24"), tap_prefix="fktest")
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     yield
-    for index in range(3):
-        taps.remove(PLAN.slot(index))
+    taps.remove(map(PLAN.slot, range(3)))
 
 
 def test_a_link_has_the_hosts_addresses_as_soon_as_it_is_made() -> None:
     slot = PLAN.slot(0)
 
-    taps.create(slot)
+    taps.create([slot])
 
     assert [is_ours(slot.host), is_ours(slot.host_v6)] == [True, True]
     assert slot.tap in {name for _, name in socket.if_nameindex()}
@@ -46,7 +45,7 @@ def test_a_link_has_the_hosts_addresses_as_soon_as_it_is_made() -> None:
 def test_a_link_without_ipv6_has_none() -> None:
     slot = PLAN.slot(0).only_v4()
 
-    taps.create(slot)
+    taps.create([slot])
 
     assert [is_ours(slot.host), is_ours(slot.host_v6)] == [True, False]
     assert Path("/proc/sys/net/ipv6/conf", slot.tap, "disable_ipv6").read_text().strip() == "1"
@@ -69,7 +68,7 @@ def test_a_link_without_ipv6_has_none() -> None:
 def test_the_host_learns_nothing_from_a_link_and_forwards_nothing(setting: str, value: str) -> None:
     slot = PLAN.slot(0)
 
-    taps.create(slot)
+    taps.create([slot])
 
     assert Path("/proc/sys/net", setting.format(slot.tap)).read_text().strip() == value
 
@@ -77,7 +76,7 @@ def test_the_host_learns_nothing_from_a_link_and_forwards_nothing(setting: str, 
 def test_a_link_has_no_ipv6_address_but_the_one_it_was_given() -> None:
     slot = PLAN.slot(0)
 
-    taps.create(slot)
+    taps.create([slot])
 
     lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
     found = [int(address, 16) for address, *_, name in lines if name == slot.tap]
@@ -110,7 +109,7 @@ def test_a_guest_that_advertises_itself_as_a_router_is_not_believed(*, isolated:
 def test_the_host_need_not_ask_a_guest_where_its_ipv6_address_is() -> None:
     slot = PLAN.slot(0)
 
-    taps.create(slot)
+    taps.create([slot])
 
     with IPRoute() as route:
         index = route.link_lookup(ifname=slot.tap)[0]
@@ -123,9 +122,8 @@ def test_the_host_need_not_ask_a_guest_where_its_ipv6_address_is() -> None:
 
 def test_a_link_takes_over_the_addresses_of_one_that_is_gone_and_may_do_so_twice() -> None:
     old, gone = PLAN.slot(0), PLAN.slot(1)
-    taps.create(old)
-    taps.create(gone)
-    taps.remove(gone)
+    taps.create([old, gone])
+    taps.remove([gone])
     slot = PLAN.slot(1, tap_index=0)
 
     taps.readdress(slot)
@@ -137,22 +135,22 @@ def test_a_link_takes_over_the_addresses_of_one_that_is_gone_and_may_do_so_twice
 
 def test_a_removed_link_is_gone_and_removing_it_again_is_fine() -> None:
     slot = PLAN.slot(0)
-    taps.create(slot)
+    taps.create([slot])
 
-    taps.remove(slot)
-    taps.remove(slot)
+    taps.remove([slot])
+    taps.remove([slot])
 
     assert slot.tap not in {name for _, name in socket.if_nameindex()}
 
 
 def test_a_link_that_cannot_be_set_up_is_not_left_behind() -> None:
     first = PLAN.slot(0)
-    taps.create(first)
+    taps.create([first])
     same_again = PLAN.slot(0)
 
-    with pytest.raises(HostError):
-        taps.create(same_again)
+    failed = taps.create([same_again])
 
+    assert isinstance(failed[first.tap], HostError)
     assert first.tap not in {name for _, name in socket.if_nameindex()}
 
 
@@ -171,7 +169,6 @@ def is_ours(address: str) -> bool:
 
 def test_links_that_nobody_uses_are_found_and_others_links_are_not() -> None:
     used, unused = PLAN.slot(1), PLAN.slot(2)
-    taps.create(used)
-    taps.create(unused)
+    taps.create([used, unused])
 
     assert taps.left_over(PLAN, {used.tap}) == (unused.tap,)

@@ -37,8 +37,7 @@ def clean(fake_host: FakeHost) -> Iterator[None]:
     """Remove the taps and walls that a test which failed has left."""
     yield
     plan = plan_of(fake_host)
-    for left in taps.left_over(plan, set()):
-        netlink.remove(left)
+    netlink.remove(taps.left_over(plan, set()))
     nftables.run(rules.remove(plan))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import socket
 import struct
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
+from forkd.errors import ForkdError
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
@@ -44,6 +46,9 @@ _ISOLATED_V6 = {
 
 _WITHOUT_V6 = {"ipv6/conf/{name}/disable_ipv6": "1"}
 _ALL_V6 = _SYSCTL / "ipv6/conf/all"
+_GROUP_BITS = 30
+"""Bits of the number that is drawn for a group of links; 0 is that of all links."""
+
 _IFA_F_NODAD = 0x02
 _NUD_PERMANENT = 0x80
 
@@ -70,6 +75,21 @@ class Ends:
     host: str
     guest: str
     prefix_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link to a guest.
+
+    Attributes:
+        name: Of our end.
+        mac: Hardware address of the other end.
+        ends: Its addresses.
+    """
+
+    name: str
+    mac: str
+    ends: tuple[Ends, ...]
 
 
 def has_ipv6() -> bool:
@@ -120,37 +140,43 @@ def isolate(name: str, *, ipv6: bool) -> None:
             setting.write_text(value)
 
 
-def set_up(name: str, mac: str, ends: Iterable[Ends]) -> None:
-    """Set a link up and give it addresses.
+def set_up(links: Iterable[Link]) -> dict[str, ForkdError]:
+    """Set links up and give them addresses; return what failed, by the name of its link.
 
     The kernel is told where a guest's IPv6 address is and asks the guest nothing: without an
     address of the link alone it could not ask on behalf of what it forwards.
 
-    Args:
-        name: The link.
-        mac: Hardware address of its other end.
-        ends: Its addresses.
-
     Raises:
-        HostError: The kernel refused, or there is no such link.
+        HostError: The kernel is not to be asked at all.
     """
-    with _netlink(f"set up {name}") as route:
-        index = _index(name)
-        route.link("set", index=index, state="up")
-        for each in ends:
-            address, length = each.host, each.prefix_length
-            if ":" not in address:
-                route.addr("add", index=index, address=address, prefixlen=length)
-                continue
-            route.addr("add", index=index, address=address, prefixlen=length, flags=_IFA_F_NODAD)
-            route.neigh(
-                "replace",
-                ifindex=index,
-                family=socket.AF_INET6,
-                dst=each.guest,
-                lladdr=mac,
-                state=_NUD_PERMANENT,
-            )
+    failed: dict[str, ForkdError] = {}
+    with _netlink("set up links") as route:
+        for link in links:
+            try:
+                with _asking(f"set up {link.name}"):
+                    _set_up(route, link)
+            except ForkdError as error:
+                failed[link.name] = error
+    return failed
+
+
+def _set_up(route: IPRoute, link: Link) -> None:
+    index = _index(link.name)
+    route.link("set", index=index, state="up")
+    for each in link.ends:
+        address, length = each.host, each.prefix_length
+        if ":" not in address:
+            route.addr("add", index=index, address=address, prefixlen=length)
+            continue
+        route.addr("add", index=index, address=address, prefixlen=length, flags=_IFA_F_NODAD)
+        route.neigh(
+            "replace",
+            ifindex=index,
+            family=socket.AF_INET6,
+            dst=each.guest,
+            lladdr=link.mac,
+            state=_NUD_PERMANENT,
+        )
 
 
 def not_forwarding(but: Callable[[str], bool]) -> tuple[str, ...]:
@@ -252,8 +278,11 @@ def forget_connections(marks: Iterable[int]) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    for mark in marks:
-        with _netfilter("forget connections") as tracked:
+    marks = tuple(marks)
+    if not marks:
+        return
+    with _netfilter("forget connections") as tracked:
+        for mark in marks:
             tracked.flush(mark=mark, mark_mask=0xFFFF_FFFF)
 
 
@@ -271,18 +300,37 @@ def clear_addresses(name: str) -> None:
         route.flush_addr(index=_index(name))
 
 
-def remove(name: str) -> None:
-    """Remove a link; one that does not exist is fine.
+def remove(links: Collection[str]) -> None:
+    """Remove links; those that do not exist are fine.
+
+    The kernel waits for a grace period for each request, so several are removed by one: as a
+    group, with a number that is drawn for it, so that no link of others has it.
 
     Raises:
         HostError: The kernel refused.
     """
-    with _netlink(f"remove {name}") as route:
-        try:
-            route.link("del", index=_index(name))
-        except (NetlinkError, OSError) as error:
-            if errno.ENODEV not in {error.errno, getattr(error, "code", None)}:
-                raise
+    if not links:
+        return
+    with _netlink(f"remove {', '.join(links)}") as route:
+        if len(links) == 1:
+            with _gone_is_fine():
+                route.link("del", index=_index(*links))
+            return
+        group = 1 + secrets.randbits(_GROUP_BITS)
+        for name in links:
+            with _gone_is_fine():
+                route.link("set", index=_index(name), group=group)
+        with _gone_is_fine():
+            route.link("del", index=0, IFLA_GROUP=group)
+
+
+@contextlib.contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except (NetlinkError, OSError) as error:
+        if errno.ENODEV not in {getattr(error, "errno", None), getattr(error, "code", None)}:
+            raise
 
 
 def names() -> tuple[str, ...]:
@@ -308,19 +356,20 @@ def _index(name: str) -> int:
 
 @contextlib.contextmanager
 def _netfilter(doing: str) -> Iterator[NFCTSocket]:
-    with kernel_call(doing):
-        try:
-            with NFCTSocket() as tracked:
-                yield tracked
-        except NetlinkError as error:
-            raise OSError(error.code, os.strerror(error.code)) from error
+    with _asking(doing), NFCTSocket() as tracked:
+        yield tracked
 
 
 @contextlib.contextmanager
 def _netlink(doing: str) -> Iterator[IPRoute]:
+    with _asking(doing), IPRoute() as route:
+        yield route
+
+
+@contextlib.contextmanager
+def _asking(doing: str) -> Iterator[None]:
     with kernel_call(doing):
         try:
-            with IPRoute() as route:
-                yield route
+            yield
         except NetlinkError as error:
             raise OSError(error.code, os.strerror(error.code)) from error

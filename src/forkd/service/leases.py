@@ -191,6 +191,11 @@ class Leases:
             return failed
 
         failed = await asyncio.to_thread(make_all)
+        made = [each for each in leases if each.id not in failed]
+        unmade = await asyncio.to_thread(taps.create, slots_of(made))
+        failed |= {
+            each.id: unmade[each.slot.tap] for each in made if each.slot and each.slot.tap in unmade
+        }
         try:
             await self._egress.put(walls_of(each for each in leases if each.id not in failed))
         except ForkdError as error:
@@ -212,6 +217,7 @@ class Leases:
         failed = await asyncio.to_thread(remove_all)
         gone = [lease for lease in leases if lease.id not in failed]
         try:
+            await asyncio.to_thread(taps.remove, slots_of(gone))
             await self._egress.take(walls_of(gone))
         except ForkdError as error:
             failed |= {each.id: error for each in gone if each.slot is not None}
@@ -229,6 +235,7 @@ class Leases:
                 called again.
         """
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
+        await asyncio.to_thread(taps.remove, slots_of([lease]))
         await self._egress.take(walls_of([lease]))
         self._free_slot(lease)
         self._free_uid(lease)
@@ -341,13 +348,9 @@ class Leases:
         files.make_folder(lease.directory)
         ownership.give(lease.directory, lease.uid)
         lease.cgroup = None if limits is None else self._cgroups.create(lease.id, limits)
-        if lease.slot is not None:
-            taps.create(lease.slot)
 
     def _remove(self, lease: Lease, *, keep_console: bool) -> None:
         self._cgroups.remove(lease.id)
-        if lease.slot is not None:
-            taps.remove(lease.slot)
         if keep_console:
             files.remove_all_but(lease.directory, KEPT_FILES)
             if lease.uid is not None and files.is_there(lease.directory):
@@ -371,6 +374,11 @@ class Leases:
             self._slots_used[index] -= 1
             if self._slots_used[index] == 0:
                 del self._slots_used[index]
+
+
+def slots_of(leases: Iterable[Lease]) -> list[Slot]:
+    """Return the slots of those of `leases` that have a network."""
+    return [lease.slot for lease in leases if lease.slot is not None]
 
 
 def walls_of(leases: Iterable[Lease]) -> list[Wall]:

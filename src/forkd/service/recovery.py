@@ -157,8 +157,7 @@ class Recovery:
                 left.add(name)
         indexes = (row.tap_index for row in found.running)
         used = {self.network.slot(index).tap for index in indexes if index is not None}
-        for tap in taps.left_over(self.network, used):
-            _done(netlink.remove, tap)
+        _done(netlink.remove, taps.left_over(self.network, used))
         for parent in (self.settings.zygotes_dir, self.settings.bakes_dir):
             for folder in files.entries(parent):
                 _done(files.remove_tree, folder)

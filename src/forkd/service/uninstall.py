@@ -142,7 +142,7 @@ def _remove_from_host(settings: HostSettings, chosen: Names, found: Uninstalled)
     if files.is_folder(root):
         found.done("cgroups", root, partial(cgroupfs.remove_empty, root))
     for tap in taps.left_over(chosen.network, set()):
-        found.done("links", tap, partial(netlink.remove, tap))
+        found.done("links", tap, partial(netlink.remove, [tap]))
     table = rules.table_name(chosen.network)
     if table in nftables.tables():
         Walls(chosen.network).begin(())
