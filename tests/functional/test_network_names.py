@@ -116,7 +116,7 @@ def scenario(outer: Outside, work: Callable[[Asking], Awaitable[None]]) -> None:
             try:
                 await work(Asking(outer, egress))
             finally:
-                await egress.take([Wall("sb-0", PLAN.slot(0), parse_policy("host") or _no())])
+                await egress.take([PLAN.slot(0).tap])
                 egress.close()
 
     outer.host.run(lambda: asyncio.run(run()))
@@ -417,7 +417,7 @@ def test_a_resolver_that_ends_by_itself_ends_the_service(outer: Outside) -> None
             egress.resolver.note_end(OSError("gone"))
 
             assert "resolver" in await asyncio.wait_for(tasks.until_failed(), world.DEADLINE_S)
-            await egress.take([wall])
+            await egress.take([wall.slot.tap])
 
     outer.host.run(lambda: asyncio.run(run()))
 

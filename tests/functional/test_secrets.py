@@ -464,7 +464,7 @@ def test_open_connections_end_when_the_sandbox_may_not_have_them_any_more(
         elif change == "another policy":
             await proxied.put("192.0.2.0/24")
         else:
-            await proxied.egress.take([wall])
+            await proxied.egress.take([wall.slot.tap])
 
         if change != "deleted":  # of which nobody is left to ask
             with pytest.raises((OSError, http.client.HTTPException)):

@@ -13,6 +13,7 @@ from forkd.host import netlink, nftables
 from forkd.model.network import HOST, NetworkChange
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxState
 from forkd.network import rules, taps
+from forkd.network.walls import Walls
 from forkd.service.leases import Leases
 from forkd.service.names import choose
 from forkd.store.database import Database
@@ -20,7 +21,7 @@ from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Plan
@@ -195,3 +196,24 @@ async def test_what_an_earlier_daemon_forked_goes_on_with_ipv4_alone(fake_host: 
         assert await addresses(service, made) == [None, None]
         assert (await branched(service, made)).address_v6 is None
         await clear(service)
+
+
+async def test_many_that_end_at_once_are_taken_away_together(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    take = Walls.take
+
+    def count(self: Walls, links: Sequence[str]) -> None:
+        calls.append(len(links))
+        take(self, links)
+
+    async with forked(fake_host) as (service, _):
+        await service.sandboxes.fork(CALLER, TAG, 30, OPTIONS)
+        monkeypatch.setattr(Walls, "take", count)
+
+        await service.sandboxes.delete_all(each.id for each in await service.sandboxes.list(CALLER))
+
+        assert sum(calls) == 31
+        assert len(calls) < 31 // 2
+        assert taps.left_over(plan_of(fake_host), set()) == ()

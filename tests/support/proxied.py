@@ -205,7 +205,7 @@ def scenario(
             try:
                 await work(proxied)
             finally:
-                await egress.take([await proxied.put("deny-all")])
+                await egress.take([(await proxied.put("deny-all")).slot.tap])
                 egress.close()
 
     outer.host.run(lambda: asyncio.run(run()))

@@ -103,18 +103,18 @@ class Egress:
             finally:
                 self._rest()
 
-    async def take(self, walls: Sequence[Wall]) -> None:
-        """Take walls away, once the taps are gone; those that are away are fine.
+    async def take(self, taps: Sequence[str]) -> None:
+        """Take away what stands around taps that are gone; those that have nothing are fine.
 
         Raises:
             HostError: The kernel refused.
         """
-        if not walls:
+        if not taps:
             return
         async with self._changing:
-            await asyncio.to_thread(self._walls.take, [each.slot.tap for each in walls])
-            for wall in walls:
-                self._forget(wall.slot.tap)
+            await asyncio.to_thread(self._walls.take, taps)
+            for tap in taps:
+                self._forget(tap)
             self._rest()
 
     async def limit(self, wall: Wall) -> None:

@@ -23,6 +23,7 @@ from forkd.network import taps
 from forkd.network.ranges import check
 from forkd.network.rules import Wall
 from forkd.service.allowance import limits_of
+from forkd.service.gathering import Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,6 +101,7 @@ class Leases:
         self._cgroups = cgroups
         self._plan = plan
         self._slots_used: Counter[int] = Counter()
+        self._leaving = Gathering(self._unlink_all)
 
     def directory(self, lease: SandboxId) -> Path:
         """Return the folder of a lease."""
@@ -217,8 +219,7 @@ class Leases:
         failed = await asyncio.to_thread(remove_all)
         gone = [lease for lease in leases if lease.id not in failed]
         try:
-            await asyncio.to_thread(taps.remove, slots_of(gone))
-            await self._egress.take(walls_of(gone))
+            await self._unlink(slots_of(gone))
         except ForkdError as error:
             failed |= {each.id: error for each in gone if each.slot is not None}
         for lease in leases:
@@ -235,8 +236,7 @@ class Leases:
                 called again.
         """
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
-        await asyncio.to_thread(taps.remove, slots_of([lease]))
-        await self._egress.take(walls_of([lease]))
+        await self._unlink(slots_of([lease]))
         self._free_slot(lease)
         self._free_uid(lease)
 
@@ -357,6 +357,15 @@ class Leases:
                 ownership.take_back(lease.directory)
         else:
             files.remove_from_under(lease.directory)
+
+    async def _unlink(self, slots: Sequence[Slot]) -> None:
+        """Remove links, with others that are removed at the same time."""
+        if slots:
+            await self._leaving.do(slots)
+
+    async def _unlink_all(self, slots: Sequence[Slot]) -> None:
+        await asyncio.to_thread(taps.remove, slots)
+        await self._egress.take([slot.tap for slot in slots])
 
     def _free_uid(self, lease: Lease) -> None:
         uid, lease.uid = lease.uid, None
