@@ -429,6 +429,30 @@ def test_neighbours_are_looked_for_on_the_own_link_alone(
     assert found == ["refused", "refused"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_passes_by_a_guarded_link_and_forwarding_ends_with_the_last_wall(
+    outer: Outside, family: str
+) -> None:
+    walls, host, address = Walls(PLAN), outer.host, LINK[FAMILIES[family]]
+    guest, tap = outer.guests[0], PLAN.slot(0).tap
+    with host.run(lambda: world.listening(address, 9_000, socket.SOCK_DGRAM)) as heard:
+        host.run(lambda: walls.guard([tap]))
+        guest.run(lambda: world.send(None, address, 9_000, b"before there is a wall"))
+        host.run(lambda: walls.put([wall(1, "internet")]))
+        assert _forwards(host, "up0") == "1"
+        guest.run(lambda: world.send(None, address, 9_000, b"beside a wall"))
+
+        host.run(lambda: walls.take([PLAN.slot(1).tap]))
+
+        assert _forwards(host, "up0") == "0"
+        guest.run(lambda: world.send(None, address, 9_000, b"after the last wall"))
+        host.run(lambda: walls.put([wall(0, "host")]))
+        guest.run(lambda: world.send(None, address, 9_000, b"by its wall"))
+        assert heard.recv(64) == b"by its wall"
+    host.run(lambda: walls.take([tap]))
+    assert host.run(lambda: nftables.read("list tables"))[1:] == []
+
+
 def test_a_policy_without_ipv6_leaves_a_host_as_it_is(outer: Outside) -> None:
     walls = Walls(PLAN)
     for made in (wall(0, "203.0.113.0/24"), Wall("sb-0", PLAN.slot(0).only_v4(), _INTERNET)):

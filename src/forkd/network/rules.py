@@ -4,7 +4,8 @@ One table holds the walls of all sandboxes.  Its chains never change: what a san
 sets and maps whose keys begin with its tap, so that a thousand sandboxes cost a packet no more
 than one.
 
-    from_guests  every packet of a tap, before it is routed: allowed, or refused at once
+    from_guests  every packet of a tap, before it is routed: allowed, or refused at once; dropped,
+                 if the tap has no wall yet
     input        what of it is for this host: the resolver, and the host's end if that is allowed
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
                  nowhere, where this host forwards because of us, but for those from taps of other
@@ -299,6 +300,19 @@ def put(plan: Plan, walls: Iterable[Wall]) -> str:
     walls = list(walls)
     elements = _elements(plan, "add", (each for wall in walls for each in _of(wall)))
     return _bandwidths(plan, "add", walls) + elements
+
+
+def guard(plan: Plan, taps: Iterable[str]) -> str:
+    """Return the commands that drop what comes from taps that have no wall, or is forwarded there.
+
+    They are taps, without any address that packets from there may have.
+    """
+    return _elements(plan, "add", [("taps", _quoted(tap)) for tap in taps])
+
+
+def unguard(plan: Plan, taps: Iterable[str]) -> str:
+    """Return the commands that undo `guard`, for taps that are gone."""
+    return _elements(plan, "delete", [("taps", _quoted(tap)) for tap in taps])
 
 
 def take(plan: Plan, walls: Iterable[Wall], openings: Iterable[Opening] = ()) -> str:

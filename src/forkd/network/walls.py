@@ -1,7 +1,7 @@
 """The walls around sandboxes, in the kernel; every method may block, and be called in any thread.
 
-The table is there while there is a sandbox with a link, and after a daemon that was killed: what it
-forked lives on behind it.
+The table is there while there is a sandbox with a link, or a link that is kept ready for one, and
+after a daemon that was killed: what it forked lives on behind it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Walls:
         self._lock = threading.Lock()
         self._walls: dict[str, Wall] = {}
         self._openings: dict[str, dict[Opening, float]] = {}
+        self._guarded: frozenset[str] = frozenset()
         self._built = False
         self._woken = False
         self._port = 0
@@ -109,29 +110,54 @@ class Walls:
             nftables.run(gone + rules.put(self._plan, new))
             self._note(new)
 
-    def take(self, taps: Iterable[str]) -> None:
-        """Take the walls of taps that are gone away; those that have none are fine.
+    def guard(self, taps: Iterable[str]) -> None:
+        """Drop what comes from taps, or is forwarded there, until they have a wall or are taken.
 
         Raises:
             HostError: The kernel refused.
         """
         with self._lock:
-            old = [self._walls[tap] for tap in taps if tap in self._walls]
-            if not old:
+            new = frozenset(taps).difference(self._walls)
+            commands = rules.guard(self._plan, new)
+            if not self._built and not self._guarded:
+                commands = rules.build(self._plan, 0) + commands
+            nftables.run(commands)
+            self._guarded |= new
+
+    def take(self, taps: Iterable[str]) -> None:
+        """Take the walls of taps that are gone away, or their guard; those without are fine.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        with self._lock:
+            taps = set(taps)
+            old = [wall for tap, wall in self._walls.items() if tap in taps]
+            guarded = self._guarded - taps
+            if not old and guarded == self._guarded:
                 return
             if len(old) == len(self._walls):
-                roused = self._read_roused()
-                nftables.run(rules.remove(self._plan))
-                self._built = False
-                self._rest(roused)
+                self._take_last(guarded)
             else:
                 openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
-                gone = rules.take(self._plan, old, openings)
-                nftables.run(gone + rules.forget(self._plan, old))
+                gone = rules.take(self._plan, old, openings) + rules.forget(self._plan, old)
+                nftables.run(gone + rules.unguard(self._plan, self._guarded & taps))
+            self._guarded = guarded
             for wall in old:
                 del self._walls[wall.slot.tap]
                 self._openings.pop(wall.slot.tap, None)
             netlink.forget_connections(wall.mark for wall in old if wall.policy.forwards)
+
+    def _take_last(self, guarded: frozenset[str]) -> None:
+        """Take all walls away; what is left of the table guards taps that have none."""
+        roused = self._read_roused() if self._built else Roused()
+        left = rules.remove(self._plan)
+        if guarded:  # the resolver's port is another's soon, and not to be named
+            left = rules.build(self._plan, 0) + rules.guard(self._plan, guarded)
+        nftables.run(left)
+        if self._built:
+            self._built = False
+            self._rest(roused)
 
     def limit(self, wall: Wall) -> None:
         """Give the wall of a tap that has one another bandwidth; what names opened stays open.
@@ -196,7 +222,7 @@ class Walls:
 
     def _build(self, walls: list[Wall], roused: Roused) -> None:
         commands = rules.build(self._plan, self._port, self._proxy_port)
-        commands += rules.put(self._plan, walls)
+        commands += rules.guard(self._plan, self._guarded) + rules.put(self._plan, walls)
         nftables.run(commands + rules.rouse(self._plan, roused))
         self._built = True
         self._woken = roused.ipv6
@@ -208,6 +234,7 @@ class Walls:
         for wall in walls:
             self._walls[wall.slot.tap] = wall
             self._openings.pop(wall.slot.tap, None)
+        self._guarded = self._guarded.difference(self._walls)
         forwarding = [wall.slot.tap for wall in walls if wall.policy.forwards]
         if forwarding:
             others = netlink.not_forwarding(self._plan.is_ours)

@@ -117,6 +117,15 @@ class Egress:
                 self._forget(tap)
             self._rest()
 
+    async def guard(self, taps: Sequence[str]) -> None:
+        """Drop what comes from taps, or is forwarded there, until they have a wall or are taken.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        async with self._changing:
+            await asyncio.to_thread(self._walls.guard, taps)
+
     async def limit(self, wall: Wall) -> None:
         """Give a wall that stands another bandwidth.
 
