@@ -356,6 +356,12 @@ RESOLVER_QUESTIONS_PER_SANDBOX_MAX = 16
 NETWORK_CONNECTIONS_MAX = 4_096
 """Most connections that one sandbox has open through the host at once; more are refused."""
 
+NETWORK_SLOTS_DEFAULT = 128
+"""Network slots that are kept ready unless settings say otherwise: enough for a fork of 100."""
+
+NETWORK_SLOTS_MAX = 1_024
+"""Most that settings may say: each is a tap of the host, and all go when the daemon stops."""
+
 # Secrets
 
 SECRETS_PER_TENANT_MAX = 256

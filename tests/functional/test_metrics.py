@@ -92,6 +92,7 @@ MOVED: dict[names.Metric, Callable[[Scrapes], bool]] = {
     names.SANDBOXES: lambda s: s.came_and_went("forkd_sandboxes", state="running"),
     names.SNAPSHOTS: lambda s: s.grew("forkd_snapshots", status="ready"),
     names.ZYGOTES: lambda s: s.grew("forkd_zygotes"),
+    names.SLOTS_READY: lambda s: s.busy.total("forkd_network_slots_ready") == 0.0,  # see below
     names.BUILDS: lambda s: (
         s.came_and_went("forkd_builds", state="running")
         and s.came_and_went("forkd_builds", state="waiting")
@@ -112,7 +113,10 @@ MOVED: dict[names.Metric, Callable[[Scrapes], bool]] = {
     names.LAG_SECONDS: lambda s: s.busy.total("forkd_event_loop_lag_seconds") > 0,
     names.BUILD_INFO: lambda s: s.busy.total("forkd_build_info", version=version("forkd")) == 1.0,
 } | {each: functools.partial(Scrapes.has, name=each.name) for each in names.PROCESS}
-"""How each metric is seen to follow what happens; one that is not here fails."""
+"""How each metric is seen to follow what happens; one that is not here fails.
+
+Network slots are made in test_network_slots.py, which needs more of the host.
+"""
 
 
 @contextlib.asynccontextmanager

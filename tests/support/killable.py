@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DAEMON = """
 import asyncio, os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 sys.path[:0] = [{root!r}]
 from forkd.model.ids import Tag
@@ -25,6 +26,7 @@ from tests.support.service_host import make_host, TAG
 
 async def main():
     host = make_host(Path({folder!r}), Path({run_dir!r}))
+    host = replace(host, settings=replace(host.settings, network_slots={network_slots!r}))
     async with host.service() as service:
         {work}
         await asyncio.Event().wait()
@@ -38,7 +40,11 @@ class KillableDaemon:
 
     def __init__(self, host: FakeHost, work: str) -> None:
         script = DAEMON.format(
-            root=str(ROOT), folder=str(host.folder), run_dir=str(host.settings.run_dir), work=work
+            root=str(ROOT),
+            folder=str(host.folder),
+            run_dir=str(host.settings.run_dir),
+            network_slots=host.settings.network_slots,
+            work=work,
         )
         self._process = subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own
 

@@ -26,7 +26,7 @@ from forkd.daemon.server import listening, told_to_stop
 from forkd.daemon.settings import misspelt, variable
 from forkd.daemon.tls import certificates
 from forkd.errors import ForkdError, InvalidRequest
-from forkd.host import proc, signals, sockets
+from forkd.host import netlink, proc, signals, sockets
 from forkd.host.detach import detached, reopen_outputs
 from forkd.model.tree import TreeBudgets
 from forkd.network.upstream import Via, parse_no_proxy
@@ -207,6 +207,7 @@ def host_settings(settings: Settings) -> HostSettings:
         dns=settings.dns,
         egress_proxy=_egress_proxy(settings, proc.environment()),
         egress_ca=settings.egress_ca,
+        network_slots=settings.network_slots if netlink.can_make_taps() else 0,
         packs=PackPolicy(
             trusted_keys=None if settings.pack_keys is None else _trusted(settings.pack_keys),
             allow_unsigned=settings.pack_unsigned == "allow",

@@ -374,6 +374,11 @@ class Settings(BaseSettings):
         "besides those of this host.",
         "none",
     )
+    network_slots: Annotated[int, Field(ge=0, le=limits.NETWORK_SLOTS_MAX)] = _setting(
+        limits.NETWORK_SLOTS_DEFAULT,
+        "Taps with addresses that are kept ready for sandboxes with a network, from the first fork "
+        "of one until the daemon stops: a fork of so many does not wait for them. 0: none.",
+    )
     pack_keys: _Path = _setting(
         None,
         "Folder of keys, as `forkd key` keeps them: only packs signed by a key trusted there are "

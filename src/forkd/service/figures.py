@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forkd.service.journal import Journal
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.settings import HostSettings
+    from forkd.service.slots import Slots
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.zygotes import ZygotePool
     from forkd.telemetry.lag import LoopLag
@@ -56,6 +57,7 @@ class Figures:
         images: How many are being built.
         journal: Who follows it.
         lag: By how much the loop is late.
+        slots: Which network slots are ready.
     """
 
     telemetry: Telemetry
@@ -66,6 +68,7 @@ class Figures:
     images: Images
     journal: Journal
     lag: LoopLag
+    slots: Slots
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _holdings: Holdings = field(init=False)
     _read_at_s: float | None = None
@@ -99,6 +102,7 @@ class Figures:
         telemetry.set(names.BUILDS, self.images.running, "running")
         telemetry.set(names.BUILDS, self.images.waiting, "waiting")
         telemetry.set(names.FOLLOWERS, self.journal.followers)
+        telemetry.set(names.SLOTS_READY, len(self.slots.ready))
         telemetry.set(names.LAG_SECONDS, self.lag.longest_s())
 
     def _read_processes(self, machines: list[int], zygotes: tuple[int, ...]) -> None:

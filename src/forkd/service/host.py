@@ -46,6 +46,7 @@ from forkd.service.recovery import Recovery
 from forkd.service.sandboxes.component import Sandboxes
 from forkd.service.sandboxes.roster import Roster
 from forkd.service.secrets import Secrets
+from forkd.service.slots import Slots
 from forkd.service.snapshots.catalog import Catalog
 from forkd.service.snapshots.compaction import Compaction
 from forkd.service.snapshots.component import Snapshots
@@ -286,12 +287,15 @@ def _open_leases(
     tasks: Supervisor,
     vault: Vault,
     stack: contextlib.AsyncExitStack,
-) -> tuple[Egress, Leases]:
+) -> tuple[Egress, Slots, Leases]:
     plan, jail = ground.names.network, ground.jail
     outward = Upstreams(settings.egress_proxy, settings.egress_ca)
     egress = Egress(plan, tasks, settings.dns, vault, outward)
     stack.callback(egress.close)
-    return egress, Leases(settings.sandboxes_dir, ground.cgroups, plan, jail, egress)
+    slots = Slots(plan, egress, tasks, settings.network_slots)
+    stack.push_async_callback(slots.close)
+    leases = Leases(settings.sandboxes_dir, ground.cgroups, slots, jail, egress)
+    return egress, slots, leases
 
 
 async def _compose(
@@ -319,7 +323,7 @@ async def _compose(
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
-    egress, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
+    egress, slots, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction)
     sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
@@ -348,7 +352,7 @@ async def _compose(
         tokens=tokens,
         tenants=tenants,
         journal=journal,
-        figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag),
+        figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag, slots),
         usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
         networks=Networks(telemetry, roster, records, egress),
         secrets=secrets,

@@ -12,7 +12,6 @@ folder can be renamed in one step with a database.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from forkd.network import taps
 from forkd.network.ranges import check
 from forkd.network.rules import Wall
 from forkd.service.allowance import limits_of
-from forkd.service.gathering import Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,9 +33,10 @@ if TYPE_CHECKING:
     from forkd.model.network import NetworkPolicy
     from forkd.model.sandbox import Sandbox
     from forkd.model.secret import SecretUse
-    from forkd.network.plan import Plan, Slot
+    from forkd.network.plan import Slot
     from forkd.service.egress import Egress
     from forkd.service.jail import Jail
+    from forkd.service.slots import Slots
     from forkd.store.database import SandboxRow
 
 KEPT_FILES = frozenset({CONSOLE_LOG, f"{CONSOLE_LOG}.1"})
@@ -87,21 +86,19 @@ class Leases:
     Args:
         folder: Where sandboxes have their folders.
         cgroups: Where limited ones have their cgroups.
-        plan: Which network slots there are.
+        slots: Their network slots.
         jail: Which users their processes are.
         egress: What stands around those who have a network slot.
     """
 
     def __init__(
-        self, folder: Path, cgroups: CgroupTree, plan: Plan, jail: Jail, egress: Egress
+        self, folder: Path, cgroups: CgroupTree, slots: Slots, jail: Jail, egress: Egress
     ) -> None:
         self._jail = jail
         self._folder = folder
         self._egress = egress
         self._cgroups = cgroups
-        self._plan = plan
-        self._slots_used: Counter[int] = Counter()
-        self._leaving = Gathering(self._unlink_all)
+        self._slots = slots
 
     def directory(self, lease: SandboxId) -> Path:
         """Return the folder of a lease."""
@@ -132,10 +129,8 @@ class Leases:
         slots: Iterable[Slot | None] = [None] * len(sandboxes)
         if network is not None:
             check(network)
-            free = self._plan.free(len(sandboxes), self._slots_used)
-            slots = made = [self._plan.slot(index) for index in free]
-            if source is not None and source.slot is not None and not source.slot.ipv6:
-                slots = [slot.only_v4() for slot in made]  # its machine may be of before IPv6
+            old = source is not None and source.slot is not None and not source.slot.ipv6
+            slots = self._slots.reserve(len(sandboxes), ipv6=not old)  # of before IPv6
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
             folder = self.directory(sandbox)
@@ -147,20 +142,18 @@ class Leases:
                 lease.uid = self._jail.take() if source is None else self._jail.hold(source.uid)
         except CapacityError:
             for lease in leases:
+                self._free_slot(lease)
                 self._free_uid(lease)
             raise
-        for lease in leases:
-            self._use(lease.slot)
         return tuple(leases)
 
     def adopt(self, row: SandboxRow) -> Lease:
         """Return the lease of a sandbox that an earlier daemon made."""
         slot = None
         if row.network_index is not None:
-            slot = self._plan.slot(row.network_index, row.tap_index)
-            if row.sandbox.address_v6 is None:
-                slot = slot.only_v4()
-            self._use(slot)
+            ipv6 = row.sandbox.address_v6 is not None
+            slot = self._slots.of(row.network_index, row.tap_index, ipv6=ipv6)
+            self._slots.use(slot)
         directory = self.directory(row.lease)
         uid = self._jail.hold(self._jail.owner(directory))
         policy, held = row.sandbox.network, row.sandbox.egress_held
@@ -194,7 +187,7 @@ class Leases:
 
         failed = await asyncio.to_thread(make_all)
         made = [each for each in leases if each.id not in failed]
-        unmade = await asyncio.to_thread(taps.create, slots_of(made))
+        unmade = await self._slots.make(slots_of(made))
         failed |= {
             each.id: unmade[each.slot.tap] for each in made if each.slot and each.slot.tap in unmade
         }
@@ -203,6 +196,10 @@ class Leases:
         except ForkdError as error:
             failed |= {each.id: error for each in leases if each.slot is not None}
         return failed
+
+    def replenish(self) -> None:
+        """Have made in the background what forks are to find ready."""
+        self._slots.refill()
 
     async def release(self, leases: Sequence[Lease]) -> dict[SandboxId, ForkdError]:
         """Take everything back; return what failed, by id, which keeps its network slot."""
@@ -219,7 +216,7 @@ class Leases:
         failed = await asyncio.to_thread(remove_all)
         gone = [lease for lease in leases if lease.id not in failed]
         try:
-            await self._unlink(slots_of(gone))
+            await self._slots.remove(slots_of(gone))
         except ForkdError as error:
             failed |= {each.id: error for each in gone if each.slot is not None}
         for lease in leases:
@@ -236,7 +233,7 @@ class Leases:
                 called again.
         """
         await asyncio.to_thread(self._remove, lease, keep_console=keep_console)
-        await self._unlink(slots_of([lease]))
+        await self._slots.remove(slots_of([lease]))
         self._free_slot(lease)
         self._free_uid(lease)
 
@@ -324,13 +321,13 @@ class Leases:
         """Return the slot that `transfer` would give a child: its tap, its parent's addresses."""
         if child.slot is None or parent.slot is None:
             return child.slot
-        slot = self._plan.slot(parent.slot.index, child.slot.tap_index)
-        return slot if child.slot.ipv6 else slot.only_v4()
+        return self._slots.of(parent.slot.index, child.slot.tap_index, ipv6=child.slot.ipv6)
 
     def transfer(self, parent: Lease, child: Lease) -> None:
         """Give a child the addresses of its parent; `readdress` makes it so on the host."""
         slot = self.inherited(child, parent)
-        self._use(slot)
+        if slot is not None:
+            self._slots.use(slot)
         self._free_slot(child)
         child.slot = slot
 
@@ -358,31 +355,14 @@ class Leases:
         else:
             files.remove_from_under(lease.directory)
 
-    async def _unlink(self, slots: Sequence[Slot]) -> None:
-        """Remove links, with others that are removed at the same time."""
-        if slots:
-            await self._leaving.do(slots)
-
-    async def _unlink_all(self, slots: Sequence[Slot]) -> None:
-        await asyncio.to_thread(taps.remove, slots)
-        await self._egress.take([slot.tap for slot in slots])
-
     def _free_uid(self, lease: Lease) -> None:
         uid, lease.uid = lease.uid, None
         self._jail.give_back(uid)
 
-    def _use(self, slot: Slot | None) -> None:
-        if slot is not None:
-            self._slots_used.update({slot.index, slot.tap_index})
-
     def _free_slot(self, lease: Lease) -> None:
         slot, lease.slot = lease.slot, None
-        if slot is None:
-            return
-        for index in {slot.index, slot.tap_index}:
-            self._slots_used[index] -= 1
-            if self._slots_used[index] == 0:
-                del self._slots_used[index]
+        if slot is not None:
+            self._slots.free(slot)
 
 
 def slots_of(leases: Iterable[Lease]) -> list[Slot]:

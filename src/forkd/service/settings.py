@@ -134,6 +134,8 @@ class HostSettings:
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
         egress_proxy: By which proxy connections of sandboxes go out; None for straight.
         egress_ca: Certificates that the egress proxy trusts beside the host's; None for none.
+        network_slots: How many network slots are kept ready for forks, once there was one with a
+            network.
 
     Raises:
         InvalidRequest: `run_dir` is so long that sockets in it could not be named, or the path of
@@ -163,6 +165,7 @@ class HostSettings:
     dns: tuple[tuple[str, int], ...] = ()
     egress_proxy: Via | None = None
     egress_ca: Path | None = None
+    network_slots: int = 0
 
     def __post_init__(self) -> None:
         room = PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}")

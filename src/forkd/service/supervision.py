@@ -51,6 +51,7 @@ class TaskKind(StrEnum):
     QUESTION = "question"
     PROXY = "proxy"
     PROXIED = "proxied"
+    FILL = "fill"
 
 
 class Task(Generic[T]):

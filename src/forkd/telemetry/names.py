@@ -116,6 +116,9 @@ BUILDS = Metric(
     ("state",),
 )
 FOLLOWERS = Metric("forkd_followers", Kind.GAUGE, "Clients that follow events.")
+SLOTS_READY = Metric(
+    "forkd_network_slots_ready", Kind.GAUGE, "Network slots that were made ahead of need."
+)
 PRIVATE_BYTES = Metric(
     "forkd_private_memory_bytes",
     Kind.GAUGE,
@@ -167,7 +170,7 @@ PROCESS = (
 
 OURS = (
     OPERATION_SECONDS, OPERATIONS, CHILDREN, CHILDREN_AGAIN, FIRST_ANSWER_SECONDS, PAUSE_SECONDS,
-    SANDBOXES, SNAPSHOTS, ZYGOTES, PRIVATE_BYTES, SHARED_BYTES, HOST_AVAILABLE_BYTES,
+    SANDBOXES, SNAPSHOTS, ZYGOTES, SLOTS_READY, PRIVATE_BYTES, SHARED_BYTES, HOST_AVAILABLE_BYTES,
     DISK_FREE_BYTES, DISK_SIZE_BYTES, TOPS_BYTES,
     BUILDS, REQUESTS, FOLLOWERS, LOGINS_DENIED, LAG_SECONDS, BUILD_INFO,
 )  # fmt: skip

@@ -180,6 +180,8 @@ class Forks:
                 self._forking -= count
                 if not batch.kept:
                     await to_end(batch.undo())
+                elif options.network is not None:
+                    self.leases.replenish()
 
 
 class Batch:
