@@ -28,6 +28,9 @@ pub struct CompareConfig {
     /// The user that looks at them, in a jail; without, it is nobody, in the host's namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// Whether it looks at them in the jail of a user without privileges, as the user it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rootless: bool,
 }
 
 impl CompareConfig {
@@ -52,6 +55,9 @@ impl CompareConfig {
         }
         if config.uid == Some(0) {
             return Err(InvalidRequest::field("uid", "root"));
+        }
+        if config.rootless && config.uid.is_some() {
+            return Err(InvalidRequest::field("rootless", "who is not root becomes no other user"));
         }
         Ok(config)
     }

@@ -7,6 +7,7 @@
 //! forkd-vmm inspect STATE           describe a state file, as JSON
 //! forkd-vmm cell CONFIG -- PROGRAM… run a program that is not ours in a jail of its own
 //! forkd-vmm jail FOLDER UID GROUP   can this host jail a process?
+//! forkd-vmm jail FOLDER             can it jail one of a user without privileges?
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
 //!
@@ -30,7 +31,7 @@ use serde::Serialize;
 use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | inspect STATE | \
-                     cell CONFIG -- PROGRAM… | jail FOLDER UID GROUP | probe";
+                     cell CONFIG -- PROGRAM… | jail FOLDER [UID GROUP] | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
         ["probe"] => say(&probe::probe()),
         ["cell", config, "--", program @ ..] => jail::cell::run(config, program),
+        ["jail", at] => jail::try_out_rootless(Path::new(at)).and_then(|it| say(&it)),
         ["jail", at, uid, gid] => jail::try_out(Path::new(at), uid, gid).and_then(|it| say(&it)),
         _ => {
             output::log(USAGE);

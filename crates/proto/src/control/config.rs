@@ -86,15 +86,23 @@ pub struct JailConfig {
     /// each get their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group of all that is jailed, which may pass through `folders`.
+    /// Group of all that is jailed, which may pass through `folders`; none with `rootless`.
+    #[serde(default)]
     pub group: u32,
+    /// Whether it is the jail that a user without privileges can have: all that is in it stays
+    /// that user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rootless: bool,
     /// All that it sees of the host's files, under the same paths.
     pub folders: Vec<PathBuf>,
 }
 
 impl JailConfig {
     fn check(&self) -> Result<(), InvalidRequest> {
-        if self.group == 0 || self.uid == Some(0) {
+        if self.rootless && (self.group != 0 || self.uid.is_some()) {
+            return Err(InvalidRequest::field("jail", "who is not root becomes no other user"));
+        }
+        if !self.rootless && self.group == 0 || self.uid == Some(0) {
             return Err(InvalidRequest::field("jail", "root is not what a jail is for"));
         }
         if self.folders.is_empty() || self.folders.len() > JAIL_FOLDERS_MAX {

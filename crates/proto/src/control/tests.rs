@@ -49,6 +49,24 @@ fn a_machine_one_past_a_limit_is_refused_by_name() {
 }
 
 #[test]
+fn a_jail_is_one_of_root_with_a_group_or_one_of_a_user_without_one() {
+    let jail = |uid, group, rootless| {
+        let folders = vec!["/run/m".into()];
+        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders }))
+    };
+    assert_eq!(jail(Some(7), 7, false), None);
+    assert_eq!(jail(None, 0, true), None);
+    assert_eq!(jail(None, 0, false).as_deref(), Some("jail"));
+    assert_eq!(jail(Some(0), 7, false).as_deref(), Some("jail"));
+    assert_eq!(jail(None, 7, true).as_deref(), Some("jail"));
+    assert_eq!(jail(Some(7), 0, true).as_deref(), Some("jail"));
+
+    let json = br#"{"directory": "/m", "kernel": "/k", "vcpus": 1, "memory_bytes": 134217728,
+        "jail": {"folders": ["/run/m"], "rootless": true}}"#;
+    assert!(MachineConfig::parse(json).unwrap().jail.unwrap().rootless);
+}
+
+#[test]
 fn a_disk_one_block_too_large_is_refused() {
     let of = |size_bytes| DiskConfig {
         layers: vec!["/image".into()],

@@ -23,13 +23,18 @@ use crate::sys::process;
 /// [`Error::Io`], [`Error::NotOurs`], [`Error::TooNew`] or [`Error::Damaged`] naming a layer;
 /// [`Error::Guest`] if a guest's file system is none that can be compared.
 pub fn run(config: &CompareConfig) -> Result<CompareEvent, Error> {
+    if config.rootless {
+        jail::rootless::go_inside()?;
+    }
     let stack = |top: &Option<_>| config.layers.iter().chain(top).cloned().collect::<Vec<_>>();
     let before = Lower::open(&stack(&config.before), config.size_bytes, None)?;
     let after = Lower::open(&stack(&config.after), config.size_bytes, Some(&before))?;
     if let Some(uid) = config.uid {
         jail::enter_as_reader(uid)?;
+    } else if config.rootless {
+        jail::enter_as_rootless_reader()?;
     }
-    process::confine()?;
+    process::confine(jail::rootless::is_inside())?;
     filter::put_on(Role::Comparer)?;
     let common = config.layers.len();
     let (one, other) = (before.blocks_above(common), after.blocks_above(common));

@@ -16,6 +16,7 @@ mod denied;
 pub mod filter;
 pub mod namespaces;
 pub mod rights;
+pub mod rootless;
 mod trees;
 
 use std::path::Path;
@@ -47,12 +48,20 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// [`Error::Io`] naming a file of the configuration, or what the kernel refused.
 pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
     let Some(jail) = &config.jail else { return Ok(()) };
+    go_inside(jail)?;
     let layers = config.disk.iter().flat_map(|disk| &disk.layers);
     let read = std::iter::once(&config.state).chain(&config.memory).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
-    open(Path::new(CGROUPS), Keep::Zygote)?;
+    // Without being root there may be none, and none is needed.
+    if !jail.rootless || Path::new(CGROUPS).exists() {
+        open(Path::new(CGROUPS), Keep::Zygote)?;
+    }
     enter(jail, &config.directory)?;
-    rights::keep(&rights::OF_ZYGOTES)
+    rights::keep(if jail.rootless {
+        &rights::OF_ROOTLESS_ZYGOTES
+    } else {
+        rights::OF_ZYGOTES.as_slice()
+    })
 }
 
 /// Jails a process that will boot a machine, if it is to be jailed, and makes it the user that it
@@ -63,6 +72,7 @@ pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
 /// As [`enter_as_zygote`].
 pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
     let Some(jail) = &config.jail else { return Ok(()) };
+    go_inside(jail)?;
     let layers = config.disk.iter().flat_map(|disk: &DiskConfig| &disk.layers);
     let read = std::iter::once(&config.kernel).chain(&config.initramfs).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
@@ -84,6 +94,15 @@ pub fn enter_as_reader(uid: u32) -> Result<(), Error> {
     rights::become_inmate(uid)
 }
 
+/// Jails a process of a user without privileges as [`enter_as_reader`] does one of root's.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter_as_rootless_reader() -> Result<(), Error> {
+    rootless::enter(&[], Path::new(PROC), &[]).map(drop)
+}
+
 /// Jails a process that does nothing in there, as a machine would be, to see whether it can be.
 ///
 /// # Errors
@@ -101,14 +120,28 @@ pub fn try_out(folder: &Path, uid: &str, group: &str) -> Result<serde_json::Valu
     Ok(serde_json::json!({"event": "jailed"}))
 }
 
+/// As [`try_out`], for a user without privileges; says whether signals stay in that jail.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
+    rootless::go_inside()?;
+    let keeps_signals = rootless::enter(&[folder.to_path_buf()], folder, &[])?;
+    become_own(None)?;
+    Ok(serde_json::json!({"event": "jailed", "keeps_signals": keeps_signals}))
+}
+
 /// Makes a fork that is a machine the user that it is to be, without any rights.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn become_own(uid: Option<u32>) -> Result<(), Error> {
-    if let Some(uid) = uid {
-        rights::become_user(uid)?;
+    match uid {
+        Some(uid) => rights::become_user(uid)?,
+        None if rootless::is_inside() => rights::keep(&[])?,
+        None => {}
     }
     show_ourselves()
 }
@@ -141,6 +174,10 @@ pub fn try_to_leave(child: &Child) -> Result<(), Error> {
     Err(Error::State("a captive ran in the place of the child"))
 }
 
+fn go_inside(jail: &JailConfig) -> Result<(), Error> {
+    if jail.rootless { rootless::go_inside() } else { Ok(()) }
+}
+
 fn open(path: &Path, keep: Keep) -> Result<(), Error> {
     handed::open_and_keep(path, keep).map_err(Error::io(format!("open {}", path.display())))
 }
@@ -149,6 +186,9 @@ fn enter(jail: &JailConfig, directory: &Path) -> Result<(), Error> {
     open(Path::new(MEMINFO), Keep::Zygote)?;
     let kvm = descriptors::open_kvm()?;
     handed::put(Path::new(KVM), Keep::Always, kvm);
+    if jail.rootless {
+        return rootless::enter(&jail.folders, directory, &rights::OF_ROOTLESS_ZYGOTES).map(drop);
+    }
     namespaces::enter(&jail.folders, directory)?;
     rights::give_up(jail.group)
 }

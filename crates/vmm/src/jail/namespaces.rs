@@ -21,7 +21,7 @@ const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
 /// A process sees itself, and nothing of the system.
 const PROC_OPTIONS: &str = "hidepid=ptraceable,subset=pid";
 /// The folder of the new root that becomes the root in the end.
-const INNER: &str = "jail";
+pub(super) const INNER: &str = "jail";
 const INNER_PATH: &std::ffi::CStr = c"/jail";
 /// The name that a jailed process finds its host to have.
 const HOST: &str = "forkd-jail";
@@ -65,7 +65,7 @@ pub fn enter(folders: &[PathBuf], spare: &Path) -> Result<(), Error> {
 
 /// Makes a folder of the root the root: whoever is there can make no user namespace, in which he
 /// would have every right again (`current_chrooted` in the kernel's `fs/namespace.c`).
-fn chroot() -> Result<(), Error> {
+pub(super) fn chroot() -> Result<(), Error> {
     // SAFETY: the path is a constant that ends in NUL.
     if unsafe { libc::chroot(INNER_PATH.as_ptr()) } < 0 {
         return Err(Error::last_os("chroot"));

@@ -71,6 +71,10 @@ struct Data {
     inheritable: u32,
 }
 
+/// What a zygote of a user without privileges keeps, over processes of its own user namespace
+/// alone: to learn which pages its children have written.
+pub const OF_ROOTLESS_ZYGOTES: [u32; 1] = [CAP_SYS_PTRACE];
+
 /// Gives up, for this process and all that it forks, ever getting rights again, and all groups but
 /// `group`.
 ///
@@ -78,13 +82,33 @@ struct Data {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn give_up(group: u32) -> Result<(), Error> {
-    // Before the rights go that raising a limit takes.
-    limit(libc::RLIMIT_RTPRIO, URGENT_PRIORITY_MAX)?;
-    limit(libc::RLIMIT_RTTIME, URGENT_MAX_US)?;
+    limit_urgency()?;
     // SAFETY: one group, whose number outlives the call.
     if unsafe { libc::setgroups(1, &raw const group) } < 0 {
         return Err(Error::last_os("give up groups"));
     }
+    give_up_ways()
+}
+
+/// Gives up ever getting rights again, and all that there are but `kept`; groups stay, as a user
+/// without privileges may not leave them.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn give_up_all_but(kept: &[u32]) -> Result<(), Error> {
+    limit_urgency()?;
+    give_up_ways()?;
+    keep(kept)
+}
+
+/// Before the rights go that raising a limit takes.
+fn limit_urgency() -> Result<(), Error> {
+    limit(libc::RLIMIT_RTPRIO, URGENT_PRIORITY_MAX)?;
+    limit(libc::RLIMIT_RTTIME, URGENT_MAX_US)
+}
+
+fn give_up_ways() -> Result<(), Error> {
     (0..CAPABILITIES).try_for_each(drop_for_good)?;
     set(
         libc::PR_CAP_AMBIENT,

@@ -19,6 +19,7 @@ const AT_RECURSIVE: libc::c_uint = 0x8000;
 const ATTR_READ_ONLY: u64 = 1;
 const ATTR_NO_SETUID: u64 = 2;
 const ATTR_NO_DEVICES: u64 = 4;
+const ATTR_NO_PROGRAMS: u64 = 8;
 
 /// `struct mount_attr`.
 #[repr(C)]
@@ -109,6 +110,15 @@ fn open_tree(path: &Path) -> Result<File, Error> {
     Ok(unsafe { File::from_raw_fd(tree) })
 }
 
+/// Has nothing of a tree be executed.
+///
+/// # Errors
+///
+/// As [`take`].
+pub fn forbid_programs(tree: &File) -> Result<(), Error> {
+    change(tree, ATTR_NO_PROGRAMS)
+}
+
 fn change(tree: &File, set: u64) -> Result<(), Error> {
     // Nothing that is mounted on the host later appears in the cell.
     let propagation = libc::MS_PRIVATE;
@@ -124,7 +134,7 @@ fn change(tree: &File, set: u64) -> Result<(), Error> {
             std::mem::size_of::<Attributes>(),
         )
     };
-    if changed < 0 { Err(Error::last_os("make a tree of a cell read-only")) } else { Ok(()) }
+    if changed < 0 { Err(Error::last_os("restrict a tree of mounts")) } else { Ok(()) }
 }
 
 fn put_down(tree: &File, path: &Path) -> Result<(), Error> {

@@ -1,0 +1,191 @@
+//! The jail of a user without privileges: what he has a right to take from himself.
+//!
+//! In a user namespace of its own a process has every right over namespaces that it makes, and none
+//! over the host.  It maps one user, its own, as root inside, for the sake of `/proc`: files of a
+//! process that hides are root's of the namespace that it was executed in, so a machine can read
+//! its own, its zygote those of its children, and the daemon all of them.  That is why the process
+//! executes itself once more inside.
+//!
+//! Beside what [`super::namespaces`] gives to a process of root's, two things differ.  `/proc` is
+//! the host's, for reading only, as mounting another takes a pid namespace; and machines stay one
+//! user, so Landlock keeps their signals among the forks of one snapshot, where the kernel can.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::Error;
+use crate::jail::namespaces::{self, HARMLESS};
+use crate::jail::rights;
+use crate::jail::trees::{self, Taken};
+use crate::sys::process;
+
+const PROC: &str = "/proc";
+const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
+const OWN_PROGRAM: &str = "/proc/self/exe";
+const UID_MAP: &str = "/proc/self/uid_map";
+const GID_MAP: &str = "/proc/self/gid_map";
+/// Whether groups can be given up, which could open what is closed to one of them.
+const SETGROUPS: &str = "/proc/self/setgroups";
+const NAMESPACES: libc::c_int =
+    libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// `linux/landlock.h`, since Linux 6.12: who is in a domain neither signals nor connects by an
+/// abstract name to who is not.
+const SCOPES: u64 = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS;
+const SCOPE_ABSTRACT_SOCKETS: u64 = 1;
+const SCOPE_SIGNALS: u64 = 1 << 1;
+/// `struct landlock_ruleset_attr`.
+#[repr(C)]
+struct Ruleset {
+    handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
+}
+
+/// Whether this process, or the one that it was forked of, is jailed in this way.
+static INSIDE: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process is jailed in this way.
+#[must_use]
+pub fn is_inside() -> bool {
+    INSIDE.load(Ordering::Relaxed)
+}
+
+/// Returns in a user namespace of one user, as its root.  To be called before anything is opened:
+/// outside of one, this program is executed again.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused; [`Error::Invalid`] if this is the host's root.
+pub fn go_inside() -> Result<(), Error> {
+    let map = std::fs::read_to_string(UID_MAP).map_err(Error::io(format!("read {UID_MAP}")))?;
+    if is_of_one(&map) && process::own_uid() == 0 {
+        return Ok(());
+    }
+    let (uid, gid) = (process::own_uid(), process::own_gid());
+    if uid == 0 {
+        let problem = "root's machines are users of their own".to_owned();
+        return Err(Error::Invalid { field: "jail", problem });
+    }
+    unshare(libc::CLONE_NEWUSER, "a user namespace")?;
+    let write = |path: &str, text: String| {
+        std::fs::write(path, text).map_err(Error::io(format!("write {path}")))
+    };
+    write(SETGROUPS, "deny".to_owned())?;
+    write(GID_MAP, format!("0 {gid} 1\n"))?;
+    write(UID_MAP, format!("0 {uid} 1\n"))?;
+    execute_again().map(|never| match never {})
+}
+
+/// Leaves all else of the host but `folders`, with no more rights than those in `kept`.  `spare` is
+/// a folder in which nothing is needed until then.  Returns whether its signals stay inside.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter(folders: &[PathBuf], spare: &Path, kept: &[u32]) -> Result<bool, Error> {
+    let root = Path::new("/");
+    std::env::set_current_dir(root).map_err(Error::io("change to the root folder"))?;
+    unshare(NAMESPACES, "mount, network, IPC and UTS namespaces")?;
+    namespaces::rename_host()?;
+    namespaces::mount(None, root, None, libc::MS_REC | libc::MS_PRIVATE, "")?;
+    // First, since what is mounted over `spare` may hide them.
+    let writable = folders.iter().map(|path| (path.as_path(), true));
+    let proc = (!folders.is_empty()).then_some((Path::new(PROC), false));
+    let taken: Vec<(&Path, Taken)> = writable
+        .chain(proc)
+        .map(|(path, writable)| Ok((path, take(path, writable)?)))
+        .collect::<Result<_, Error>>()?;
+    namespaces::mount(Some(Path::new("forkd")), spare, Some("tmpfs"), HARMLESS, ROOT_OPTIONS)?;
+    let inner = spare.join(namespaces::INNER);
+    namespaces::make_folder(&inner)?;
+    for (path, tree) in &taken {
+        trees::put(tree, &inner.join(path.strip_prefix(root).unwrap_or(path)))?;
+    }
+    drop(taken);
+    namespaces::pivot(spare)?;
+    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
+    namespaces::mount(None, root, None, read_only, "")?;
+    namespaces::chroot()?;
+    rights::give_up_all_but(kept)?;
+    INSIDE.store(true, Ordering::Relaxed);
+    keep_signals()
+}
+
+fn take(path: &Path, writable: bool) -> Result<Taken, Error> {
+    let Taken::Folder(tree) = trees::take(path, writable)? else {
+        let problem = format!("{} is no folder", path.display());
+        return Err(Error::Invalid { field: "jail", problem });
+    };
+    trees::forbid_programs(&tree)?;
+    Ok(Taken::Folder(tree))
+}
+
+/// Whether a map is of one user, who is not the host's root.
+fn is_of_one(map: &str) -> bool {
+    let words: Vec<&str> = map.split_whitespace().collect();
+    matches!(words.as_slice(), ["0", outside, "1"] if *outside != "0")
+}
+
+fn unshare(what: libc::c_int, names: &str) -> Result<(), Error> {
+    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
+    if unsafe { libc::unshare(what) } < 0 {
+        return Err(Error::last_os(format!("make {names} without being root")));
+    }
+    Ok(())
+}
+
+fn execute_again() -> Result<Infallible, Error> {
+    let text = |bytes: Vec<u8>| {
+        let problem = "a word has a NUL in it".to_owned();
+        CString::new(bytes).map_err(|_| Error::Invalid { field: "arguments", problem })
+    };
+    let words = std::env::args_os().map(|word| text(word.into_vec()));
+    let words = words.collect::<Result<Vec<_>, _>>()?;
+    let program = text(OWN_PROGRAM.as_bytes().to_vec())?;
+    let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: the words end in NUL, their list in a null pointer, and all outlive the call.
+    unsafe { libc::execv(program.as_ptr(), pointers.as_ptr()) };
+    Err(Error::last_os("execute this program again in a user namespace"))
+}
+
+/// Keeps signals of this process, and of all that it forks, among them; returns whether it did.
+///
+/// A kernel without Landlock, or one that does not know of signals, keeps nothing: a user has no
+/// other way to it, so that is no error.
+fn keep_signals() -> Result<bool, Error> {
+    let ruleset = Ruleset { handled_access_fs: 0, handled_access_net: 0, scoped: SCOPES };
+    let size = std::mem::size_of::<Ruleset>();
+    // SAFETY: structure and length are each other's, and it outlives the call.
+    let made =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const ruleset, size, 0) };
+    let Ok(made @ 0..) = i32::try_from(made) else { return Ok(false) };
+    // SAFETY: the call has just opened it, for us alone.
+    let made = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(made) };
+    // SAFETY: takes no pointers.
+    if unsafe { libc::syscall(libc::SYS_landlock_restrict_self, made.as_raw_fd(), 0) } < 0 {
+        return Err(Error::last_os("keep signals in the jail"));
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_is_of_one_user_only_if_it_has_one_and_that_is_not_the_hosts_root() {
+        assert!(is_of_one("         0       1000          1\n"));
+        assert!(!is_of_one("         0          0 4294967295\n"), "the host's own");
+        assert!(!is_of_one("         0          0          1\n"), "the host's root");
+        assert!(!is_of_one("0 1000 1\n1 100000 65536\n"), "more than one");
+        assert!(!is_of_one("1000 1000 1\n"), "no root inside");
+        assert!(!is_of_one(""));
+    }
+}
