@@ -258,3 +258,19 @@ def test_only_without_a_jail_by_choice_are_system_calls_not_filtered(
     settings = Settings(jail=jail, vmm=Path("/vmm"), agent=Path("/agent"))
 
     assert host_settings(settings).filtered is filtered
+
+
+@pytest.mark.parametrize("jail", [None, "on", "off"])
+@pytest.mark.parametrize("root", [True, False])
+def test_who_is_root_has_users_for_machines_and_who_is_not_a_jail_without(
+    monkeypatch: pytest.MonkeyPatch, jail: Literal["on", "off"] | None, *, root: bool
+) -> None:
+    monkeypatch.setattr("forkd.host.proc.is_root", lambda: root)
+    settings = Settings(jail=jail, vmm=Path("/vmm"), agent=Path("/agent"))
+
+    found = host_settings(settings)
+
+    assert found.jailed is (jail != "off")
+    assert (found.uids is not None) is (root and jail != "off")
+    assert found.rootless_jail is (not root and jail != "off")
+    assert (found.build_uids is None) is (found.uids is None)

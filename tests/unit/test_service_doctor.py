@@ -151,6 +151,28 @@ def test_each_lack_has_its_weight(facts: Facts, name: str, status: Status) -> No
     assert exit_status(judge(facts)) == (1 if status is Status.FAIL else 0)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_ordinary_users_jail_is_there_and_what_it_lacks_is_named(*, keeps: bool) -> None:
+    tried = JailTried(ok=True, reason="", rootless=True, keeps_signals=keeps)
+
+    found = check(replace(GOOD, is_root=False, jail=tried), "jail")
+
+    assert found.status is Status.WARN
+    assert "missing: users of their own, a /proc of their own" in found.found
+    assert ("signals" in found.found) is not keeps
+
+
+def test_an_ordinary_user_whose_kernel_refuses_a_jail_can_use_the_helper_machine() -> None:
+    tried = JailTried(ok=False, reason="no user namespace", rootless=True)
+    facts = replace(GOOD, is_root=False, jail=tried)
+
+    found = check(facts, "jail")
+
+    assert (found.status, found.found) == (Status.WARN, "no user namespace")
+    assert "FORKD_JAIL=off" in found.advice
+    assert exit_status(judge(facts)) == 0
+
+
 def test_a_missing_tool_names_its_package() -> None:
     facts = replace(GOOD, installed=GOOD.installed - {"mke2fs"})
 

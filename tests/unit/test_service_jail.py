@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forkd.engine.configs import ZygoteConfig, members
 from forkd.errors import CapacityError, InvalidRequest
 from forkd.host import ownership
 from forkd.limits import UIDS_DEFAULT, UIDS_MIN
@@ -89,3 +90,18 @@ def test_without_a_range_there_are_no_users() -> None:
     there = Jail(None, (), Path("/tops"))
 
     assert (there.is_on, there.take(), there.config()) == (False, None, None)
+
+
+def test_an_ordinary_users_jail_has_the_same_folders_and_no_users() -> None:
+    there = Jail(None, (Path("/f"),), Path("/f/tops"), rootless=True)
+
+    assert there.is_on
+    assert (there.take(), there.hold(None)) == (None, None)
+    told = there.config()
+    assert told is not None
+    assert members(ZygoteConfig(Path("/z"), Path("/s"), (), jail=told))["jail"] == {
+        "folders": ["/f"],
+        "rootless": True,
+    }
+    with there.cell() as cell:
+        assert cell == told

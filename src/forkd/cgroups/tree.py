@@ -37,7 +37,8 @@ class CgroupTree:
 
     def usable(self) -> bool:
         """Whether this host lets us limit sandboxes."""
-        return cgroupfs.controllers(self.root.parent) >= set(CONTROLLERS)
+        parent = self.root.parent
+        return cgroupfs.controllers(parent) >= set(CONTROLLERS) and cgroupfs.is_ours(parent)
 
     def path(self, name: str) -> Path:
         """Return where the group of one sandbox is."""

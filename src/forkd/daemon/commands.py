@@ -201,6 +201,7 @@ def host_settings(settings: Settings) -> HostSettings:
             cpu_pressure_max=settings.cpu_pressure_max,
         ),
         uids=_uids(settings),
+        rootless_jail=_rootless_jail(settings),
         build_uids=None if _uids(settings) is None else settings.build_uid_range,
         build_network=settings.build_network,
         filtered=settings.jail != "off",
@@ -232,15 +233,12 @@ def _egress_proxy(settings: Settings, environment: Mapping[str, str]) -> Via | N
 
 
 def _uids(settings: Settings) -> UidRange | None:
-    """Return the users of jailed machines; None without a jail.
+    """Return the users of jailed machines; None without a jail, or without users to give."""
+    return settings.uid_range if proc.is_root() and settings.jail != "off" else None
 
-    Raises:
-        InvalidRequest: There is to be one, and only root can have it.
-    """
-    root = proc.is_root()
-    if settings.jail == "on" and not root:
-        raise InvalidRequest("FORKD_JAIL=on needs a daemon that is root", field="jail")
-    return settings.uid_range if root and settings.jail != "off" else None
+
+def _rootless_jail(settings: Settings) -> bool:
+    return not proc.is_root() and settings.jail != "off"
 
 
 def _trusted(folder: Path) -> frozenset[bytes]:
@@ -297,6 +295,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
             state_dir=settings.state_dir,
             cache_dir=settings.cache_dir or settings.state_dir / "cache",
             uids=_uids(settings),
+            rootless_jail=_rootless_jail(settings),
             build_uids=None if _uids(settings) is None else settings.build_uid_range,
         )
     )

@@ -328,10 +328,11 @@ class Settings(BaseSettings):
     )
     jail: Literal["on", "off"] | None = _setting(
         None,
-        "`on` or `off`: whether machines are jailed, each as a user of its own without rights, "
-        "files or network of the host. `off` is for hosts that cannot: whoever takes a machine "
-        "over is the daemon's user then, and may make every system call.",
-        "`on` if the daemon is root",
+        "`on` or `off`: whether machines are jailed, without rights, files or network of the host; "
+        "each as a user of its own if the daemon is root, otherwise all as the daemon's. `off` is "
+        "for hosts that cannot: whoever takes a machine over is the daemon's user then, and may "
+        "make every system call.",
+        "`on`",
     )
     uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
         limits.UIDS_DEFAULT,

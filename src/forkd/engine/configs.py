@@ -57,14 +57,16 @@ class JailConfig:
     """What is left to a process of the host.
 
     Attributes:
-        group: Of all that is jailed.
+        group: Of all that is jailed; None with `rootless`.
         folders: All that it sees of the host's files.
         uid: User, and group, of a machine; None for a zygote.
+        rootless: Whether it is the jail of a daemon that is not root, whose user all stay.
     """
 
-    group: int
+    group: int | None
     folders: tuple[Path, ...]
     uid: int | None = None
+    rootless: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ class CompareConfig:
         entries_max: Most files of one of them.
         changes_max: Most changes to name.
         uid: The user that looks at them, jailed; None for nobody, in the host's namespaces.
+        rootless: Whether the daemon's user looks at them, jailed.
     """
 
     layers: tuple[Path, ...]
@@ -184,6 +187,7 @@ class CompareConfig:
     entries_max: int
     changes_max: int
     uid: int | None = None
+    rootless: bool | None = None
 
 
 _Config: TypeAlias = (

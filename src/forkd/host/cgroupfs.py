@@ -41,6 +41,11 @@ def controllers(group: Path) -> frozenset[str]:
             return frozenset()
 
 
+def is_ours(group: Path) -> bool:
+    """Whether we may make groups in one: it is root's, unless it was delegated to us."""
+    return os.access(group / "cgroup.subtree_control", os.W_OK)
+
+
 def own() -> Path | None:
     """Return the group that we are in; None where there is no cgroup v2.
 

@@ -24,6 +24,7 @@ from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached
 from forkd.images.layout import Cache
+from forkd.service import rootless
 from forkd.service.cells import Cells
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Places:
     cache_dir: Path
     uids: UidRange | None = None
     build_uids: UidRange | None = None
+    rootless_jail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,19 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class JailTried:
-    """What came of a process that was jailed: whether it could be, or why not."""
+    """What came of a process that was jailed: whether it could be, or why not.
+
+    Attributes:
+        ok: Whether it could.
+        reason: Why not.
+        rootless: Whether it was the jail of a daemon that is not root.
+        keeps_signals: Whether signals stay in that.
+    """
 
     ok: bool
     reason: str
+    rootless: bool = False
+    keeps_signals: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +168,7 @@ def gather(places: Places) -> Facts:
         kvm_nests=kvm.nests(),
         is_pvm=kvm.is_pvm(),
         probe=_probe(),
-        jail=_try_jail(places.uids),
+        jail=_try_rootless() if places.rootless_jail else _try_jail(places.uids),
         cell=_try_cell(places.uids, places.build_uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
@@ -202,6 +213,17 @@ def _try_jail(uids: UidRange | None) -> JailTried | None:
         return JailTried(ok=False, reason=str(error).splitlines()[0])
     except (ValueError, AttributeError) as error:
         return JailTried(ok=False, reason=f"the answer makes no sense: {error}")
+
+
+def _try_rootless() -> JailTried | None:
+    """Have the VMM jail itself as an ordinary user; None if that cannot be tried."""
+    if _is_missing(programs.VMM):
+        return None
+    try:
+        tried = rootless.try_out(programs.find(programs.VMM))
+    except ForkdError as error:
+        return JailTried(ok=False, reason=str(error), rootless=True)
+    return JailTried(ok=True, reason="", rootless=True, keeps_signals=tried.keeps_signals)
 
 
 def _try_cell(uids: UidRange | None, build_uids: UidRange | None) -> JailTried | None:
@@ -323,10 +345,29 @@ def _jail(facts: Facts) -> Check:
     name, around = "jail", "FORKD_JAIL=off runs machines without one, as the daemon's user"
     if facts.jail is None:
         missing = "none: machines run as the daemon's user, and see what it sees"
-        return Check(name, Status.WARN, missing, "a daemon that is root jails them (FORKD_JAIL)")
+        return Check(name, Status.WARN, missing, "FORKD_JAIL=on jails them")
+    if facts.jail.rootless:
+        return _rootless_jail(facts.jail)
     if not facts.jail.ok:
         return Check(name, Status.FAIL, facts.jail.reason, around)
     return Check(name, Status.PASS, "users, rights and namespaces of their own for machines")
+
+
+def _rootless_jail(jail: JailTried) -> Check:
+    """Judge what machines of an ordinary user have, who may also use the helper machine."""
+    if not jail.ok:
+        around = "`forkd up` uses the helper machine; a daemon here needs FORKD_JAIL=off"
+        return Check("jail", Status.WARN, jail.reason, around)
+    missing = ["users of their own", "a /proc of their own"]
+    if not jail.keeps_signals:
+        missing.append("signals that stay in it (Landlock of Linux 6.12)")
+    return Check(
+        "jail",
+        Status.WARN,
+        "files, network and namespaces of their own for machines, without any right; missing: "
+        f"{', '.join(missing)}",
+        "a daemon that is root gives each sandbox a user and machines a /proc of their own",
+    )
 
 
 def _cells(facts: Facts) -> Check:

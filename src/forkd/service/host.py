@@ -24,7 +24,7 @@ from forkd.host import files, proc, threads
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.network.upstream import Upstreams
-from forkd.service import names
+from forkd.service import names, rootless
 from forkd.service.admission import Admission
 from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
@@ -182,7 +182,14 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     stack.callback(cgroups.close)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)
-    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
+    jail = Jail(
+        settings.uids,
+        settings.jail_dirs,
+        settings.tops_dir,
+        rootless=settings.rootless_jail,
+    )
+    if settings.rootless_jail:
+        await asyncio.to_thread(rootless.try_out, settings.vmm)
     await asyncio.to_thread(jail.prepare)
     cells = await asyncio.to_thread(_cells, settings, cgroups)
     return _Ground(chosen, cgroups, records, store, pending, jail, cells)
@@ -214,7 +221,7 @@ def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
     elif required:
         raise HostError(
             f"every sandbox gets a cgroup, and this host has no cgroup v2 with "
-            f"{', '.join(CONTROLLERS)} at {cgroups.root.parent}: boot with "
+            f"{', '.join(CONTROLLERS)} at {cgroups.root.parent} that is ours: boot with "
             "systemd.unified_cgroup_hierarchy=1, or set FORKD_CGROUPS=off to have sandboxes "
             "without limits"
         )

@@ -7,6 +7,9 @@ there.
 
 The first number of the range is the group of all jailed processes: it may pass through our folders
 to those that are a process's own; no other user may.
+
+A daemon that is not root has no users to give.  Its machines stay its user, in the jail that such a
+user can have: see `forkd.service.rootless`.
 """
 
 from __future__ import annotations
@@ -97,10 +100,19 @@ class Jail:
         uids: Whose numbers its inmates have.
         folders: All that they see of the host's files, each of which jailed processes pass through.
         tops: That of them in which they make files.
+        rootless: Whether there is one without a range, whose inmates are the daemon's user.
     """
 
-    def __init__(self, uids: UidRange | None, folders: tuple[Path, ...], tops: Path) -> None:
+    def __init__(
+        self,
+        uids: UidRange | None,
+        folders: tuple[Path, ...],
+        tops: Path,
+        *,
+        rootless: bool = False,
+    ) -> None:
         self._uids = uids
+        self._rootless = rootless and uids is None
         self._folders = folders
         self._tops = tops
         self._users: Counter[int] = Counter()
@@ -110,7 +122,7 @@ class Jail:
     @property
     def is_on(self) -> bool:
         """Whether there is one."""
-        return self._uids is not None
+        return self._uids is not None or self._rootless
 
     def prepare(self) -> None:
         """Let inmates pass through the folders.
@@ -119,6 +131,9 @@ class Jail:
             InvalidRequest: Somebody of this host is in the range of users.
             HostError: The kernel refused.
         """
+        if self._rootless:
+            log.info("machines are jailed, all as the user of the daemon")
+            return
         if self._uids is None:
             log.warning("machines are not jailed: whoever takes one over is the daemon's user")
             return
@@ -138,6 +153,8 @@ class Jail:
 
     def config(self, uid: int | None = None) -> JailConfig | None:
         """Return what a process is told of its jail; None without one."""
+        if self._rootless:
+            return JailConfig(None, self._folders, rootless=True)
         if self._uids is None:
             return None
         return JailConfig(self._uids.first, self._folders, uid)

@@ -191,7 +191,9 @@ async def take(
     directory = settings.zygotes_dir / secrets.token_hex(8)
     await asyncio.to_thread(files.make_folder, directory)
     await asyncio.to_thread(ownership.give, directory, uid)
-    work = asyncio.ensure_future(_branch(control, BranchConfig(directory, cgroup), uid))
+    jailed = uid is not None or settings.rootless_jail
+    config = BranchConfig(directory, cgroup)
+    work = asyncio.ensure_future(_branch(control, config, uid, jailed=jailed))
     try:
         # The machine leaves its seed whether we wait or not, so we wait.
         return await asyncio.shield(work)
@@ -200,9 +202,9 @@ async def take(
         raise
 
 
-async def _branch(control: Path, config: BranchConfig, uid: int | None) -> Seed:
+async def _branch(control: Path, config: BranchConfig, uid: int | None, *, jailed: bool) -> Seed:
     # A jailed machine can have no process born in another cgroup: we move it.
-    cgroup, born = (config.cgroup, None) if uid is not None else (None, config.cgroup)
+    cgroup, born = (config.cgroup, None) if jailed else (None, config.cgroup)
     async with await Control.connect(control) as machine:
         branched = await machine.branch(BranchConfig(config.directory, born))
     process = await listener(config.directory / ZYGOTE_SOCKET)

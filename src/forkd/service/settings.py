@@ -127,6 +127,8 @@ class HostSettings:
         disks: What private disk layers may take.
         admission: What new work must leave of the host.
         uids: Users for the processes of machines; None to have them be the daemon's, not jailed.
+        rootless_jail: Whether they are jailed without users of their own, by a daemon that is not
+            root.
         build_uids: Users for builds of images, for their root and others; None to have them be the
             daemon's, not in cells.
         build_network: What downloads of builds may reach; None for all that this host does.
@@ -159,6 +161,7 @@ class HostSettings:
     disks: DiskPolicy = field(default_factory=DiskPolicy)
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     uids: UidRange | None = None
+    rootless_jail: bool = False
     build_uids: UidRange | None = None
     build_network: NetworkPolicy | None = None
     filtered: bool = True
@@ -182,6 +185,11 @@ class HostSettings:
                 f"in state_dir: {self.tops_dir}",
                 field="disk_dir",
             )
+
+    @property
+    def jailed(self) -> bool:
+        """Whether machines are jailed."""
+        return self.uids is not None or self.rootless_jail
 
     @property
     def tops_dir(self) -> Path:

@@ -63,7 +63,7 @@ class System:
             pvm=kvm.is_pvm(),
             cgroups=self.cgroups.usable(),
             network=netlink.can_make_taps() and nftables.is_available(),
-            jail=self.settings.uids is not None,
+            jail=self.settings.jailed,
             state_free_bytes=files.free_bytes(self.settings.state_dir),
             snapshots=snapshots,
             sandboxes=sandboxes,

@@ -115,7 +115,7 @@ class HostInfo(Answer):
     network: bool
     jail: bool = Field(
         default=False,
-        description="Machines are users of their own, without rights or files of the host.",
+        description="Machines are jailed, without rights or files of the host.",
     )
     snapshots: int
     sandboxes: int

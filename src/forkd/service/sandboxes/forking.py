@@ -237,11 +237,16 @@ class Batch:
             if child is not None:
                 _note(child, outcome)
 
+        rootless = self._forks.settings.rootless_jail
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
-            await _hand(zygote, batch, cgroups=self._siblings)
+            await _hand(
+                zygote,
+                [each for each in batch if each.uid is not None or rootless],
+                cgroups=self._siblings,
+            )
             await zygote.fork(batch, deadline_s=self._options.deadline_s, on_outcome=note)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
@@ -424,11 +429,11 @@ def _config(child: _Child, settings: HostSettings) -> ChildConfig:
 
 
 async def _hand(zygote: Control, children: Sequence[ChildConfig], *, cgroups: bool) -> None:
-    """Give a zygote what those of its children that are jailed cannot open.
+    """Give a zygote what its children cannot open, which are jailed.
 
     Args:
         zygote: It, or a seed.
-        children: What it will be asked for.
+        children: Those that it will be asked for.
         cgroups: Whether it may not have them born in their cgroups either.
 
     Raises:
@@ -440,8 +445,6 @@ async def _hand(zygote: Control, children: Sequence[ChildConfig], *, cgroups: bo
         def open_all() -> dict[str, int]:
             found = {}
             for child in children:
-                if child.uid is None:
-                    continue
                 if child.identity.network is not None:
                     tap = child.identity.network.tap
                     found[tap] = tuntap.open_tap(tap)

@@ -131,6 +131,7 @@ class Comparisons:
                 entries_max=DIFF_ENTRIES_MAX,
                 changes_max=DIFF_CHANGES_MAX,
                 uid=None if cell is None else cell.uid,
+                rootless=None if cell is None else cell.rootless,
             )
             return _difference(await process.compare(self.vmm, config, staged), apart)
 
