@@ -1,0 +1,253 @@
+"""What is left to machines of a daemon that is not root, as the kernel shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd import programs
+from forkd.sdk import Client
+from tests.support.docs import tries_in
+from tests.support.real_host import RECIPE, ROOT, TAG
+from tests.support.rootless_daemon import (
+    HOME_FILE,
+    USER,
+    as_user,
+    running_rootless_daemon,
+    without_user_namespaces,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forkd.sdk import Sandbox
+    from tests.support.rootless_daemon import RootlessDaemon
+
+REAL = pytest.mark.needs("kvm", "root", "binaries")
+pytestmark = pytest.mark.timeout(600)
+
+NAMESPACES = ("user", "mnt", "net", "ipc", "uts")
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+SYS_PTRACE = 1 << 19
+CAPTIVE = ROOT / "build/bin/forkd-captive"
+TRIES_LEAST = 60
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RootlessDaemon]:
+    """A daemon that has baked a snapshot, and has a zygote of it."""
+    with running_rootless_daemon() as made:
+        with Client(made.url) as client:
+            client.snapshots.create(TAG, RECIPE)
+            client.fork(TAG)[0].kill()
+        yield made
+
+
+@pytest.fixture
+def client(daemon: RootlessDaemon) -> Iterator[Client]:
+    with Client(daemon.url) as made:
+        yield made
+
+
+@pytest.fixture
+def sandbox(client: Client) -> Iterator[Sandbox]:
+    with client.fork(TAG)[0] as made:
+        yield made
+
+
+def status(pid: int, name: str, thread: int | None = None) -> list[str]:
+    """Return the words of a line of a process's status."""
+    lines = Path(f"/proc/{pid}/task/{thread or pid}/status").read_text().splitlines()
+    return next(line.split()[1:] for line in lines if line.startswith(f"{name}:"))
+
+
+def threads(pid: int) -> list[int]:
+    return [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
+
+
+def namespace(pid: int | str, kind: str) -> str:
+    return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+
+
+def pid_of(sandbox: Sandbox) -> int:
+    pid = sandbox.refresh().pid
+    assert pid is not None
+    return pid
+
+
+@REAL
+def test_a_machine_is_the_daemons_user_without_any_right(sandbox: Sandbox) -> None:
+    pid = pid_of(sandbox)
+    for thread in threads(pid):
+        assert set(status(pid, "Uid", thread)) == {str(USER)}
+        assert {
+            each: int(status(pid, each, thread)[0], 16) for each in CAPABILITIES
+        } == dict.fromkeys(CAPABILITIES, 0)
+        assert status(pid, "NoNewPrivs", thread) == ["1"]
+        assert status(pid, "Seccomp", thread) == ["2"]
+    assert Path(f"/proc/{pid}/uid_map").read_text().split() == ["0", str(USER), "1"]
+
+
+@REAL
+def test_a_machine_sees_its_folders_and_neither_home_nor_network(
+    daemon: RootlessDaemon, sandbox: Sandbox
+) -> None:
+    pid = pid_of(sandbox)
+    for kind in NAMESPACES:
+        assert namespace(pid, kind) != namespace(daemon.pid, kind), kind
+    mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    folders = {str(each) for each in daemon.settings.jail_dirs}
+    for words in mounts:
+        options = set(words[5].split(","))
+        assert {"nosuid", "nodev", "noexec"} <= options, words
+        if words[4] not in folders:
+            assert words[4].startswith("/proc"), words
+            assert "ro" in options, words
+    root = Path(f"/proc/{pid}/root")
+    assert {each.name for each in root.iterdir()} == {"proc"} | {
+        Path(each).parts[1] for each in folders
+    }
+    assert (daemon.home / HOME_FILE).exists()
+    assert not (root / (daemon.home / HOME_FILE).relative_to("/")).exists()
+    devices = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+
+
+@REAL
+def test_a_zygote_may_look_at_its_children_and_do_nothing_else(
+    daemon: RootlessDaemon, sandbox: Sandbox
+) -> None:
+    (zygote,) = daemon.vmm_processes() - {pid_of(sandbox)}
+    assert set(status(zygote, "Uid")) == {str(USER)}
+    assert int(status(zygote, "CapPrm")[0], 16) == SYS_PTRACE
+    assert int(status(zygote, "CapBnd")[0], 16) == 0
+    assert status(zygote, "NoNewPrivs") == ["1"]
+    for kind in NAMESPACES:
+        assert namespace(zygote, kind) == namespace(pid_of(sandbox), kind)
+
+
+@REAL
+def test_siblings_are_jailed_as_their_source_compared_and_reset(
+    client: Client, sandbox: Sandbox
+) -> None:
+    sandbox.eval("x = 7")
+    (sibling,) = sandbox.branch(1)
+    with sibling:
+        pid = pid_of(sibling)
+        assert int(status(pid, "CapPrm")[0], 16) == 0
+        assert namespace(pid, "mnt") == namespace(pid_of(sandbox), "mnt")
+        sibling.eval("open('/root/new', 'w').write('x'); x = 8")
+        paths = [each.path for each in client.diff(sandbox.id, sibling.id).changes]
+        assert "/root/new" in paths
+        sibling.reset()
+        assert sibling.eval("x").value == 7
+        assert sibling.usage() is not None
+
+
+@REAL
+def test_what_a_jailed_machine_leaves_is_stored_and_forked_from(
+    client: Client, sandbox: Sandbox
+) -> None:
+    sandbox.eval("x = 9")
+    sandbox.snapshot("rootless-delta")
+    try:
+        with client.fork("rootless-delta")[0] as child:
+            assert child.eval("x").value == 9
+    finally:
+        client.snapshots.delete("rootless-delta", cascade=True)
+
+
+@REAL
+def test_a_captured_machine_gets_what_is_said_and_nothing_else(
+    daemon: RootlessDaemon, sandbox: Sandbox
+) -> None:
+    sandbox.eval("open('/dev/console', 'w').write('there is a console')")
+    tries = daemon.captured(CAPTIVE, TAG, sandbox.id)
+
+    assert len(tries) >= TRIES_LEAST
+    got = {(each["group"], each["try"]): each["got"] for each in tries if "got" in each}
+    assert set(got) == tries_in("What a captured machine of an ordinary user was not refused"), got
+    assert sandbox.eval("1 + 1").value == 2
+
+
+@REAL
+def test_a_host_of_an_ordinary_user_is_jailed_and_has_no_cgroups(client: Client) -> None:
+    host = client.host()
+
+    assert (host.jail, host.cgroups) == (True, False)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of the user's, which it can reach."""
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as made:
+        os.chown(made, USER, USER)
+        yield Path(made)
+
+
+@pytest.fixture
+def spare() -> Iterator[Path]:
+    """A folder to mount something on."""
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as made:
+        yield Path(made)
+
+
+def daemon_command(folder: Path, *words: str) -> list[str | Path]:
+    return [sys.executable, "-m", "forkd.daemon", *words, "--state-dir", folder / "state"]
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own
+        words, check=False, capture_output=True, text=True, timeout=120, cwd=ROOT,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)},
+    )  # fmt: skip
+
+
+def jail_check(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return next(each for each in json.loads(done.stdout) if each["name"] == "jail")
+
+
+@pytest.mark.needs("root", "binaries")
+def test_an_ordinary_user_is_jailed_without_being_anybodys_root(folder: Path) -> None:
+    tried = run(as_user([programs.find(programs.VMM), "jail", folder]), folder)
+
+    assert json.loads(tried.stdout)["event"] == "jailed", tried
+
+
+@pytest.mark.needs("root", "binaries")
+def test_root_cannot_have_the_jail_of_an_ordinary_user(folder: Path) -> None:
+    tried = run([str(programs.find(programs.VMM)), "jail", str(folder)], folder)
+
+    assert "root's machines are users of their own" in json.loads(tried.stdout)["message"]
+
+
+@pytest.mark.needs("root", "binaries")
+def test_the_doctor_says_what_such_a_jail_lacks(folder: Path) -> None:
+    found = jail_check(run(as_user(daemon_command(folder, "doctor", "--json")), folder))
+
+    assert found["status"] == "WARN"
+    assert "missing: users of their own, a /proc of their own" in found["found"]
+
+
+@pytest.mark.needs("root", "binaries")
+def test_a_daemon_whose_host_refuses_user_namespaces_does_not_start_and_says_what_to_set(
+    folder: Path, spare: Path
+) -> None:
+    places = ("--socket", str(folder / "forkd.sock"), "--run-dir", str(folder / "run"))
+    command = daemon_command(folder, "serve", *places)
+    ended = run(without_user_namespaces(command, spare), folder)
+
+    assert ended.returncode == 1
+    assert "machines cannot be jailed here: make a user namespace" in ended.stderr
+    assert "FORKD_JAIL=off" in ended.stderr
+    doctor = daemon_command(folder, "doctor", "--json")
+    found = jail_check(run(without_user_namespaces(doctor, spare), folder))
+    assert found["status"] == "WARN"
+    assert "make a user namespace" in found["found"]

@@ -1,0 +1,175 @@
+"""A daemon of an ordinary user over the real VMM, for tests that are root."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkd.images.layout import default_cache_folder
+from tests.support.real_daemon import Daemon
+from tests.support.real_host import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+USER = 1_879_300_007
+"""Nobody's on this host: above all that forkd gives out by default."""
+
+HOME_FILE = "letter"
+"""A file of the user's home, which every user may read."""
+
+KVM = Path("/dev/kvm")
+
+SERVE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from forkd.daemon import commands
+from forkd.daemon.settings import Settings
+from tests.support.host_settings import settings_in
+
+state, run_dir = Path({state!r}), Path({run_dir!r})
+commands.host_settings = lambda _: replace(
+    settings_in(state, run_dir), uids=None, build_uids=None, cgroups=False, rootless_jail=True
+)
+settings = Settings(socket=run_dir / "forkd.sock", state_dir=state)
+sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
+"""
+"""The daemon as it is for an ordinary user, except that images are root's."""
+
+
+CAPTURED = """
+import asyncio, json, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from forkd.engine.configs import ChildConfig, Identity, ZygoteConfig
+from forkd.engine.control import Control
+from forkd.engine.process import end, start_zygote
+from forkd.service.chain_files import load_chain
+from forkd.service.jail import Jail
+from forkd.store.snapshots import SnapshotStore
+from tests.support.host_settings import settings_in
+
+settings = settings_in(Path({state!r}), Path({run_dir!r}))
+jail = Jail(None, settings.jail_dirs, settings.tops_dir, rootless=True)
+(base,) = load_chain(SnapshotStore(settings.state_dir), {tag!r})
+zygote_folder, folder = settings.zygotes_dir / "captive", settings.sandboxes_dir / "captive"
+for each in (zygote_folder, folder):
+    each.mkdir(mode=0o700)
+config = ZygoteConfig(zygote_folder, base.state, (base.memory,), base.disk, jail.config())
+identity = Identity({sibling!r}, "0" * 32, "00000000-0000-4000-8000-000000000000")
+
+async def captured():
+    said = []
+    with await start_zygote(Path({captive!r}), config, filtered=False) as process:
+        async with await Control.connect(zygote_folder / "zygote.sock") as control:
+            child = ChildConfig("captive", folder, identity)
+            await control.fork([child], deadline_s=300.0, on_outcome=said.append)
+        await end(process)
+    assert "a captive ran" in said[0].message, said
+
+asyncio.run(captured())
+print((folder / "captive.json").read_text())
+"""
+"""Has a machine that was taken over try what it can, in the jail of the user who runs this."""
+
+
+def as_user(words: Sequence[str | Path]) -> list[str]:
+    """Return the words that run a program as the user, who may use KVM."""
+    user = ("--reuid", str(USER), "--regid", str(USER))
+    groups = f"--groups={KVM.stat().st_gid}" if KVM.exists() else "--clear-groups"
+    return ["/usr/bin/setpriv", *user, groups, "--", *map(str, words)]
+
+
+def without_user_namespaces(words: Sequence[str | Path], spare: Path) -> list[str]:
+    """Return the words that run a program as the user where the kernel gives none a namespace.
+
+    That is in a chroot, which is here all of the host's files, on an empty folder.
+    """
+    refuse = 'mount --rbind / "$0" && exec chroot "$0" "$@"'
+    return ["/usr/bin/unshare", "--mount", "/bin/sh", "-ec", refuse, str(spare), *as_user(words)]
+
+
+class RootlessDaemon(Daemon):
+    """As `Daemon`; its folders are the user's, and so is a home with a file in it."""
+
+    @property
+    def home(self) -> Path:
+        """The user's home folder."""
+        return self.state / "home"
+
+    def start(self) -> None:
+        """Start it; it listens when this returns."""
+        script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
+        self._process = subprocess.Popen(  # noqa: S603 - our own
+            as_user([sys.executable, "-c", script]),
+            stdout=subprocess.PIPE,
+            env={**os.environ, "HOME": str(self.home)},
+        )
+        assert self._process.stdout is not None
+        said = json.loads(self._process.stdout.readline())
+        assert said["event"] == "listening", said
+
+    def captured(self, captive: Path, tag: str, sibling: str) -> list[dict[str, str]]:
+        """Have a captive try what it can beside a sibling; return what came of each try."""
+        script = CAPTURED.format(
+            root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir), tag=tag,
+            captive=str(captive), sibling=sibling,
+        )  # fmt: skip
+        try:
+            done = subprocess.run(  # noqa: S603 - our own
+                as_user([sys.executable, "-c", script]),
+                check=True, stdout=subprocess.PIPE, env={**os.environ, "HOME": str(self.home)},
+            )  # fmt: skip
+            found: list[dict[str, str]] = json.loads(done.stdout)
+            return found
+        finally:
+            made = self.settings.sandboxes_dir / "made"
+            made.unlink(missing_ok=True)
+            for each in (self.settings.zygotes_dir, self.settings.sandboxes_dir):
+                shutil.rmtree(each / "captive", ignore_errors=True)
+
+    def give_away(self) -> None:
+        """Make everything in its folders the user's."""
+        self.home.mkdir()
+        (self.home / HOME_FILE).write_text("dear")
+        for folder in (self.state, self.run_dir):
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, USER, USER, follow_symlinks=False)
+
+
+@contextlib.contextmanager
+def running_rootless_daemon() -> Iterator[RootlessDaemon]:
+    """A daemon of an ordinary user; it and its folders are gone afterwards."""
+    made = RootlessDaemon()
+    shared, cache = default_cache_folder(), made.state / "cache"
+    bound = [cache / name for name in ("images", "kernels")]
+    with contextlib.ExitStack() as mounts:
+        mounts.callback(made.remove)
+        for path in bound:
+            path.unlink()  # a link into root's home
+            path.mkdir()
+        made.give_away()
+        # Of the user's processes, the one that a captive may reach first.
+        victim = mounts.enter_context(subprocess.Popen(as_user(["/usr/bin/sleep", "infinity"])))  # noqa: S603 - constant
+        mounts.callback(victim.kill)
+        for path in bound:
+            # By a mount, as the user may not pass through root's home.
+            subprocess.run(["/usr/bin/mount", "--bind", shared / path.name, path], check=True)  # noqa: S603 - constant
+            mounts.callback(unmount, path)
+        made.start()
+        mounts.callback(made.end, signal.SIGTERM)
+        yield made
+
+
+def unmount(path: Path) -> None:
+    """Unmount what is mounted somewhere."""
+    subprocess.run(["/usr/bin/umount", path], check=True)  # noqa: S603 - a constant command
