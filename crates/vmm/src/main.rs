@@ -6,8 +6,7 @@
 //! forkd-vmm compare --config FILE   say how the files of two disks differ, as JSON
 //! forkd-vmm inspect STATE           describe a state file, as JSON
 //! forkd-vmm cell CONFIG -- PROGRAM… run a program that is not ours in a jail of its own
-//! forkd-vmm jail FOLDER UID GROUP   can this host jail a process?
-//! forkd-vmm jail FOLDER             can it jail one of a user without privileges?
+//! forkd-vmm jail FOLDER [UID GROUP] can this host jail a process?  Without, one that is not root
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
 //!
@@ -44,8 +43,7 @@ fn main() -> ExitCode {
         ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
         ["probe"] => say(&probe::probe()),
         ["cell", config, "--", program @ ..] => jail::cell::run(config, program),
-        ["jail", at] => jail::try_out_rootless(Path::new(at)).and_then(|it| say(&it)),
-        ["jail", at, uid, gid] => jail::try_out(Path::new(at), uid, gid).and_then(|it| say(&it)),
+        ["jail", at, ids @ ..] => jail::try_out(Path::new(at), ids).and_then(|it| say(&it)),
         _ => {
             output::log(USAGE);
             return ExitCode::from(2);

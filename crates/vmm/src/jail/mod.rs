@@ -108,7 +108,8 @@ pub fn enter_as_rootless_reader() -> Result<(), Error> {
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn try_out(folder: &Path, uid: &str, group: &str) -> Result<serde_json::Value, Error> {
+pub fn try_out(folder: &Path, ids: &[&str]) -> Result<serde_json::Value, Error> {
+    let [uid, group] = ids else { return try_out_rootless(folder) };
     let number = |text: &str| {
         let problem = format!("{text:?} is no user or group");
         text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
@@ -121,11 +122,7 @@ pub fn try_out(folder: &Path, uid: &str, group: &str) -> Result<serde_json::Valu
 }
 
 /// As [`try_out`], for a user without privileges; says whether signals stay in that jail.
-///
-/// # Errors
-///
-/// [`Error::Io`] naming what the kernel refused.
-pub fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
+fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
     rootless::go_inside()?;
     let keeps_signals = rootless::enter(&[folder.to_path_buf()], folder, &[])?;
     become_own(None)?;

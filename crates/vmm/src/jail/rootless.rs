@@ -178,6 +178,37 @@ fn keep_signals() -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::process::{Forked, exit_now, fork_into, wait};
+
+    const KEPT: i32 = 7;
+    const NOT_KNOWN: i32 = 8;
+
+    #[test]
+    fn who_keeps_its_signals_reaches_itself_and_nobody_outside() {
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            // Nothing here may allocate: another thread may have held the allocator.
+            rights::set(libc::PR_SET_NO_NEW_PRIVS, 1, "").unwrap_or_else(|_| exit_now(1));
+            if !keep_signals().unwrap_or_else(|_| exit_now(2)) {
+                exit_now(NOT_KNOWN);
+            }
+            let (parent, own) = (std::os::unix::process::parent_id(), std::process::id());
+            // SAFETY: 0 only asks whether there could be a signal; no pointers.
+            let outside = unsafe { libc::kill(parent.cast_signed(), 0) };
+            let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM);
+            // SAFETY: as above.
+            let itself = unsafe { libc::kill(own.cast_signed(), 0) };
+            exit_now(if outside < 0 && refused && itself == 0 { KEPT } else { 3 });
+        };
+
+        let (_, status) = wait(pid).unwrap();
+
+        let status = libc::WEXITSTATUS(status);
+        // SAFETY: with this flag it takes no structure and says which version there is.
+        let version = unsafe {
+            libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<Ruleset>(), 0, 1)
+        };
+        assert_eq!(status, if version >= 6 { KEPT } else { NOT_KNOWN });
+    }
 
     #[test]
     fn a_map_is_of_one_user_only_if_it_has_one_and_that_is_not_the_hosts_root() {
