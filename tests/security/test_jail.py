@@ -112,7 +112,7 @@ async def test_the_zygote_keeps_few_rights_and_none_for_good(
         assert namespace(zygote, "net") != namespace("self", "net")
 
 
-async def test_siblings_are_jailed_as_their_source_and_can_be_reset(
+async def test_siblings_are_users_of_their_own_and_can_be_reset(
     real_host: RealHost, pair: tuple[Sandbox, ...]
 ) -> None:
     source = pair[0]
@@ -120,13 +120,21 @@ async def test_siblings_are_jailed_as_their_source_and_can_be_reset(
     branches = real_host.service.branches
     result = await branches.branch(CALLER, source.id, 2, SIBLINGS)
     try:
+        users = set(status(pid_of(source), "Uid"))
         for sibling in result.fork.sandboxes:
             pid = pid_of(sibling)
-            assert set(status(pid, "Uid")) == set(status(pid_of(source), "Uid"))
+            (uid,) = set(status(pid, "Uid"))
+            assert int(uid) >= UIDS.siblings_first
+            assert set(status(pid, "Gid")) == {uid}
+            assert status(pid, "Groups") == [str(UIDS.first)]
+            folder = real_host.settings.sandboxes_dir / sibling.id
+            assert folder.stat().st_uid == int(uid)
+            users.add(uid)
             assert int(status(pid, "CapPrm")[0], 16) == 0
             assert namespace(pid, "net") == namespace(pid_of(source), "net")
             assert read(pid, "cgroup")[0].endswith(f"/{sibling.id}")
             assert await value(real_host, sibling.id, "x") == 7
+        assert len(users) == 3
         for thread in threads(pid_of(source)):
             policy = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK
             assert policy == os.SCHED_OTHER, "it stays urgent, and will be killed for that"

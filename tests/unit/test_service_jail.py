@@ -11,7 +11,8 @@ from forkd.engine.configs import ZygoteConfig, members
 from forkd.errors import CapacityError, InvalidRequest
 from forkd.host import ownership
 from forkd.limits import UIDS_DEFAULT, UIDS_MIN
-from forkd.service.jail import Jail, UidRange
+from forkd.service.jail import BLOCK_USERS_MAX, BLOCK_USERS_MIN, Jail, UidRange
+from forkd.service.siblings import without
 
 FIRST = 1_879_048_192
 
@@ -64,10 +65,10 @@ def test_each_has_a_user_of_its_own_until_all_are_somebodys() -> None:
     uids = UidRange(FIRST, UIDS_MIN)
     there = Jail(uids, (), Path("/tops"))
 
-    taken = [there.take() for _ in range(UIDS_MIN - 1)]
+    taken = [there.take() for _ in range(UIDS_MIN // 2 - 1)]
 
-    assert len(set(taken)) == UIDS_MIN - 1
-    assert all(uid is not None and uid in uids and uid != FIRST for uid in taken)
+    assert len(set(taken)) == UIDS_MIN // 2 - 1
+    assert all(uid is not None and FIRST < uid < uids.siblings_first for uid in taken)
     with pytest.raises(CapacityError, match="FORKD_UID_RANGE"):
         there.take()
     there.hold(taken[3])
@@ -84,6 +85,87 @@ def test_a_user_that_was_given_back_rests() -> None:
     there.give_back(first)
 
     assert there.take() != first
+
+
+def test_the_least_range_has_blocks_in_its_upper_half() -> None:
+    uids = UidRange(FIRST, UIDS_MIN)
+
+    assert (uids.block, uids.blocks) == (BLOCK_USERS_MIN, UIDS_MIN // 2 // BLOCK_USERS_MIN)
+    assert uids.siblings_first == FIRST + UIDS_MIN // 2
+    assert UidRange(FIRST, UIDS_MIN - 1).blocks == 0
+    assert UidRange.parse(UIDS_DEFAULT).block == BLOCK_USERS_MAX
+
+
+def test_no_two_trees_have_a_block_in_common_until_nobody_is_in_it() -> None:
+    uids = UidRange(FIRST, UIDS_MIN)
+    there = Jail(uids, (), Path("/tops"))
+    blocks = [there.take_block(1) for _ in range(uids.blocks)]
+
+    users = [uid for first, count in blocks for uid in range(first, first + count)]
+    assert users == sorted(set(users))
+    assert users[0] == uids.siblings_first
+    assert users[-1] == FIRST + UIDS_MIN - 1
+    with pytest.raises(CapacityError, match="blocks of 8 users for siblings of FORKD_UID_RANGE"):
+        there.take_block(1)
+    uid = there.take_of([blocks[3]])
+    there.give_block_back(blocks[3])
+    with pytest.raises(CapacityError):
+        there.take_block(1)
+    there.give_back(uid)
+    assert there.take_block(1) == blocks[3]
+
+
+def test_a_user_of_a_tree_that_an_earlier_daemon_left_keeps_its_block_from_others() -> None:
+    uids = UidRange(FIRST, UIDS_MIN)
+    there = Jail(uids, (), Path("/tops"))
+    there.hold(uids.siblings_first + BLOCK_USERS_MIN)
+
+    blocks = [there.take_block(1) for _ in range(uids.blocks - 1)]
+
+    assert (uids.siblings_first + BLOCK_USERS_MIN, BLOCK_USERS_MIN) not in blocks
+    with pytest.raises(CapacityError):
+        there.take_block(1)
+
+
+def test_many_siblings_get_blocks_that_follow_on_each_other() -> None:
+    uids = UidRange(FIRST, UIDS_MIN)
+    there = Jail(uids, (), Path("/tops"))
+    there.take_block(1)
+
+    assert there.take_block(9) == (uids.siblings_first + 8, 16)
+    with pytest.raises(CapacityError):
+        there.take_block(UIDS_MIN // 2)
+    there.give_block_back((uids.siblings_first, 8))
+    there.give_block_back((uids.siblings_first + 8, 16))
+    assert there.take_block(UIDS_MIN // 2) == (uids.siblings_first, UIDS_MIN // 2)
+
+
+def test_siblings_get_users_until_all_of_theirs_are_somebodys() -> None:
+    there = Jail(UidRange(FIRST, UIDS_MIN), (), Path("/tops"))
+    first, count = there.take_block(1)
+    extents = ((first, 2), (first + 3, count - 3))
+
+    assert there.free_of(extents) == count - 1
+    taken = {there.take_of(extents) for _ in range(count - 1)}
+
+    assert taken == set(range(first, first + count)) - {first + 2}
+    assert there.free_of(extents) == 0
+    with pytest.raises(CapacityError, match="siblings of this sandbox"):
+        there.take_of(extents)
+
+
+@pytest.mark.parametrize(
+    ("uid", "left"),
+    [
+        (9, ((10, 3), (20, 1))),
+        (10, ((11, 2), (20, 1))),
+        (11, ((10, 1), (12, 1), (20, 1))),
+        (12, ((10, 2), (20, 1))),
+        (20, ((10, 3),)),
+    ],
+)
+def test_nobodys_siblings_can_be_its_user(uid: int, left: tuple[tuple[int, int], ...]) -> None:
+    assert without(uid, ((10, 3), (20, 1))) == left
 
 
 def test_without_a_range_there_are_no_users() -> None:

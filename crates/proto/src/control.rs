@@ -264,6 +264,9 @@ impl ZygoteRequest {
 pub struct Fork {
     /// 1 to [`CHILDREN_MAX`].
     pub children: Vec<Child>,
+    /// Of a seed: name of the user namespace, handed over, in which children become their users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users: Option<PathBuf>,
     /// For each child, from its clone to its agent's answer.
     #[serde(default = "fork_deadline_default_s")]
     pub deadline_s: f64,

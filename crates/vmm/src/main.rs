@@ -6,19 +6,18 @@
 //! forkd-vmm compare --config FILE   say how the files of two disks differ, as JSON
 //! forkd-vmm inspect STATE           describe a state file, as JSON
 //! forkd-vmm cell CONFIG -- PROGRAM… run a program that is not ours in a jail of its own
+//! forkd-vmm users PID UID RANGE…    make a user namespace for the siblings of a machine
 //! forkd-vmm jail FOLDER [UID GROUP] can this host jail a process?  Without, one that is not root
 //! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
 //! ```
 //!
-//! The first two print one line of JSON when they listen; `protocol/control/PROTOCOL.md`
-//! describes everything else they say, and `--no-filter`, which any may have as its last argument.
+//! `protocol/control/PROTOCOL.md` says what they print, and what `--no-filter` at the end means.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forkd_proto::compare::CompareConfig;
 use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
-use forkd_vmm::boot::probe;
 use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
 use forkd_vmm::jail::{self, filter};
@@ -30,7 +29,7 @@ use serde::Serialize;
 use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | inspect STATE | \
-                     cell CONFIG -- PROGRAM… | jail FOLDER [UID GROUP] | probe";
+                     cell CONFIG -- PROGRAM… | users PID UID RANGE… | jail FOLDER [UID GID] | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -41,8 +40,9 @@ fn main() -> ExitCode {
         ["zygote", "--config", file] => zygote(Path::new(file)),
         ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
-        ["probe"] => say(&probe::probe()),
+        ["probe"] => say(&forkd_vmm::boot::probe::probe()),
         ["cell", config, "--", program @ ..] => jail::cell::run(config, program),
+        ["users", pid, uid, ranges @ ..] => jail::users::make(pid, uid, ranges),
         ["jail", at, ids @ ..] => jail::try_out(Path::new(at), ids).and_then(|it| say(&it)),
         _ => {
             output::log(USAGE);

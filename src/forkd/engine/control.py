@@ -276,6 +276,7 @@ class Control:
         *,
         deadline_s: float,
         on_outcome: Callable[[ChildReady | ChildFailed], None],
+        users: str | None = None,
     ) -> None:
         """Fork children of a zygote; returns when it has spoken of each.
 
@@ -283,6 +284,8 @@ class Control:
             children: At most as many as fit into one frame.
             deadline_s: For each child, from its clone until its agent has answered.
             on_outcome: Called with each child when it is ready or has failed.
+            users: What the user namespace was called that a seed was handed for its children; None
+                if it can have them be others, or has entered it.
 
         Raises:
             EngineExited: The zygote ended; children not yet reported may or may not live.
@@ -294,6 +297,8 @@ class Control:
             "children": [as_members(child) for child in children],
             "deadline_s": deadline_s,
         }
+        if users is not None:
+            request["users"] = users
         # The deadline counts from each child's clone, and clones queue up.
         patience_s = len(children) * CLONE_PATIENCE_S + deadline_s + REQUEST_TIMEOUT_S
         with tracing.span("vmm fork", children=len(children)):

@@ -237,10 +237,12 @@ class Branched(Reply):
         pid: The seed's process.
         pause_ms: From the first vCPU that stopped to the last that ran again; 0 for a machine
             that was paused already.
+        users: Whether the seed can have its children be others, in a user namespace.
     """
 
     pid: Pid
     pause_ms: Milliseconds
+    users: bool = False
 
 
 class Derived(Reply):

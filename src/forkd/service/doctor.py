@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.errors import ForkdError, HostError
-from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process
+from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process, userns
 from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached
@@ -197,6 +197,19 @@ def _probe() -> Probe | None:
         return Probe(ok=False, reason=f"the probe's answer makes no sense: {error}")
 
 
+def _try_siblings(uids: UidRange) -> None:
+    """Make what siblings of a branch become users of their own in.
+
+    Raises:
+        HostError: It cannot be made.
+    """
+    users = ((uids.siblings_first, uids.block),)
+    vmm = programs.find(programs.VMM)
+    namespace = userns.make(vmm, proc.own_pid(), uids.first + 1, users)
+    if namespace is not None:
+        files.close(namespace)
+
+
 def _try_jail(uids: UidRange | None) -> JailTried | None:
     """Have the VMM jail itself; None if there is to be no jail, or it cannot be tried."""
     if uids is None or _is_missing(programs.VMM):
@@ -208,6 +221,7 @@ def _try_jail(uids: UidRange | None) -> JailTried | None:
             command = (programs.find(programs.VMM), *words)
             done = process.run(command, timeout_s=PROBE_TIMEOUT_S, limits=VMM)
         said = json.loads(done.stdout)
+        _try_siblings(uids)
         return JailTried(said.get("event") == "jailed", str(said.get("message") or ""))
     except ForkdError as error:
         return JailTried(ok=False, reason=str(error).splitlines()[0])

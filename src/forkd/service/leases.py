@@ -21,6 +21,7 @@ from forkd.host import files, ownership, proc
 from forkd.network import taps
 from forkd.network.ranges import check
 from forkd.network.rules import Wall
+from forkd.service import siblings
 from forkd.service.allowance import limits_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forkd.network.plan import Slot
     from forkd.service.egress import Egress
     from forkd.service.jail import Jail
+    from forkd.service.siblings import SiblingUsers
     from forkd.service.slots import Slots
     from forkd.store.database import SandboxRow
 
@@ -60,6 +62,7 @@ class Lease:
         bandwidth_mbit: How much goes over its network each way, in millions of bits a second; None
             for no limit.
         use: Which secrets it uses; None for none.
+        siblings: Who its siblings can be; None before its first branch.
     """
 
     id: SandboxId
@@ -71,6 +74,15 @@ class Lease:
     held: bool = False
     bandwidth_mbit: int | None = None
     use: SecretUse | None = None
+    siblings: SiblingUsers | None = None
+
+    def open_siblings(self) -> int | None:
+        """Return a descriptor, the caller's, of its siblings' user namespace; None for none.
+
+        Raises:
+            Conflict: The lease was released meanwhile.
+        """
+        return None if self.siblings is None else self.siblings.duplicate()
 
     @property
     def wall(self) -> Wall | None:
@@ -120,7 +132,7 @@ class Leases:
             network: What each may reach by a network slot; None for none.
             held: Whether each may reach nothing at the moment.
             bandwidth_mbit: How much goes over each one's network each way; None for no limit.
-            source: Whose siblings they are: their processes are its user.
+            source: Whose siblings they are; `prepare_siblings` was called for as many.
 
         Raises:
             CapacityError: There are not so many network slots, or users.
@@ -133,19 +145,32 @@ class Leases:
             slots = self._slots.reserve(len(sandboxes), ipv6=not old)  # of before IPv6
         leases = []
         for sandbox, slot in zip(sandboxes, slots, strict=True):
-            folder = self.directory(sandbox)
-            lease = Lease(sandbox, folder, slot=slot, policy=network, held=held)
+            lease = Lease(sandbox, self.directory(sandbox), slot=slot, policy=network, held=held)
             lease.bandwidth_mbit = bandwidth_mbit
             leases.append(lease)
         try:
             for lease in leases:
-                lease.uid = self._jail.take() if source is None else self._jail.hold(source.uid)
+                lease.uid = (
+                    self._jail.take() if source is None else siblings.take(self._jail, source)
+                )
         except CapacityError:
             for lease in leases:
                 self._free_slot(lease)
                 self._free_uid(lease)
             raise
         return tuple(leases)
+
+    async def prepare_siblings(self, vmm: Path, source: Lease, pid: int, count: int) -> None:
+        """Have users for so many siblings, as `siblings.prepare` says."""
+        await siblings.prepare(vmm, self._jail, source, pid, count)
+
+    def leave(self, lease: Lease) -> None:
+        """Let go of what nobody but this daemon needs of a lease; its sandbox may live on."""
+        siblings.release(self._jail, lease)
+
+    def share(self, lease: Lease, source: Lease) -> None:
+        """Make a sibling its source's user, as `siblings.share` says."""
+        siblings.share(self._jail, lease, source)
 
     def adopt(self, row: SandboxRow) -> Lease:
         """Return the lease of a sandbox that an earlier daemon made."""
@@ -158,8 +183,7 @@ class Leases:
         uid = self._jail.hold(self._jail.owner(directory))
         policy, held = row.sandbox.network, row.sandbox.egress_held
         lease = Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
-        lease.bandwidth_mbit = row.sandbox.bandwidth_limit_mbit
-        lease.use = row.sandbox.use
+        lease.bandwidth_mbit, lease.use = row.sandbox.bandwidth_limit_mbit, row.sandbox.use
         return lease
 
     async def check(self, limits: Limits | None) -> None:
@@ -358,6 +382,7 @@ class Leases:
     def _free_uid(self, lease: Lease) -> None:
         uid, lease.uid = lease.uid, None
         self._jail.give_back(uid)
+        siblings.release(self._jail, lease)
 
     def _free_slot(self, lease: Lease) -> None:
         slot, lease.slot = lease.slot, None

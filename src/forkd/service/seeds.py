@@ -57,6 +57,7 @@ class Seed:
         directory: Its folder, which goes with it.
         pause_ms: How long its source was paused.
         uid: The user that it is, as its source; None for the daemon's.
+        makes_users: Whether it can have its siblings be others, in a user namespace.
         holders: How many hold it.
     """
 
@@ -64,6 +65,7 @@ class Seed:
     directory: Path
     pause_ms: float
     uid: int | None = None
+    makes_users: bool = False
     holders: int = 0
 
     def hold(self) -> None:
@@ -210,7 +212,7 @@ async def _branch(control: Path, config: BranchConfig, uid: int | None, *, jaile
     process = await listener(config.directory / ZYGOTE_SOCKET)
     if cgroup is not None:
         await asyncio.to_thread(cgroupfs.enter, cgroup, process.pid)
-    return Seed(process, config.directory, branched.pause_ms, uid)
+    return Seed(process, config.directory, branched.pause_ms, uid, branched.users)
 
 
 async def _abandon(work: asyncio.Future[Seed], directory: Path) -> None:

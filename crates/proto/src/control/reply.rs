@@ -69,6 +69,9 @@ pub struct BranchReply {
     /// From the first vCPU that stopped to the last one that ran again; 0 if the machine was
     /// paused already.
     pub pause_ms: f64,
+    /// Whether the seed takes `users` with a fork.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub users: bool,
 }
 
 /// Answer to `derive`.

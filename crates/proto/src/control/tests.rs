@@ -103,7 +103,7 @@ fn a_fork_of_none_or_too_many_is_refused() {
         top_directory: None,
         top_reserve_bytes: 0,
     };
-    let fork = |count| Fork { children: vec![child.clone(); count], deadline_s: 1.0 };
+    let fork = |count| Fork { children: vec![child.clone(); count], users: None, deadline_s: 1.0 };
     assert!(fork(0).check().is_err());
     assert!(fork(CHILDREN_MAX).check().is_ok());
     assert!(fork(CHILDREN_MAX + 1).check().is_err());

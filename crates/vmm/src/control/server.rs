@@ -430,7 +430,7 @@ impl Server {
         match self.machine.branch(request.cgroup.as_deref(), self.origin.as_ref())? {
             Branched::Seed(seed) => (self.seed_life)(*seed, &request.directory, &theirs),
             Branched::Source { pid, pause_ms } => {
-                let reply = BranchReply { pid: pid.unsigned_abs(), pause_ms };
+                let reply = BranchReply { pid: pid.unsigned_abs(), pause_ms, users: true };
                 let number = self.next_branch;
                 self.next_branch = number.wrapping_add(1);
                 self.watch(report.as_raw_fd(), TAG_BRANCH | u64::from(number))?;

@@ -16,6 +16,7 @@ use serde::Serialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::error::Error;
+use crate::jail::users;
 use crate::sys::handed::{self, Keep};
 use crate::sys::listener::Listener;
 use crate::sys::{descriptors, process};
@@ -162,7 +163,7 @@ impl Control {
 
     fn admit(&mut self, stream: UnixStream) -> Result<(), Error> {
         let uid = descriptors::peer_uid(&stream)?;
-        if uid != 0 && uid != process::own_uid() {
+        if uid != users::root() && uid != process::own_uid() {
             return Err(Error::State("a client of another user"));
         }
         // Reads happen only when there is something; writes may wait, but not for ever.

@@ -11,6 +11,8 @@ use serde_json::json;
 
 use crate::error::Error;
 
+/// The hostname of a child that runs as it should: it has captives for siblings.
+pub const HONEST: &str = "honest";
 /// Where it says what came of each try.
 const REPORT: &str = "captive.json";
 /// One past the greatest process number that is tried.
@@ -21,14 +23,15 @@ const DESCRIPTORS: usize = 1 << 10;
 /// What came of a try: nothing, or what it got.
 type Tried = Result<String, std::io::Error>;
 
-/// Makes every try, and says what came of them; `sibling` is the folder of another sandbox.
+/// Makes every try, and says what came of them; `others` are the names of the folders of
+/// another sandbox and of the zygote that it was forked of, with a colon between.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] if the report cannot be written.
-pub fn run(directory: &Path, sibling: &str) -> Result<(), Error> {
+pub fn run(directory: &Path, others: &str) -> Result<(), Error> {
     let mut tries = Vec::new();
-    for (group, name, attempt) in list(directory, sibling) {
+    for (group, name, attempt) in list(directory, others) {
         let said = match attempt() {
             Ok(what) => json!({"group": group, "try": name, "got": what}),
             Err(error) => json!({"group": group, "try": name, "refused": error.to_string()}),
@@ -133,8 +136,8 @@ fn escape(descriptor: usize) -> Tried {
 
 type Try = (&'static str, &'static str, Box<dyn Fn() -> Tried>);
 
-fn list(directory: &Path, sibling: &str) -> Vec<Try> {
-    let mut all = files(directory, sibling);
+fn list(directory: &Path, others: &str) -> Vec<Try> {
+    let mut all = files(directory, others);
     all.extend(processes());
     all.extend(rights());
     all.extend(kernel());
@@ -148,13 +151,15 @@ macro_rules! tries {
     };
 }
 
-fn files(directory: &Path, sibling: &str) -> Vec<Try> {
+fn files(directory: &Path, others: &str) -> Vec<Try> {
+    let (sibling, zygote) = others.split_once(':').unwrap_or((others, "none"));
     let sandboxes = directory.parent().unwrap_or(directory).to_path_buf();
     let (sibling, run) = (sandboxes.join(sibling), sandboxes.clone());
     let of = move |name: &str| sibling.join(name).display().to_string();
     let (a, b, c, d) = (of.clone(), of.clone(), of.clone(), of.clone());
     let daemon = run.parent().unwrap_or(&run).to_path_buf();
-    let (e, f) = (daemon.clone(), daemon);
+    let (e, f, g) = (daemon.clone(), daemon.clone(), daemon.join("z"));
+    let own_zygote = g.join(zygote).join("zygote.sock").display().to_string();
     let made = run.join("made").display().to_string();
     tries!["files",
         "read /etc/passwd" => open("/etc/passwd", false),
@@ -165,6 +170,8 @@ fn files(directory: &Path, sibling: &str) -> Vec<Try> {
         "read the daemon's token" => open("/var/lib/forkd/token", false),
         "list folders of sandboxes" => listed(&run),
         "make a file among them" => open_new(&made),
+        "list folders of zygotes and seeds" => listed(&g),
+        "connect to its zygote" => unix(&own_zygote),
         "list a sibling's folder" => listed(Path::new(&a("."))),
         "read a sibling's console" => open(&b("console.log"), false),
         "connect to a sibling's control socket" => unix(&c("control.sock")),

@@ -27,6 +27,10 @@ const CAPABILITIES: u32 = 64;
 pub const OF_ZYGOTES: [u32; 5] =
     [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE];
 
+/// What a seed has in the user namespace of its siblings: the same, but for what takes rights over
+/// the host's.
+const OF_SEEDS: [u32; 4] = [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID];
+
 /// What root of a builder's user namespace keeps, over what is in that namespace: files of any
 /// owner, other users, chroot, and mounts.
 const OF_BUILDERS: [u32; 12] = [
@@ -48,7 +52,9 @@ const USER_NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
 
 /// `linux/securebits.h`: root is nobody special, changing users changes no capabilities, and all of
 /// it stays so.
-const SECUREBITS: libc::c_ulong = 0b1110_1111;
+pub(super) const SECUREBITS: libc::c_ulong = 0b1110_1111;
+/// Of these, the one by which who becomes another user keeps its rights.
+const KEEPING: libc::c_ulong = 0b0100;
 /// `linux/capability.h`.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
@@ -158,6 +164,30 @@ pub fn become_user(uid: u32) -> Result<(), Error> {
     }
     keep(&[])?;
     hide()
+}
+
+/// Gives up, in a user namespace that was just entered with every right there is in it, all but
+/// what having children become others takes.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_keeper() -> Result<(), Error> {
+    (0..CAPABILITIES).try_for_each(drop_for_good)?;
+    set(libc::PR_SET_SECUREBITS, SECUREBITS, "lock the securebits")?;
+    keep(&OF_SEEDS)?;
+    hide()
+}
+
+/// Becomes the user `uid`, in the group of that number and no other, with the rights of before, so
+/// that a namespace is that user's.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_owner(uid: u32) -> Result<(), Error> {
+    set(libc::PR_SET_SECUREBITS, KEEPING, "keep rights")?;
+    become_ids(uid, uid)
 }
 
 /// Becomes root of the user namespace that this process is in, with the rights that installing

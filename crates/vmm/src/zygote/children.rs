@@ -241,7 +241,8 @@ mod tests {
             top_reserve_bytes: 0,
         };
         let mut children = Children::default();
-        let fork = Fork { children: (0..count).map(child).collect(), deadline_s: PATIENCE_S };
+        let children_ = (0..count).map(child).collect();
+        let fork = Fork { children: children_, users: None, deadline_s: PATIENCE_S };
         children.accept(1, fork, now);
         children
     }

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forkd_proto::control::{Child, ForkMs, ZygoteConfig, ZygoteRequest, ZygoteStatus};
+use forkd_proto::control::{Child, Fork, ForkMs, ZygoteConfig, ZygoteRequest, ZygoteStatus};
 use forkd_proto::frame::Kind;
 use serde_json::json;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::End;
 use crate::jail::filter::Role;
-use crate::jail::{self, filter};
+use crate::jail::{self, filter, rights};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
@@ -182,12 +182,24 @@ impl Zygote {
                     self.control.unlink();
                     self.control.answer(token, Ok(json!({"children": children})));
                 }
-                Ok(ZygoteRequest::Fork(fork)) => {
-                    self.children.accept(token, fork, Instant::now());
-                }
+                Ok(ZygoteRequest::Fork(fork)) => match self.enter_users(&fork) {
+                    Ok(()) => self.children.accept(token, fork, Instant::now()),
+                    Err(error) => {
+                        self.control.answer::<()>(token, Err(error));
+                    }
+                },
                 Ok(ZygoteRequest::Save(save)) => self.help(token, Task::Save(save)),
                 Ok(ZygoteRequest::Derive(derive)) => self.help(token, Task::Derive(derive)),
             }
+        }
+    }
+
+    /// Enters the namespace in which children become others, if there is one for them.
+    fn enter_users(&self, fork: &Fork) -> Result<(), Error> {
+        match &fork.users {
+            Some(_) if !self.plan.is_live() => Err(Error::State("it is no seed")),
+            Some(name) => jail::users::enter(name),
+            None => Ok(()),
         }
     }
 
@@ -381,6 +393,7 @@ fn enter_jail(child: &Child) -> Result<Option<File>, Error> {
 /// Those that were not reported yet cannot be now, and end by themselves.
 fn hold_on() -> Result<(), Error> {
     descriptors::close_all_but(&[0, 1, 2])?;
+    rights::keep(&[])?;
     filter::put_on(Role::Holder)?;
     process::outlast_children();
     process::exit_now(0)

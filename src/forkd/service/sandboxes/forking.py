@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 REQUEST_CHILDREN_MAX = 1_000
 """Most children in one request to a zygote, so that the request fits into a frame."""
 
+USERS_NAME = "users"
+"""What a seed is told that the user namespace of its children is called."""
+
 INTRODUCED_AT_ONCE = 32
 """How many guests are told of their secrets at the same time."""
 
@@ -171,6 +174,7 @@ class Forks:
                 child.lease.use = child.sandbox.use
             siblings = origin.source is not None
             batch = Batch(children, options, self, reservation, siblings=siblings)
+            batch.users = None if origin.source is None else origin.source.open_siblings()
             self._forking += count
             try:
                 with tracing.span("fork prepare", children=count):
@@ -178,6 +182,7 @@ class Forks:
                 yield batch
             finally:
                 self._forking -= count
+                batch.close_users()
                 if not batch.kept:
                     await to_end(batch.undo())
                 elif options.network is not None:
@@ -189,6 +194,8 @@ class Batch:
 
     Attributes:
         kept: Whether `keep` has returned.
+        users: A descriptor of the user namespace in which the children become their users; None if
+            whoever forks them can have them be others, or they share their source's.
     """
 
     def __init__(
@@ -201,6 +208,7 @@ class Batch:
         siblings: bool,
     ) -> None:
         self.kept = False
+        self.users: int | None = None
         self._siblings = siblings
         self._reservation = reservation
         self._children = children
@@ -223,6 +231,23 @@ class Batch:
             if (error := failed.get(child.lease.id)) is not None:
                 child.fail("prepare", error.code, str(error))
 
+    def close_users(self) -> None:
+        """Let go of the children's user namespace; idempotent."""
+        users, self.users = self.users, None
+        if users is not None:
+            files.close(users)
+
+    async def share(self, source: Lease) -> None:
+        """Have the children be their source's user after all: its VMM can have them be no others.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        self.close_users()
+        for child in self._children:
+            if child.failure is None:
+                await asyncio.to_thread(self._forks.leases.share, child.lease, source)
+
     async def fork(self, zygote: Control) -> None:
         """Have the children forked, and note what became of each.
 
@@ -242,12 +267,15 @@ class Batch:
         began_s = loop.time()
         for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
-            await _hand(
-                zygote,
-                [each for each in batch if each.uid is not None or rootless],
-                cgroups=self._siblings,
+            users = self.users if start == 0 else None  # it stays where it went
+            jailed = [each for each in batch if each.uid is not None or rootless]
+            await _hand(zygote, jailed, users, cgroups=self._siblings)
+            await zygote.fork(
+                batch,
+                deadline_s=self._options.deadline_s,
+                on_outcome=note,
+                users=None if users is None else USERS_NAME,
             )
-            await zygote.fork(batch, deadline_s=self._options.deadline_s, on_outcome=note)
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
         run_dir = self._forks.settings.run_dir
@@ -428,12 +456,15 @@ def _config(child: _Child, settings: HostSettings) -> ChildConfig:
     )
 
 
-async def _hand(zygote: Control, children: Sequence[ChildConfig], *, cgroups: bool) -> None:
+async def _hand(
+    zygote: Control, children: Sequence[ChildConfig], users: int | None, *, cgroups: bool
+) -> None:
     """Give a zygote what its children cannot open, which are jailed.
 
     Args:
         zygote: It, or a seed.
         children: Those that it will be asked for.
+        users: A user namespace that it is to enter.
         cgroups: Whether it may not have them born in their cgroups either.
 
     Raises:
@@ -443,7 +474,7 @@ async def _hand(zygote: Control, children: Sequence[ChildConfig], *, cgroups: bo
     with contextlib.ExitStack() as opened:
 
         def open_all() -> dict[str, int]:
-            found = {}
+            found = {} if users is None else {USERS_NAME: users}
             for child in children:
                 if child.identity.network is not None:
                     tap = child.identity.network.tap

@@ -106,6 +106,7 @@ class SandboxOwner:
             await self._turns.run()
         finally:
             self._close()
+            self._tools.leases.leave(self.lease)
 
     async def delete(self) -> None:
         """End the sandbox; returns when nothing of it is left, also if somebody else ended it.

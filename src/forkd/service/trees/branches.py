@@ -125,6 +125,7 @@ class Branches:
                 claiming = self.writer.claim(plan.tag, sandbox, plan.owner, wait=plan.wait)
                 claim = await enter(claiming)
             await enter(self.growth.reserve(sandbox, plan.count))
+            await self._prepare_siblings(source, plan.count)
             batch = await enter(
                 self.sandboxes.forks.prepare(plan.owner, origin, plan.count, options)
             )
@@ -133,6 +134,8 @@ class Branches:
                 if claim is not None:
                     claim.write(seed)
                 if plan.count > 0:
+                    if batch.users is not None and not seed.makes_users:
+                        await batch.share(source.lease)
                     async with await seed.connect() as zygote:
                         await batch.fork(zygote)
             if claim is not None and plan.wait:
@@ -142,6 +145,13 @@ class Branches:
         written = None if claim is None else claim.snapshot
         result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=written)
         return replace(result, stall_ms=stall.longest_ms, stall_unknown=stall.unknown)
+
+    async def _prepare_siblings(self, source: SandboxOwner, count: int) -> None:
+        async with source.exclusive("branch") as sandbox:
+            next_state(sandbox.state, LifeEvent.BRANCH)
+            if count > 0 and sandbox.pid is not None:
+                vmm, lease = self.settings.vmm, source.lease
+                await self.sandboxes.leases.prepare_siblings(vmm, lease, sandbox.pid, count)
 
     def _report(self, sandbox: Sandbox, plan: _Plan, pause_ms: float) -> None:
         about: dict[str, str | float | None] = {

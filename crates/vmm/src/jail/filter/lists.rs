@@ -13,6 +13,7 @@ use kvm_bindings::{
 };
 
 use super::Role;
+use crate::jail::rights;
 
 /// A call, and the ways in which it may be made; with none, any way.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +70,8 @@ const SIGNAL_STOP: u32 = 34;
 /// By which glibc has all threads become another user; what a seed forks still has threads in
 /// glibc's books that only its source had.
 const SIGNAL_USER: u32 = 33;
+#[expect(clippy::cast_possible_truncation, reason = "there are eight")]
+const SECUREBITS: u32 = rights::SECUREBITS as u32;
 /// No process id of Linux is as large.
 const PIDS_END: u32 = 1 << 22;
 
@@ -180,6 +183,8 @@ const PROCESS: &[Allowed] = &[
     only(libc::SYS_setresgid, &[&[NOT_ROOT[0], NOT_ROOT[1], NOT_ROOT[2]]]),
     only(libc::SYS_setresuid, &[&[NOT_ROOT[0], NOT_ROOT[1], NOT_ROOT[2]]]),
     any(libc::SYS_capset),
+    // A seed enters the namespace in which its siblings become others.
+    only(libc::SYS_setns, &[&[Is(1, libc::CLONE_NEWUSER.cast_unsigned())]]),
     only(libc::SYS_prctl, PROCESS_CONTROLS),
     only(libc::SYS_seccomp, &[&[Is(0, libc::SECCOMP_SET_MODE_FILTER)]]),
 ];
@@ -194,6 +199,10 @@ const PROCESS_CONTROLS: &[Way] = &[
     &[Is(0, libc::PR_SET_NAME.cast_unsigned())],
     &[Is(0, libc::PR_SET_PDEATHSIG.cast_unsigned())],
     &[Is(0, libc::PR_SET_NO_NEW_PRIVS.cast_unsigned())],
+    // What gives rights up.
+    &[Is(0, libc::PR_CAPBSET_READ.cast_unsigned())],
+    &[Is(0, libc::PR_CAPBSET_DROP.cast_unsigned())],
+    &[Is(0, libc::PR_SET_SECUREBITS.cast_unsigned()), Is(1, SECUREBITS)],
 ];
 
 const FILE_COMMANDS: &[Way] = &[

@@ -97,6 +97,7 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_PDEATHSIG), 0, 0]),
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGCHLD), 0, 0]),
         (Role::Process, libc::SYS_setresuid, [1, 1, 1]),
+        (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
     ];
     let refused = [
         (Role::Vcpu, libc::SYS_mprotect, [0, 0, code]),
@@ -111,6 +112,8 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Vcpu, libc::SYS_socket, [i64::from(libc::AF_INET), 1, 0]),
         (Role::Process, libc::SYS_socket, [i64::from(libc::AF_NETLINK), 3, 0]),
         (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_SECUREBITS), 0, 0]),
+        (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWNS), 0]),
+        (Role::Vcpu, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
         (Role::Process, libc::SYS_setresuid, [0, 0, 0]),
         (Role::Process, libc::SYS_setresgid, [1, 1, -1]),
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGSYS), 0, 0]),
