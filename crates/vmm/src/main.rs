@@ -20,6 +20,7 @@ use forkd_proto::compare::CompareConfig;
 use forkd_proto::control::{Event, MachineConfig, ZygoteConfig};
 use forkd_vmm::control::server::{self, Server};
 use forkd_vmm::error::Error;
+use forkd_vmm::io::bus::End;
 use forkd_vmm::jail::{self, filter};
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
@@ -29,7 +30,7 @@ use serde::Serialize;
 use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | inspect STATE | \
-                     cell CONFIG -- PROGRAM… | users PID UID RANGE… | jail FOLDER [UID GID] | probe";
+                     cell CONFIG -- PROGRAM… | users PID UID RANGE… | jail FOLDER … | probe";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -78,13 +79,11 @@ fn machine(path: &Path) -> Result<(), Error> {
     server.open()?;
     say(&Event::Listening { pid: std::process::id() })?;
     server.machine().resume()?;
-    match server.run() {
-        forkd_vmm::io::bus::End::Error(message) => {
-            output::log(format_args!("the machine ended: {message}"));
-            process::exit_now(1)
-        }
-        _ => Ok(()),
+    if let End::Error(message) = server.run() {
+        output::log(format_args!("the machine ended: {message}"));
+        process::exit_now(1)
     }
+    Ok(())
 }
 
 fn zygote(path: &Path) -> Result<(), Error> {
