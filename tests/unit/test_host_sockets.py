@@ -75,3 +75,13 @@ def test_a_connection_that_was_led_nowhere_has_no_other_destination() -> None:
         listener.accept()[0] as accepted,
     ):
         assert sockets.original_destination(accepted) is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_is_sent_over_a_connection_of_tcp_goes_out_as_it_comes(host: str) -> None:
+    with (
+        sockets.bind_tcp(host, 0, 1) as listener,
+        socket.create_connection(listener.getsockname()[:2]),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -218,12 +218,18 @@ def take_name(name: str) -> Socket | None:
 def bind_tcp(host: str, port: int, backlog: int) -> Socket:
     """Return a listening socket at an address; port 0 lets the kernel choose.
 
+    What is sent over its connections goes out as it comes.  Otherwise the end of each answer waits
+    until its beginning is acknowledged, which clients put off by 40 ms (Nagle's algorithm, RFC 896;
+    asyncio turns it off for sockets alone that name their protocol).
+
     Raises:
         HostError: The name has no address, or the kernel refused.
     """
     with kernel_call(f"listen on {host}:{port}"):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=backlog)
+        sock = socket.create_server((host, port), family=family, backlog=backlog)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+        return sock
 
 
 def addresses_of(host: str) -> list[str]:
