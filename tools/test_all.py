@@ -4,10 +4,10 @@ A suite that fails does not keep later ones from running: one run shows all that
 is broken.  Tests whose needs this host does not meet run in helper machines, and
 only those, so that each test runs once.
 
-There are *lanes*: the suites of this host are one, each helper machine is another.
-One more of them than the host has cores runs at once, since each waits now and then.
-Machines share their tests as they go (`tests.machine.claims`), so that all lanes end
-at about the same time.
+There are *lanes*: what looks at this host before and after each test, the other suites
+of this host, and each helper machine.  One more of them than the host has cores runs at
+once, since each waits now and then.  Machines share their tests as they go
+(`tests.machine.claims`), so that all lanes end at about the same time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ RESULTS = ROOT / "build" / "results"
 UNMET = RESULTS / "unmet.txt"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 HOST = "host"
-"""Marks the lines of what runs on this host."""
+"""Marks the lines of what runs on this host, and changes it."""
+BESIDE = "code"
+"""Marks those of what leaves it alone."""
 FUNCTIONAL = tuple(
     str(path.relative_to(ROOT))
     for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
@@ -75,13 +77,19 @@ class Outcome:
 
 
 def on_this_host() -> list[Suite]:
-    """Return the suites that run here, in order, quick ones first."""
+    """Return the suites that change this host, and would see each other do that, in order."""
     return [
-        Suite("format, lint, types, layers", "this host", ("make", "static")),
         Suite("Rust", "this host", ("make", "test-rust")),
-        Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
-        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
         _pytest("functional", RESULTS / "native.xml", *SLOWEST, *FUNCTIONAL),
+    ]
+
+
+def beside() -> list[Suite]:
+    """Return the suites that leave this host alone, in order; `static` waits for Rust's lock."""
+    return [
+        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
+        Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
+        Suite("format, lint, types, layers", "this host", ("make", "static")),
     ]
 
 
@@ -196,7 +204,7 @@ def main() -> int:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="claims-") as claims:
         machines = in_helper_machines(unmet, cores, memory_gib, Path(claims))
-        lanes = {HOST: on_this_host()}
+        lanes = {HOST: on_this_host(), BESIDE: beside()}
         lanes |= {str(number): [suite] for number, suite in enumerate(machines, 1)}
         outcomes = run_lanes(lanes, cores + 1)
     missing = left_out(unmet, (suite.junit for suite in machines if suite.junit is not None))

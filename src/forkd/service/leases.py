@@ -165,7 +165,7 @@ class Leases:
         await siblings.prepare(vmm, self._jail, source, pid, count)
 
     def leave(self, lease: Lease) -> None:
-        """Let go of what nobody but this daemon needs of a lease; its sandbox may live on."""
+        """Let go of what this daemon alone needs of a lease; its sandbox may live on."""
         siblings.release(self._jail, lease)
 
     def share(self, lease: Lease, source: Lease) -> None:
