@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from forkd.errors import HostError
+from forkd.errors import CapacityError, HostError
 from forkd.host import process, rlimits, spawn
 from forkd.host.pipes import piped
 from forkd.limits import DISK_LIMIT_MIB_MAX
@@ -140,6 +141,37 @@ def test_without_prlimit_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(HostError, match=r"prlimit is not installed \(Debian package util-linux\)"):
         process.run(["/bin/sh", "-c", "exit"], timeout_s=10)
+
+
+@pytest.mark.needs("root")
+def test_a_folder_of_the_search_path_that_is_others_is_passed_over(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    code = f"""
+import os, sys
+os.environ["PATH"] = {f"{closed}/bin:/usr/bin"!r}
+sys.path[:0] = {sys.path!r}
+from forkd.host import rlimits
+os.setresuid(65534, 65534, 65534)
+print(rlimits.VMM.command(["/bin/sh"])[0])
+"""
+    done = subprocess.run(  # noqa: S603 - our own
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "/usr/bin/prlimit\n"
+
+
+def test_a_kernel_that_has_no_memory_is_not_a_missing_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        with pytest.raises(CapacityError, match="look for /bin/sh"):
+            rlimits.VMM.command(["/bin/sh"])
 
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:

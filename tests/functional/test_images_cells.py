@@ -263,5 +263,5 @@ def test_the_doctor_tries_a_cell_and_says_what_is_missing(
     assert not without_python.ok
     assert "No such file or directory" in without_python.reason
     assert overlapping is not None
-    assert "must have" in overlapping.reason
+    assert "overlaps FORKD_UID_RANGE" in overlapping.reason
     assert doctor.gather(replace(places, build_uids=None)).cell is None

@@ -8,7 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,6 +36,7 @@ from tests.support.service_host import TAG, FakeHost, until
 if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
+    from forkd.model.tree import TreeNode
     from forkd.service.host import Host
 
 DEADLINE_S = 20.0
@@ -338,6 +339,11 @@ async def test_what_a_retired_seed_alone_holds_counts(
         await branched(service, source.id)
 
 
+def shape(node: TreeNode) -> tuple[str, list[Any]]:
+    """Return who is below whom; what they hold changes while they run."""
+    return node.id, [shape(each) for each in node.children]
+
+
 async def test_the_tree_shows_who_is_below_whom_what_they_hold_and_who_is_gone(
     fake_host: FakeHost,
 ) -> None:
@@ -354,9 +360,10 @@ async def test_the_tree_shows_who_is_below_whom_what_they_hold_and_who_is_gone(
         (gone,) = first.children
         assert (gone.id, gone.sandbox, gone.private_bytes) == (child.id, None, None)
         assert [each.sandbox for each in gone.children] == [leaf]
-        assert await service.trees.draw(CALLER, leaf.id) == await service.trees.draw(
-            CALLER, source.id
-        )
+        of_leaf, of_source = [
+            await service.trees.draw(CALLER, each) for each in (leaf.id, source.id)
+        ]
+        assert [*map(shape, of_leaf)] == [*map(shape, of_source)] == [shape(first)]
         assert [each.id for each in await service.trees.draw(CALLER, other.id)] == [other.id]
         with pytest.raises(NotFound):
             await service.trees.draw(CALLER, new_sandbox_id())

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
+from forkd.host.faults import kernel_call
 from forkd.limits import DISK_LIMIT_MIB_MAX
 
 if TYPE_CHECKING:
@@ -84,11 +85,14 @@ class Limits:
         The umask is for whoever starts them to set.
 
         Raises:
-            HostError: There is no such program, or no `prlimit`.
+            HostError: There is no such program, or no `prlimit`, or the kernel does not say.
+            CapacityError: It has no memory to say it.
         """
-        if shutil.which(args[0]) is None:
+        if not _is_program(str(args[0])):
             raise HostError(f"cannot start {args[0]}: there is no such program")
-        prlimit = shutil.which(PRLIMIT, path=f"{os.environ.get('PATH', '')}:{os.defpath}")
+        folders = f"{os.environ.get('PATH', '')}:{os.defpath}".split(":")
+        places = (f"{folder}/{PRLIMIT}" for folder in folders if folder)
+        prlimit = next(filter(_is_program, places), None)
         if prlimit is None:
             raise HostError(f"{PRLIMIT} is not installed (Debian package util-linux)")
         most = {
@@ -106,6 +110,16 @@ VMM = Limits(VMM_OPEN_FILES_MAX, VMM_LOCKED_BYTES_MAX, PRIVATE_UMASK)
 COMPARER = Limits(COMPARER_OPEN_FILES_MAX, VMM_LOCKED_BYTES_MAX, PRIVATE_UMASK)
 PACKER = Limits(PACKER_OPEN_FILES_MAX, VMM_LOCKED_BYTES_MAX, PRIVATE_UMASK)
 BUILDER = Limits(BUILDER_OPEN_FILES_MAX, BUILDER_LOCKED_BYTES_MAX, IMAGE_UMASK)
+
+
+def _is_program(path: str) -> bool:
+    """Whether a file can be executed; unlike `shutil.which`, a kernel that fails is no answer."""
+    with kernel_call(f"look for {path}"):
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116 - a path as words
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return False  # nor is there one in a folder of the search path that is others'
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
 def _at_most_ours(what: int, wanted: int) -> int:
