@@ -332,6 +332,8 @@ def served(host: HostSettings) -> Iterator[tuple[int, Path]]:
             "FORKD_RECIPE_DIRS": ":".join(map(str, host.recipe_dirs)),
             "FORKD_VMM": str(host.vmm),
             "FORKD_AGENT": str(host.agent),
+            "FORKD_CGROUPS": "on" if host.cgroups else "off",
+            "FORKD_JAIL": "off" if host.uids is None else "on",
         }
         program = Path(sys.executable).parent / "forkd-daemon"
         command = [str(program), "serve", "--log", str(log)]
