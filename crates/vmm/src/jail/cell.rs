@@ -23,6 +23,7 @@ use forkd_proto::cell::CellConfig;
 use crate::error::Error;
 use crate::jail::namespaces::{self, HARMLESS, make_folder};
 use crate::jail::{denied, rights, trees};
+use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
 
 /// Where the new root is put together; nothing of it is needed until there is another.
@@ -60,9 +61,9 @@ pub fn run(config: &str, command: &[&str]) -> Result<(), Error> {
 /// Runs a program in a cell, and returns the status to end with.
 fn status_in(config: &CellConfig, command: &[&str]) -> Result<i32, Error> {
     let cgroup = config.cgroup.as_deref().map(process::open_cgroup).transpose()?;
-    unshare(libc::CLONE_NEWPID, "pid")?;
-    let (mut left, mut told_left) = pipe()?;
-    let (mut go, mut may_go) = pipe()?;
+    namespaces::unshare(libc::CLONE_NEWPID, "unshare pid namespaces")?;
+    let (mut left, mut told_left) = descriptors::pipe()?;
+    let (mut go, mut may_go) = descriptors::pipe()?;
     match process::fork_into(cgroup.as_ref())? {
         Forked::Child => {
             drop((left, may_go, cgroup));
@@ -91,11 +92,8 @@ fn status_in(config: &CellConfig, command: &[&str]) -> Result<i32, Error> {
 fn enter(config: &CellConfig) -> Result<(), Error> {
     let network = if config.network { 0 } else { libc::CLONE_NEWNET };
     let others = libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP;
-    unshare(libc::CLONE_NEWNS | others | network, "mount, IPC, UTS, cgroup and network")?;
-    namespaces::rename_host()?;
-    let root = Path::new("/");
-    std::env::set_current_dir(root).map_err(Error::io("change to the root folder"))?;
-    namespaces::mount(None, root, None, libc::MS_REC | libc::MS_PRIVATE, "")?;
+    let left = libc::CLONE_NEWNS | others | network;
+    namespaces::leave(left, "unshare mount, IPC, UTS, cgroup and network namespaces")?;
     let reading = config.read.iter().map(|path| (path.as_path(), false));
     let devices = DEVICES.iter().map(|path| (Path::new(*path), false));
     let writing = config.write.iter().map(|path| (path.as_path(), true));
@@ -131,11 +129,10 @@ fn enter(config: &CellConfig) -> Result<(), Error> {
     let proc = below(Path::new("/proc"));
     make_folder(&proc)?;
     namespaces::mount(Some(Path::new("proc")), &proc, Some("proc"), HARMLESS, "")?;
-    namespaces::pivot(spare)?;
-    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
-    namespaces::mount(None, root, None, read_only, "")?;
+    namespaces::enter_root(spare)?;
     if config.uid_count > 1 {
-        return unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS, "user and mount");
+        let both = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+        return namespaces::unshare(both, "unshare user and mount namespaces");
     }
     Ok(())
 }
@@ -210,22 +207,6 @@ fn write_maps(pid: libc::pid_t, config: &CellConfig) -> Result<(), Error> {
     for name in ["uid_map", "gid_map"] {
         let path = PathBuf::from(format!("/proc/{pid}/{name}"));
         std::fs::write(&path, &map).map_err(Error::io(format!("write {}", path.display())))?;
-    }
-    Ok(())
-}
-
-fn pipe() -> Result<(File, File), Error> {
-    let (reading, writing) = std::io::pipe().map_err(Error::io("make a pipe"))?;
-    Ok((
-        File::from(std::os::fd::OwnedFd::from(reading)),
-        File::from(std::os::fd::OwnedFd::from(writing)),
-    ))
-}
-
-fn unshare(what: libc::c_int, names: &str) -> Result<(), Error> {
-    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
-    if unsafe { libc::unshare(what) } < 0 {
-        return Err(Error::last_os(format!("unshare {names} namespaces")));
     }
     Ok(())
 }

@@ -13,11 +13,12 @@ use std::ptr;
 
 use crate::error::Error;
 
-const NAMESPACES: libc::c_int =
+/// Those of the host that a machine leaves.
+pub(super) const NAMESPACES: libc::c_int =
     libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 /// Of everything that is mounted: no programs, no devices.
 pub(super) const HARMLESS: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
+pub(super) const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
 /// A process sees itself, and nothing of the system.
 const PROC_OPTIONS: &str = "hidepid=ptraceable,subset=pid";
 /// The folder of the new root that becomes the root in the end.
@@ -33,14 +34,7 @@ const HOST: &str = "forkd-jail";
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn enter(folders: &[PathBuf], spare: &Path) -> Result<(), Error> {
-    let moved = std::env::set_current_dir("/");
-    moved.map_err(Error::io("change to the root folder"))?;
-    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
-    if unsafe { libc::unshare(NAMESPACES) } < 0 {
-        return Err(Error::last_os("unshare mount, network, IPC and UTS namespaces"));
-    }
-    rename_host()?;
-    mount(None, Path::new("/"), None, libc::MS_REC | libc::MS_PRIVATE, "")?;
+    leave(NAMESPACES, "unshare mount, network, IPC and UTS namespaces")?;
     // By descriptor, since what is mounted over `spare` may hide them; in the new namespace, since
     // only what is mounted in one can be mounted there again.
     let opened = folders.iter().map(|path| open_path(path)).collect::<Result<Vec<_>, _>>()?;
@@ -57,10 +51,33 @@ pub fn enter(folders: &[PathBuf], spare: &Path) -> Result<(), Error> {
     make_folder(&proc)?;
     mount(Some(Path::new("proc")), &proc, Some("proc"), HARMLESS, PROC_OPTIONS)?;
     drop(opened);
-    pivot(spare)?;
-    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
-    mount(None, Path::new("/"), None, read_only, "")?;
+    enter_root(spare)?;
     chroot()
+}
+
+/// Leaves these namespaces of the host, mounts and the name among them; what is mounted from then
+/// on is this process's alone.
+pub(super) fn leave(namespaces: libc::c_int, doing: &str) -> Result<(), Error> {
+    let root = Path::new("/");
+    std::env::set_current_dir(root).map_err(Error::io("change to the root folder"))?;
+    unshare(namespaces, doing)?;
+    rename_host()?;
+    mount(None, root, None, libc::MS_REC | libc::MS_PRIVATE, "")
+}
+
+pub(super) fn unshare(namespaces: libc::c_int, doing: &str) -> Result<(), Error> {
+    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
+    if unsafe { libc::unshare(namespaces) } < 0 {
+        return Err(Error::last_os(doing));
+    }
+    Ok(())
+}
+
+/// Makes `root` the root, for reading only, and lets go of the old one.
+pub(super) fn enter_root(root: &Path) -> Result<(), Error> {
+    pivot(root)?;
+    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
+    mount(None, Path::new("/"), None, read_only, "")
 }
 
 /// Makes a folder of the root the root: whoever is there can make no user namespace, in which he
@@ -93,7 +110,7 @@ pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
     made.map_err(Error::io(format!("make {} in the jail", path.display())))
 }
 
-pub(super) fn rename_host() -> Result<(), Error> {
+fn rename_host() -> Result<(), Error> {
     // SAFETY: pointer and length are those of the name.
     if unsafe { libc::sethostname(HOST.as_ptr().cast(), HOST.len()) } < 0 {
         return Err(Error::last_os("name the jail"));
@@ -101,8 +118,7 @@ pub(super) fn rename_host() -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes `root` the root, and lets go of the old one.
-pub(super) fn pivot(root: &Path) -> Result<(), Error> {
+fn pivot(root: &Path) -> Result<(), Error> {
     std::env::set_current_dir(root).map_err(Error::io("change to the root of the jail"))?;
     // SAFETY: both paths are constants that end in NUL.
     if unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) } < 0 {

@@ -19,20 +19,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Error;
-use crate::jail::namespaces::{self, HARMLESS};
+use crate::jail::namespaces::{self, HARMLESS, NAMESPACES, ROOT_OPTIONS};
 use crate::jail::rights;
 use crate::jail::trees::{self, Taken};
 use crate::sys::process;
 
 const PROC: &str = "/proc";
-const ROOT_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=1k";
 const OWN_PROGRAM: &str = "/proc/self/exe";
 const UID_MAP: &str = "/proc/self/uid_map";
 const GID_MAP: &str = "/proc/self/gid_map";
 /// Whether groups can be given up, which could open what is closed to one of them.
 const SETGROUPS: &str = "/proc/self/setgroups";
-const NAMESPACES: libc::c_int =
-    libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// `linux/landlock.h`, since Linux 6.12: who is in a domain neither signals nor connects by an
 /// abstract name to who is not.
@@ -72,7 +69,7 @@ pub fn go_inside() -> Result<(), Error> {
         let problem = "root's machines are users of their own".to_owned();
         return Err(Error::Invalid { field: "jail", problem });
     }
-    unshare(libc::CLONE_NEWUSER, "a user namespace")?;
+    namespaces::unshare(libc::CLONE_NEWUSER, "make a user namespace without being root")?;
     let write = |path: &str, text: String| {
         std::fs::write(path, text).map_err(Error::io(format!("write {path}")))
     };
@@ -89,11 +86,8 @@ pub fn go_inside() -> Result<(), Error> {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn enter(folders: &[PathBuf], spare: &Path, kept: &[u32]) -> Result<bool, Error> {
-    let root = Path::new("/");
-    std::env::set_current_dir(root).map_err(Error::io("change to the root folder"))?;
-    unshare(NAMESPACES, "mount, network, IPC and UTS namespaces")?;
-    namespaces::rename_host()?;
-    namespaces::mount(None, root, None, libc::MS_REC | libc::MS_PRIVATE, "")?;
+    let doing = "make mount, network, IPC and UTS namespaces without being root";
+    namespaces::leave(NAMESPACES, doing)?;
     // First, since what is mounted over `spare` may hide them.
     let writable = folders.iter().map(|path| (path.as_path(), true));
     let proc = (!folders.is_empty()).then_some((Path::new(PROC), false));
@@ -105,12 +99,10 @@ pub fn enter(folders: &[PathBuf], spare: &Path, kept: &[u32]) -> Result<bool, Er
     let inner = spare.join(namespaces::INNER);
     namespaces::make_folder(&inner)?;
     for (path, tree) in &taken {
-        trees::put(tree, &inner.join(path.strip_prefix(root).unwrap_or(path)))?;
+        trees::put(tree, &inner.join(path.strip_prefix("/").unwrap_or(path)))?;
     }
     drop(taken);
-    namespaces::pivot(spare)?;
-    let read_only = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | HARMLESS;
-    namespaces::mount(None, root, None, read_only, "")?;
+    namespaces::enter_root(spare)?;
     namespaces::chroot()?;
     rights::give_up_all_but(kept)?;
     INSIDE.store(true, Ordering::Relaxed);
@@ -130,14 +122,6 @@ fn take(path: &Path, writable: bool) -> Result<Taken, Error> {
 fn is_of_one(map: &str) -> bool {
     let words: Vec<&str> = map.split_whitespace().collect();
     matches!(words.as_slice(), ["0", outside, "1"] if *outside != "0")
-}
-
-fn unshare(what: libc::c_int, names: &str) -> Result<(), Error> {
-    // SAFETY: changes what this process, which has one thread, sees; takes no pointers.
-    if unsafe { libc::unshare(what) } < 0 {
-        return Err(Error::last_os(format!("make {names} without being root")));
-    }
-    Ok(())
 }
 
 fn execute_again() -> Result<Infallible, Error> {
