@@ -16,6 +16,7 @@ build tools must not see tokens.  `plain_environment` says what they get instead
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import shutil
@@ -131,6 +132,14 @@ def plain_environment(*more: str) -> dict[str, str]:
     }
     path = os.environ.get("PATH", os.defpath)
     return {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", **kept, "PATH": f"{path}:{_SBIN}"}
+
+
+def message_in(said: str | bytes) -> str | None:
+    """Return the message of an error that a program of ours says as JSON; None if it is none."""
+    try:
+        return str(json.loads(said)["message"])
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def installed(program: str) -> bool:

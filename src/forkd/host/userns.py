@@ -7,7 +7,6 @@ which only a process of that user can enter.  Numbers are the same in all of the
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from forkd.errors import HostError
 from forkd.host.faults import kernel_call
-from forkd.host.process import plain_environment
+from forkd.host.process import message_in, plain_environment
 from forkd.host.rlimits import VMM
 
 if TYPE_CHECKING:
@@ -95,10 +94,5 @@ def make(vmm: Path, pid: int, uid: int, users: Sequence[Extent]) -> int | None:
         if said:
             return None
         last, _ = maker.communicate(timeout=ANSWER_TIMEOUT_S)
-        raise HostError(f"siblings cannot become users of their own: {_reason(last)}")
-
-
-def _reason(last_words: bytes) -> str:
-    with contextlib.suppress(ValueError, AttributeError):
-        return str(json.loads(last_words).get("message"))
-    return "forkd-vmm users has ended"
+        reason = message_in(last) or "forkd-vmm users has ended"
+        raise HostError(f"siblings cannot become users of their own: {reason}")

@@ -62,7 +62,4 @@ def try_out(vmm: Path) -> Tried:
 def _reason(error: HostError) -> str:
     """Return what the VMM said, if it said anything."""
     line = str(error).splitlines()[-1]
-    try:
-        return str(json.loads(line)["message"])
-    except (ValueError, LookupError, TypeError):
-        return line
+    return process.message_in(line) or line
