@@ -86,7 +86,7 @@ def network(tmp_path: Path, rules: str = "internet", **variables: str) -> BuildN
     policy = build_network.parse(rules)
     assert policy is not None
     servers = tmp_path / "resolv.conf"
-    servers.write_text(f"nameserver {PRIVATE[0]}\n")
+    servers.write_text(f"nameserver of.ours\nnameserver {PRIVATE[0]}\n")  # the first is none
     return BuildNetwork(policy, variables, servers)
 
 

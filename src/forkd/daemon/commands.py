@@ -280,9 +280,7 @@ def build(settings: Settings, recipe: Path) -> int:
     if uids is None:
         return images(arguments)
     vmm = settings.vmm or programs.find(programs.VMM)
-    network = None
-    if settings.build_network is not None:
-        network = BuildNetwork(settings.build_network, proc.environment())
+    network = BuildNetwork.of(settings.build_network)
     cells = Cells(vmm, settings.build_uid_range, uids, None, network)
     cells.check()
     return images(arguments, cells.build)

@@ -6,13 +6,14 @@ is private, or this host, is reached only if the operator says so.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from forkd.errors import HostError, InvalidRequest
-from forkd.host import files, nftables, sockets
+from forkd.host import files, nftables, proc, sockets
 from forkd.model.network import AddressRule, NetworkPolicy, Ports, parse_policy
 from forkd.network import build_rules
 from forkd.network.resolver import RESOLV_CONF, RESOLV_CONF_BYTES_MAX, upstreams_of
@@ -20,6 +21,8 @@ from forkd.network.resolver import RESOLV_CONF, RESOLV_CONF_BYTES_MAX, upstreams
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from forkd.model.network import Protocol
 
 ANY = "any"
 """The setting with which builds have the host's network as it is."""
@@ -67,6 +70,11 @@ class BuildNetwork:
     environment: Mapping[str, str]
     resolv_conf: Path = RESOLV_CONF
 
+    @classmethod
+    def of(cls, policy: NetworkPolicy | None) -> Self | None:
+        """Return what a policy means on this host; None if that is all that the host reaches."""
+        return None if policy is None else cls(policy, proc.environment())
+
     def confine(self, first: int, count: int) -> None:
         """Confine the sockets of these users, until `release`; blocks.
 
@@ -87,17 +95,17 @@ class BuildNetwork:
         """Yield what every build has: name servers, proxies, and loopback if that is allowed."""
         said = files.read(self.resolv_conf, RESOLV_CONF_BYTES_MAX) or b""
         for address, port in upstreams_of(said.decode(errors="replace")):
-            yield AddressRule((Ports(port, port),), None, ip_network(address))
+            with contextlib.suppress(ValueError):  # a file that others write
+                yield AddressRule((Ports(port, port),), network=ip_network(address))
         for host, port in proxies_of(self.environment):
             yield from _at(host, (Ports(port, port),))
         if self.policy.host:
-            yield AddressRule((), None, ip_network("127.0.0.0/8"))
-            yield AddressRule((), None, ip_network("::1"))
+            yield AddressRule(network=ip_network("127.0.0.0/8"))
+            yield AddressRule(network=ip_network("::1"))
 
     def _named(self) -> Iterator[AddressRule]:
         for rule in self.policy.names:
-            for found in _at(rule.name, rule.ports):
-                yield AddressRule(rule.ports, rule.protocol, found.network)
+            yield from _at(rule.name, rule.ports, rule.protocol)
 
 
 def release(first: int) -> None:
@@ -107,19 +115,6 @@ def release(first: int) -> None:
         HostError: The kernel refused.
     """
     nftables.run(build_rules.remove(first))
-
-
-def tidy(first: int) -> list[str]:
-    """Take it away if a killed daemon has left it; blocks, and returns the names of tables.
-
-    Raises:
-        HostError: The kernel refused.
-    """
-    name = build_rules.table_name(first)
-    if name not in nftables.tables():
-        return []
-    release(first)
-    return [name]
 
 
 def proxies_of(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
@@ -138,6 +133,8 @@ def proxies_of(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _at(host: str, ports: tuple[Ports, ...]) -> Iterator[AddressRule]:
+def _at(
+    host: str, ports: tuple[Ports, ...], protocol: Protocol | None = None
+) -> Iterator[AddressRule]:
     for address in sockets.addresses_of(host):
-        yield AddressRule(ports, None, ip_network(address))
+        yield AddressRule(ports, protocol, ip_network(address))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forkd.cgroups.limits import Limits
 from forkd.cgroups.tree import END_TIMEOUT_S
 from forkd.errors import CapacityError, InvalidRequest
-from forkd.host import sockets
+from forkd.host import nftables, sockets
 from forkd.host.cells import Cell
 from forkd.limits import (
     BUILD_MEMORY_BYTES_MAX,
@@ -24,6 +24,7 @@ from forkd.limits import (
     LONG_RETRY_S,
     PACKS_MAX,
 )
+from forkd.network.build_rules import table_name
 from forkd.service import build_network
 
 if TYPE_CHECKING:
@@ -139,11 +140,14 @@ class Cells:
         Raises:
             HostError: The kernel refused.
         """
-        removed = []
+        tables, removed = nftables.tables(), []
         for first in map(self._first_of, range(BUILDS_MAX)):
+            if (table := table_name(first)) not in tables:
+                continue
             if (held := sockets.take_name(f"forkd/builds/{first}")) is not None:
                 with contextlib.closing(held):
-                    removed += build_network.tidy(first)
+                    build_network.release(first)
+                    removed.append(table)
         return removed
 
     @contextlib.contextmanager

@@ -201,9 +201,7 @@ def _cells(settings: HostSettings, cgroups: CgroupTree) -> Cells | None:
         log.warning("builds of images are not jailed: maintainer scripts run as the daemon's user")
         return None
     group = cgroups if settings.cgroups else None
-    network = None
-    if settings.build_network is not None:
-        network = BuildNetwork(settings.build_network, proc.environment())
+    network = BuildNetwork.of(settings.build_network)
     cells = Cells(settings.vmm, settings.build_uids, settings.uids, group, network)
     cells.check()
     cells.tidy()
