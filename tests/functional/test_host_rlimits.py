@@ -174,6 +174,18 @@ def test_a_kernel_that_has_no_memory_is_not_a_missing_program(
             rlimits.VMM.command(["/bin/sh"])
 
 
+@pytest.mark.parametrize("mode", [0o644, None])
+def test_what_cannot_be_executed_is_no_program(tmp_path: Path, mode: int | None) -> None:
+    path = tmp_path / "program"
+    if mode is None:
+        path.mkdir()
+    else:
+        path.touch(mode)
+
+    with pytest.raises(HostError, match="there is no such program"):
+        rlimits.VMM.command([path])
+
+
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot start /nonexistent: there is no such program"):
         spawn.start(["/nonexistent"], log=tmp_path / "log", limits=rlimits.VMM)

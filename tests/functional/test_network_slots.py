@@ -30,7 +30,7 @@ from tests.support.outside import listening
 from tests.support.service_host import TAG, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from forkd.errors import ForkdError
     from forkd.model.sandbox import Sandbox
@@ -226,19 +226,27 @@ async def test_a_daemon_that_stops_leaves_none(host: FakeHost, *, lives: bool) -
         await clear(service)
 
 
-async def test_a_daemon_that_stops_in_the_middle_leaves_none(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopping, began = threading.Event(), threading.Event()
+def held_up(
+    monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]
+) -> tuple[threading.Event, threading.Event]:
+    """Have making so many taps wait; return what says that it began, and what lets it go on."""
+    began, going_on = threading.Event(), threading.Event()
     create = taps.create
 
     def slow(slots: Sequence[Slot]) -> dict[str, ForkdError]:
-        if len(slots) > 1:
+        if which(len(slots)):
             began.set()
-            assert stopping.wait(30)
+            assert going_on.wait(30)
         return create(slots)
 
     monkeypatch.setattr(taps, "create", slow)
+    return began, going_on
+
+
+async def test_a_daemon_that_stops_in_the_middle_leaves_none(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, stopping = held_up(monkeypatch, lambda count: count > 1)
     async with host.service() as service:
         await host.bake(service, host.recipe())
         await fork(service, 1)
@@ -297,16 +305,7 @@ async def test_a_fork_waits_for_the_last_slots_if_they_are_being_made(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, made: list[str]
 ) -> None:
     host = replace(host, settings=replace(host.settings, network=SMALL))
-    going_on, began = threading.Event(), threading.Event()
-    create = taps.create
-
-    def slow(slots: Sequence[Slot]) -> dict[str, ForkdError]:
-        if len(slots) == SMALL.slots - 1:
-            began.set()
-            assert going_on.wait(30)
-        return create(slots)
-
-    monkeypatch.setattr(taps, "create", slow)
+    began, going_on = held_up(monkeypatch, lambda count: count == SMALL.slots - 1)
     async with host.service() as service:
         await host.bake(service, host.recipe())
         await fork(service, 1)

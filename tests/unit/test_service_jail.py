@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import pwd
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
+from forkd.cgroups.tree import CgroupTree
 from forkd.engine.configs import ZygoteConfig, members
 from forkd.errors import CapacityError, InvalidRequest
-from forkd.host import ownership
+from forkd.host import ownership, userns
 from forkd.limits import UIDS_DEFAULT, UIDS_MIN
+from forkd.model.ids import new_sandbox_id
+from forkd.model.network import parse_policy
+from forkd.network.plan import Plan
+from forkd.service import siblings
+from forkd.service.egress import Egress
 from forkd.service.jail import BLOCK_USERS_MAX, BLOCK_USERS_MIN, Jail, UidRange
+from forkd.service.leases import Leases
 from forkd.service.siblings import without
+from forkd.service.slots import Slots
+from forkd.service.supervision import Supervisor
 
 FIRST = 1_879_048_192
 
@@ -187,3 +198,35 @@ def test_an_ordinary_users_jail_has_the_same_folders_and_no_users() -> None:
     }
     with there.cell() as cell:
         assert cell == told
+
+
+async def test_many_siblings_of_one_sandbox_have_users_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uids = UidRange.parse(UIDS_DEFAULT)
+    monkeypatch.setattr(userns, "extents", lambda _: None)
+    monkeypatch.setattr(userns, "make", lambda *_: os.open("/dev/null", os.O_RDONLY))
+    jail = Jail(uids, (), Path("/tops"))
+
+    made = await siblings.make(Path("/vmm"), jail, os.getpid(), uids.first + 1, uids.block + 1)
+    try:
+        assert made.suffices(jail, uids.block + 1)
+    finally:
+        made.close(jail)
+
+
+async def test_without_users_for_all_nobody_has_a_network_slot() -> None:
+    uids = UidRange(90_000, UIDS_MIN)
+    async with Supervisor() as tasks:
+        plan = Plan(pool=IPv4Network("10.213.0.0/16"), tap_prefix="fkt")
+        egress = Egress(plan, tasks, ())
+        slots = Slots(plan, egress, tasks)
+        jail = Jail(uids, (), Path("/tops"))
+        leases = Leases(Path("/s"), CgroupTree(Path("/none")), slots, jail, egress)
+        wanted = [new_sandbox_id() for _ in range(uids.count)]
+
+        with pytest.raises(CapacityError, match="FORKD_UID_RANGE"):
+            leases.reserve(wanted, parse_policy("internet"))
+
+        assert slots.used == 0
+        assert len(leases.reserve(wanted[:100], parse_policy("internet"))) == 100
