@@ -228,6 +228,21 @@ async def test_a_source_with_a_network_has_siblings_with_addresses_of_their_own(
     assert len({each.address for each in everybody}) == 3
     assert len({each.address_v6 for each in everybody}) == 3
 
+    assert await value(real_host, siblings[0].id, WITHOUT_ADDRESS) == "None"
+    (again,) = await branched(real_host, siblings[0].id, 1)
+    assert await answers_at(real_host, again), "its source had taken its own address away"
+
+
+WITHOUT_ADDRESS = """
+import fcntl, os, socket, struct
+(name,) = {*os.listdir("/sys/class/net")} - {"lo"}
+nothing = struct.pack("16sH2s4s8x", name.encode(), socket.AF_INET, b"", bytes(4))
+with socket.socket(type=socket.SOCK_DGRAM) as sock:
+    fcntl.ioctl(sock, 0x8916, nothing)  # SIOCSIFADDR
+str(None)
+"""
+"""Takes a guest's IPv4 address away."""
+
 
 async def answers_at(host: RealHost, sandbox: Sandbox) -> bool:
     """Whether the guest takes a connection at each address, and is who it should be."""

@@ -84,9 +84,6 @@ fn serve_guest() -> io::Result<std::convert::Infallible> {
     if let Err(error) = netlink::loopback_up() {
         log::line(&format!("lo: {error}"));
     }
-    if let Err(error) = netlink::quiet() {
-        log::line(&format!("the interface may ask for IPv6 addresses: {error}"));
-    }
     let identity = Identity::prepare(&folder)?;
     identity.adopt_hostname()?;
     let defaults = Defaults::load(Path::new(IMAGE_FILE));

@@ -16,7 +16,8 @@ use nix::unistd::sethostname;
 use crate::clock;
 use crate::entropy::Pool;
 use crate::failure::{Outcome, failure};
-use crate::{log, netlink};
+use crate::log;
+use crate::netlink::Interface;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -29,6 +30,7 @@ pub struct Identity {
     machine_id: File,
     boot_id: File,
     resolv_conf: File,
+    interface: Option<Interface>,
 }
 
 impl Identity {
@@ -46,6 +48,9 @@ impl Identity {
             machine_id: over("/etc/machine-id")?,
             boot_id: over(BOOT_ID)?,
             resolv_conf: over("/etc/resolv.conf")?,
+            interface: Interface::prepare()
+                .inspect_err(|error| log::line(&format!("no network: {error}")))
+                .ok(),
         })
     }
 
@@ -69,7 +74,7 @@ impl Identity {
     /// # Errors
     ///
     /// `reseed_failed` or `network_failed`, or `io` for clock and names.
-    pub fn become_sandbox(&self, request: &PostFork) -> Outcome<bool> {
+    pub fn become_sandbox(&mut self, request: &PostFork) -> Outcome<bool> {
         let said = |what: &'static str, code| {
             move |error: io::Error| failure(code, format!("{what}: {error}"))
         };
@@ -84,6 +89,15 @@ impl Identity {
             .map_err(said("cannot set the network up", ErrorCode::NetworkFailed))
     }
 
+    /// Does before the snapshot what forks are then spared.
+    pub fn prepare_for_forks(&mut self) {
+        if let Some(interface) = &mut self.interface
+            && let Err(error) = interface.note_addresses()
+        {
+            log::line(&format!("which addresses there are is not known: {error}"));
+        }
+    }
+
     fn set_names(&self, request: &PostFork) -> io::Result<()> {
         self.set_hostname(&request.hostname)?;
         replace(&self.machine_id, &format!("{}\n", request.machine_id))?;
@@ -96,8 +110,8 @@ impl Identity {
         replace(&self.hosts, &hosts(name))
     }
 
-    fn set_network(&self, network: &Network) -> io::Result<bool> {
-        let ipv6 = netlink::configure(network)?;
+    fn set_network(&mut self, network: &Network) -> io::Result<bool> {
+        let ipv6 = self.interface.as_mut().ok_or(io::ErrorKind::NotFound)?.configure(network)?;
         if !network.dns.is_empty() {
             let lines = network.dns.iter().map(|server| format!("nameserver {server}\n"));
             replace(&self.resolv_conf, &lines.collect::<String>())?;

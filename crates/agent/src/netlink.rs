@@ -43,7 +43,8 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 
 const HEADER_BYTES: usize = 16;
-const ANSWER_MAX: usize = 32 << 10;
+/// Most of an answer: a dump comes in parts that fit.
+const ANSWER_MAX: usize = 8 << 10;
 
 /// What keeps the guest from learning of addresses and routes by itself, below
 /// `/proc/sys/net/ipv6/conf`: it has those that it is given.
@@ -62,57 +63,114 @@ const QUIET: [(&str, &str); 5] = [
 ///
 /// The kernel refused.
 pub fn loopback_up() -> io::Result<()> {
-    Link::open()?.ask(&set_link(index_of("lo")?, None))
+    Link::open()?.ask(&[set_link(index_of("lo")?, None)])
 }
 
-/// Has the one network interface neither ask for IPv6 addresses and routers nor believe who tells
-/// of them.  Done once, before the snapshot, so that it costs forks nothing.  A kernel without IPv6
-/// has nothing to quiet, and an image without an interface neither.
-///
-/// # Errors
-///
-/// The kernel refused.
-pub fn quiet() -> io::Result<()> {
-    let Some(name) = interface_name()? else { return Ok(()) };
+/// The guest's one network interface.
+#[derive(Debug)]
+pub struct Interface {
+    index: u32,
+    link: Link,
+    /// Its addresses, as bodies fit for taking them away, if nobody but us can have added any since
+    /// they were asked for.
+    known: Option<Vec<Vec<u8>>>,
+}
+
+impl Interface {
+    /// Brings the interface up without an address, once, before the snapshot: the driver then
+    /// allocates its receive buffers, a page each, which no fork has to do any more.  It neither
+    /// asks for IPv6 addresses and routers nor believes who tells of them.
+    ///
+    /// # Errors
+    ///
+    /// There is none (`NotFound`), or the kernel refused.
+    pub fn prepare() -> io::Result<Self> {
+        let name = interface_name()?.ok_or(io::ErrorKind::NotFound)?;
+        quiet(&name)?;
+        let mut interface = Self { index: index_of(&name)?, link: Link::open()?, known: None };
+        interface.link.ask(&[set_link(interface.index, None)])?;
+        Ok(interface)
+    }
+
+    /// Notes which addresses the interface has, so that forks need not ask: what a guest adds by
+    /// itself after its snapshot is part of what is forked, and no way out, since packets with it
+    /// are dropped on the host.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused; forks will ask.
+    pub fn note_addresses(&mut self) -> io::Result<()> {
+        self.known = Some(self.link.addresses(self.index)?);
+        Ok(())
+    }
+
+    /// Gives the interface its MAC, addresses and default routes, and takes away the addresses that
+    /// it had.  Returns whether it has its IPv6 address: a kernel without IPv6, or one that is told
+    /// not to use it, leaves the guest with IPv4.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refused.
+    pub fn configure(&mut self, network: &Network) -> io::Result<bool> {
+        let bad = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (address, prefix) = network.address_and_prefix().ok_or_else(bad)?;
+        let mac = network.mac_bytes().ok_or_else(bad)?;
+        self.remove_addresses()?;
+        let mut messages = vec![set_link(self.index, Some(mac))];
+        let mut known = vec![address_body(self.index, address.into(), prefix)];
+        messages.push(add_address(&known[0]));
+        if let Some(gateway) = &network.gateway {
+            let gateway: Ipv4Addr = gateway.parse().map_err(|_| bad())?;
+            messages.push(add_default_route(self.index, gateway.into()));
+        }
+        self.link.ask(&messages)?;
+        let ipv6 = match network.address_and_prefix_v6() {
+            Some((address, prefix)) => {
+                known.push(address_body(self.index, address.into(), prefix));
+                self.configure_v6(&known[1], network.gateway_v6.as_deref())?
+            }
+            None => false,
+        };
+        known.truncate(1 + usize::from(ipv6));
+        self.known = Some(known);
+        Ok(ipv6)
+    }
+
+    fn configure_v6(&mut self, address: &[u8], gateway: Option<&str>) -> io::Result<bool> {
+        let mut messages = vec![add_address(address)];
+        if let Some(gateway) = gateway {
+            let gateway: Ipv6Addr = gateway.parse().map_err(io::Error::other)?;
+            messages.push(add_default_route(self.index, gateway.into()));
+        }
+        match self.link.ask(&messages) {
+            Err(error) if means_no_ipv6(&error) => Ok(false),
+            added => added.map(|()| true),
+        }
+    }
+
+    /// Those that somebody has taken away already are fine.
+    fn remove_addresses(&mut self) -> io::Result<()> {
+        let old = match self.known.take() {
+            Some(known) => known,
+            None => self.link.addresses(self.index)?,
+        };
+        for body in old {
+            match self.link.ask(&[message(RTM_DELADDR, 0, &body)]) {
+                Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {}
+                removed => removed?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A kernel without IPv6 has nothing to quiet.
+fn quiet(name: &str) -> io::Result<()> {
     let folder = Path::new("/proc/sys/net/ipv6/conf").join(name);
     if !folder.exists() {
         return Ok(());
     }
     QUIET.iter().try_for_each(|(setting, value)| fs::write(folder.join(setting), value))
-}
-
-/// Gives the one network interface its MAC, addresses and default routes, and takes away the
-/// addresses that it had.  Returns whether it has its IPv6 address: a kernel without IPv6, or one
-/// that is told not to use it, leaves the guest with IPv4.
-///
-/// # Errors
-///
-/// There is no interface (`NotFound`), or the kernel refused.
-pub fn configure(network: &Network) -> io::Result<bool> {
-    let bad = || io::Error::from(io::ErrorKind::InvalidInput);
-    let (address, prefix) = network.address_and_prefix().ok_or_else(bad)?;
-    let mac = network.mac_bytes().ok_or_else(bad)?;
-    let index = interface()?;
-    let mut link = Link::open()?;
-    link.ask(&set_link(index, Some(mac)))?;
-    for old in link.addresses(index)? {
-        link.ask(&message(RTM_DELADDR, REQUEST | ACK, &old))?;
-    }
-    link.ask(&add_address(index, address.into(), prefix))?;
-    if let Some(gateway) = &network.gateway {
-        let gateway: Ipv4Addr = gateway.parse().map_err(|_| bad())?;
-        link.ask(&add_default_route(index, gateway.into()))?;
-    }
-    let Some((address, prefix)) = network.address_and_prefix_v6() else { return Ok(false) };
-    match link.ask(&add_address(index, address.into(), prefix)) {
-        Err(error) if means_no_ipv6(&error) => return Ok(false),
-        added => added?,
-    }
-    if let Some(gateway) = &network.gateway_v6 {
-        let gateway: Ipv6Addr = gateway.parse().map_err(|_| bad())?;
-        link.ask(&add_default_route(index, gateway.into()))?;
-    }
-    Ok(true)
 }
 
 /// Whether an IPv6 address was refused because there is no IPv6: the kernel was built or started
@@ -123,11 +181,6 @@ fn means_no_ipv6(error: &io::Error) -> bool {
 
 /// The interface that has a device behind it (a bridge or a dummy of the image's has none); the
 /// first by name, should there be several.
-fn interface() -> io::Result<u32> {
-    let name = interface_name()?.ok_or(io::ErrorKind::NotFound)?;
-    index_of(&name)
-}
-
 fn interface_name() -> io::Result<Option<String>> {
     let mut names: Vec<String> = fs::read_dir("/sys/class/net")?
         .filter_map(Result::ok)
@@ -143,6 +196,8 @@ fn index_of(name: &str) -> io::Result<u32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
+/// A socket for requests to the kernel.
+#[derive(Debug)]
 struct Link {
     socket: OwnedFd,
     sequence: u32,
@@ -156,28 +211,35 @@ impl Link {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends one message and waits for its acknowledgement.
-    fn ask(&mut self, message: &[u8]) -> io::Result<()> {
-        self.send(message)?;
-        let mut buffer = vec![0; ANSWER_MAX];
-        let count = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        for (kind, body) in messages(buffer.get(..count).unwrap_or_default()) {
-            if kind == NLMSG_ERROR {
-                return acknowledged(body);
+    /// Sends messages at once, and waits until the kernel has done all of them; the first that it
+    /// refused is the error.
+    fn ask(&mut self, messages: &[Vec<u8>]) -> io::Result<()> {
+        let last = self.send(messages)?;
+        let mut outcome = Ok(());
+        loop {
+            let mut buffer = [0; ANSWER_MAX];
+            let count = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            for answer in answers(buffer.get(..count).unwrap_or_default()) {
+                if answer.kind != NLMSG_ERROR {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                outcome = outcome.and(acknowledged(answer.body));
+                if answer.sequence == last {
+                    return outcome;
+                }
             }
         }
-        Err(io::ErrorKind::InvalidData.into())
     }
 
     /// The addresses of an interface, as bodies fit for taking them away.
     fn addresses(&mut self, index: u32) -> io::Result<Vec<Vec<u8>>> {
         let all = [UNSPEC, 0, 0, 0, 0, 0, 0, 0];
-        self.send(&message(RTM_GETADDR, REQUEST | DUMP, &all))?;
+        self.send(&[message(RTM_GETADDR, DUMP, &all)])?;
         let mut found = Vec::new();
         loop {
-            let mut buffer = vec![0; ANSWER_MAX];
+            let mut buffer = [0; ANSWER_MAX];
             let count = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            for (kind, body) in messages(buffer.get(..count).unwrap_or_default()) {
+            for Answer { kind, body, .. } in answers(buffer.get(..count).unwrap_or_default()) {
                 match kind {
                     NLMSG_DONE => return Ok(found),
                     NLMSG_ERROR => acknowledged(body)?,
@@ -190,14 +252,17 @@ impl Link {
         }
     }
 
-    fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        self.sequence += 1;
-        let mut numbered = message.to_vec();
-        if let Some(place) = numbered.get_mut(8..12) {
-            place.copy_from_slice(&self.sequence.to_ne_bytes());
+    /// Numbers messages and sends them; returns the number of the last, which alone is answered if
+    /// nothing is wrong.
+    fn send(&mut self, messages: &[Vec<u8>]) -> io::Result<u32> {
+        let mut bytes = Vec::new();
+        for (place, message) in messages.iter().enumerate() {
+            self.sequence += 1;
+            let flags = if place + 1 == messages.len() { REQUEST | ACK } else { REQUEST };
+            bytes.extend(numbered(message, flags, self.sequence));
         }
-        send(self.socket.as_raw_fd(), &numbered, MsgFlags::empty())?;
-        Ok(())
+        send(self.socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
+        Ok(self.sequence)
     }
 }
 
@@ -211,19 +276,34 @@ fn acknowledged(body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Cuts what the kernel sent into messages, each a kind and a body.
-fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
+/// A message of the kernel's.
+#[derive(Debug)]
+struct Answer<'a> {
+    kind: u16,
+    /// The number of what it answers.
+    sequence: u32,
+    body: &'a [u8],
+}
+
+/// Cuts what the kernel sent into messages.
+fn answers(mut bytes: &[u8]) -> Vec<Answer<'_>> {
     let mut all = Vec::new();
     while let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() {
-        let [a, b, c, d, kind_low, kind_high, ..] = *header;
-        let length = usize::try_from(u32::from_ne_bytes([a, b, c, d])).unwrap_or(0);
-        let Some(body) = bytes.get(HEADER_BYTES..length) else { break };
-        all.push((u16::from_ne_bytes([kind_low, kind_high]), body));
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        let [length, kind_and_flags, sequence, _] = words(*header);
+        let Some(body) = bytes.get(HEADER_BYTES..length as usize) else { break };
+        let [low, high, ..] = kind_and_flags.to_ne_bytes();
+        all.push(Answer { kind: u16::from_ne_bytes([low, high]), sequence, body });
+        bytes = bytes.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
     }
     all
 }
 
+fn words(header: [u8; HEADER_BYTES]) -> [u32; HEADER_BYTES / 4] {
+    let (words, _) = header.as_chunks();
+    std::array::from_fn(|at| words.get(at).map_or(0, |word| u32::from_ne_bytes(*word)))
+}
+
+/// A request without a number, and without the flags that every request has.
 fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(HEADER_BYTES + body.len()).unwrap_or(0);
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
@@ -233,6 +313,17 @@ fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     // Sequence number and port, which the sender and the kernel fill in.
     bytes.extend([0; 8]);
     bytes.extend(body);
+    bytes
+}
+
+/// `message` with more flags and its number, padded so that another can follow.
+fn numbered(message: &[u8], flags: u16, sequence: u32) -> Vec<u8> {
+    let mut bytes = message.to_vec();
+    if let Some([low, high, number @ ..]) = bytes.get_mut(6..12) {
+        [*low, *high] = (u16::from_ne_bytes([*low, *high]) | flags).to_ne_bytes();
+        number.copy_from_slice(&sequence.to_ne_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes
 }
 
@@ -253,11 +344,11 @@ fn set_link(index: u32, mac: Option<[u8; 6]>) -> Vec<u8> {
     if let Some(mac) = mac {
         attribute(IFLA_ADDRESS, &mac, &mut body);
     }
-    message(RTM_NEWLINK, REQUEST | ACK, &body)
+    message(RTM_NEWLINK, 0, &body)
 }
 
 /// `struct ifaddrmsg`.
-fn add_address(index: u32, address: IpAddr, prefix: u8) -> Vec<u8> {
+fn address_body(index: u32, address: IpAddr, prefix: u8) -> Vec<u8> {
     let (family, flags) = match address {
         IpAddr::V4(_) => (INET, 0),
         IpAddr::V6(_) => (INET6, IFA_F_NODAD),
@@ -266,7 +357,11 @@ fn add_address(index: u32, address: IpAddr, prefix: u8) -> Vec<u8> {
     body.extend(index.to_ne_bytes());
     attribute(IFA_LOCAL, &octets(address), &mut body);
     attribute(IFA_ADDRESS, &octets(address), &mut body);
-    message(RTM_NEWADDR, REQUEST | ACK | CREATE | REPLACE, &body)
+    body
+}
+
+fn add_address(body: &[u8]) -> Vec<u8> {
+    message(RTM_NEWADDR, CREATE | REPLACE, body)
 }
 
 /// `struct rtmsg`: everything, in the main table, set at boot, for anybody, by unicast.
@@ -275,7 +370,7 @@ fn add_default_route(index: u32, gateway: IpAddr) -> Vec<u8> {
     let mut body = vec![family, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
     attribute(RTA_OIF, &index.to_ne_bytes(), &mut body);
     attribute(RTA_GATEWAY, &octets(gateway), &mut body);
-    message(RTM_NEWROUTE, REQUEST | ACK | CREATE | REPLACE, &body)
+    message(RTM_NEWROUTE, CREATE | REPLACE, &body)
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -299,9 +394,9 @@ mod tests {
 
     #[test]
     fn an_address_says_its_family_and_one_of_ipv6_is_not_asked_for_on_the_link() {
-        let four = add_address(7, Ipv4Addr::new(10, 0, 0, 2).into(), 30);
+        let four = add_address(&address_body(7, Ipv4Addr::new(10, 0, 0, 2).into(), 30));
         assert_eq!((four.len(), &four[16..20]), (16 + 8 + 8 + 8, &[INET, 30, 0, 0][..]));
-        let six = add_address(7, Ipv6Addr::LOCALHOST.into(), 64);
+        let six = add_address(&address_body(7, Ipv6Addr::LOCALHOST.into(), 64));
         assert_eq!((six.len(), &six[16..20]), (16 + 8 + 20 + 20, &[INET6, 64, 2, 0][..]));
     }
 
@@ -320,19 +415,18 @@ mod tests {
 
     #[test]
     fn what_the_kernel_sends_is_cut_into_messages() {
-        let mut bytes = message(RTM_NEWADDR, 0, &[1, 2, 3, 4, 5]);
-        bytes.resize(24, 0);
-        bytes.extend(message(NLMSG_DONE, 0, &[0; 4]));
-        let kinds: Vec<_> =
-            messages(&bytes).iter().map(|(kind, body)| (*kind, body.len())).collect();
-        assert_eq!(kinds, [(RTM_NEWADDR, 5), (NLMSG_DONE, 4)]);
+        let mut bytes = numbered(&message(RTM_NEWADDR, 0, &[1, 2, 3, 4, 5]), REQUEST, 7);
+        bytes.extend(numbered(&message(NLMSG_DONE, 0, &[0; 4]), REQUEST, 8));
+        let found: Vec<_> =
+            answers(&bytes).iter().map(|it| (it.kind, it.sequence, it.body.len())).collect();
+        assert_eq!(found, [(RTM_NEWADDR, 7, 5), (NLMSG_DONE, 8, 4)]);
     }
 
     #[test]
     fn a_message_longer_than_what_came_is_not_believed() {
         let mut bytes = message(NLMSG_ERROR, 0, &[0; 4]);
         bytes[0] = 200;
-        assert!(messages(&bytes).is_empty());
+        assert!(answers(&bytes).is_empty());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::conn::{Conn, Op};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork};
+use crate::identity::Identity;
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, Job, Purpose};
 use crate::warm::Warm;
@@ -72,7 +73,10 @@ impl Server {
                 self.defaults.configure(configure);
                 conn.reply(&Nothing {});
             }
-            Request::Quiesce if self.identity.is_some() => return Some(Errand::Shrink),
+            Request::Quiesce if self.identity.is_some() => {
+                self.identity.iter_mut().for_each(Identity::prepare_for_forks);
+                return Some(Errand::Shrink);
+            }
             Request::Freeze if self.identity.is_some() => return Some(Errand::Freeze),
             // This file system is not ours to freeze.
             Request::Freeze => conn.reply(&Nothing {}),
@@ -341,7 +345,7 @@ impl Server {
 
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
         let mut done = KernelPart::default();
-        if let Some(identity) = &self.identity {
+        if let Some(identity) = &mut self.identity {
             match identity.become_sandbox(request) {
                 Ok(ipv6) => done = KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 },
                 Err(body) => return conn.fail(&body),
