@@ -22,7 +22,9 @@ from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.network import rules, taps
 from forkd.network.plan import Plan
+from forkd.service.egress import Egress
 from forkd.service.slots import Slots
+from forkd.service.supervision import Supervisor
 from forkd.service.uninstall import uninstall
 from tests.support.callers import CALLER
 from tests.support.killable import KillableDaemon
@@ -318,6 +320,44 @@ async def test_a_fork_waits_for_the_last_slots_if_they_are_being_made(
         assert len(await rest) == SMALL.slots - 1
         assert sorted(made) == [SMALL.slot(index).tap for index in range(SMALL.slots)]
         await clear(service)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_taps_of_ready_slots_are_kept_open_and_what_they_were_sent_is_dropped(
+    host: FakeHost,
+) -> None:
+    plan = host.settings.network
+    assert plan is not None
+    before = descriptors()
+    async with Supervisor() as tasks:
+        slots = Slots(plan, Egress(plan, tasks), tasks, KEPT, opened=True)
+        slots.refill()
+        await until(lambda: len(slots.ready) == KEPT and not slots.is_filling)
+        first, second, *_ = taken = slots.reserve(KEPT - 1)
+        assert not await slots.make(taken)
+        with pytest.raises(HostError, match=first.tap):
+            tuntap.open_tap(first.tap)
+        for slot in (first, second):
+            with socket.socket(type=socket.SOCK_DGRAM) as sock:
+                sock.sendto(b"hello", (str(slot.guest), 9))
+
+        given = slots.open_tap(first.tap)
+        with pytest.raises(BlockingIOError):
+            os.read(given, 1 << 16)
+        slots.close_taps([second])
+        os.close(tuntap.open_tap(second.tap))
+        os.close(given)
+        os.close(slots.open_tap(first.tap))
+
+        await slots.remove(taken)
+        for slot in taken:
+            slots.free(slot)
+        await slots.close()
+    assert (present(), guarded()) == (set(), set())
+    assert descriptors() == before
 
 
 def has_ipv6(tap: str) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
 
 from forkd.host.faults import kernel_call
 
+FRAMES_MAX = 1_000
+"""Most frames that wait in a tap: what the kernel gives its queue."""
+
+_FRAME_BYTES_MAX = 1 << 16
 _TUNSETIFF = 0x400454CA
 _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
@@ -29,3 +34,14 @@ def open_tap(name: str) -> int:
             os.close(opened)
             raise
         return opened
+
+
+def drain(descriptor: int) -> None:
+    """Drop the frames that wait in a tap, of which there are at most `FRAMES_MAX`.
+
+    Raises:
+        HostError: It is gone.
+    """
+    with kernel_call("read a tap"), contextlib.suppress(BlockingIOError):
+        for _ in range(FRAMES_MAX):
+            os.read(descriptor, _FRAME_BYTES_MAX)

@@ -297,7 +297,7 @@ def _open_leases(
     outward = Upstreams(settings.egress_proxy, settings.egress_ca)
     egress = Egress(plan, tasks, settings.dns, vault, outward)
     stack.callback(egress.close)
-    slots = Slots(plan, egress, tasks, settings.network_slots)
+    slots = Slots(plan, egress, tasks, settings.network_slots, opened=jail.is_on)
     stack.push_async_callback(slots.close)
     leases = Leases(settings.sandboxes_dir, ground.cgroups, slots, jail, egress)
     return egress, slots, leases

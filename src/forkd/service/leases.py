@@ -221,6 +221,14 @@ class Leases:
             failed |= {each.id: error for each in leases if each.slot is not None}
         return failed
 
+    def open_tap(self, tap: str) -> int:
+        """Return a descriptor of a lease's tap, as `Slots.open_tap` says; blocks."""
+        return self._slots.open_tap(tap)
+
+    def close_taps(self, leases: Iterable[Lease]) -> None:
+        """Let go of taps that are kept open, of leases whose machines open theirs themselves."""
+        self._slots.close_taps(slots_of(leases))
+
     def replenish(self) -> None:
         """Have made in the background what forks are to find ready."""
         self._slots.refill()

@@ -2,6 +2,8 @@
 
 A slot that is *ready* is complete and no sandbox's: its tap is isolated, has the host's addresses,
 is up, and is guarded by the packet filter, which drops what comes from there or is forwarded there.
+Where machines are given their taps open, it is open already: with that the kernel brings the link
+up, and says so to the link's other end, which is better heard by nobody than by a guest.
 A fork takes those that are ready and makes what is missing; as many are made again in the
 background.  There are none before the first fork with a network, and none after the daemon has
 stopped.
@@ -19,12 +21,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict, ForkdError
+from forkd.host import files, tuntap
 from forkd.network import taps
 from forkd.service.gathering import Gathering
 from forkd.service.supervision import TaskKind, to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from forkd.network.plan import Plan, Slot
     from forkd.service.egress import Egress
@@ -44,13 +47,18 @@ class Slots:
         egress: What stands around them.
         tasks: Makes them in the background.
         kept: How many are kept ready; 0 for none.
+        opened: Whether their taps are kept open.
     """
 
-    def __init__(self, plan: Plan, egress: Egress, tasks: Supervisor, kept: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, egress: Egress, tasks: Supervisor, kept: int = 0, *, opened: bool = False
+    ) -> None:
         self._plan = plan
         self._egress = egress
         self._tasks = tasks
         self._kept = kept
+        self._opened = opened
+        self._descriptors: dict[str, int] = {}
         self._used: Counter[int] = Counter()
         self._complete: set[int] = set()  # made ahead, and no machine has had them
         self._making: frozenset[int] = frozenset()
@@ -112,6 +120,29 @@ class Slots:
             if self._used[index] == 0:
                 del self._used[index]
 
+    def open_tap(self, tap: str) -> int:
+        """Return a descriptor, the caller's, of the tap of a complete slot; blocks.
+
+        Raises:
+            HostError: There is none, or it is in use.
+            CapacityError: There are too many open files.
+        """
+        descriptor = self._descriptors.pop(tap, None)
+        if descriptor is None:
+            return tuntap.open_tap(tap)
+        try:
+            tuntap.drain(descriptor)
+        except ForkdError:
+            files.close(descriptor)
+            raise
+        return descriptor
+
+    def close_taps(self, slots: Iterable[Slot]) -> None:
+        """Let go of taps that are kept open, for whoever opens them or before they are removed."""
+        for slot in slots:
+            if (descriptor := self._descriptors.pop(slot.tap, None)) is not None:
+                files.close(descriptor)
+
     async def make(self, slots: Sequence[Slot]) -> dict[str, ForkdError]:
         """Have slots complete that were reserved; return what failed, by tap."""
         indexes = {slot.tap_index for slot in slots}
@@ -125,6 +156,7 @@ class Slots:
             return {}
 
         def create() -> dict[str, ForkdError]:
+            self.close_taps(other)
             try:
                 taps.remove(other)
             except ForkdError as error:
@@ -184,7 +216,7 @@ class Slots:
         self._making = frozenset(made)
         try:
             await self._egress.guard([slot.tap for slot in slots])
-            failed = await asyncio.to_thread(taps.create, slots)
+            failed = await asyncio.to_thread(self._create_ready, slots)
             self._complete.update(slot.index for slot in slots if slot.tap not in failed)
             if failed:
                 await self._egress.take(tuple(failed))
@@ -192,6 +224,14 @@ class Slots:
         finally:
             self._making = frozenset()
         return True
+
+    def _create_ready(self, slots: Sequence[Slot]) -> dict[str, ForkdError]:
+        failed = taps.create(slots)
+        for slot in slots if self._opened else ():
+            if slot.tap not in failed:
+                with contextlib.suppress(ForkdError):  # then the fork opens it, or says why not
+                    self._descriptors[slot.tap] = tuntap.open_tap(slot.tap)
+        return failed
 
     def _unmade(self, count: int) -> tuple[int, ...]:
         """Return slots that are not there yet, as many as there are of so many."""
@@ -202,6 +242,7 @@ class Slots:
         self._filling = None
 
     async def _remove(self, slots: Sequence[Slot]) -> None:
+        self.close_taps(slots)
         await asyncio.to_thread(taps.remove, slots)
         self._complete.difference_update(slot.tap_index for slot in slots)
         await self._egress.take([slot.tap for slot in slots])

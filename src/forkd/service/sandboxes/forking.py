@@ -25,7 +25,7 @@ from forkd.engine.guest import Guest
 from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
-from forkd.host import cgroupfs, files, proc, tuntap
+from forkd.host import cgroupfs, files, proc
 from forkd.limits import SANDBOXES_MAX
 from forkd.model.caller import touch
 from forkd.model.event import EventKind
@@ -262,14 +262,16 @@ class Batch:
             if child is not None:
                 _note(child, outcome)
 
-        rootless = self._forks.settings.rootless_jail
+        rootless, leases = self._forks.settings.rootless_jail, self._forks.leases
+        if not rootless:
+            leases.close_taps(each.lease for each in self._children if each.lease.uid is None)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for start in range(0, len(configs), REQUEST_CHILDREN_MAX):
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
             users = self.users if start == 0 else None  # it stays where it went
             jailed = [each for each in batch if each.uid is not None or rootless]
-            await _hand(zygote, jailed, users, cgroups=self._siblings)
+            await _hand(zygote, jailed, users, leases, cgroups=self._siblings)
             await zygote.fork(
                 batch,
                 deadline_s=self._options.deadline_s,
@@ -457,7 +459,12 @@ def _config(child: _Child, settings: HostSettings) -> ChildConfig:
 
 
 async def _hand(
-    zygote: Control, children: Sequence[ChildConfig], users: int | None, *, cgroups: bool
+    zygote: Control,
+    children: Sequence[ChildConfig],
+    users: int | None,
+    leases: Leases,
+    *,
+    cgroups: bool,
 ) -> None:
     """Give a zygote what its children cannot open, which are jailed.
 
@@ -465,6 +472,7 @@ async def _hand(
         zygote: It, or a seed.
         children: Those that it will be asked for.
         users: A user namespace that it is to enter.
+        leases: Theirs.
         cgroups: Whether it may not have them born in their cgroups either.
 
     Raises:
@@ -478,7 +486,7 @@ async def _hand(
             for child in children:
                 if child.identity.network is not None:
                     tap = child.identity.network.tap
-                    found[tap] = tuntap.open_tap(tap)
+                    found[tap] = leases.open_tap(tap)
                     opened.callback(files.close, found[tap])
                 if cgroups and child.cgroup is not None:
                     name = str(child.cgroup)
