@@ -56,6 +56,8 @@ rows = [line.split() for line in open("/proc/net/if_inet6")]
 [(str(ipaddress.IPv6Address(int(row[0], 16))), int(row[4], 16)) for row in rows if row[5] != "lo"]
 """
 NODAD_AND_PERMANENT = 0x82
+REPORTS = "open('/proc/sys/net/ipv6/mld_qrv').read()"
+"""How often a guest reports its multicast groups when its MAC has changed."""
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 """Whom the host trusts to sign certificates: an authority of its own network, perhaps, too."""
@@ -117,6 +119,7 @@ async def test_a_guest_reaches_what_its_policy_allows_and_that_changes_while_it_
     async with real_host.forked(1, options) as (sandbox,):
         status = await networks.get(CALLER, sandbox.id)
         assert status.gateway in await value(real_host, sandbox.id, NAMESERVER)
+        assert await value(real_host, sandbox.id, REPORTS) == "1\n"
         assert await reach(real_host, sandbox.id, ALLOWED) == "reached"
         assert await reach(real_host, sandbox.id, OTHER) == REFUSED
         assert await reach(real_host, sandbox.id, status.gateway) == REFUSED

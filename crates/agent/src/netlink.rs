@@ -57,6 +57,10 @@ const QUIET: [(&str, &str); 5] = [
     ("addr_gen_mode", "1"),
 ];
 
+/// How often the guest says which multicast groups it is in when its MAC or an address of IPv6
+/// changes, which every fork's does (RFC 3810, 9.1): once, as nothing is lost on a link of two ends.
+const REPORTS: (&str, &str) = ("/proc/sys/net/ipv6/mld_qrv", "1");
+
 /// Brings the loopback interface up.
 ///
 /// # Errors
@@ -170,6 +174,7 @@ fn quiet(name: &str) -> io::Result<()> {
     if !folder.exists() {
         return Ok(());
     }
+    fs::write(REPORTS.0, REPORTS.1)?;
     QUIET.iter().try_for_each(|(setting, value)| fs::write(folder.join(setting), value))
 }
 
