@@ -58,7 +58,7 @@ const QUIET: [(&str, &str); 5] = [
 ];
 
 /// How often the guest says which multicast groups it is in when its MAC or an address of IPv6
-/// changes, which every fork's does (RFC 3810, 9.1): once, as nothing is lost on a link of two ends.
+/// changes, as every fork's does (RFC 3810, 9.1): once, as nothing is lost on a link of two ends.
 const REPORTS: (&str, &str) = ("/proc/sys/net/ipv6/mld_qrv", "1");
 
 /// Brings the loopback interface up.

@@ -25,7 +25,7 @@ from forkd.service import siblings
 from forkd.service.allowance import limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from forkd.cgroups.limits import Limits
@@ -199,17 +199,7 @@ class Leases:
         self, leases: Sequence[Lease], limits: Limits | None
     ) -> dict[SandboxId, ForkdError]:
         """Make what was reserved; return what failed, by id, which is to be released as well."""
-
-        def make_all() -> dict[SandboxId, ForkdError]:
-            failed = {}
-            for lease in leases:
-                try:
-                    self._make(lease, limits)
-                except ForkdError as error:
-                    failed[lease.id] = error
-            return failed
-
-        failed = await asyncio.to_thread(make_all)
+        failed = await asyncio.to_thread(_try_each, leases, lambda it: self._make(it, limits))
         made = [each for each in leases if each.id not in failed]
         unmade = await self._slots.make(slots_of(made))
         failed |= {
@@ -235,17 +225,9 @@ class Leases:
 
     async def release(self, leases: Sequence[Lease]) -> dict[SandboxId, ForkdError]:
         """Take everything back; return what failed, by id, which keeps its network slot."""
-
-        def remove_all() -> dict[SandboxId, ForkdError]:
-            failed = {}
-            for lease in leases:
-                try:
-                    self._remove(lease, keep_console=False)
-                except ForkdError as error:
-                    failed[lease.id] = error
-            return failed
-
-        failed = await asyncio.to_thread(remove_all)
+        failed = await asyncio.to_thread(
+            _try_each, leases, lambda it: self._remove(it, keep_console=False)
+        )
         gone = [lease for lease in leases if lease.id not in failed]
         try:
             await self._slots.remove(slots_of(gone))
@@ -396,6 +378,17 @@ class Leases:
         slot, lease.slot = lease.slot, None
         if slot is not None:
             self._slots.free(slot)
+
+
+def _try_each(leases: Iterable[Lease], act: Callable[[Lease], None]) -> dict[SandboxId, ForkdError]:
+    """Do something to each; return what failed, by id."""
+    failed = {}
+    for lease in leases:
+        try:
+            act(lease)
+        except ForkdError as error:
+            failed[lease.id] = error
+    return failed
 
 
 def slots_of(leases: Iterable[Lease]) -> list[Slot]:
