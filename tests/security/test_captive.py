@@ -58,7 +58,8 @@ async def captured(host: RealHost, sibling: Sandbox) -> list[dict[str, str]]:
     """Have a machine that was taken over try what it can; return what came of each try."""
     settings = host.settings
     assert settings.uids is not None
-    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
+    seen = settings.jail_dirs, settings.jail_read_only_dirs
+    jail = Jail(settings.uids, *seen, settings.tops_dir)
     (base,) = load_chain(SnapshotStore(settings.state_dir), TAG)
     zygote_folder, folder = settings.zygotes_dir / NAME, settings.sandboxes_dir / NAME
     uid = settings.uids.first + settings.uids.count - 1
@@ -129,7 +130,8 @@ async def family(host: RealHost) -> AsyncIterator[Family]:
     """Have a machine with a seed and an honest sibling, and users for two captives."""
     settings = host.settings
     assert settings.uids is not None
-    jail = Jail(settings.uids, settings.jail_dirs, settings.tops_dir)
+    seen = settings.jail_dirs, settings.jail_read_only_dirs
+    jail = Jail(settings.uids, *seen, settings.tops_dir)
     (base,) = load_chain(SnapshotStore(settings.state_dir), TAG)
     names = tuple(f"{NAME}-{each}" for each in ("source", "sibling", "one", "two"))
     first = settings.uids.first + settings.uids.count - 3

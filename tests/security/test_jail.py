@@ -88,10 +88,13 @@ async def test_a_machine_sees_its_folders_and_no_network(
         assert namespace(one, kind) != namespace("self", kind), kind
     mounts = [line.split() for line in read(one, "mountinfo")]
     mounted = {words[4] for words in mounts}
-    seen = {str(each) for each in real_host.settings.jail_dirs}
+    writable = {str(each) for each in real_host.settings.jail_dirs}
+    seen = writable | {str(each) for each in real_host.settings.jail_read_only_dirs}
     assert mounted == {"/proc"} | seen
     for words in mounts:
-        assert {"nosuid", "nodev", "noexec"} <= set(words[5].split(",")), words
+        options = set(words[5].split(","))
+        assert {"nosuid", "nodev", "noexec"} <= options, words
+        assert ("rw" in options) == (words[4] in {"/proc"} | writable), words
     assert [line.split(":")[0].strip() for line in read(one, "net/dev")[2:]] == ["lo"]
     above = below_root(one)
     assert above == {"proc"} | {Path(each).parts[1] for each in seen}

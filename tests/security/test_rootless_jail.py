@@ -104,15 +104,17 @@ def test_a_machine_sees_its_folders_and_neither_home_nor_network(
         assert namespace(pid, kind) != namespace(daemon.pid, kind), kind
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     folders = {str(each) for each in daemon.settings.jail_dirs}
+    read_only = {str(each) for each in daemon.settings.jail_read_only_dirs}
     for words in mounts:
         options = set(words[5].split(","))
         assert {"nosuid", "nodev", "noexec"} <= options, words
         if words[4] not in folders:
-            assert words[4].startswith("/proc"), words
+            assert words[4].startswith("/proc") or words[4] in read_only, words
             assert "ro" in options, words
+    assert read_only <= {words[4] for words in mounts}
     root = Path(f"/proc/{pid}/root")
     assert {each.name for each in root.iterdir()} == {"proc"} | {
-        Path(each).parts[1] for each in folders
+        Path(each).parts[1] for each in folders | read_only
     }
     assert (daemon.home / HOME_FILE).exists()
     assert not (root / (daemon.home / HOME_FILE).relative_to("/")).exists()

@@ -59,7 +59,8 @@ from forkd.store.snapshots import SnapshotStore
 from tests.support.host_settings import settings_in
 
 settings = settings_in(Path({state!r}), Path({run_dir!r}))
-jail = Jail(None, settings.jail_dirs, settings.tops_dir, rootless=True)
+folders = settings.jail_dirs, settings.jail_read_only_dirs
+jail = Jail(None, *folders, settings.tops_dir, rootless=True)
 (base,) = load_chain(SnapshotStore(settings.state_dir), {tag!r})
 zygote_folder, folder = settings.zygotes_dir / "captive", settings.sandboxes_dir / "captive"
 for each in (zygote_folder, folder):

@@ -74,7 +74,7 @@ def test_a_range_that_overlaps_somebody_is_refused_by_name(
 
 def test_each_has_a_user_of_its_own_until_all_are_somebodys() -> None:
     uids = UidRange(FIRST, UIDS_MIN)
-    there = Jail(uids, (), Path("/tops"))
+    there = Jail(uids, (), (), Path("/tops"))
 
     taken = [there.take() for _ in range(UIDS_MIN // 2 - 1)]
 
@@ -91,7 +91,7 @@ def test_each_has_a_user_of_its_own_until_all_are_somebodys() -> None:
 
 
 def test_a_user_that_was_given_back_rests() -> None:
-    there = Jail(UidRange(FIRST, UIDS_MIN), (), Path("/tops"))
+    there = Jail(UidRange(FIRST, UIDS_MIN), (), (), Path("/tops"))
     first = there.take()
     there.give_back(first)
 
@@ -109,7 +109,7 @@ def test_the_least_range_has_blocks_in_its_upper_half() -> None:
 
 def test_no_two_trees_have_a_block_in_common_until_nobody_is_in_it() -> None:
     uids = UidRange(FIRST, UIDS_MIN)
-    there = Jail(uids, (), Path("/tops"))
+    there = Jail(uids, (), (), Path("/tops"))
     blocks = [there.take_block(1) for _ in range(uids.blocks)]
 
     users = [uid for first, count in blocks for uid in range(first, first + count)]
@@ -128,7 +128,7 @@ def test_no_two_trees_have_a_block_in_common_until_nobody_is_in_it() -> None:
 
 def test_a_user_of_a_tree_that_an_earlier_daemon_left_keeps_its_block_from_others() -> None:
     uids = UidRange(FIRST, UIDS_MIN)
-    there = Jail(uids, (), Path("/tops"))
+    there = Jail(uids, (), (), Path("/tops"))
     there.hold(uids.siblings_first + BLOCK_USERS_MIN)
 
     blocks = [there.take_block(1) for _ in range(uids.blocks - 1)]
@@ -140,7 +140,7 @@ def test_a_user_of_a_tree_that_an_earlier_daemon_left_keeps_its_block_from_other
 
 def test_many_siblings_get_blocks_that_follow_on_each_other() -> None:
     uids = UidRange(FIRST, UIDS_MIN)
-    there = Jail(uids, (), Path("/tops"))
+    there = Jail(uids, (), (), Path("/tops"))
     there.take_block(1)
 
     assert there.take_block(9) == (uids.siblings_first + 8, 16)
@@ -152,7 +152,7 @@ def test_many_siblings_get_blocks_that_follow_on_each_other() -> None:
 
 
 def test_siblings_get_users_until_all_of_theirs_are_somebodys() -> None:
-    there = Jail(UidRange(FIRST, UIDS_MIN), (), Path("/tops"))
+    there = Jail(UidRange(FIRST, UIDS_MIN), (), (), Path("/tops"))
     first, count = there.take_block(1)
     extents = ((first, 2), (first + 3, count - 3))
 
@@ -180,13 +180,13 @@ def test_nobodys_siblings_can_be_its_user(uid: int, left: tuple[tuple[int, int],
 
 
 def test_without_a_range_there_are_no_users() -> None:
-    there = Jail(None, (), Path("/tops"))
+    there = Jail(None, (), (), Path("/tops"))
 
     assert (there.is_on, there.take(), there.config()) == (False, None, None)
 
 
 def test_an_ordinary_users_jail_has_the_same_folders_and_no_users() -> None:
-    there = Jail(None, (Path("/f"),), Path("/f/tops"), rootless=True)
+    there = Jail(None, (Path("/f"),), (Path("/r"),), Path("/f/tops"), rootless=True)
 
     assert there.is_on
     assert (there.take(), there.hold(None)) == (None, None)
@@ -194,6 +194,7 @@ def test_an_ordinary_users_jail_has_the_same_folders_and_no_users() -> None:
     assert told is not None
     assert members(ZygoteConfig(Path("/z"), Path("/s"), (), jail=told))["jail"] == {
         "folders": ["/f"],
+        "read_only": ["/r"],
         "rootless": True,
     }
     with there.cell() as cell:
@@ -206,7 +207,7 @@ async def test_many_siblings_of_one_sandbox_have_users_enough(
     uids = UidRange.parse(UIDS_DEFAULT)
     monkeypatch.setattr(userns, "extents", lambda _: None)
     monkeypatch.setattr(userns, "make", lambda *_: os.open("/dev/null", os.O_RDONLY))
-    jail = Jail(uids, (), Path("/tops"))
+    jail = Jail(uids, (), (), Path("/tops"))
 
     made = await siblings.make(Path("/vmm"), jail, os.getpid(), uids.first + 1, uids.block + 1)
     try:
@@ -221,7 +222,7 @@ async def test_without_users_for_all_nobody_has_a_network_slot() -> None:
         plan = Plan(pool=IPv4Network("10.213.0.0/16"), tap_prefix="fkt")
         egress = Egress(plan, tasks, ())
         slots = Slots(plan, egress, tasks)
-        jail = Jail(uids, (), Path("/tops"))
+        jail = Jail(uids, (), (), Path("/tops"))
         leases = Leases(Path("/s"), CgroupTree(Path("/none")), slots, jail, egress)
         wanted = [new_sandbox_id() for _ in range(uids.count)]
 

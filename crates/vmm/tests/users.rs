@@ -10,7 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use forkd_vmm::jail::filter::{self, Role};
-use forkd_vmm::jail::{namespaces, rights, users};
+use forkd_vmm::jail::namespaces::{self, Seen};
+use forkd_vmm::jail::{rights, users};
 use forkd_vmm::sys::handed::{self, Keep};
 use forkd_vmm::sys::process::{self, Forked, exit_now};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -58,7 +59,7 @@ fn sibling(seed: u32) -> i32 {
 }
 
 fn seed(folder: &Path) -> i32 {
-    let jailed = namespaces::enter(&[folder.to_path_buf()], folder)
+    let jailed = namespaces::enter(&[Seen { path: folder, writable: true }], folder)
         .and_then(|()| rights::give_up(GROUP))
         .and_then(|()| rights::become_user(SOURCE))
         .and_then(|()| filter::put_on(Role::Process));

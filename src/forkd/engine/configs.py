@@ -58,13 +58,15 @@ class JailConfig:
 
     Attributes:
         group: Of all that is jailed; None with `rootless`.
-        folders: All that it sees of the host's files.
+        folders: What it sees of the host's files.
+        read_only: What it sees besides, for reading only.
         uid: User, and group, of a machine; None for a zygote.
         rootless: Whether it is the jail of a daemon that is not root, whose user all stay.
     """
 
     group: int | None
     folders: tuple[Path, ...]
+    read_only: tuple[Path, ...]
     uid: int | None = None
     rootless: bool | None = None
 

@@ -185,6 +185,7 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     jail = Jail(
         settings.uids,
         settings.jail_dirs,
+        settings.jail_read_only_dirs,
         settings.tops_dir,
         rootless=settings.rootless_jail,
     )

@@ -121,7 +121,8 @@ class Jail:
 
     Args:
         uids: Whose numbers its inmates have.
-        folders: All that they see of the host's files, each of which jailed processes pass through.
+        folders: What they see of the host's files, each of which jailed processes pass through.
+        read_only: What they see besides, for reading only, and pass through likewise.
         tops: That of them in which they make files.
         rootless: Whether there is one without a range, whose inmates are the daemon's user.
     """
@@ -130,6 +131,7 @@ class Jail:
         self,
         uids: UidRange | None,
         folders: tuple[Path, ...],
+        read_only: tuple[Path, ...],
         tops: Path,
         *,
         rootless: bool = False,
@@ -137,6 +139,7 @@ class Jail:
         self._uids = uids
         self._rootless = rootless and uids is None
         self._folders = folders
+        self._read_only = read_only
         self._tops = tops
         self._users: Counter[int] = Counter()
         self._blocks: Counter[int] = Counter()
@@ -163,7 +166,7 @@ class Jail:
             log.warning("machines are not jailed: whoever takes one over is the daemon's user")
             return
         self._uids.check()
-        for folder in self._folders:
+        for folder in (*self._folders, *self._read_only):
             mode = TOPS if folder == self._tops else THROUGH
             ownership.share(folder, self._uids.first, mode)
 
@@ -179,10 +182,10 @@ class Jail:
     def config(self, uid: int | None = None) -> JailConfig | None:
         """Return what a process is told of its jail; None without one."""
         if self._rootless:
-            return JailConfig(None, self._folders, rootless=True)
+            return JailConfig(None, self._folders, self._read_only, rootless=True)
         if self._uids is None:
             return None
-        return JailConfig(self._uids.first, self._folders, uid)
+        return JailConfig(self._uids.first, self._folders, self._read_only, uid)
 
     def take(self) -> int | None:
         """Return a user that is nobody's; None without a jail.

@@ -208,15 +208,19 @@ class HostSettings:
 
     @property
     def jail_dirs(self) -> tuple[Path, ...]:
-        """All that jailed processes see."""
+        """What jailed processes see, and may write to as far as they own it."""
         return (
             self.sandboxes_dir,
             self.zygotes_dir,
             self.bakes_dir,
             self.tops_dir,
             self.staging_dir,
-            self.snapshots_dir,
         )
+
+    @property
+    def jail_read_only_dirs(self) -> tuple[Path, ...]:
+        """What they see besides: a seed that writes a link reads what is below that."""
+        return (self.snapshots_dir,)
 
     @property
     def sandboxes_dir(self) -> Path:

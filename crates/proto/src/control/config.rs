@@ -86,15 +86,19 @@ pub struct JailConfig {
     /// each get their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group of all that is jailed, which may pass through `folders`; none with `rootless`.
+    /// Group of all that is jailed, which may pass through both kinds of folders; none with
+    /// `rootless`.
     #[serde(default)]
     pub group: u32,
     /// Whether it is the jail that a user without privileges can have: all that is in it stays
     /// that user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rootless: bool,
-    /// All that it sees of the host's files, under the same paths.
+    /// What it sees of the host's files, under the same paths.
     pub folders: Vec<PathBuf>,
+    /// What it sees besides, for reading only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub read_only: Vec<PathBuf>,
 }
 
 impl JailConfig {
@@ -105,13 +109,15 @@ impl JailConfig {
         if !self.rootless && self.group == 0 || self.uid == Some(0) {
             return Err(InvalidRequest::field("jail", "root is not what a jail is for"));
         }
-        if self.folders.is_empty() || self.folders.len() > JAIL_FOLDERS_MAX {
+        let count = self.folders.len().saturating_add(self.read_only.len());
+        if self.folders.is_empty() || count > JAIL_FOLDERS_MAX {
             return Err(InvalidRequest::field(
                 "jail",
                 format!("not 1 to {JAIL_FOLDERS_MAX} folders"),
             ));
         }
-        self.folders.iter().try_for_each(|path| check_path("jail", path))
+        let mut paths = self.folders.iter().chain(&self.read_only);
+        paths.try_for_each(|path| check_path("jail", path))
     }
 }
 

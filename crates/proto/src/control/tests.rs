@@ -1,6 +1,7 @@
 use super::*;
 use crate::limits::{
-    CMDLINE_MAX, DISK_MAX_BYTES, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES,
+    MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 
 fn machine() -> MachineConfig {
@@ -51,8 +52,8 @@ fn a_machine_one_past_a_limit_is_refused_by_name() {
 #[test]
 fn a_jail_is_one_of_root_with_a_group_or_one_of_a_user_without_one() {
     let jail = |uid, group, rootless| {
-        let folders = vec!["/run/m".into()];
-        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders }))
+        let (folders, read_only) = (vec!["/run/m".into()], Vec::new());
+        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders, read_only }))
     };
     assert_eq!(jail(Some(7), 7, false), None);
     assert_eq!(jail(None, 0, true), None);
@@ -64,6 +65,26 @@ fn a_jail_is_one_of_root_with_a_group_or_one_of_a_user_without_one() {
     let json = br#"{"directory": "/m", "kernel": "/k", "vcpus": 1, "memory_bytes": 134217728,
         "jail": {"folders": ["/run/m"], "rootless": true}}"#;
     assert!(MachineConfig::parse(json).unwrap().jail.unwrap().rootless);
+}
+
+#[test]
+fn a_jail_has_one_folder_to_sixteen_of_both_kinds_together() {
+    let jail = |folders, read_only| {
+        let of = |count| vec!["/run/m".into(); count];
+        let (folders, read_only) = (of(folders), of(read_only));
+        let (uid, group, rootless) = (Some(7), 7, false);
+        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders, read_only }))
+    };
+    assert_eq!(jail(1, JAIL_FOLDERS_MAX - 1), None);
+    assert_eq!(jail(1, JAIL_FOLDERS_MAX).as_deref(), Some("jail"));
+    assert_eq!(jail(JAIL_FOLDERS_MAX + 1, 0).as_deref(), Some("jail"));
+    assert_eq!(jail(0, 1).as_deref(), Some("jail"));
+
+    let (folders, read_only) = (vec!["/run/m".into()], vec!["snapshots".into()]);
+    let (uid, group, rootless) = (Some(7), 7, false);
+    let relative =
+        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders, read_only }));
+    assert_eq!(relative.as_deref(), Some("jail"));
 }
 
 #[test]

@@ -28,6 +28,7 @@ use forkd_proto::control::Child;
 use forkd_proto::control::{DiskConfig, JailConfig, MachineConfig, ZygoteConfig};
 
 use crate::error::Error;
+use crate::jail::namespaces::Seen;
 use crate::sys::handed::{self, Keep};
 use crate::sys::{descriptors, meminfo, pagemap};
 
@@ -117,7 +118,7 @@ pub fn try_out(folder: &Path, ids: &[&str]) -> Result<serde_json::Value, Error> 
         text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
     };
     let (uid, group) = (number(uid)?, number(group)?);
-    namespaces::enter(&[folder.to_path_buf()], folder)?;
+    namespaces::enter(&[Seen { path: folder, writable: true }], folder)?;
     rights::give_up(group)?;
     become_own(Some(uid))?;
     Ok(serde_json::json!({"event": "jailed"}))
@@ -126,7 +127,7 @@ pub fn try_out(folder: &Path, ids: &[&str]) -> Result<serde_json::Value, Error> 
 /// As [`try_out`], for a user without privileges; says whether signals stay in that jail.
 fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
     rootless::go_inside()?;
-    let keeps_signals = rootless::enter(&[folder.to_path_buf()], folder, &[])?;
+    let keeps_signals = rootless::enter(&[Seen { path: folder, writable: true }], folder, &[])?;
     become_own(None)?;
     Ok(serde_json::json!({"event": "jailed", "keeps_signals": keeps_signals}))
 }
@@ -188,9 +189,12 @@ fn enter(jail: &JailConfig, directory: &Path) -> Result<(), Error> {
     open(Path::new(MEMINFO), Keep::Zygote)?;
     let kvm = descriptors::open_kvm()?;
     handed::put(Path::new(KVM), Keep::Always, kvm);
+    let written = jail.folders.iter().map(|path| Seen { path, writable: true });
+    let read = jail.read_only.iter().map(|path| Seen { path, writable: false });
+    let folders: Vec<_> = written.chain(read).collect();
     if jail.rootless {
-        return rootless::enter(&jail.folders, directory, &rights::OF_ROOTLESS_ZYGOTES).map(drop);
+        return rootless::enter(&folders, directory, &rights::OF_ROOTLESS_ZYGOTES).map(drop);
     }
-    namespaces::enter(&jail.folders, directory)?;
+    namespaces::enter(&folders, directory)?;
     rights::give_up(jail.group)
 }

@@ -27,25 +27,35 @@ const INNER_PATH: &std::ffi::CStr = c"/jail";
 /// The name that a jailed process finds its host to have.
 const HOST: &str = "forkd-jail";
 
+/// A folder of the host's that a jailed process sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Where it is, on both sides.
+    pub path: &'a Path,
+    /// Whether its mount lets anybody write there.
+    pub writable: bool,
+}
+
 /// Leaves the host's namespaces for ones in which there are `folders` and nothing else.  `spare` is
 /// a folder in which nothing is needed until then.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn enter(folders: &[PathBuf], spare: &Path) -> Result<(), Error> {
+pub fn enter(folders: &[Seen], spare: &Path) -> Result<(), Error> {
     leave(NAMESPACES, "unshare mount, network, IPC and UTS namespaces")?;
     // By descriptor, since what is mounted over `spare` may hide them; in the new namespace, since
     // only what is mounted in one can be mounted there again.
-    let opened = folders.iter().map(|path| open_path(path)).collect::<Result<Vec<_>, _>>()?;
+    let opened = folders.iter().map(|seen| open_path(seen.path)).collect::<Result<Vec<_>, _>>()?;
     mount(Some(Path::new("forkd")), spare, Some("tmpfs"), HARMLESS, ROOT_OPTIONS)?;
     let inner = spare.join(INNER);
     let below = |path: &Path| inner.join(path.strip_prefix("/").unwrap_or(path));
-    for (path, file) in folders.iter().zip(&opened) {
-        let (source, target) = (descriptor_path(file), below(path));
+    for (seen, file) in folders.iter().zip(&opened) {
+        let (source, target) = (descriptor_path(file), below(seen.path));
         make_folder(&target)?;
         mount(Some(&source), &target, None, libc::MS_BIND, "")?;
-        mount(None, &target, None, libc::MS_REMOUNT | libc::MS_BIND | HARMLESS, "")?;
+        let reading = if seen.writable { 0 } else { libc::MS_RDONLY };
+        mount(None, &target, None, libc::MS_REMOUNT | libc::MS_BIND | HARMLESS | reading, "")?;
     }
     let proc = below(Path::new("/proc"));
     make_folder(&proc)?;

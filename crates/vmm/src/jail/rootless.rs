@@ -15,11 +15,11 @@ use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Error;
-use crate::jail::namespaces::{self, HARMLESS, NAMESPACES, ROOT_OPTIONS};
+use crate::jail::namespaces::{self, HARMLESS, NAMESPACES, ROOT_OPTIONS, Seen};
 use crate::jail::rights;
 use crate::jail::trees::{self, Taken};
 use crate::sys::process;
@@ -85,15 +85,16 @@ pub fn go_inside() -> Result<(), Error> {
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn enter(folders: &[PathBuf], spare: &Path, kept: &[u32]) -> Result<bool, Error> {
+pub fn enter(folders: &[Seen], spare: &Path, kept: &[u32]) -> Result<bool, Error> {
     let doing = "make mount, network, IPC and UTS namespaces without being root";
     namespaces::leave(NAMESPACES, doing)?;
     // First, since what is mounted over `spare` may hide them.
-    let writable = folders.iter().map(|path| (path.as_path(), true));
-    let proc = (!folders.is_empty()).then_some((Path::new(PROC), false));
-    let taken: Vec<(&Path, Taken)> = writable
+    let proc = Seen { path: Path::new(PROC), writable: false };
+    let proc = (!folders.is_empty()).then_some(&proc);
+    let taken: Vec<(&Path, Taken)> = folders
+        .iter()
         .chain(proc)
-        .map(|(path, writable)| Ok((path, take(path, writable)?)))
+        .map(|seen| Ok((seen.path, take(seen.path, seen.writable)?)))
         .collect::<Result<_, Error>>()?;
     namespaces::mount(Some(Path::new("forkd")), spare, Some("tmpfs"), HARMLESS, ROOT_OPTIONS)?;
     let inner = spare.join(namespaces::INNER);
