@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forkd import Client
+from forkd.engine.guest import IDLE_CHANNELS_MAX
 from forkd.host import proc
 from tests.support.crowd import Crowd
 from tests.support.fake_daemon import FakeDaemon
@@ -108,12 +109,27 @@ async def rush(daemon: FakeDaemon, sandbox: str, requests: int = REQUESTS) -> No
         crowd.leave()
 
 
+async def fill_idle_channels(daemon: FakeDaemon, sandbox: str) -> None:
+    """Have the daemon keep as many idle connections to a guest as it ever does."""
+
+    async def evaluate(code: str) -> None:
+        told = await ask(daemon, "POST", f"/v2/sandboxes/{sandbox}/eval", {"code": code})
+        assert (told.status, told.json()["error"]) == (200, None), told
+
+    await evaluate(f"import threading; barrier = threading.Barrier({IDLE_CHANNELS_MAX})")
+    # Each answers only when all are there, so that none can have the connection of another.
+    await asyncio.gather(*(evaluate("barrier.wait()") for _ in range(IDLE_CHANNELS_MAX)))
+
+
 async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
     daemon: FakeDaemon, soak: Soak, tell: Callable[[str], None]
 ) -> None:
     sandbox = daemon.http.post("/v2/sandboxes", json={"snapshot_tag": TAG}).json()[0]["id"]
     tasks = len(await daemon.tasks())
     await rush(daemon, sandbox, WARMUP_REQUESTS)  # what is made once, such as threads, is made
+    await fill_idle_channels(daemon, sandbox)
+    # Connections that ended before this request was sent are closed when it is answered.
+    assert daemon.http.get("/readyz").status_code == 200
     async with asyncio.timeout(UNTIL_DEADLINE_S):
         while len(await daemon.tasks()) > tasks:
             pass
