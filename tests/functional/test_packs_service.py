@@ -415,8 +415,8 @@ async def test_two_packs_of_one_name_at_once_are_one_snapshot(here: Host, there:
         *(there.unpack(pack, "head") for _ in range(3)), return_exceptions=True
     )
 
-    assert any(isinstance(each, list) for each in ended)
-    assert all(isinstance(each, list | Conflict) for each in ended)
+    assert any(isinstance(each, list) for each in ended), ended
+    assert all(isinstance(each, list | Conflict) for each in ended), ended
     assert there.store.tags() == ("base", "head", "middle")
     assert there.contents("head") == here.contents("head")
 
