@@ -35,6 +35,8 @@ T = TypeVar("T")
 pytestmark = [pytest.mark.needs("root", "nft")]
 
 GATEWAY = PLAN.slot(0).host
+SOURCE_PORT = 20_053
+"""Outside of the ports that the kernel draws from."""
 GATEWAYS = (GATEWAY, PLAN.slot(0).host_v6)
 NAMES = {
     ("example.com", "A"): (30, [world.PUBLIC[0]]),
@@ -81,11 +83,19 @@ class Asking:
         return wall
 
     async def ask(
-        self, name: str, kind: str = "A", *, tcp: bool = False, gateway: str = GATEWAY
+        self,
+        name: str,
+        kind: str = "A",
+        *,
+        tcp: bool = False,
+        gateway: str = GATEWAY,
+        source_port: int = 0,
     ) -> dns.message.Message:
         query = dns.message.make_query(name, kind, use_edns=0)
         way = dns.query.tcp if tcp else dns.query.udp
-        return await self.in_guest(lambda: way(query, gateway, timeout=world.DEADLINE_S))
+        return await self.in_guest(
+            lambda: way(query, gateway, timeout=world.DEADLINE_S, source_port=source_port)
+        )
 
     async def try_(self, protocol: str, address: str, port: int) -> str:
         return await self.in_guest(lambda: world.attempt(protocol, address, port))
@@ -152,6 +162,22 @@ def test_an_allowed_name_is_answered_and_what_it_leads_to_opens(
         assert await asking.try_("icmp", address, 0) == "refused"
         assert server.asked == ["Example.COM"]
 
+    scenario(outer, work)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("gateway", GATEWAYS, ids=["over IPv4", "over IPv6"])
+def test_a_port_that_asked_an_earlier_resolver_is_answered_by_the_next(
+    outer: Outside, gateway: str
+) -> None:
+    """Connection tracking would lead it to where the earlier one listened."""
+
+    async def work(asking: Asking) -> None:
+        await asking.put("example.com:443")
+        answer = await asking.ask("example.com", gateway=gateway, source_port=SOURCE_PORT)
+        assert addresses(answer) == [world.PUBLIC[0]]
+
+    scenario(outer, work)
     scenario(outer, work)
 
 

@@ -83,14 +83,18 @@ table inet {table} {{
     meta pkttype != host drop
     ct state invalid drop
     ct state established,related ct direction reply accept
-    iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 accept
-    iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 accept
+    iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 goto ask
+    iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 goto ask
     iifname @held goto refuse
     ct state established,related iifname . ct mark @current accept
     iifname @host iifname . ip daddr @gateways4 goto allow
     iifname @host iifname . ip6 daddr @gateways6 goto allow
 {allowed}
     goto refuse
+  }}
+  chain ask {{
+    ct mark set {asked}
+    accept
   }}
   chain neighbour {{
     iifname . ip6 saddr != @guests6 return
@@ -254,6 +258,11 @@ def table_name(plan: Plan) -> str:
     return "forkd" if plan.tap_prefix == "fk" else f"forkd_{plan.tap_prefix}"
 
 
+def asked_mark(plan: Plan) -> int:
+    """Return the mark of connections to the resolver of a daemon."""
+    return _mark(f"resolver of {table_name(plan)}")
+
+
 def build(plan: Plan, port: int, proxy_port: int = 0) -> str:
     """Return the commands that make the table, in place of one that may be there.
 
@@ -282,6 +291,7 @@ def build(plan: Plan, port: int, proxy_port: int = 0) -> str:
         allowed=allowed,
         noted=noted,
         port=port,
+        asked=f"{asked_mark(plan):#010x}",
         noted_s=NOTED_S,
         connections=NETWORK_CONNECTIONS_MAX,
         pool4=plan.pool,

@@ -225,6 +225,8 @@ class Walls:
         commands += rules.guard(self._plan, self._guarded) + rules.put(self._plan, walls)
         nftables.run(commands + rules.rouse(self._plan, roused))
         self._built = True
+        # Those that an earlier resolver answered would be led to where it listened.
+        netlink.forget_connections([rules.asked_mark(self._plan)])
         self._woken = roused.ipv6
         self._walls.clear()
         self._openings.clear()
