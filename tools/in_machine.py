@@ -74,15 +74,20 @@ def development_machine() -> Machine:
         return Machine.start(STATE, checkout_config(), progress=say)
 
 
-def checkout_config() -> MachineConfig:
-    """Return a machine that sees this checkout, its cache, and the host's /tmp."""
+def checkout_config(*, changing: bool = True) -> MachineConfig:
+    """Return a machine that sees this checkout, its cache, and the host's /tmp.
+
+    Args:
+        changing: Whether checkout and cache change while it runs.  If not, it remembers what it
+            read of them, and starts a daemon in four fifths of the time.
+    """
     kernel = find_kernel()
     venv, cache = ROOT / ".venv", default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     shares = (
-        Share(ROOT, str(ROOT)),
+        Share(ROOT, str(ROOT), changing=changing),
         Share(venv, str(venv), changing=False),
-        Share(cache, str(cache)),
+        Share(cache, str(cache), changing=changing),
         Share(Path(tempfile.gettempdir()), "/host/tmp"),
     )
     return MachineConfig(kernel.image, kernel.modules, kernel.release, shares=shares)

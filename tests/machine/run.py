@@ -54,6 +54,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, end)
     try:
         build_images(SOAK_RECIPES if "--soak" in pytest_arguments else RECIPES)
+        in_machine.compile_sources()
         with chosen_machine(options) as machine:
             if options.claims is not None:
                 pytest_arguments += ["-p", "tests.machine.claims", f"--claims={CLAIMS}"]
@@ -100,7 +101,7 @@ def fresh_machine(sharers: int = 1, shares: tuple[Share, ...] = ()) -> Iterator[
     """
     # Not by forkd's name in /tmp: tests that run here meanwhile would take it for a leak of theirs.
     with tempfile.TemporaryDirectory(prefix="test-machine-") as folder:
-        config = in_machine.checkout_config()
+        config = in_machine.checkout_config(changing=False)
         memory_mib = config.memory_mib // sharers
         config = replace(config, memory_mib=memory_mib, shares=(*config.shares, *shares))
         machine = Machine.start(Path(folder), config, progress=in_machine.say)
@@ -112,7 +113,6 @@ def fresh_machine(sharers: int = 1, shares: tuple[Share, ...] = ()) -> Iterator[
 
 def run_pytest(machine: Machine, arguments: list[str], junit: Path | None) -> int:
     """Run pytest inside with `arguments`, and fetch its JUnit file to `junit`."""
-    in_machine.compile_sources()
     results = f"/tmp/junit-{uuid.uuid4().hex}.xml"
     command = [
         sys.executable, "-m", "pytest", *STRICT, f"--timeout={TEST_TIMEOUT_S}",
