@@ -66,6 +66,17 @@ def said(events: list[ExecEvent]) -> bytes:
     return b"".join(event.data for event in events if isinstance(event, Stdout))
 
 
+async def test_a_fork_finds_agent_and_runtime_where_no_accounts_are_kept(bench: Bench) -> None:
+    cgroups = "[open(f'/proc/{process}/cgroup').read() for process in (1, 'self')]"
+    async with bench.forked(bench.root) as (machine,):
+        assert await machine.value(cgroups) == ["0::/\n", "0::/\n"]
+
+        await finished(machine, "true", TIMEOUT_S)
+
+        agents, runtimes = await machine.value(cgroups)
+        assert (agents.rpartition("/")[0], runtimes) == ("0::/forkd", "0::/\n")
+
+
 async def test_a_command_whose_time_is_over_ends_with_all_that_it_has_started(bench: Bench) -> None:
     async with bench.forked(bench.root) as (machine,):
         left = await finished(machine, LEAVE, None)

@@ -1,11 +1,15 @@
 //! A cgroup for each process that the agent starts, to kill it with all that it has started.
 //!
-//! A process is born in its parent's cgroup.  So the agent is always in the one that the next
-//! process shall have, and goes on to another as soon as that has been started.  Nothing has to be
-//! done between fork and exec, and the process need not wait for anything.
+//! A process is born in its parent's cgroup.  So the agent is in the one that the next process will
+//! have, and goes on to another as soon as that has been started.  Nothing has to be done between
+//! fork and exec, and the process need not wait for anything.
 //!
 //! A cgroup whose processes have all ended serves again, so a guest that runs one command after the
 //! other needs two.
+//!
+//! The runtime is in the root of the hierarchy, and so is the agent when a snapshot is taken: the
+//! kernel keeps accounts of every other cgroup and adds them up every two seconds, and each fork
+//! would pay for both with pages of its own.
 
 use std::fs;
 use std::io;
@@ -48,10 +52,13 @@ impl Cgroup {
 /// The agent's cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
+    /// The root of the hierarchy.
+    base: PathBuf,
+    /// Below which ours are.
     root: PathBuf,
     all: Vec<Cgroup>,
-    /// Which one the agent is in.
-    here: usize,
+    /// Which one the agent is in; none of ours at rest.
+    here: Option<usize>,
     /// A process was started in that one which could not be told apart from the next.
     shared: bool,
     /// Which one was looked at last.
@@ -59,7 +66,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Makes the first ones below `base`, and moves the agent to one of them.
+    /// Makes the first ones below `base`, where the agent is and stays.
     ///
     /// # Errors
     ///
@@ -70,23 +77,47 @@ impl Cgroups {
         }
         let (root, all) = (base.join("forkd"), Vec::new());
         fs::create_dir_all(&root)?;
-        let mut cgroups = Self { root, all, here: 0, shared: false, looked: 0 };
+        let base = base.to_owned();
+        let mut cgroups = Self { base, root, all, here: None, shared: false, looked: 0 };
         cgroups.make()?;
         // Another at once: else each fork of this guest would make it.
         cgroups.make()?;
-        cgroups.enter(0)?;
         Ok(cgroups)
+    }
+
+    /// Has the next process start in a cgroup of ours, if the agent is at rest.
+    pub fn rouse(&mut self) {
+        if self.here.is_some() {
+            return;
+        }
+        let next = self.free().map_or_else(|| self.make(), Ok);
+        match next.and_then(|next| self.enter(next).map(|()| next)) {
+            Ok(next) => (self.here, self.shared) = (Some(next), false),
+            Err(error) => log::line(&format!("no cgroup for a process: {error}")),
+        }
+    }
+
+    /// Goes back to where nobody keeps accounts, and has those of ours added up.
+    pub fn rest(&mut self) {
+        if self.here.take().is_some()
+            && let Err(error) = fs::write(self.base.join("cgroup.procs"), "0")
+        {
+            log::line(&format!("no way back to the root cgroup: {error}"));
+        }
+        // Whoever reads them has them added up (Documentation/admin-guide/cgroup-v2.rst).
+        drop(fs::read(self.root.join("cpu.stat")));
     }
 
     /// A process has been started: goes on to another cgroup.  Returns the one that the process is
     /// in and the agent was; `None` if there is no other, or not for this process alone.
     pub fn leave(&mut self) -> Option<Cgroup> {
+        let here = self.here?;
         let next = self.free().map_or_else(|| self.make(), Ok);
         match next.and_then(|next| self.enter(next).map(|()| next)) {
             Ok(next) => {
-                let left = std::mem::replace(&mut self.here, next);
+                self.here = Some(next);
                 let alone = !std::mem::take(&mut self.shared);
-                self.all.get(left).filter(|_| alone).cloned()
+                self.all.get(here).filter(|_| alone).cloned()
             }
             Err(error) => {
                 log::line(&format!("no cgroup for the next process: {error}"));
@@ -101,7 +132,7 @@ impl Cgroups {
         for _ in 0..self.all.len().min(LOOKS_MAX) {
             self.looked = (self.looked + 1) % self.all.len();
             let free = self.all.get(self.looked).is_some_and(Cgroup::is_free);
-            if free && self.looked != self.here {
+            if free && Some(self.looked) != self.here {
                 return Some(self.looked);
             }
         }
@@ -139,13 +170,14 @@ mod tests {
         fn new(name: &str) -> Self {
             let root = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
             fs::create_dir_all(&root).unwrap();
-            let all = Vec::new();
-            let mut plain =
-                Self { cgroups: Cgroups { root, all, here: 0, shared: false, looked: 0 } };
+            let (base, all) = (root.clone(), Vec::new());
+            let cgroups = Cgroups { base, root, all, here: None, shared: false, looked: 0 };
+            let mut plain = Self { cgroups };
             for number in 0..2 {
                 plain.cgroups.make().unwrap();
                 plain.set(number, "populated 0");
             }
+            plain.cgroups.looked = 1;
             plain
         }
 
@@ -156,6 +188,7 @@ mod tests {
 
         /// The number of the cgroup of a process that is started now.
         fn start(&mut self) -> (Option<usize>, Option<Cgroup>) {
+            self.cgroups.rouse();
             let cgroup = self.cgroups.leave();
             let name = cgroup.as_ref().and_then(|cgroup| cgroup.0.file_name());
             (name.map(|name| name.to_str().unwrap().parse().unwrap()), cgroup)
@@ -190,6 +223,20 @@ mod tests {
         drop(held);
 
         assert!([(); 4].map(|()| plain.start().0).contains(&Some(0)));
+    }
+
+    #[test]
+    fn at_rest_the_agent_is_in_the_root_and_the_next_process_in_a_cgroup_of_its_own() {
+        let mut plain = Plain::new("rest");
+        let procs = plain.cgroups.base.join("cgroup.procs");
+        assert_eq!(plain.start().0, Some(0));
+        assert!(!procs.exists());
+
+        plain.cgroups.rest();
+
+        assert_eq!(fs::read_to_string(&procs).unwrap(), "0");
+        assert_eq!(plain.cgroups.leave().map(|_| ()), None, "of a process that starts at rest");
+        assert_eq!([(); 2].map(|()| plain.start().0), [Some(0), Some(1)]);
     }
 
     #[test]

@@ -445,7 +445,7 @@ impl Process {
             stdout: Stdio::from(theirs_out),
             stderr: Stdio::from(theirs_err),
         };
-        let started = launcher.launch(Launch {
+        let started = launcher.launch_to_stay(Launch {
             args: &args,
             surroundings,
             standard,

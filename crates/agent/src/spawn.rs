@@ -83,13 +83,26 @@ impl Launcher {
     /// `not_found`, `permission_denied` or `exec_failed` for the program, `invalid_request` for
     /// directory or user. A staged process may still fail; see [`Launched::verdict`].
     pub fn launch(&mut self, launch: Launch<'_>) -> Outcome<Launched> {
-        let (pid, verdict) = if !launch.tty && users::is_root(&launch.surroundings.user) {
-            (direct(launch)?, None)
-        } else {
-            staged(launch).map(|(pid, verdict)| (pid, Some(verdict)))?
-        };
+        self.cgroups.iter_mut().for_each(Cgroups::rouse);
+        let (pid, verdict) = direct_or_staged(launch)?;
         let cgroup = self.cgroups.as_mut().and_then(Cgroups::leave);
         Ok(Launched { process: Process::new(pid, cgroup), verdict })
+    }
+
+    /// Starts a process that forks find running: without a cgroup, which each would pay for.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch).
+    pub fn launch_to_stay(&mut self, launch: Launch<'_>) -> Outcome<Launched> {
+        self.rest();
+        let (pid, verdict) = direct_or_staged(launch)?;
+        Ok(Launched { process: Process::new(pid, None), verdict })
+    }
+
+    /// Makes the guest cheap to fork, until the next process is launched.
+    pub fn rest(&mut self) {
+        self.cgroups.iter_mut().for_each(Cgroups::rest);
     }
 }
 
@@ -117,6 +130,13 @@ pub fn verdict(report: &mut File) -> Verdict {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Verdict::Pending,
         Err(error) => Verdict::Failed(refused("cannot start a process", &error)),
     }
+}
+
+fn direct_or_staged(launch: Launch<'_>) -> Outcome<(Pid, Option<File>)> {
+    if !launch.tty && users::is_root(&launch.surroundings.user) {
+        return Ok((direct(launch)?, None));
+    }
+    staged(launch).map(|(pid, verdict)| (pid, Some(verdict)))
 }
 
 fn direct(launch: Launch<'_>) -> Outcome<Pid> {

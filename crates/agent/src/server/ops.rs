@@ -143,7 +143,7 @@ impl Server {
             }
             Op::Rehearsal(rehearsal) if self.now >= rehearsal.deadline() => {
                 rehearsal.cancel();
-                conn.reply(&quiesce::reply());
+                self.finish_quiesce(conn);
             }
             _ => {}
         }
@@ -168,7 +168,7 @@ impl Server {
                 Ok(()) => self.advance_post_fork(&mut conn),
                 Err(body) => conn.fail(&body),
             },
-            Op::Rehearsal(_) => conn.reply(&quiesce::reply()),
+            Op::Rehearsal(_) => self.finish_quiesce(&mut conn),
             Op::Idle | Op::Eval | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
         }
         self.conns.insert(id, conn);
@@ -338,9 +338,14 @@ impl Server {
         // The deadline counts from now, and the thread may have taken long.
         self.now = Instant::now();
         let rehearsal = Rehearsal::start(&mut self.launcher, &self.defaults, self.now);
-        let Some(rehearsal) = rehearsal else { return conn.reply(&quiesce::reply()) };
+        let Some(rehearsal) = rehearsal else { return self.finish_quiesce(conn) };
         self.adopt(rehearsal.pid(), conn.id);
         conn.op = Op::Rehearsal(rehearsal);
+    }
+
+    fn finish_quiesce(&mut self, conn: &mut Conn) {
+        self.launcher.rest();
+        conn.reply(&quiesce::reply());
     }
 
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
