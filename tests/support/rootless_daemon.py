@@ -32,9 +32,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from forkd.daemon import commands
-from forkd.daemon.settings import Settings
-from tests.support.host_settings import settings_in
+from forkd.loading import without_collecting
+with without_collecting():
+    from forkd.daemon import commands
+    from forkd.daemon.settings import Settings
+    from tests.support.host_settings import settings_in
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
 commands.host_settings = lambda _: replace(

@@ -39,6 +39,7 @@ def run(
 ) -> Callable[[], list[str]]:
     """Runs one more machine, and returns what it ran; there is a module that nobody has timed."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # none is needed; they load slowly
     files = dict.fromkeys((*KNOWN_S, "tests/test_new.py"), MODULE)
     for path, text in {
         **files,
@@ -47,7 +48,6 @@ def run(
     }.items():
         (pytester.path / path).parent.mkdir(parents=True, exist_ok=True)
         (pytester.path / path).write_text(text)
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     claims = tmp_path / "claims"
     claims.mkdir()
 
