@@ -9,8 +9,8 @@ IN_MACHINE := $(BIN)/python tools/in_machine.py
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup build binaries check static format lint types layers budgets test test-rust test-fuzz \
-        test-native test-machine soak shell machine-up machine-down in-machine \
+.PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
+        compile-rust-tests test-fuzz test-native test-machine soak shell machine-up machine-down in-machine \
         bench demo demo-branch gen lock clean
 
 help: ## Show this list
@@ -70,6 +70,9 @@ test: build ## Run everything, and say what ran where
 
 test-rust: setup ## Rust tests that need no KVM
 	@cargo test --quiet --workspace --locked
+
+compile-rust-tests: setup
+	@cargo test --quiet --workspace --locked --no-run
 
 test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs longer
 	@cargo test --quiet --release --locked --manifest-path fuzz/Cargo.toml

@@ -79,14 +79,15 @@ class Outcome:
 def on_this_host() -> list[Suite]:
     """Return the suites that change this host, and would see each other do that, in order."""
     return [
-        Suite("Rust", "this host", ("make", "test-rust")),
         _pytest("functional", RESULTS / "native.xml", *SLOWEST, *FUNCTIONAL),
+        Suite("Rust", "this host", ("make", "test-rust")),
     ]
 
 
 def beside() -> list[Suite]:
-    """Return the suites that leave this host alone, in order; `static` waits for Rust's lock."""
+    """Return the suites that leave this host alone, in order; first what Rust's tests need."""
     return [
+        Suite("Rust, compiled", "this host", ("make", "compile-rust-tests")),
         _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         Suite("format, lint, types, layers", "this host", ("make", "static")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import socket
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,8 @@ from tests.support.outside import (
     PUBLIC,
     Outside,
     attempt,
-    listening,
     outside,
+    serving,
 )
 
 if TYPE_CHECKING:
@@ -148,14 +147,10 @@ def test_an_operator_allows_private_mirrors_and_nothing_else(
 @pytest.mark.usefixtures("released")
 def test_the_word_host_opens_loopback(world: Outside, tmp_path: Path) -> None:
     confine(world, network(tmp_path, "internet host"))
-    kept = [world.host.run(partial(listening, at, 443)) for at in LOOPBACK]
 
-    try:
+    with serving(world.host, [(address, 443) for address in LOOPBACK]):
         for address in LOOPBACK:
-            assert try_(world, address) in {"silence", REACHED}  # connected, and nobody answers
-    finally:
-        for each in kept:
-            each.close()
+            assert try_(world, address) == REACHED
     assert try_(world, HOST_OUTSIDE[0]) == REFUSED
 
 
