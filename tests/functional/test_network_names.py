@@ -35,9 +35,9 @@ T = TypeVar("T")
 pytestmark = [pytest.mark.needs("root", "nft")]
 
 GATEWAY = PLAN.slot(0).host
+GATEWAYS = (GATEWAY, PLAN.slot(0).host_v6)
 SOURCE_PORT = 20_053
 """Outside of the ports that the kernel draws from."""
-GATEWAYS = (GATEWAY, PLAN.slot(0).host_v6)
 NAMES = {
     ("example.com", "A"): (30, [world.PUBLIC[0]]),
     ("example.com", "AAAA"): (30, [world.PUBLIC[1]]),

@@ -90,9 +90,8 @@ impl Cgroups {
         if self.here.is_some() {
             return;
         }
-        let next = self.free().map_or_else(|| self.make(), Ok);
-        match next.and_then(|next| self.enter(next).map(|()| next)) {
-            Ok(next) => (self.here, self.shared) = (Some(next), false),
+        match self.go_on() {
+            Ok(()) => self.shared = false,
             Err(error) => log::line(&format!("no cgroup for a process: {error}")),
         }
     }
@@ -112,10 +111,8 @@ impl Cgroups {
     /// in and the agent was; `None` if there is no other, or not for this process alone.
     pub fn leave(&mut self) -> Option<Cgroup> {
         let here = self.here?;
-        let next = self.free().map_or_else(|| self.make(), Ok);
-        match next.and_then(|next| self.enter(next).map(|()| next)) {
-            Ok(next) => {
-                self.here = Some(next);
+        match self.go_on() {
+            Ok(()) => {
                 let alone = !std::mem::take(&mut self.shared);
                 self.all.get(here).filter(|_| alone).cloned()
             }
@@ -125,6 +122,14 @@ impl Cgroups {
                 None
             }
         }
+    }
+
+    /// Moves the agent to a cgroup that nobody uses.
+    fn go_on(&mut self) -> io::Result<()> {
+        let next = self.free().map_or_else(|| self.make(), Ok)?;
+        self.enter(next)?;
+        self.here = Some(next);
+        Ok(())
     }
 
     /// One that nobody uses.
