@@ -145,9 +145,7 @@ impl Server {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         crate::spawn::set_nonblocking(&parts.listener)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
-        // For edges, or a client that cannot be accepted would wake us for ever.
-        let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        epoll.add(&parts.listener, EpollEvent::new(edges, LISTENER))?;
+        epoll.add(&parts.listener, readable(LISTENER))?;
         epoll.add(&signals, readable(SIGNALS))?;
         epoll.add(&returned, readable(RETURNS))?;
         let (returning, returns) = channel();
@@ -258,25 +256,33 @@ impl Server {
         }
     }
 
-    /// Accepts whoever waits.
+    /// Accepts the first who waits; the poll tells of others.  Asking whether there are any would
+    /// have the kernel make a socket and a file, and free them again, in each fork.
     fn accept(&mut self) {
-        loop {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => self.welcome(socket),
-                Err(rustix::io::Errno::AGAIN) => {
-                    self.accept_at = None;
-                    return;
+        use rustix::io::Errno;
+        match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => self.welcome(socket),
+            // A signal came, or the client has gone again.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                if self.accept_at.is_none() {
+                    log::line(&format!("cannot accept a connection: {error}"));
+                    // Or who waits would wake us for ever.
+                    self.watch_listener(EpollFlags::empty());
                 }
-                // A signal came, or the client has gone again.
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(error) => {
-                    if self.accept_at.is_none() {
-                        log::line(&format!("cannot accept a connection: {error}"));
-                    }
-                    self.accept_at = Some(self.now + ACCEPT_RETRY);
-                    return;
-                }
+                self.accept_at = Some(self.now + ACCEPT_RETRY);
+                return;
             }
+        }
+        if self.accept_at.take().is_some() {
+            self.watch_listener(EpollFlags::EPOLLIN);
+        }
+    }
+
+    fn watch_listener(&self, flags: EpollFlags) {
+        if let Err(error) = self.epoll.modify(&self.listener, &mut EpollEvent::new(flags, LISTENER))
+        {
+            log::line(&format!("cannot watch the listener: {error}"));
         }
     }
 
