@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use forkd_proto::guest::{ErrorCode, Network, PostFork};
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::sethostname;
 
@@ -20,6 +21,8 @@ use crate::log;
 use crate::netlink::Interface;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// What each of the files has room for: a page.
+const TEXT_BYTES: i64 = 4096;
 
 /// What makes this guest somebody.
 #[derive(Debug)]
@@ -137,6 +140,9 @@ fn bind(folder: &Path, target: &Path) -> io::Result<File> {
     let mut file =
         File::options().read(true).write(true).create(true).truncate(true).open(&ours)?;
     file.write_all(&held)?;
+    if let Err(error) = allocate(&file) {
+        log::line(&format!("{}: each fork allocates its page: {error}", target.display()));
+    }
     if !target.exists()
         && let Err(error) = make_target(target)
     {
@@ -145,6 +151,12 @@ fn bind(folder: &Path, target: &Path) -> io::Result<File> {
     }
     mount(Some(&ours), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     Ok(file)
+}
+
+/// Has the page for a file's text allocated before the snapshot, though it may be empty until a
+/// fork fills it.
+fn allocate(file: &File) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, TEXT_BYTES)?)
 }
 
 /// Something to mount over, in an image that lacks the file or has a link that leads nowhere.
@@ -167,7 +179,21 @@ fn replace(file: &File, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
+
+    #[test]
+    fn an_empty_file_has_its_page_before_it_is_written_to() {
+        let path = format!("/dev/shm/forkd-allocate-{}", std::process::id());
+        let file = File::create(&path).unwrap();
+
+        allocate(&file).unwrap();
+
+        let found = file.metadata().unwrap();
+        fs::remove_file(path).unwrap();
+        assert_eq!((found.len(), found.blocks()), (0, 8));
+    }
 
     #[test]
     fn a_shorter_text_leaves_nothing_of_the_longer() {
