@@ -54,7 +54,7 @@ class Plan:
 
 
 FULL = Plan(rounds=5, alive=1_000)
-QUICK = Plan(rounds=2)
+QUICK = Plan(rounds=3)
 
 
 async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bool) -> Json:
