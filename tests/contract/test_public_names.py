@@ -61,5 +61,5 @@ def test_clients_load_no_host_code(module: str) -> None:
     assert loaded_by(f"import {module}") & {f"forkd.{each}" for each in HOST} == set()
 
 
-def test_the_daemon_loads_no_client() -> None:
-    assert loaded_by("import forkd.daemon.main") & {"httpx", "forkd.sdk"} == set()
+def test_the_daemon_loads_no_client_and_no_netlink_before_it_is_needed() -> None:
+    assert loaded_by("import forkd.daemon.main") & {"httpx", "forkd.sdk", "pyroute2"} == set()

@@ -1,4 +1,8 @@
-"""Network links, through /dev/net/tun and netlink."""
+"""Network links, through /dev/net/tun and netlink.
+
+The library is loaded when the kernel is first asked: that takes a tenth of a daemon's start, and a
+daemon without sandboxes that have a network never does.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
-
 from forkd.errors import ForkdError
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
@@ -326,6 +329,8 @@ def remove(links: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _gone_is_fine() -> Iterator[None]:
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415 - slow to load
+
     try:
         yield
     except (NetlinkError, OSError) as error:
@@ -356,18 +361,24 @@ def _index(name: str) -> int:
 
 @contextlib.contextmanager
 def _netfilter(doing: str) -> Iterator[NFCTSocket]:
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket  # noqa: PLC0415 - slow to load
+
     with _asking(doing), NFCTSocket() as tracked:
         yield tracked
 
 
 @contextlib.contextmanager
 def _netlink(doing: str) -> Iterator[IPRoute]:
+    from pyroute2 import IPRoute  # noqa: PLC0415 - slow to load
+
     with _asking(doing), IPRoute() as route:
         yield route
 
 
 @contextlib.contextmanager
 def _asking(doing: str) -> Iterator[None]:
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415 - slow to load
+
     with kernel_call(doing):
         try:
             yield
