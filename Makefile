@@ -9,6 +9,10 @@ IN_MACHINE := $(BIN)/python tools/in_machine.py
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
+# What is compiled once gains nothing from pieces that the next time could use.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
 .PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
         compile-rust-tests test-fuzz test-native test-machine soak shell machine-up machine-down in-machine \
         bench demo demo-branch gen lock clean
