@@ -22,6 +22,8 @@ from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.network import rules, taps
 from forkd.network.plan import Plan
+from forkd.network.resolver import Resolver, upstreams_of
+from forkd.service import egress
 from forkd.service.egress import Egress
 from forkd.service.slots import Slots
 from forkd.service.supervision import Supervisor
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from forkd.errors import ForkdError
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Slot
+    from forkd.network.resolver import Upstream
     from forkd.service.host import Host
     from tests.support.service_host import FakeHost
 
@@ -146,6 +149,46 @@ async def test_a_fork_takes_what_is_ready_and_as_many_are_made_again(
         assert not more & {*made}
         text, _ = await service.figures.exposition(CALLER, "text/plain")
         assert f"forkd_network_slots_ready {float(KEPT)}" in text.decode()
+        await clear(service)
+
+
+async def test_the_first_sandbox_after_the_last_finds_what_stands_around_ready_slots(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+    starts: list[Resolver] = []
+    asked: list[str] = []
+    run, start = nftables.run, Resolver.start
+
+    def note_commands(text: str) -> None:
+        commands.append(text)
+        run(text)
+
+    async def note_start(resolver: Resolver, *, ipv6: bool) -> None:
+        starts.append(resolver)
+        await start(resolver, ipv6=ipv6)
+
+    def note_upstreams(text: str) -> tuple[Upstream, ...]:
+        asked.append(text)
+        return upstreams_of(text)
+
+    monkeypatch.setattr(nftables, "run", note_commands)
+    monkeypatch.setattr(Resolver, "start", note_start)
+    monkeypatch.setattr(egress, "upstreams_of", note_upstreams)
+    async with host.service() as service:
+        await first(host, service)
+        (resolver,) = starts
+        port = resolver.port
+        await clear(service)
+        commands.clear()
+
+        (next_one,) = await fork(service, 1)
+
+        assert tap_of(next_one) in guarded()
+        assert (len(starts), resolver.port) == (1, port)
+        assert [each for each in commands if "add table" in each] == []
+        assert len(asked) == 2  # the host may have other name servers by now
+        await full(service)
         await clear(service)
 
 

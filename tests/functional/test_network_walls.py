@@ -49,6 +49,7 @@ PORT = 5_353
 """Where the resolver would listen."""
 
 _LEARNING = ("lan0", "up0", "default", PLAN.slot(0).tap)
+_NOTES = ("roused", "learning", "woken")
 _INTERNET = NetworkPolicy(internet=True)
 
 _MBIT = 8
@@ -445,7 +446,12 @@ def test_nothing_passes_by_a_guarded_link_and_forwarding_ends_with_the_last_wall
         host.run(lambda: walls.take([PLAN.slot(1).tap]))
 
         assert _forwards(host, "up0") == "0"
+        assert host.run(_noted) == []
         guest.run(lambda: world.send(None, address, 9_000, b"after the last wall"))
+        host.run(lambda: walls.put([wall(1, "internet")]))
+        assert _forwards(host, "up0") == "1"
+        host.run(lambda: walls.take([PLAN.slot(1).tap]))
+        assert _forwards(host, "up0") == "0"
         host.run(lambda: walls.put([wall(0, "host")]))
         guest.run(lambda: world.send(None, address, 9_000, b"by its wall"))
         assert heard.recv(64) == b"by its wall"
@@ -555,6 +561,14 @@ def _transfer_s(walled: Walled, guest: int, way: str, family: int) -> float:
 
 def _connect() -> socket.socket:
     return world.connected(world.PUBLIC[0], 9_000)
+
+
+def _noted() -> list[str]:
+    """Return which of the sets have elements that say what forwards because of us."""
+    found = [nftables.read(f"list set inet {rules_.table_name(PLAN)} {name}") for name in _NOTES]
+    return [
+        each["set"]["name"] for items in found for each in items if each.get("set", {}).get("elem")
+    ]
 
 
 def _forwards(host: Namespace, link: str) -> str:

@@ -393,6 +393,12 @@ def rouse(plan: Plan, roused: Roused) -> str:
     return _elements(plan, "add", noted)
 
 
+def rest(plan: Plan) -> str:
+    """Return the commands that note that nothing forwards because of us."""
+    sets = ("roused", "learning", "woken")
+    return "".join(f"flush set inet {table_name(plan)} {name}\n" for name in sets)
+
+
 def _of(wall: Wall) -> Iterator[tuple[str, str]]:
     """Yield what a wall consists of: the name of a set, and an element of it."""
     slot, policy, tap = wall.slot, wall.policy, _quoted(wall.slot.tap)

@@ -67,6 +67,14 @@ class Walls:
         self._port = 0
         self._proxy_port = 0
 
+    @property
+    def are_built(self) -> bool:
+        """Whether walls can be put up at once: while there are walls, or taps to guard after them.
+
+        The resolver's and the proxy's ports are named in them.
+        """
+        return self._built
+
     def listen_at(self, port: int, proxy_port: int = 0) -> None:
         """Say where the resolver and the egress proxy listen, before any wall is put up."""
         self._port, self._proxy_port = port, proxy_port
@@ -136,25 +144,26 @@ class Walls:
             guarded = self._guarded - taps
             if not old and guarded == self._guarded:
                 return
-            if len(old) == len(self._walls):
-                self._take_last(guarded)
+            last = len(old) == len(self._walls)
+            if last and not guarded:
+                self._take_all()
             else:
                 openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
                 gone = rules.take(self._plan, old, openings) + rules.forget(self._plan, old)
                 nftables.run(gone + rules.unguard(self._plan, self._guarded & taps))
+                if last and old:
+                    self._rest(self._read_roused())
+                    nftables.run(rules.rest(self._plan))
             self._guarded = guarded
             for wall in old:
                 del self._walls[wall.slot.tap]
                 self._openings.pop(wall.slot.tap, None)
             netlink.forget_connections(wall.mark for wall in old if wall.policy.forwards)
 
-    def _take_last(self, guarded: frozenset[str]) -> None:
-        """Take all walls away; what is left of the table guards taps that have none."""
+    def _take_all(self) -> None:
+        """Take the table away, with all that is in it."""
         roused = self._read_roused() if self._built else Roused()
-        left = rules.remove(self._plan)
-        if guarded:  # the resolver's port is another's soon, and not to be named
-            left = rules.build(self._plan, 0) + rules.guard(self._plan, guarded)
-        nftables.run(left)
+        nftables.run(rules.remove(self._plan))
         if self._built:
             self._built = False
             self._rest(roused)

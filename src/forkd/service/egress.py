@@ -1,8 +1,9 @@
 """What sandboxes reach of the world: their walls, the resolver that they ask, the egress proxy.
 
-They are there while there is a sandbox with a network, so that a host without packet filter can do
-all else.  A resolver or a proxy that ends by itself ends the daemon, which is started anew: names
-would not be answered any more, and nobody would know why.
+They are there from the first sandbox with a network on, so that a host without packet filter can do
+all else, until there is neither such a sandbox nor a slot that is ready for one.  A resolver or a
+proxy that ends by itself ends the daemon, which is started anew: names would not be answered any
+more, and nobody would know why.
 """
 
 from __future__ import annotations
@@ -163,11 +164,11 @@ class Egress:
         self.proxy.close()
 
     async def _start(self) -> None:
-        if self._started:
-            return
-        if not self._given:
+        if not self._given and not self._by_tap:
             text = await asyncio.to_thread(files.read, RESOLV_CONF, RESOLV_CONF_BYTES_MAX)
             self._upstreams = upstreams_of((text or b"").decode(errors="replace"))
+        if self._started:
+            return
         await self.resolver.start(ipv6=self._ipv6)
         try:
             self.proxy.listen()
@@ -180,8 +181,8 @@ class Egress:
         self._tasks.run(TaskKind.PROXY, self.proxy.serve(), "egress", vital=True)
 
     def _rest(self) -> None:
-        """End resolver and proxy if nobody can ask them."""
-        if not self._by_tap:
+        """End resolver and proxy if nobody can ask them, now or with a slot that is ready."""
+        if not self._walls.are_built:
             self.resolver.close()
             self.proxy.close()
             self._started = False
