@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import CapacityError
-from forkd.host import nftables
+from forkd.errors import CapacityError, HostError
+from forkd.host import netlink, nftables
 from forkd.limits import NETWORK_CONNECTIONS_MAX
 from forkd.model.network import NetworkPolicy, Protocol, parse_policy
 from forkd.network import rules as rules_
@@ -49,7 +49,6 @@ PORT = 5_353
 """Where the resolver would listen."""
 
 _LEARNING = ("lan0", "up0", "default", PLAN.slot(0).tap)
-_NOTES = ("roused", "learning", "woken")
 _INTERNET = NetworkPolicy(internet=True)
 
 _MBIT = 8
@@ -459,6 +458,25 @@ def test_nothing_passes_by_a_guarded_link_and_forwarding_ends_with_the_last_wall
     assert host.run(lambda: nftables.read("list tables"))[1:] == []
 
 
+def test_the_last_wall_beside_a_guarded_link_can_be_taken_again_if_the_kernel_refused(
+    outer: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise HostError("as asked")
+
+    walls, host, tap = Walls(PLAN), outer.host, PLAN.slot(1).tap
+    host.run(lambda: walls.guard([PLAN.slot(0).tap]))
+    host.run(lambda: walls.put([wall(1, "internet")]))
+    monkeypatch.setattr(netlink, "forward", refuse)
+    with pytest.raises(HostError, match="as asked"):
+        host.run(lambda: walls.take([tap]))
+    monkeypatch.undo()
+    host.run(lambda: walls.take([tap]))
+
+    assert (_forwards(host, "up0"), host.run(_noted)) == ("0", [])
+    host.run(lambda: walls.take([PLAN.slot(0).tap]))
+
+
 def test_a_policy_without_ipv6_leaves_a_host_as_it_is(outer: Outside) -> None:
     walls = Walls(PLAN)
     for made in (wall(0, "203.0.113.0/24"), Wall("sb-0", PLAN.slot(0).only_v4(), _INTERNET)):
@@ -565,7 +583,10 @@ def _connect() -> socket.socket:
 
 def _noted() -> list[str]:
     """Return which of the sets have elements that say what forwards because of us."""
-    found = [nftables.read(f"list set inet {rules_.table_name(PLAN)} {name}") for name in _NOTES]
+    found = [
+        nftables.read(f"list set inet {rules_.table_name(PLAN)} {name}")
+        for name in rules_.ROUSED_SETS
+    ]
     return [
         each["set"]["name"] for items in found for each in items if each.get("set", {}).get("elem")
     ]

@@ -370,6 +370,10 @@ def forget(plan: Plan, walls: Iterable[Wall]) -> str:
     return _elements(plan, "add", gone) + _elements(plan, "delete", gone)
 
 
+ROUSED_SETS = ("roused", "learning", "woken")
+"""The sets in which it is noted what forwards because of us: of links, of links, of a family."""
+
+
 @dataclass(frozen=True, slots=True)
 class Roused:
     """What of the host forwards because of us, to be put back with the last wall.
@@ -395,8 +399,7 @@ def rouse(plan: Plan, roused: Roused) -> str:
 
 def rest(plan: Plan) -> str:
     """Return the commands that note that nothing forwards because of us."""
-    sets = ("roused", "learning", "woken")
-    return "".join(f"flush set inet {table_name(plan)} {name}\n" for name in sets)
+    return "".join(f"flush set inet {table_name(plan)} {name}\n" for name in ROUSED_SETS)
 
 
 def _of(wall: Wall) -> Iterator[tuple[str, str]]:

@@ -150,10 +150,11 @@ class Walls:
             else:
                 openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
                 gone = rules.take(self._plan, old, openings) + rules.forget(self._plan, old)
-                nftables.run(gone + rules.unguard(self._plan, self._guarded & taps))
-                if last and old:
+                gone += rules.unguard(self._plan, self._guarded & taps)
+                if last and old:  # first what can be done again, if the kernel refuses
                     self._rest(self._read_roused())
-                    nftables.run(rules.rest(self._plan))
+                    gone += rules.rest(self._plan)
+                nftables.run(gone)
             self._guarded = guarded
             for wall in old:
                 del self._walls[wall.slot.tap]
@@ -275,7 +276,7 @@ class Walls:
 
     def _read_roused(self) -> Roused:
         """Return what forwards because of us, this daemon or an earlier one."""
-        links, learning, woken = map(self._read_set, ("roused", "learning", "woken"))
+        links, learning, woken = map(self._read_set, rules.ROUSED_SETS)
         return Roused(links, bool(woken), learning)
 
     def _read_set(self, name: str) -> tuple[str, ...]:
