@@ -184,4 +184,4 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     await_ending(before.processes)
     leaks = leaked(before, take())
     if leaks:
-        pytest.fail("this test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+        pytest.fail("this test left behind " + "\n  ".join(leaks), pytrace=False)

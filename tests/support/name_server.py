@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import struct
 import threading
@@ -16,9 +15,10 @@ import dns.name
 import dns.rcode
 import dns.rrset
 
-from tests.support.outside import DEADLINE_S, listening
+from tests.support.outside import DEADLINE_S, listening, readable
 
 if TYPE_CHECKING:
+    import selectors
     from collections.abc import Iterator
 
     from tests.support.namespaces import Namespace
@@ -69,33 +69,34 @@ def serving_names(namespace: Namespace, address: str, server: NameServer) -> Ite
     packets = namespace.run(lambda: listening(address, PORT, socket.SOCK_DGRAM))
     listener = namespace.run(lambda: listening(address, PORT))
     reading, writing = socket.socketpair()
-    thread = threading.Thread(target=_serve, args=(server, packets, listener, reading))
+    selector = readable(packets, listener, reading)
+    thread = threading.Thread(target=_serve, args=(server, packets, listener, selector))
     thread.start()
     try:
         yield
     finally:
         writing.close()
         thread.join()
-        for each in (reading, packets, listener):
+        for each in (selector, reading, packets, listener):
             each.close()
 
 
 def _serve(
-    server: NameServer, packets: socket.socket, listener: socket.socket, until: socket.socket
+    server: NameServer,
+    packets: socket.socket,
+    listener: socket.socket,
+    selector: selectors.BaseSelector,
 ) -> None:
-    with selectors.DefaultSelector() as selector:
-        for each in (packets, listener, until):
-            selector.register(each, selectors.EVENT_READ)
-        while True:
-            ready = {key.fileobj for key, _ in selector.select()}
-            if until in ready:
-                return
-            if packets in ready:
-                wire, who = packets.recvfrom(4_096)
-                if not server.silent:
-                    packets.sendto(server.answer(wire, packet=True), who)
-            if listener in ready:
-                _converse(server, listener)
+    while True:
+        ready = {key.fileobj for key, _ in selector.select()}
+        if not ready <= {packets, listener}:
+            return
+        if packets in ready:
+            wire, who = packets.recvfrom(4_096)
+            if not server.silent:
+                packets.sendto(server.answer(wire, packet=True), who)
+        if listener in ready:
+            _converse(server, listener)
 
 
 def _converse(server: NameServer, listener: socket.socket) -> None:

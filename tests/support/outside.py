@@ -196,15 +196,16 @@ def serving(namespace: Namespace, places: list[tuple[str, int]]) -> Iterator[Non
 
     sockets = namespace.run(bind)
     reading, writing = socket.socketpair()
-    thread = threading.Thread(target=_serve, args=(sockets, reading))
+    selector = readable(*sockets, reading)
+    thread = threading.Thread(target=_serve, args=(selector, reading))
     thread.start()
     try:
         yield
     finally:
         writing.close()
         thread.join()
-        reading.close()
-        for each in sockets:
+        selector.close()
+        for each in (reading, *sockets):
             each.close()
 
 
@@ -227,16 +228,24 @@ def _listen(address: str, port: int, kind: int) -> socket.socket:
     return sock
 
 
-def _serve(sockets: list[socket.socket], until: socket.socket) -> None:
-    with selectors.DefaultSelector() as selector:
-        for each in (*sockets, until):
-            selector.register(each, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                sock = key.fileobj
-                if sock is until:
-                    return
-                _answer(sock)  # type: ignore[arg-type]  # we registered sockets
+def readable(*sockets: socket.socket) -> selectors.BaseSelector:
+    """Return a selector of what can be read; close it.
+
+    A thread that made its own might do so at any time, also while a test's descriptors are counted.
+    """
+    selector = selectors.DefaultSelector()
+    for each in sockets:
+        selector.register(each, selectors.EVENT_READ)
+    return selector
+
+
+def _serve(selector: selectors.BaseSelector, until: socket.socket) -> None:
+    while True:
+        for key, _ in selector.select():
+            sock = key.fileobj
+            if sock is until:
+                return
+            _answer(sock)  # type: ignore[arg-type]  # we registered sockets
 
 
 def _answer(sock: socket.socket) -> None:
