@@ -70,7 +70,7 @@ def serving_names(namespace: Namespace, address: str, server: NameServer) -> Ite
     listener = namespace.run(lambda: listening(address, PORT))
     reading, writing = socket.socketpair()
     selector = readable(packets, listener, reading)
-    thread = threading.Thread(target=_serve, args=(server, packets, listener, selector))
+    thread = threading.Thread(target=_serve, args=(server, selector, packets, listener, reading))
     thread.start()
     try:
         yield
@@ -83,13 +83,14 @@ def serving_names(namespace: Namespace, address: str, server: NameServer) -> Ite
 
 def _serve(
     server: NameServer,
+    selector: selectors.BaseSelector,
     packets: socket.socket,
     listener: socket.socket,
-    selector: selectors.BaseSelector,
+    until: socket.socket,
 ) -> None:
     while True:
         ready = {key.fileobj for key, _ in selector.select()}
-        if not ready <= {packets, listener}:
+        if until in ready:
             return
         if packets in ready:
             wire, who = packets.recvfrom(4_096)
