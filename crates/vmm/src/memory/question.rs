@@ -31,7 +31,7 @@ const LEARNERS_MAX: usize = 8;
 /// Bytes of an entry: where a range starts and how long it is.
 const ENTRY_BYTES: usize = 16;
 /// Most entries that are read.  Each learner ends what it adds with an entry of nothing.
-const ENTRIES_MAX: usize = (1 << 9) + 2 * LEARNERS_MAX;
+const ENTRIES_MAX: usize = LEARNERS_MAX * ((1 << 9) + 1);
 
 /// What all forks of a zygote know together.
 #[derive(Debug)]
@@ -60,19 +60,30 @@ impl Notebook {
     }
 
     /// What was learned, and from how many forks.
+    ///
+    /// Forks that are asked at the same time do not know of each other, and add the same pages.
+    /// One whose pages would be too many, with those of the ones before it, adds none.
     fn read(&self) -> (Warmth, usize) {
         let mut bytes = vec![0; ENTRIES_MAX * ENTRY_BYTES];
         let read = self.file.read_at(&mut bytes, 0).unwrap_or(0);
-        let (mut ranges, mut learners) = (Vec::new(), 0);
+        let (mut known, mut ranges, mut learners) = (Warmth::default(), Vec::new(), 0);
         for entry in bytes[..read].chunks_exact(ENTRY_BYTES) {
             let (start, length) = entry.split_at(ENTRY_BYTES / 2);
             let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-            match Range::new(number(start), number(length)) {
-                Some(range) => ranges.push(range),
-                None => learners += 1,
+            if let Some(range) = Range::new(number(start), number(length)) {
+                ranges.push(range);
+                continue;
+            }
+            let more = known.and(std::mem::take(&mut ranges));
+            if more.pages() <= PAGES_MAX {
+                known = more;
+            }
+            learners += 1;
+            if learners == LEARNERS_MAX {
+                break;
             }
         }
-        (Warmth::of(ranges), learners)
+        (known, learners)
     }
 
     fn add(&self, ranges: &[Range]) {
@@ -116,7 +127,7 @@ impl Question {
         if self.stage == Stage::Unasked {
             self.stage = Stage::Asked;
             let (warmth, _) = self.notebook.read();
-            if warmth.pages() <= PAGES_MAX && warmth.lies_in(&self.memory) {
+            if warmth.lies_in(&self.memory) {
                 warmth.apply();
             }
         }
@@ -205,6 +216,22 @@ mod tests {
         guest.question.again();
         guest.ask(3..7);
         assert_eq!(learned(&notebook), (4, 2));
+    }
+
+    #[test]
+    fn forks_that_are_asked_at_the_same_time_teach_each_page_once() {
+        let notebook = Arc::new(Notebook::new().unwrap());
+        let start = 1 << 30;
+        let range = |page, pages| Range::new(start + page * PAGE_SIZE, pages * PAGE_SIZE).unwrap();
+
+        notebook.add(&[range(0, 300), range(400, 1)]);
+        notebook.add(&[range(1, 300), range(400, 1)]);
+        notebook.add(&[range(500, PAGES_MAX)]);
+        notebook.add(&[range(399, 3)]);
+
+        let (warmth, learners) = notebook.read();
+        assert_eq!(warmth.ranges(), [range(0, 301), range(399, 3)]);
+        assert_eq!(learners, 4);
     }
 
     #[test]

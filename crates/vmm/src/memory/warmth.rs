@@ -74,10 +74,20 @@ impl Warmth {
         Ok(learned)
     }
 
-    /// Those in `ranges`, in any order.
+    /// Those and the ones in `others`, which may be in any order and overlap.
     #[must_use]
-    pub fn of(mut ranges: Vec<Range>) -> Self {
-        ranges.sort_unstable_by_key(|range| range.start);
+    pub fn and(&self, mut others: Vec<Range>) -> Self {
+        others.extend_from_slice(&self.ranges);
+        others.sort_unstable_by_key(|range| range.start);
+        let mut ranges: Vec<Range> = Vec::with_capacity(others.len());
+        for range in others {
+            match ranges.last_mut() {
+                Some(last) if range.start <= last.start + last.bytes => {
+                    last.bytes = last.bytes.max(range.start + range.bytes - last.start);
+                }
+                _ => ranges.push(range),
+            }
+        }
         Self { ranges }
     }
 
