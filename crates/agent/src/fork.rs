@@ -165,8 +165,18 @@ impl PostFork {
             reseeded: std::mem::take(&mut self.reseeded),
             hook: self.hook,
             ipv6: self.ipv6,
+            generation_on_request: true,
         }
     }
+}
+
+/// Whether the kernel has more to do for a new generation id than to reseed itself, which the agent
+/// has it do anyway: `wireguard` forgets its session keys, so that no sibling encrypts with the
+/// same.  It is the only listener that Linux has (`register_random_vmfork_notifier`).
+pub fn needs_generation() -> bool {
+    // A kernel that does not say what it has is taken to have it.
+    let modules = Path::new("/sys/module");
+    modules.join("wireguard").exists() || !modules.exists()
 }
 
 /// Whether the image has a hook of its own.  Also asked once before the snapshot: what the kernel

@@ -15,7 +15,7 @@ use forkd_proto::guest::{Env, QuiesceReply};
 use nix::unistd::Pid;
 
 use crate::child::Process;
-use crate::fork::has_hook;
+use crate::fork::{has_hook, needs_generation};
 use crate::image::Defaults;
 use crate::log;
 use crate::spawn::{Launch, Launcher, Standard};
@@ -76,8 +76,9 @@ pub fn shrink() {
 
 /// The answer, measured now.
 pub fn reply() -> QuiesceReply {
-    // For what it leaves in the directory cache.
+    // For what they leave in the directory cache.
     has_hook();
+    needs_generation();
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     QuiesceReply { available_bytes: available_bytes(&text).unwrap_or(0) }
 }

@@ -16,7 +16,7 @@ use crate::child::Ended;
 use crate::conn::{Conn, Op};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
-use crate::fork::{KernelPart, PostFork};
+use crate::fork::{KernelPart, PostFork, needs_generation};
 use crate::identity::Identity;
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, Job, Purpose};
@@ -351,6 +351,11 @@ impl Server {
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
         let mut done = KernelPart::default();
         if let Some(identity) = &mut self.identity {
+            if needs_generation() {
+                conn.event(&Event::AnnounceGeneration);
+                // Before anything can be sent over the network.  What is left goes with the reply.
+                drop(conn.stream.flush());
+            }
             match identity.become_sandbox(request) {
                 Ok(ipv6) => done = KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 },
                 Err(body) => return conn.fail(&body),

@@ -14,6 +14,8 @@ pub enum Event {
         /// Version of the agent.
         version: String,
     },
+    /// Something in the guest's kernel listens for a new generation id; sent once, by `post_fork`.
+    AnnounceGeneration,
     /// The process of an `exec` runs.
     Started {
         /// As the guest numbers it.
@@ -231,6 +233,10 @@ pub struct PostForkReply {
     /// Whether the guest has the IPv6 address that it was given.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ipv6: bool,
+    /// Whether the agent asks by an event that the generation id be announced, if it has to be.
+    /// One of before did not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub generation_on_request: bool,
 }
 
 /// Answer to `watched`.

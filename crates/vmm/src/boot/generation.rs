@@ -1,9 +1,9 @@
 //! The VM generation id: sixteen bytes that no other machine has.
 //!
 //! Linux' `vmgenid` driver mixes them into its random number generator whenever
-//! they change ("Virtual Machine Generation ID", Microsoft, 2012; Linux
-//! `drivers/virt/vmgenid.c`).  It is the kernel's own defence, beside the seed
-//! that the agent gets; neither relies on the other.
+//! it is told that they have changed ("Virtual Machine Generation ID", Microsoft, 2012;
+//! Linux `drivers/virt/vmgenid.c`), and tells the module `wireguard`.  The agent has the
+//! kernel reseed itself in any case, so it is told only if it has that module (ADR 0036).
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 
 use forkd_proto::control::{Child, ChildNetwork, Identify, Reset};
 use forkd_proto::frame::{self, Decoder, Kind};
-use forkd_proto::guest::{AdjustTime, PostFork, Request, Seed};
+use forkd_proto::guest::{AdjustTime, Event, PostFork, Request, Seed};
 use forkd_proto::limits::SEED_BYTES;
 use serde::Deserialize;
 
@@ -78,14 +78,28 @@ pub struct Handshake {
     /// What to say instead to an agent of before there was IPv6.
     without_v6: Option<Box<PostFork>>,
     ipv6: bool,
+    generation: Generation,
+}
+
+/// Whether the guest's kernel is to be told that its generation id has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Generation {
+    /// The agent has not said.
+    Unknown,
+    /// It is.
+    Wanted,
+    /// It was told, or need not be.
+    Done,
 }
 
 /// What the handshake needs of an answer: those to `adjust_time` say the time alone.
 #[derive(Deserialize)]
-struct Clock {
+struct Answer {
     realtime_ns: i64,
     #[serde(default)]
     ipv6: bool,
+    #[serde(default)]
+    generation_on_request: bool,
 }
 
 #[derive(Deserialize)]
@@ -132,7 +146,8 @@ impl Handshake {
             Box::new(PostFork { network: Some(network.without_v6()), ..post_fork.clone() })
         });
         let decoder = Decoder::new();
-        let mut handshake = Self { stream, decoder, tries: 0, without_v6, ipv6: false };
+        let generation = Generation::Unknown;
+        let mut handshake = Self { stream, decoder, tries: 0, without_v6, ipv6: false, generation };
         handshake.send(&Request::PostFork(post_fork))?;
         let configured = handshake.stream.set_nonblocking(true);
         configured.map_err(Error::io("configure the handshake"))?;
@@ -149,6 +164,16 @@ impl Handshake {
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.ipv6
+    }
+
+    /// Whether the guest's kernel is to be told now that its generation id has changed: the agent
+    /// has asked for it, or is one of before, which could not.  Says so once.
+    pub fn take_announcement(&mut self) -> bool {
+        let wanted = self.generation == Generation::Wanted;
+        if wanted {
+            self.generation = Generation::Done;
+        }
+        wanted
     }
 
     /// The stream is ready.  Returns whether the guest is.
@@ -180,8 +205,17 @@ impl Handshake {
 
     fn next_answer(&mut self, received_ns: i64) -> Result<Option<bool>, Error> {
         let garbled = |why: String| Error::Guest(format!("the agent's answer is garbled: {why}"));
-        let frame = self.decoder.next_frame().map_err(|error| garbled(error.to_string()))?;
-        let clock: Clock = match frame {
+        let mut frame = self.decoder.next_frame().map_err(|error| garbled(error.to_string()))?;
+        if let Some((Kind::Event, payload)) = frame
+            && self.generation == Generation::Unknown
+        {
+            match serde_json::from_slice(payload) {
+                Ok(Event::AnnounceGeneration) => self.generation = Generation::Wanted,
+                _ => return Err(garbled("an event that `post_fork` does not have".into())),
+            }
+            frame = self.decoder.next_frame().map_err(|error| garbled(error.to_string()))?;
+        }
+        let answer: Answer = match frame {
             None => return Ok(None),
             Some((Kind::Reply, payload)) => {
                 serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?
@@ -199,8 +233,12 @@ impl Handshake {
             }
             Some((kind, _)) => return Err(garbled(format!("a {kind:?} frame"))),
         };
-        self.ipv6 |= clock.ipv6;
-        let off_ns = clock.realtime_ns.saturating_sub(received_ns);
+        self.ipv6 |= answer.ipv6;
+        if self.generation == Generation::Unknown {
+            let done = answer.generation_on_request;
+            self.generation = if done { Generation::Done } else { Generation::Wanted };
+        }
+        let off_ns = answer.realtime_ns.saturating_sub(received_ns);
         if off_ns.unsigned_abs() <= CLOCK_TOLERANCE_NS {
             return Ok(Some(true));
         }
@@ -307,6 +345,76 @@ mod tests {
 
         assert!(handshake.advance(realtime_ns()).unwrap());
         assert!(handshake.has_ipv6());
+    }
+
+    const ASKS: &[u8] = br#"{"event":"announce_generation"}"#;
+
+    fn reply_on_request(agent: &mut UnixStream) {
+        let realtime_ns = realtime_ns();
+        let body = format!(r#"{{"realtime_ns":{realtime_ns},"generation_on_request":true}}"#);
+        frame::write_frame(agent, Kind::Reply, body.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn the_generation_id_is_announced_when_the_agent_asks_and_before_it_answers() {
+        let (mut handshake, mut agent) = start();
+        assert!(!handshake.take_announcement());
+        frame::write_frame(&mut agent, Kind::Event, ASKS).unwrap();
+
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+
+        assert!(handshake.take_announcement());
+        reply_on_request(&mut agent);
+        assert!(handshake.advance(realtime_ns()).unwrap());
+        assert!(!handshake.take_announcement());
+    }
+
+    #[test]
+    fn an_answer_that_comes_with_the_wish_for_the_generation_id_is_read_as_well() {
+        let (mut handshake, mut agent) = start();
+        frame::write_frame(&mut agent, Kind::Event, ASKS).unwrap();
+        reply_on_request(&mut agent);
+
+        assert!(handshake.advance(realtime_ns()).unwrap());
+
+        assert!(handshake.take_announcement());
+    }
+
+    #[test]
+    fn the_generation_id_is_not_announced_to_an_agent_that_could_ask_and_does_not() {
+        let (mut handshake, mut agent) = start();
+        reply_on_request(&mut agent);
+
+        assert!(handshake.advance(realtime_ns()).unwrap());
+
+        assert!(!handshake.take_announcement());
+    }
+
+    #[test]
+    fn the_generation_id_is_announced_once_to_an_agent_that_cannot_ask() {
+        let (mut handshake, mut agent) = start();
+        reply(&mut agent, 3_600_000_000_000);
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+        assert!(handshake.take_announcement());
+        reply(&mut agent, 0);
+
+        assert!(handshake.advance(realtime_ns()).unwrap());
+
+        assert!(!handshake.take_announcement());
+    }
+
+    #[test]
+    fn a_second_event_and_one_of_something_else_are_garbled() {
+        for events in [[ASKS, ASKS], [br#"{"event":"started","pid":1}"#, ASKS]] {
+            let (mut handshake, mut agent) = start();
+            for event in events {
+                frame::write_frame(&mut agent, Kind::Event, event).unwrap();
+            }
+
+            let error = handshake.advance(realtime_ns()).unwrap_err().to_string();
+
+            assert!(error.contains("garbled"), "{error}");
+        }
     }
 
     fn start() -> (Handshake, UnixStream) {

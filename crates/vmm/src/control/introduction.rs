@@ -57,8 +57,12 @@ impl Introduction {
     /// As [`Handshake::advance`] and [`Self::time_left`].
     pub fn advance(&mut self, bus: &Bus) -> Result<bool, Error> {
         let received_ns = bus.vsock(|vsock| vsock.received_ns(self.connection));
+        let ready = self.handshake.advance(received_ns)?;
+        if self.handshake.take_announcement() {
+            bus.announce_generation();
+        }
         // A guest that answers one byte at a time is late as well.
-        Ok(self.handshake.advance(received_ns)? || self.time_left().map(|_| false)?)
+        Ok(ready || self.time_left().map(|_| false)?)
     }
 
     /// Whether the guest has said that it has the IPv6 address that it was given.

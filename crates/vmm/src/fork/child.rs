@@ -63,7 +63,6 @@ impl ForkPlan {
         let question = Question::new(notebook, memory, self.warmth.get().cloned());
         bus.vsock_still(|host| host.expect(question));
         bus.raise_pending();
-        bus.announce_generation();
         Ok(Machine {
             vcpus,
             bus,

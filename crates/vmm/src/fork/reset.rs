@@ -76,7 +76,6 @@ impl Machine {
         generation::renew(self.ram.view())?;
         self.generation = self.generation.saturating_add(1);
         self.bus.raise_pending();
-        self.bus.announce_generation();
         Ok(())
     }
 }
