@@ -11,8 +11,9 @@
 //! kernel keeps accounts of every other cgroup and adds them up every two seconds, and each fork
 //! would pay for both with pages of its own.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,6 +26,9 @@ pub const MOUNTED_AT: &str = "/sys/fs/cgroup";
 
 /// Most cgroups of the agent.  Processes beyond them have none of their own.
 const CGROUPS_MAX: usize = 1024;
+
+/// How much of a cgroup's accounts is read; what they say is of no use.
+const ACCOUNTS_READ: usize = 64;
 
 /// How many cgroups are looked at for one that is empty, before another is made.
 const LOOKS_MAX: usize = 16;
@@ -52,10 +56,10 @@ impl Cgroup {
 /// The agent's cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
-    /// The root of the hierarchy.
-    base: PathBuf,
     /// Below which ours are.
     root: PathBuf,
+    /// What the agent rests by; see [`rest`](Self::rest).
+    rest: Rest,
     all: Vec<Cgroup>,
     /// Which one the agent is in; none of ours at rest.
     here: Option<usize>,
@@ -63,6 +67,24 @@ pub struct Cgroups {
     shared: bool,
     /// Which one was looked at last.
     looked: usize,
+}
+
+/// Files that stay open: what the kernel frees late of a file of its own that was closed just before
+/// a snapshot wakes each fork, five seconds after.
+#[derive(Debug)]
+struct Rest {
+    /// By which one enters the root of the hierarchy.
+    way_back: File,
+    /// Whoever reads it has the accounts of ours added up
+    /// (Documentation/admin-guide/cgroup-v2.rst).
+    accounts: File,
+}
+
+impl Rest {
+    fn open(base: &Path, root: &Path) -> io::Result<Self> {
+        let way_back = File::options().write(true).open(base.join("cgroup.procs"))?;
+        Ok(Self { way_back, accounts: File::open(root.join("cpu.stat"))? })
+    }
 }
 
 impl Cgroups {
@@ -77,8 +99,8 @@ impl Cgroups {
         }
         let (root, all) = (base.join("forkd"), Vec::new());
         fs::create_dir_all(&root)?;
-        let base = base.to_owned();
-        let mut cgroups = Self { base, root, all, here: None, shared: false, looked: 0 };
+        let rest = Rest::open(base, &root)?;
+        let mut cgroups = Self { root, rest, all, here: None, shared: false, looked: 0 };
         cgroups.make()?;
         // Another at once: else each fork of this guest would make it.
         cgroups.make()?;
@@ -99,12 +121,11 @@ impl Cgroups {
     /// Goes back to where nobody keeps accounts, and has those of ours added up.
     pub fn rest(&mut self) {
         if self.here.take().is_some()
-            && let Err(error) = fs::write(self.base.join("cgroup.procs"), "0")
+            && let Err(error) = self.rest.way_back.write_at(b"0", 0)
         {
             log::line(&format!("no way back to the root cgroup: {error}"));
         }
-        // Whoever reads them has them added up (Documentation/admin-guide/cgroup-v2.rst).
-        drop(fs::read(self.root.join("cpu.stat")));
+        drop(self.rest.accounts.read_at(&mut [0; ACCOUNTS_READ], 0));
     }
 
     /// A process has been started: goes on to another cgroup.  Returns the one that the process is
@@ -175,8 +196,11 @@ mod tests {
         fn new(name: &str) -> Self {
             let root = std::env::temp_dir().join(format!("forkd-{}-{name}", std::process::id()));
             fs::create_dir_all(&root).unwrap();
-            let (base, all) = (root.clone(), Vec::new());
-            let cgroups = Cgroups { base, root, all, here: None, shared: false, looked: 0 };
+            for file in ["cgroup.procs", "cpu.stat"] {
+                fs::write(root.join(file), "").unwrap();
+            }
+            let (rest, all) = (Rest::open(&root, &root).unwrap(), Vec::new());
+            let cgroups = Cgroups { root, rest, all, here: None, shared: false, looked: 0 };
             let mut plain = Self { cgroups };
             for number in 0..2 {
                 plain.cgroups.make().unwrap();
@@ -233,9 +257,9 @@ mod tests {
     #[test]
     fn at_rest_the_agent_is_in_the_root_and_the_next_process_in_a_cgroup_of_its_own() {
         let mut plain = Plain::new("rest");
-        let procs = plain.cgroups.base.join("cgroup.procs");
+        let procs = plain.cgroups.root.join("cgroup.procs");
         assert_eq!(plain.start().0, Some(0));
-        assert!(!procs.exists());
+        assert_eq!(fs::read_to_string(&procs).unwrap(), "");
 
         plain.cgroups.rest();
 

@@ -42,7 +42,7 @@ impl Rehearsal {
             Standard { stdin: Stdio::null(), stdout: Stdio::null(), stderr: Stdio::null() };
         let launch =
             Launch { args: &args, surroundings: &surroundings, standard, tty: false, keep: None };
-        let started = launcher.launch(launch).ok()?;
+        let started = launcher.launch_to_stay(launch).ok()?;
         Some(Self { process: started.process, deadline: now + REHEARSAL_TIMEOUT })
     }
 

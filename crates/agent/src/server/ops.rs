@@ -75,6 +75,9 @@ impl Server {
             }
             Request::Quiesce if self.identity.is_some() => {
                 self.identity.iter_mut().for_each(Identity::prepare_for_forks);
+                // What the kernel frees late of the last cgroup goes when caches are dropped: left
+                // pending, each fork would be woken for it.
+                self.launcher.rest();
                 return Some(Errand::Shrink);
             }
             Request::Freeze if self.identity.is_some() => return Some(Errand::Freeze),

@@ -45,9 +45,10 @@ use crate::sys::handed::{self, Keep};
 /// its machine at once, and `reboot=a`, by our reset register, so that a triple fault is never
 /// meant; no PCI, no i8042, no second serial port: there are none.
 /// `nowatchdog` and `psi=0`, since each wakes a guest that has nothing to do every few seconds,
-/// and a thousand siblings together all the time.
+/// and a thousand siblings together all the time; `deferred_probe_timeout=0`, since every fork of
+/// a snapshot younger than ten seconds would wake to look for devices that there are not.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=a pci=off i8042.noaux i8042.nokbd \
-                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
+                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check deferred_probe_timeout=0 \
                        nowatchdog psi=0";
 
 /// What a machine is at one instant, apart from its memory.
