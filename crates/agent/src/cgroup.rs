@@ -69,8 +69,8 @@ pub struct Cgroups {
     looked: usize,
 }
 
-/// Files that stay open: what the kernel frees late of a file of its own that was closed just before
-/// a snapshot wakes each fork, five seconds after.
+/// Files that stay open: what the kernel frees late of a file of its own that was closed just
+/// before a snapshot wakes each fork, five seconds after.
 #[derive(Debug)]
 struct Rest {
     /// By which one enters the root of the hierarchy.

@@ -89,8 +89,8 @@ impl Launcher {
         Ok(Launched { process: Process::new(pid, cgroup), verdict })
     }
 
-    /// Starts a process without a cgroup, for which each fork would pay: one that forks find running,
-    /// or that ends just before the snapshot.
+    /// Starts a process without a cgroup, for which each fork would pay: one that forks find
+    /// running, or that ends just before the snapshot.
     ///
     /// # Errors
     ///

@@ -48,8 +48,8 @@ use crate::sys::handed::{self, Keep};
 /// and a thousand siblings together all the time; `deferred_probe_timeout=0`, since every fork of
 /// a snapshot younger than ten seconds would wake to look for devices that there are not.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=a pci=off i8042.noaux i8042.nokbd \
-                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check deferred_probe_timeout=0 \
-                       nowatchdog psi=0";
+                       8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
+                       deferred_probe_timeout=0 nowatchdog psi=0";
 
 /// What a machine is at one instant, apart from its memory.
 #[derive(Debug)]
