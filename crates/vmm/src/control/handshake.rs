@@ -405,11 +405,14 @@ mod tests {
 
     #[test]
     fn a_second_event_and_one_of_something_else_are_garbled() {
-        for events in [[ASKS, ASKS], [br#"{"event":"started","pid":1}"#, ASKS]] {
+        let other: &[u8] = br#"{"event":"started","pid":1}"#;
+        for (before, last) in [(Some(ASKS), ASKS), (None, other)] {
             let (mut handshake, mut agent) = start();
-            for event in events {
+            if let Some(event) = before {
                 frame::write_frame(&mut agent, Kind::Event, event).unwrap();
+                assert!(!handshake.advance(realtime_ns()).unwrap());
             }
+            frame::write_frame(&mut agent, Kind::Event, last).unwrap();
 
             let error = handshake.advance(realtime_ns()).unwrap_err().to_string();
 
