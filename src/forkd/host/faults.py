@@ -8,15 +8,10 @@ client may try again; all else is a `HostError`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, HostError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """What the kernel says of a path that leads to no file."""
@@ -50,9 +45,11 @@ def host_error(doing: str, error: OSError, **context: str | int) -> HostError | 
     return HostError(f"cannot {doing}: {reason}", **context)
 
 
-@contextlib.contextmanager
-def kernel_call(doing: str, **context: str | int) -> Iterator[None]:
+class kernel_call:  # noqa: N801 - used as a function is
     """Raise what the kernel refuses in the block as one of ours.
+
+    A class of its own, and no `contextlib.contextmanager`: a fork enters eight for each child, and
+    a generator takes half as long again (1.06 µs, not 0.66).
 
     Args:
         doing: What the block does, to follow on "cannot": `make /run/forkd/s/sb-…`.
@@ -62,10 +59,21 @@ def kernel_call(doing: str, **context: str | int) -> Iterator[None]:
         CapacityError: Something ran out that others may give back.
         HostError: Anything else.
     """
-    try:
-        yield
-    except OSError as error:
-        raise host_error(doing, error, **context) from error
+
+    __slots__ = ("_context", "_doing")
+
+    def __init__(self, doing: str, **context: str | int) -> None:
+        self._doing = doing
+        self._context = context
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: object
+    ) -> None:
+        if isinstance(error, OSError):
+            raise host_error(self._doing, error, **self._context) from error
 
 
 def strerror(number: int) -> str:

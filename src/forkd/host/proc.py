@@ -266,7 +266,9 @@ def _of(pid: int, file: str) -> str:
     """
     with kernel_call(f"look at process {pid}", pid=pid):
         try:
-            return os.fsdecode((_PROC / str(pid) / file).read_bytes())
+            # Not a `Path`: a fork looks at each of its children.
+            with open(f"{_PROC}/{pid}/{file}", "rb") as opened:  # noqa: PTH123
+                return os.fsdecode(opened.read())
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
 

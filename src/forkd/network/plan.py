@@ -8,7 +8,7 @@ slot's index, which is all that has to be remembered.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError
@@ -98,18 +98,19 @@ class Plan:
             tap_index: Whose tap it has, if not that of `index`: a link that took over the
                 addresses of another keeps its tap.
         """
-        first = self.pool.network_address + index * _SLOT_ADDRESSES
-        first_v6 = _network_v6(first).network_address
+        # Numbers until the end: a fork makes one of these for each child.
+        first = int(self.pool.network_address) + index * _SLOT_ADDRESSES
+        first_v6 = _PRIVATE_V6 + (first << 64)
         tap_index = index if tap_index is None else tap_index
         return Slot(
             index=index,
             tap_index=tap_index,
             tap=f"{self.tap_prefix}{tap_index:04x}",
             mac=f"02:66:6b:00:{index >> 8:02x}:{index & 0xFF:02x}",
-            host=str(first + 1),
-            guest=str(first + 2),
-            host_v6=str(first_v6 + 1),
-            guest_v6=str(first_v6 + 2),
+            host=str(IPv4Address(first + 1)),
+            guest=str(IPv4Address(first + 2)),
+            host_v6=str(IPv6Address(first_v6 + 1)),
+            guest_v6=str(IPv6Address(first_v6 + 2)),
             ipv6=self.ipv6,
         )
 
@@ -140,7 +141,3 @@ class Plan:
             if index not in taken:
                 count -= 1
                 yield index
-
-
-def _network_v6(first: IPv4Address) -> IPv6Network:
-    return IPv6Network((_PRIVATE_V6 + (int(first) << 64), PREFIX_LENGTH_V6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,11 +17,14 @@ from forkd.errors import InvalidRequest
 from forkd.model.network import ALL_PORTS, AddressRule, Ports, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from forkd.model.network import IpNetwork, NetworkPolicy
 
 Address: TypeAlias = IPv4Address | IPv6Address
+
+POLICIES_KEPT = 8
+"""How many policies are kept cut into pieces: all children of a fork have the same."""
 
 SPECIAL_V4 = tuple(
     IPv4Network(each)
@@ -112,7 +116,8 @@ def check(policy: NetworkPolicy) -> None:
     pieces(policy.addresses)
 
 
-def pieces(rules: Sequence[AddressRule]) -> tuple[Piece, ...]:
+@lru_cache(maxsize=POLICIES_KEPT)
+def pieces(rules: tuple[AddressRule, ...]) -> tuple[Piece, ...]:
     """Return what `rules` allow, cut so that no two pieces overlap.
 
     A range that contains ranges that are not public means what is public of it; one that lies in

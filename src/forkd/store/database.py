@@ -12,8 +12,9 @@ import json
 import logging
 import sqlite3
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError, InvalidRequest, StoreError
@@ -106,11 +107,9 @@ class Database:
             StoreError: They could not be written.
         """
         with self.transaction() as connection:
-            for columns in map(_to_columns, rows):
-                names = ", ".join(columns)
-                values = ", ".join(f":{name}" for name in columns)
-                statement = f"INSERT OR REPLACE INTO sandboxes ({names}) VALUES ({values})"  # noqa: S608 - names of ours
-                connection.execute(statement, columns)
+            columns = [_to_columns(row) for row in rows]
+            if columns:
+                connection.executemany(_statement(tuple(columns[0])), columns)
 
     def remove(self, ids: Iterable[SandboxId]) -> None:
         """Remove rows, all or none; ids without a row are fine.
@@ -244,6 +243,13 @@ def _as_store_error() -> Iterator[None]:
         raise StoreError(f"the database does not work: {error}") from error
 
 
+@cache
+def _statement(names: tuple[str, ...]) -> str:
+    """Return what writes a row of columns with these names."""
+    values = ", ".join(f":{name}" for name in names)
+    return f"INSERT OR REPLACE INTO sandboxes ({', '.join(names)}) VALUES ({values})"  # noqa: S608 - names of ours
+
+
 def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
     sandbox = row.sandbox
     return {
@@ -257,7 +263,7 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "address_v6": sandbox.address_v6,
         "memory_limit_mib": sandbox.memory_limit_mib,
         "disk_limit_mib": sandbox.disk_limit_mib,
-        "spawn": None if sandbox.spawn is None else json.dumps(asdict(sandbox.spawn)),
+        "spawn": _spawn_text(sandbox.spawn),
         "exit_reason": sandbox.exit_reason,
         "network_index": row.network_index,
         "ancestors": json.dumps(sandbox.ancestors),
@@ -279,6 +285,13 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "tap_index": row.tap_index,
         "renaming": int(row.renaming),
     }
+
+
+def _spawn_text(spawn: SpawnTimes | None) -> str | None:
+    if spawn is None:
+        return None
+    # Not `dataclasses.asdict`: it copies deeply, and a fork writes one for each child.
+    return json.dumps({name: getattr(spawn, name) for name in SpawnTimes.__slots__})
 
 
 def _text(when: datetime | None) -> str | None:

@@ -328,8 +328,9 @@ class Batch:
                     self._report(child)
             raise _all_or_nothing_error(failures, len(self._children))
         ready = [child for child in self._children if child.failure is None]
-        for child in ready:
-            child.sandbox = replace(child.sandbox, branched_at=branched_at)
+        if branched_at is not None:
+            for child in ready:
+                child.sandbox = replace(child.sandbox, branched_at=branched_at)
         if not self._options.die_with_daemon:  # the next daemon ends what is still starting
             await self._forks.records.put(row_of(child.sandbox, child.lease) for child in ready)
         self.kept = True
