@@ -2,7 +2,8 @@
 
 The same snapshot is forked by hosts that differ in nothing but their walls, in turn, and what is
 measured is all that a user waits for: from the request to the service until every child is ready.
-At the end a thousand with a network each are alive at once, and every one is asked something.
+What a slot costs on the host alone, without what its guest does with it, is measured apart.  At the
+end a thousand with a network each are alive at once, and every one is asked something.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import Json, Stopwatch, median, summary
 from benchmarks.hogs import CALLER, FORK_DEADLINE_S, asked, forked
 from forkd.limits import NETWORK_SLOTS_DEFAULT, UIDS_DEFAULT
+from forkd.model.ids import new_sandbox_id
 from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from forkd.service.host import open_host
 from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from benchmarks.teller import Teller
     from forkd.model.ids import Tag
     from forkd.model.sandbox import Sandbox
+    from forkd.service.host import Host
     from forkd.service.settings import HostSettings
 
 WIDTH = 100
@@ -69,12 +74,16 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
     ready = replace(walled, network_slots=NETWORK_SLOTS_DEFAULT)
     kinds = {"bare": (bare, PLAIN), "walled": (walled, PLAIN), "linked": (ready, LINKED)}
     taken_ms: dict[str, list[float]] = {name: [] for name in kinds}
+    slots_ms: list[float] = []
     for number in range(1, plan.rounds + 1):
         teller.begin(f"walls of {WIDTH} children, round {number} of {plan.rounds}")
         for name, (host, options) in kinds.items():
-            taken_ms[name].append(await _fork(host, tag, options))
+            async with _forked_once(host, tag, options) as service:
+                taken_ms[name].append(await _fork(service, tag, options))
+                if options.network is not None:
+                    slots_ms.append(await _take_slots(service))
     crowd_ms = await _crowd(ready, tag, plan.alive, teller) if plan.alive else None
-    return lay_out(taken_ms, crowd_ms)
+    return lay_out(taken_ms, slots_ms, crowd_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +99,12 @@ class Crowd:
     answered_ms: list[float]
 
 
-def lay_out(taken_ms: dict[str, list[float]], crowd: Crowd | None = None) -> Json:
-    """Return what is kept of the times that each kind of fork took, and of the crowd."""
+def lay_out(
+    taken_ms: dict[str, list[float]], slots_ms: list[float], crowd: Crowd | None = None
+) -> Json:
+    """Return what is kept of the times of each kind of fork, of slots, and of the crowd."""
     medians = {name: median(times) for name, times in taken_ms.items()}
+    slots = median(slots_ms)
     figures: Json = {
         "walls": {
             "n": WIDTH,
@@ -102,6 +114,12 @@ def lay_out(taken_ms: dict[str, list[float]], crowd: Crowd | None = None) -> Jso
         },
         "jail": {"ratio": medians["walled"] / medians["bare"]},
         "network": {"ratio": medians["linked"] / medians["walled"]},
+        "slots": {
+            "ms_per_child": slots / WIDTH,
+            "of_fork": slots / medians["walled"],
+            "all_ms": slots_ms,
+        },
+        "host": {"ratio": (medians["walled"] + slots) / medians["bare"]},
     }
     if crowd is not None:
         figures["network_1000"] = {
@@ -114,21 +132,51 @@ def lay_out(taken_ms: dict[str, list[float]], crowd: Crowd | None = None) -> Jso
     return figures
 
 
-async def _fork(settings: HostSettings, tag: Tag, options: ForkOptions) -> float:
-    """Fork from a zygote that has been forked from once; return how long it took, in ms.
-
-    Network slots that are made ahead of need have been made by then.
-    """
+@contextlib.asynccontextmanager
+async def _forked_once(
+    settings: HostSettings, tag: Tag, options: ForkOptions
+) -> AsyncIterator[Host]:
+    """Give a host whose zygote has been forked from once."""
     async with open_host(settings) as host:
         async with forked(host, tag, replace(options, all_or_nothing=False), 1):
             pass
-        while host.figures.slots.is_filling:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(POLL_S)
-        clock = Stopwatch()
-        result = await host.sandboxes.fork(CALLER, tag, WIDTH, options)
-        took_ms = clock.ms()
-        await host.sandboxes.delete_all(each.id for each in result.sandboxes)
+        yield host
+
+
+async def _fork(host: Host, tag: Tag, options: ForkOptions) -> float:
+    """Fork and end them; return how long the fork took, in ms."""
+    await _slots_made(host)
+    clock = Stopwatch()
+    result = await host.sandboxes.fork(CALLER, tag, WIDTH, options)
+    took_ms = clock.ms()
+    await host.sandboxes.delete_all(each.id for each in result.sandboxes)
     return took_ms
+
+
+async def _take_slots(host: Host) -> float:
+    """Return how long `WIDTH` sandboxes take to get a network slot each, walls included, in ms.
+
+    That is how much longer all that they hold of the host takes than without.
+    """
+    taken_ms = []
+    leases = host.sandboxes.leases
+    for network in (None, HOST):
+        await _slots_made(host)
+        clock = Stopwatch()
+        taken = leases.reserve([new_sandbox_id() for _ in range(WIDTH)], network)
+        failed = await leases.acquire(taken, None)
+        taken_ms.append(clock.ms())
+        failed |= await leases.release(taken)
+        for error in failed.values():
+            raise error
+    without_ms, with_ms = taken_ms
+    return with_ms - without_ms
+
+
+async def _slots_made(host: Host) -> None:
+    """Return when the network slots that are made ahead of need have been made."""
+    while host.figures.slots.is_filling:  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(POLL_S)
 
 
 async def _crowd(settings: HostSettings, tag: Tag, alive: int, teller: Teller) -> Crowd:
