@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from forkd.errors import CapacityError
+from forkd.host import nftables
 
 MANY = """
 import os, resource
@@ -44,6 +48,18 @@ def said(script: str, *command: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="has a network namespace of its own")
 def test_the_packet_filter_is_spoken_to_with_more_descriptors_than_select_takes() -> None:
     assert said(FILTER, "unshare", "--net") == "{'ours'}"
+
+
+def test_a_kernel_without_a_thread_for_it_is_out_of_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(CapacityError, match=r"cannot filter the network: .*TasksMax"):
+        nftables.tables()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import HostError
-from forkd.host.faults import kernel_call
+from forkd.host.faults import host_error, kernel_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,7 @@ def run(commands: str) -> None:
 
     Raises:
         HostError: The library is not here, or the kernel refused.
+        CapacityError: The kernel has no thread, descriptor or memory for it.
     """
     _run(commands, json_output=False)
 
@@ -65,6 +66,7 @@ def read(command: str) -> list[dict[str, Any]]:
 
     Raises:
         HostError: As `run`; the object does not exist.
+        CapacityError: As `run`.
     """
     found: list[dict[str, Any]] = json.loads(_run(command, json_output=True))["nftables"]
     return found
@@ -81,7 +83,12 @@ def tables() -> set[str]:
 
 def _run(commands: str, *, json_output: bool) -> bytes:
     with _LOCK, ThreadPoolExecutor(1, "nftables") as ours:  # is in the namespaces of this thread
-        return ours.submit(_run_apart, commands, json_output=json_output).result()
+        try:
+            answer = ours.submit(_run_apart, commands, json_output=json_output)
+        except RuntimeError as error:  # the kernel has no thread to give
+            refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise host_error("filter the network", refused) from error
+        return answer.result()
 
 
 def _run_apart(commands: str, *, json_output: bool) -> bytes:
