@@ -4,7 +4,7 @@ A command is text in the language of nft(8), which is applied whole or not at al
 for each would cost a fork of the daemon per fork of a sandbox.
 
 The library waits with select(2), which ends the process if its socket is descriptor 1,024 or above:
-a daemon has so many with a few hundred sandboxes.  So commands run in a thread that has a table of
+a daemon has so many with nine hundred sandboxes.  So commands run in a thread that has a table of
 descriptors of its own, with hardly any in it.
 """
 
