@@ -39,7 +39,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def when_fed(daemon: RunningDaemon, act: Callable[[], object]) -> threading.Thread:
-    """Do something once the program has had input, and so our signals are its own."""
+    """Do something once the program has had input, and so our signals are its own.
+
+    In a thread of its own: a signal that it raises does not interrupt the main thread, which is
+    how one looks that comes just before that thread begins to wait.
+    """
 
     def wait_and_act() -> None:
         daemon.wait_for(lambda: daemon.service.exec_fed)
@@ -55,7 +59,7 @@ def test_a_signal_is_the_programs_to_die_of(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str, number: signal.Signals
 ) -> None:
     before = signal.getsignal(number)
-    sender = when_fed(daemon, lambda: os.kill(os.getpid(), number))
+    sender = when_fed(daemon, lambda: signal.raise_signal(number))
 
     ended = forkd("exec", sandbox, "sleep", stdin=b"go")
 
@@ -69,7 +73,7 @@ def test_a_terminal_has_its_size_and_its_changes_are_told(
 ) -> None:
     def resize() -> None:
         termios.tcsetwinsize(terminal, (50, 132))
-        os.kill(os.getpid(), signal.SIGWINCH)
+        signal.raise_signal(signal.SIGWINCH)
 
     sender = when_fed(daemon, resize)
     os.write(terminal, b"x")

@@ -1,15 +1,17 @@
 """Connect a program in a guest to this process's streams, terminal and signals.
 
 Three threads at most: the main one passes on output, one pumps standard input, and one sends
-signals.  The latter exists because a signal handler may interrupt anything, a send included, so
-all it does is put a number into a queue.
+signals.  The latter exists because a signal handler may interrupt anything, a send included, and
+because the interpreter runs handlers in the main thread alone: one that came just before that
+thread began to wait for output would run with the next output, or never.  The interpreter's
+wakeup descriptor (`signal.set_wakeup_fd`) has every number at once, whatever any thread does.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import signal
+import socket
 import sys
 import termios
 import threading
@@ -35,7 +37,7 @@ SIZE_UNKNOWN = (24, 80)
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that the program gets in our place, unless it has a terminal, where keys do that."""
 
-_Signals = queue.SimpleQueue[int | None]
+_PASSED_ON_WITH_TTY = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
 
 
 def attached(  # noqa: PLR0913 - what a program is run with
@@ -58,9 +60,7 @@ def attached(  # noqa: PLR0913 - what a program is run with
     size = _size() if tty else None
     program = sandbox.exec_stream(args, stdin=stdin, tty=size, timeout_s=timeout_s, **options)
     with program as process, ExitStack() as stack:
-        signals: _Signals = queue.SimpleQueue()
-        stack.enter_context(_passed_on(signals, tty=tty))
-        _thread(_send_signals, process, signals)
+        stack.enter_context(_signals_passed_on(process, _PASSED_ON_WITH_TTY if tty else PASSED_ON))
         if tty:
             stack.enter_context(_raw(sys.stdin.fileno()))
         if stdin:
@@ -84,32 +84,43 @@ def _pump_input(process: Process, descriptor: int) -> None:
         return  # the program has ended, which the main thread hears of itself
 
 
-def _send_signals(process: Process, signals: _Signals) -> None:
+def _send_signals(
+    process: Process, numbers: socket.socket, watched: Sequence[signal.Signals]
+) -> None:
+    """Send each watched signal whose number comes, until the other end of `numbers` is closed."""
     try:
-        while (number := signals.get()) is not None:
+        while (number := int.from_bytes(numbers.recv(1))) != 0:
+            if number not in watched:
+                continue  # one that has a handler of somebody else's
             if number == signal.SIGWINCH:
                 process.resize(*_size())
             else:
                 process.send_signal(number)
     except ForkdError:
         return
+    finally:
+        numbers.close()
 
 
 @contextmanager
-def _passed_on(signals: _Signals, *, tty: bool) -> Iterator[None]:
-    """Queue the signals that concern the program instead of dying of them."""
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        signals.put(number)
-
-    watched = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP) if tty else PASSED_ON
-    before = {number: signal.signal(number, pass_on) for number in watched}
+def _signals_passed_on(process: Process, watched: Sequence[signal.Signals]) -> Iterator[None]:
+    """Send the signals that concern the program to it instead of dying of them."""
+    numbers, written = socket.socketpair()
+    written.settimeout(0)  # as the interpreter demands: a handler must never wait
+    wakeup_before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _pass_on) for number in watched}
+    _thread(_send_signals, process, numbers, watched)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signals.put(None)
+        signal.set_wakeup_fd(wakeup_before)
+        written.close()
+
+
+def _pass_on(_: int, __: FrameType | None) -> None:
+    """Do nothing: the wakeup descriptor has the number, but only of signals with a handler."""
 
 
 @contextmanager
