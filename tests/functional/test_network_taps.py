@@ -12,13 +12,17 @@ import pytest
 from pyroute2 import IPRoute
 
 from forkd.errors import HostError
+from forkd.host import netlink
+from forkd.host.netlink import Ends, Link
 from forkd.network import taps
-from forkd.network.plan import PREFIX_LENGTH_V6, Plan
+from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6, Plan
 from tests.support.namespaces import Namespace
 from tests.support.outside import ROUTER, advertise, listening, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forkd.network.plan import Slot
 
 pytestmark = pytest.mark.needs("root", "tun")
 
@@ -154,6 +158,10 @@ def test_a_link_that_cannot_be_set_up_is_not_left_behind() -> None:
     assert first.tap not in {name for _, name in socket.if_nameindex()}
 
 
+def link_of(slot: Slot) -> Link:
+    return Link(slot.tap, slot.mac, (Ends(slot.host, slot.guest, PREFIX_LENGTH),))
+
+
 def is_ours(address: str) -> bool:
     """Whether this host has an address, and may use it at once."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -172,3 +180,26 @@ def test_links_that_nobody_uses_are_found_and_others_links_are_not() -> None:
     taps.create([used, unused])
 
     assert taps.left_over(PLAN, {used.tap}) == (unused.tap,)
+
+
+def test_a_link_that_cannot_be_set_up_keeps_none_beside_it_from_it() -> None:
+    first, second = PLAN.slot(0), PLAN.slot(1)
+    taps.create([first])
+    netlink.add_tap(second.tap)
+
+    failed = netlink.set_up([link_of(first), link_of(second)])
+
+    assert {tap: str(error) for tap, error in failed.items()} == {
+        first.tap: f"cannot set up {first.tap}: File exists"
+    }
+    assert is_ours(second.host)
+
+
+def test_links_are_removed_though_some_of_them_are_gone() -> None:
+    slots = [PLAN.slot(index) for index in range(3)]
+    taps.create(slots)
+    taps.remove(slots[:1])
+
+    taps.remove(slots)
+
+    assert not [name for _, name in socket.if_nameindex() if PLAN.is_ours(name)]

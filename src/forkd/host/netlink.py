@@ -1,8 +1,4 @@
-"""Network links, through /dev/net/tun and netlink.
-
-The library is loaded when the kernel is first asked: loading it takes 60 ms, and a daemon without
-sandboxes that have a network never does.
-"""
+"""Network links, through /dev/net/tun and netlink."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
+from forkd.host import nlmsg
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable
 
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
+    from forkd.host.nlmsg import Request
 
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
@@ -51,9 +47,6 @@ _WITHOUT_V6 = {"ipv6/conf/{name}/disable_ipv6": "1"}
 _ALL_V6 = _SYSCTL / "ipv6/conf/all"
 _GROUP_BITS = 30
 """Bits of the number that is drawn for a group of links; 0 is that of all links."""
-
-_IFA_F_NODAD = 0x02
-_NUD_PERMANENT = 0x80
 
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
@@ -138,9 +131,17 @@ def isolate(name: str, *, ipv6: bool) -> None:
         HostError: The kernel refused, or there is no such link.
     """
     for path, value in (_ISOLATED | (_ISOLATED_V6 if ipv6 else _WITHOUT_V6)).items():
-        setting = _SYSCTL / path.format(name=name)
         with kernel_call(f"isolate {name}", tap=name), contextlib.suppress(FileNotFoundError):
-            setting.write_text(value)
+            _set(f"{_SYSCTL}/{path.format(name=name)}", value)
+
+
+def _set(path: str, value: str) -> None:
+    """Write a setting: 2 ms for the eleven of a link, not 10 as with `Path.write_text`."""
+    opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(opened, value.encode())
+    finally:
+        os.close(opened)
 
 
 def set_up(links: Iterable[Link]) -> dict[str, ForkdError]:
@@ -153,33 +154,36 @@ def set_up(links: Iterable[Link]) -> dict[str, ForkdError]:
         HostError: The kernel is not to be asked at all.
     """
     failed: dict[str, ForkdError] = {}
-    with _netlink("set up links") as route:
-        for link in links:
-            try:
-                with _asking(f"set up {link.name}"):
-                    _set_up(route, link)
-            except ForkdError as error:
-                failed[link.name] = error
+    requests: list[Request] = []
+    asked: list[tuple[str, slice]] = []
+    for link in links:
+        try:
+            with kernel_call(f"set up {link.name}"):
+                ours = _setting_up(link)
+        except ForkdError as error:
+            failed[link.name] = error
+        else:
+            asked.append((link.name, slice(len(requests), len(requests) + len(ours))))
+            requests += ours
+    with kernel_call("set up links"):
+        said = nlmsg.ask(requests)
+    for name, place in asked:
+        try:
+            with kernel_call(f"set up {name}"):
+                nlmsg.check(said[place])
+        except ForkdError as error:
+            failed[name] = error
     return failed
 
 
-def _set_up(route: IPRoute, link: Link) -> None:
+def _setting_up(link: Link) -> list[Request]:
     index = _index(link.name)
-    route.link("set", index=index, state="up")
+    requests = [nlmsg.set_up(index)]
     for each in link.ends:
-        address, length = each.host, each.prefix_length
-        if ":" not in address:
-            route.addr("add", index=index, address=address, prefixlen=length)
-            continue
-        route.addr("add", index=index, address=address, prefixlen=length, flags=_IFA_F_NODAD)
-        route.neigh(
-            "replace",
-            ifindex=index,
-            family=socket.AF_INET6,
-            dst=each.guest,
-            lladdr=link.mac,
-            state=_NUD_PERMANENT,
-        )
+        requests.append(nlmsg.add_address(index, each.host, each.prefix_length))
+        if ":" in each.guest:
+            requests.append(nlmsg.set_neighbour(index, each.guest, link.mac))
+    return requests
 
 
 def not_forwarding(but: Callable[[str], bool]) -> tuple[str, ...]:
@@ -281,12 +285,10 @@ def forget_connections(marks: Iterable[int]) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    marks = tuple(marks)
-    if not marks:
-        return
-    with _netfilter("forget connections") as tracked:
-        for mark in marks:
-            tracked.flush(mark=mark, mark_mask=0xFFFF_FFFF)
+    requests = [nlmsg.forget_connections(mark) for mark in marks]
+    if requests:
+        with kernel_call("forget connections"):
+            nlmsg.check(nlmsg.ask(requests, nlmsg.NETFILTER))
 
 
 def _forwarding(name: str) -> Path:
@@ -299,8 +301,15 @@ def clear_addresses(name: str) -> None:
     Raises:
         HostError: The kernel refused, or there is no such link.
     """
-    with _netlink(f"clear {name}") as route:
-        route.flush_addr(index=_index(name))
+    from pyroute2 import IPRoute  # noqa: PLC0415 - takes 60 ms to load, and few daemons need it
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
+
+    with kernel_call(f"clear {name}"):
+        try:
+            with IPRoute() as route:
+                route.flush_addr(index=_index(name))
+        except NetlinkError as error:
+            raise OSError(error.code, os.strerror(error.code)) from error
 
 
 def remove(links: Collection[str]) -> None:
@@ -314,28 +323,27 @@ def remove(links: Collection[str]) -> None:
     """
     if not links:
         return
-    with _netlink(f"remove {', '.join(links)}") as route:
-        if len(links) == 1:
-            with _gone_is_fine():
-                route.link("del", index=_index(*links))
-            return
-        group = 1 + secrets.randbits(_GROUP_BITS)
-        for name in links:
-            with _gone_is_fine():
-                route.link("set", index=_index(name), group=group)
-        with _gone_is_fine():
-            route.link("del", index=0, IFLA_GROUP=group)
+    with kernel_call(f"remove {', '.join(links)}"):
+        indexes = [index for index in map(_index_if_there, links) if index is not None]
+        if len(indexes) == 1:
+            _done_or_gone(nlmsg.ask([nlmsg.delete_link(*indexes)]))
+        elif indexes:
+            group = 1 + secrets.randbits(_GROUP_BITS)
+            grouped = [nlmsg.put_in_group(index, group) for index in indexes]
+            _done_or_gone(nlmsg.ask([*grouped, nlmsg.delete_group(group)]))
 
 
-@contextlib.contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415 - slow to load
+def _done_or_gone(said: Iterable[int]) -> None:
+    nlmsg.check([number for number in said if number != errno.ENODEV])
 
+
+def _index_if_there(name: str) -> int | None:
     try:
-        yield
-    except (NetlinkError, OSError) as error:
-        if errno.ENODEV not in {getattr(error, "errno", None), getattr(error, "code", None)}:
+        return _index(name)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
             raise
+        return None
 
 
 def names() -> tuple[str, ...]:
@@ -357,30 +365,3 @@ def _index(name: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
         raw = fcntl.ioctl(asked.fileno(), _SIOCGIFINDEX, _IFINDEX.pack(name.encode(), 0))
     return int(_IFINDEX.unpack(raw)[1])
-
-
-@contextlib.contextmanager
-def _netfilter(doing: str) -> Iterator[NFCTSocket]:
-    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket  # noqa: PLC0415 - slow to load
-
-    with _asking(doing), NFCTSocket() as tracked:
-        yield tracked
-
-
-@contextlib.contextmanager
-def _netlink(doing: str) -> Iterator[IPRoute]:
-    from pyroute2 import IPRoute  # noqa: PLC0415 - slow to load
-
-    with _asking(doing), IPRoute() as route:
-        yield route
-
-
-@contextlib.contextmanager
-def _asking(doing: str) -> Iterator[None]:
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415 - slow to load
-
-    with kernel_call(doing):
-        try:
-            yield
-        except NetlinkError as error:
-            raise OSError(error.code, os.strerror(error.code)) from error
