@@ -41,9 +41,12 @@ for task in /proc/[0-9]*/task/[0-9]*; do
     echo "$task $(cut -d' ' -f2,3,14,15,39 $task/stat)"; cat $task/stack
 done
 cat /proc/interrupts
+echo l > /proc/sysrq-trigger
+dmesg | tail -n 300
 """
 """Each thread's number, name, state, ticks in user and system mode, processor, and where it waits;
-kernel threads have no `exe`."""
+kernel threads have no `exe`.  At the end what each processor executes, which the kernel's log has
+(`Documentation/admin-guide/sysrq.rst`): a thread that runs waits nowhere."""
 
 DOINGS_TIMEOUT_S = 60.0
 
