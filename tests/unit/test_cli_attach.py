@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import termios
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from forkd.cli import attach
+from forkd.errors import Conflict
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from forkd.sdk import Process
     from tests.support.cli import Ended
     from tests.support.daemon import RunningDaemon
 
@@ -113,3 +117,20 @@ def test_a_reader_that_leaves_ends_the_program(
 
     assert ended.code == 128 + signal.SIGPIPE
     daemon.wait_for(lambda: daemon.service.execs[0].closed)
+
+
+def test_signals_are_taken_though_the_program_has_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    class Gone:
+        sent: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+        def send_signal(self, number: int) -> None:
+            self.sent.put(number)
+            raise Conflict("the program has ended")
+
+    program = Gone()
+    with attach.signals_passed_on(cast("Process", program), [signal.SIGHUP]):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+            assert program.sent.get(timeout=30) == signal.SIGHUP
+
+    assert capfd.readouterr().err == ""

@@ -16,7 +16,7 @@ import sys
 import termios
 import threading
 import tty as terminal
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError, InvalidRequest
@@ -60,7 +60,7 @@ def attached(  # noqa: PLR0913 - what a program is run with
     size = _size() if tty else None
     program = sandbox.exec_stream(args, stdin=stdin, tty=size, timeout_s=timeout_s, **options)
     with program as process, ExitStack() as stack:
-        stack.enter_context(_signals_passed_on(process, _PASSED_ON_WITH_TTY if tty else PASSED_ON))
+        stack.enter_context(signals_passed_on(process, _PASSED_ON_WITH_TTY if tty else PASSED_ON))
         if tty:
             stack.enter_context(_raw(sys.stdin.fileno()))
         if stdin:
@@ -88,22 +88,21 @@ def _send_signals(
     process: Process, numbers: socket.socket, watched: Sequence[signal.Signals]
 ) -> None:
     """Send each watched signal whose number comes, until the other end of `numbers` is closed."""
-    try:
+    with numbers:
         while (number := int.from_bytes(numbers.recv(1))) != 0:
             if number not in watched:
                 continue  # one that has a handler of somebody else's
-            if number == signal.SIGWINCH:
-                process.resize(*_size())
-            else:
-                process.send_signal(number)
-    except ForkdError:
-        return
-    finally:
-        numbers.close()
+            # If the program has ended the main thread hears of it itself, and numbers are still to
+            # be read: the interpreter complains of a wakeup descriptor that nobody reads.
+            with suppress(ForkdError):
+                if number == signal.SIGWINCH:
+                    process.resize(*_size())
+                else:
+                    process.send_signal(number)
 
 
 @contextmanager
-def _signals_passed_on(process: Process, watched: Sequence[signal.Signals]) -> Iterator[None]:
+def signals_passed_on(process: Process, watched: Sequence[signal.Signals]) -> Iterator[None]:
     """Send the signals that concern the program to it instead of dying of them."""
     numbers, written = socket.socketpair()
     written.settimeout(0)  # as the interpreter demands: a handler must never wait
