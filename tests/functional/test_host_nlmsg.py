@@ -1,4 +1,4 @@
-"""What is asked of the kernel about links at once is answered one by one, and in order."""
+"""What is asked of the kernel over netlink at once is answered one by one, and in order."""
 
 from __future__ import annotations
 

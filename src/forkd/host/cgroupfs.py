@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError, HostError
+from forkd.host import tunables
 from forkd.host.faults import host_error, kernel_call
 
 if TYPE_CHECKING:
@@ -115,11 +116,7 @@ def make_limited(
 
 def _write_at(folder: int, path: str, file: str, value: str) -> None:
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
+        tunables.write(file, value, dir_fd=folder)
     except OSError as error:
         raise host_error(f"set {path}/{file} to {value}", error) from error
 
@@ -132,11 +129,7 @@ def write(group: Path, file: str, value: str) -> None:
     """
     path = group / file
     with kernel_call(f"set {path} to {value}"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
+        tunables.write(path, value)
 
 
 def open_processes(group: Path) -> int:

@@ -10,11 +10,12 @@ import secrets
 import socket
 import struct
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
-from forkd.host import nlmsg
+from forkd.host import nlmsg, tunables
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -132,16 +133,7 @@ def isolate(name: str, *, ipv6: bool) -> None:
     """
     for path, value in (_ISOLATED | (_ISOLATED_V6 if ipv6 else _WITHOUT_V6)).items():
         with kernel_call(f"isolate {name}", tap=name), contextlib.suppress(FileNotFoundError):
-            _set(f"{_SYSCTL}/{path.format(name=name)}", value)
-
-
-def _set(path: str, value: str) -> None:
-    """Write a setting: 2 ms for the eleven of a link, not 10 as with `Path.write_text`."""
-    opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(opened, value.encode())
-    finally:
-        os.close(opened)
+            tunables.write(f"{_SYSCTL}/{path.format(name=name)}", value)
 
 
 def set_up(links: Iterable[Link]) -> dict[str, ForkdError]:
@@ -154,23 +146,19 @@ def set_up(links: Iterable[Link]) -> dict[str, ForkdError]:
         HostError: The kernel is not to be asked at all.
     """
     failed: dict[str, ForkdError] = {}
-    requests: list[Request] = []
-    asked: list[tuple[str, slice]] = []
+    asked: dict[str, list[Request]] = {}
     for link in links:
         try:
             with kernel_call(f"set up {link.name}"):
-                ours = _setting_up(link)
+                asked[link.name] = _setting_up(link)
         except ForkdError as error:
             failed[link.name] = error
-        else:
-            asked.append((link.name, slice(len(requests), len(requests) + len(ours))))
-            requests += ours
     with kernel_call("set up links"):
-        said = nlmsg.ask(requests)
-    for name, place in asked:
+        said = iter(nlmsg.ask(list(chain.from_iterable(asked.values()))))
+    for name, requests in asked.items():
         try:
             with kernel_call(f"set up {name}"):
-                nlmsg.check(said[place])
+                nlmsg.check(list(islice(said, len(requests))))
         except ForkdError as error:
             failed[name] = error
     return failed
@@ -211,7 +199,7 @@ def forward(links: Iterable[str], *, on: bool) -> None:
     """
     for name in links:
         with kernel_call(f"forward what comes from {name}"), contextlib.suppress(FileNotFoundError):
-            _forwarding(name).write_text("1" if on else "0")
+            tunables.write(_forwarding(name), "1" if on else "0")
 
 
 def forwards_ipv6() -> bool:
@@ -321,20 +309,13 @@ def remove(links: Collection[str]) -> None:
     Raises:
         HostError: The kernel refused.
     """
-    if not links:
-        return
     with kernel_call(f"remove {', '.join(links)}"):
         indexes = [index for index in map(_index_if_there, links) if index is not None]
-        if len(indexes) == 1:
-            _done_or_gone(nlmsg.ask([nlmsg.delete_link(*indexes)]))
-        elif indexes:
+        if indexes:
             group = 1 + secrets.randbits(_GROUP_BITS)
             grouped = [nlmsg.put_in_group(index, group) for index in indexes]
-            _done_or_gone(nlmsg.ask([*grouped, nlmsg.delete_group(group)]))
-
-
-def _done_or_gone(said: Iterable[int]) -> None:
-    nlmsg.check([number for number in said if number != errno.ENODEV])
+            said = nlmsg.ask([*grouped, nlmsg.delete_group(group)])
+            nlmsg.check([number for number in said if number != errno.ENODEV])
 
 
 def _index_if_there(name: str) -> int | None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 AT_ONCE = 64
-"""Requests in one system call: as many answers fit into a socket's buffer (`net.core.rmem_default`)
-several times over."""
+"""Requests in one system call: their answers have to fit into a socket's buffer, which took 256 of
+them and not 320 (`net.core.rmem_default` of 212,992)."""
 
 _ANSWERS_BYTES = 1 << 16
 _SOL_NETLINK = 270
@@ -79,11 +79,6 @@ def put_in_group(index: int, group: int) -> Request:
     """Make a link one of a group, and of no other."""
     body = _LINK.pack(0, 0, index, 0, 0) + _attribute(_LINK_GROUP, _U32.pack(group))
     return Request(_NEW_LINK, 0, body)
-
-
-def delete_link(index: int) -> Request:
-    """Remove a link."""
-    return Request(_DELETE_LINK, 0, _LINK.pack(0, 0, index, 0, 0))
 
 
 def delete_group(group: int) -> Request:
