@@ -32,8 +32,7 @@ const HOOK_FILE: &str = "/etc/forkd/post-fork";
 /// A fork on its way.
 #[derive(Debug)]
 pub struct PostFork {
-    reseeded: Vec<String>,
-    ipv6: bool,
+    done: KernelPart,
     hook: Hook,
     commands: VecDeque<(Vec<String>, Surroundings)>,
     running: Option<(Process, String)>,
@@ -46,7 +45,7 @@ pub struct PostFork {
 pub struct KernelPart {
     /// Under which names the kernel has been reseeded.
     pub reseeded: Vec<String>,
-    /// Whether the guest has the IPv6 address that it was given.
+    /// Whether the guest has the IPv6 address that it was given, or will.
     pub ipv6: bool,
 }
 
@@ -58,8 +57,8 @@ struct RuntimePart {
 }
 
 impl PostFork {
-    /// A fork whose kernel is `done`; hooks write to a file in `folder`.
-    pub fn new(done: KernelPart, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
+    /// A fork of which nothing is done; hooks write to a file in `folder`.
+    pub fn new(defaults: &Defaults, folder: &Path, now: Instant) -> Self {
         let mut commands = VecDeque::new();
         let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
         if has_hook() {
@@ -70,14 +69,23 @@ impl PostFork {
             commands.push_back((defaults.post_fork_command.clone(), as_image));
         }
         Self {
-            reseeded: done.reseeded,
-            ipv6: done.ipv6,
+            done: KernelPart::default(),
             hook: Hook::None,
             commands,
             running: None,
             deadline: now + HOOK_TIMEOUT,
             output: folder.join("hook.log"),
         }
+    }
+
+    /// Whether the image's commands will run.
+    pub fn has_commands(&self) -> bool {
+        !self.commands.is_empty()
+    }
+
+    /// What only needs the kernel is done.
+    pub fn on_kernel(&mut self, done: KernelPart) {
+        self.done = done;
     }
 
     /// The runtime's request.
@@ -95,7 +103,7 @@ impl PostFork {
     pub fn on_runtime(&mut self, payload: &[u8]) -> Outcome<()> {
         let part: RuntimePart = serde_json::from_slice(payload)
             .map_err(|error| failure(ErrorCode::ReseedFailed, format!("the runtime: {error}")))?;
-        self.reseeded.extend(part.reseeded);
+        self.done.reseeded.extend(part.reseeded);
         self.hook = part.hook;
         Ok(())
     }
@@ -162,9 +170,9 @@ impl PostFork {
     pub fn reply(&mut self) -> PostForkReply {
         PostForkReply {
             realtime_ns: clock::realtime_ns(),
-            reseeded: std::mem::take(&mut self.reseeded),
+            reseeded: std::mem::take(&mut self.done.reseeded),
             hook: self.hook,
-            ipv6: self.ipv6,
+            ipv6: self.done.ipv6,
             generation_on_request: true,
         }
     }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use forkd_proto::guest::{ErrorCode, Network, PostFork};
+use forkd_proto::guest::{ErrorBody, ErrorCode, Network, PostFork};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::sethostname;
@@ -34,6 +34,11 @@ pub struct Identity {
     boot_id: File,
     resolv_conf: File,
     interface: Option<Interface>,
+    /// No program ran but the runtime before the snapshot, and the agent has been asked for nothing
+    /// since by which one could have been started.
+    dormant: bool,
+    /// The network that this guest gets when it is first used.
+    put_off: Option<Network>,
 }
 
 impl Identity {
@@ -54,6 +59,8 @@ impl Identity {
             interface: Interface::prepare()
                 .inspect_err(|error| log::line(&format!("no network: {error}")))
                 .ok(),
+            dormant: false,
+            put_off: None,
         })
     }
 
@@ -72,28 +79,54 @@ impl Identity {
     }
 
     /// Becomes the sandbox that `request` describes, as far as the kernel is concerned.  Returns
-    /// whether it has the IPv6 address that it was given.
+    /// whether it has the IPv6 address that it was given, or will.
+    ///
+    /// In a dormant guest whose runtime and hooks are `idle` nobody can look at the network until
+    /// the agent is asked for something: one that has had none yet gets it then, by
+    /// [`rouse`](Self::rouse).
     ///
     /// # Errors
     ///
     /// `reseed_failed` or `network_failed`, or `io` for clock and names.
-    pub fn become_sandbox(&mut self, request: &PostFork) -> Outcome<bool> {
-        let said = |what: &'static str, code| {
-            move |error: io::Error| failure(code, format!("{what}: {error}"))
-        };
+    pub fn become_sandbox(&mut self, request: &PostFork, idle: bool) -> Outcome<bool> {
         clock::set_realtime_ns(request.realtime_ns)
             .map_err(said("cannot set the clock", ErrorCode::Io))?;
         self.pool
             .reseed(&request.seed)
             .map_err(said("cannot reseed the kernel", ErrorCode::ReseedFailed))?;
         self.set_names(request).map_err(said("cannot set an identity", ErrorCode::Io))?;
+        self.put_off = None;
         let Some(network) = &request.network else { return Ok(false) };
-        self.set_network(network)
-            .map_err(said("cannot set the network up", ErrorCode::NetworkFailed))
+        if let Some(interface) = &self.interface
+            && self.dormant
+            && idle
+            && interface.has_no_address()
+        {
+            self.put_off = Some(network.clone());
+            return Ok(network.address_v6.is_some() && interface.can_ipv6());
+        }
+        self.set_network(network).map_err(no_network)
     }
 
-    /// Does before the snapshot what forks are then spared.
-    pub fn prepare_for_forks(&mut self) {
+    /// Somebody uses the guest: it is not dormant any more, and gets the network that was put off.
+    ///
+    /// # Errors
+    ///
+    /// `network_failed`; whoever asks next tries again.
+    pub fn rouse(&mut self) -> Outcome<()> {
+        self.dormant = false;
+        let Some(network) = self.put_off.take() else { return Ok(()) };
+        let connected = self.set_network(&network);
+        if connected.is_err() {
+            self.put_off = Some(network);
+        }
+        connected.map(drop).map_err(no_network)
+    }
+
+    /// Does before the snapshot what forks are then spared.  The guest is `dormant` if no program
+    /// runs but the runtime.
+    pub fn prepare_for_forks(&mut self, dormant: bool) {
+        self.dormant = dormant;
         if let Some(interface) = &mut self.interface
             && let Err(error) = interface.note_addresses()
         {
@@ -121,6 +154,14 @@ impl Identity {
         }
         Ok(ipv6)
     }
+}
+
+fn no_network(error: io::Error) -> ErrorBody {
+    said("cannot set the network up", ErrorCode::NetworkFailed)(error)
+}
+
+fn said(what: &'static str, code: ErrorCode) -> impl FnOnce(io::Error) -> ErrorBody {
+    move |error| failure(code, format!("{what}: {error}"))
 }
 
 fn hosts(name: &str) -> String {
@@ -193,6 +234,37 @@ mod tests {
         let found = file.metadata().unwrap();
         fs::remove_file(path).unwrap();
         assert_eq!((found.len(), found.blocks()), (0, 8));
+    }
+
+    #[test]
+    fn a_network_that_cannot_be_put_on_fails_whatever_is_asked_until_it_can() {
+        let null = || File::options().write(true).open("/dev/null").unwrap();
+        let network = Network {
+            mac: "02:00:00:00:00:01".to_owned(),
+            address: "192.0.2.2/30".to_owned(),
+            ..Network::default()
+        };
+        let mut identity = Identity {
+            pool: Pool::open().unwrap(),
+            hostname: null(),
+            hosts: null(),
+            machine_id: null(),
+            boot_id: null(),
+            resolv_conf: null(),
+            interface: Some(Interface::unknown()),
+            dormant: true,
+            put_off: Some(network),
+        };
+
+        for _ in 0..2 {
+            let refused = identity.rouse().unwrap_err();
+
+            assert_eq!(refused.code, ErrorCode::NetworkFailed);
+        }
+
+        identity.put_off = None;
+        identity.rouse().unwrap();
+        assert!(!identity.dormant);
     }
 
     #[test]

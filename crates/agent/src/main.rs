@@ -34,6 +34,7 @@ mod init;
 mod log;
 mod mounts;
 mod netlink;
+mod processes;
 mod quiesce;
 mod runtime;
 mod server;

@@ -46,8 +46,11 @@ const HEADER_BYTES: usize = 16;
 /// Most of an answer: a dump comes in parts that fit.
 const ANSWER_MAX: usize = 8 << 10;
 
-/// What keeps the guest from learning of addresses and routes by itself, below
-/// `/proc/sys/net/ipv6/conf`: it has those that it is given.
+/// Where the kernel has its settings of IPv6, a folder for each interface.
+const CONF_V6: &str = "/proc/sys/net/ipv6/conf";
+
+/// What keeps the guest from learning of addresses and routes by itself: it has those that it is
+/// given.
 const QUIET: [(&str, &str); 5] = [
     ("accept_ra", "0"),
     ("autoconf", "0"),
@@ -78,6 +81,9 @@ pub struct Interface {
     /// Its addresses, as bodies fit for taking them away, if nobody but us can have added any since
     /// they were asked for.
     known: Option<Vec<Vec<u8>>>,
+    /// Whether it could have an IPv6 address when they were asked for.
+    ipv6: bool,
+    name: String,
 }
 
 impl Interface {
@@ -91,7 +97,8 @@ impl Interface {
     pub fn prepare() -> io::Result<Self> {
         let name = interface_name()?.ok_or(io::ErrorKind::NotFound)?;
         quiet(&name)?;
-        let mut interface = Self { index: index_of(&name)?, link: Link::open()?, known: None };
+        let (index, link) = (index_of(&name)?, Link::open()?);
+        let mut interface = Self { index, link, known: None, ipv6: false, name };
         interface.link.ask(&[set_link(interface.index, None)])?;
         Ok(interface)
     }
@@ -105,7 +112,18 @@ impl Interface {
     /// The kernel refused; forks will ask.
     pub fn note_addresses(&mut self) -> io::Result<()> {
         self.known = Some(self.link.addresses(self.index)?);
+        self.ipv6 = has_ipv6(&self.name);
         Ok(())
+    }
+
+    /// Whether it has had no address when they were noted, and been given none since.
+    pub fn has_no_address(&self) -> bool {
+        self.known.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// Whether an IPv6 address that it is given now would be its own, as far as was noted.
+    pub fn can_ipv6(&self) -> bool {
+        self.ipv6
     }
 
     /// Gives the interface its MAC, addresses and default routes, and takes away the addresses that
@@ -140,6 +158,13 @@ impl Interface {
         Ok(ipv6)
     }
 
+    /// One that the kernel does not know, and that has no address.
+    #[cfg(test)]
+    pub fn unknown() -> Self {
+        let link = Link::open().unwrap();
+        Self { index: i32::MAX as u32, link, known: Some(Vec::new()), ipv6: true, name: "?".into() }
+    }
+
     fn configure_v6(&mut self, address: &[u8], gateway: Option<&str>) -> io::Result<bool> {
         let mut messages = vec![add_address(address)];
         if let Some(gateway) = gateway {
@@ -170,12 +195,18 @@ impl Interface {
 
 /// A kernel without IPv6 has nothing to quiet.
 fn quiet(name: &str) -> io::Result<()> {
-    let folder = Path::new("/proc/sys/net/ipv6/conf").join(name);
+    let folder = Path::new(CONF_V6).join(name);
     if !folder.exists() {
         return Ok(());
     }
     fs::write(REPORTS.0, REPORTS.1)?;
     QUIET.iter().try_for_each(|(setting, value)| fs::write(folder.join(setting), value))
+}
+
+/// Whether the kernel has IPv6, and uses it on the interface.
+fn has_ipv6(name: &str) -> bool {
+    let file = Path::new(CONF_V6).join(name).join("disable_ipv6");
+    fs::read_to_string(file).is_ok_and(|text| text.trim() == "0")
 }
 
 /// Whether an IPv6 address was refused because there is no IPv6: the kernel was built or started

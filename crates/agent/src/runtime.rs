@@ -187,13 +187,19 @@ impl Runtime {
     /// Takes a `post_fork` request to be done before the next job, if nothing can happen in the
     /// interpreter until then.  False: it has to be done now.
     pub fn put_off(&mut self, request: &[u8]) -> bool {
-        let Some(process) = &mut self.process else { return false };
+        let dormant = self.process.is_some() && self.is_dormant();
+        if dormant {
+            self.put_off = Some(request.to_vec());
+        }
+        dormant
+    }
+
+    /// Whether nothing can happen in the interpreter until its next job; nothing can in none.
+    pub fn is_dormant(&mut self) -> bool {
+        let Some(process) = &mut self.process else { return true };
         let idle = self.current.is_none() && self.queue.is_empty();
         self.dormant = idle && (self.dormant || process.is_dormant());
         self.look_at = None;
-        if self.dormant {
-            self.put_off = Some(request.to_vec());
-        }
         self.dormant
     }
 

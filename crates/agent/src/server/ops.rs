@@ -17,12 +17,11 @@ use crate::conn::{Conn, Op};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork, needs_generation};
-use crate::identity::Identity;
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, Job, Purpose};
 use crate::warm::Warm;
 use crate::watch::Watch;
-use crate::{clock, log};
+use crate::{clock, log, processes};
 
 impl Server {
     /// Takes one frame; what a thread is to do about it, if one is.
@@ -54,6 +53,13 @@ impl Server {
     }
 
     fn begin(&mut self, conn: &mut Conn, request: Request) -> Option<Errand> {
+        if !leaves_the_guest_alone(&request)
+            && let Some(identity) = &mut self.identity
+            && let Err(body) = identity.rouse()
+        {
+            conn.fail(&body);
+            return None;
+        }
         match request {
             Request::Ping => conn.reply(&self.pong()),
             Request::Echo(echo) => conn.reply(&echo),
@@ -74,7 +80,6 @@ impl Server {
                 conn.reply(&Nothing {});
             }
             Request::Quiesce if self.identity.is_some() => {
-                self.identity.iter_mut().for_each(Identity::prepare_for_forks);
                 // What the kernel frees late of the last cgroup goes when caches are dropped: left
                 // pending, each fork would be woken for it.
                 self.launcher.rest();
@@ -347,24 +352,29 @@ impl Server {
     }
 
     fn finish_quiesce(&mut self, conn: &mut Conn) {
+        let dormant = self.has_no_programs();
+        self.identity.iter_mut().for_each(|it| it.prepare_for_forks(dormant));
         self.launcher.rest();
         conn.reply(&quiesce::reply());
     }
 
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
-        let mut done = KernelPart::default();
+        let mut fork = PostFork::new(&self.defaults, &self.folder, self.now);
+        let hooked = fork.has_commands() || self.defaults.post_fork.is_some();
         if let Some(identity) = &mut self.identity {
             if needs_generation() {
                 conn.event(&Event::AnnounceGeneration);
                 // Before anything can be sent over the network.  What is left goes with the reply.
                 drop(conn.stream.flush());
             }
-            match identity.become_sandbox(request) {
-                Ok(ipv6) => done = KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 },
+            let idle = !hooked && self.runtime.is_dormant();
+            match identity.become_sandbox(request, idle) {
+                Ok(ipv6) => {
+                    fork.on_kernel(KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 });
+                }
                 Err(body) => return conn.fail(&body),
             }
         }
-        let fork = PostFork::new(done, &self.defaults, &self.folder, self.now);
         conn.op = Op::PostFork(Box::new(fork));
         let code = self.defaults.post_fork.as_deref();
         if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
@@ -379,6 +389,14 @@ impl Server {
             return self.advance_post_fork(conn);
         }
         self.submit(conn, Purpose::PostFork, payload, None);
+    }
+
+    /// Whether nothing runs in the guest but the agent and its runtime.
+    fn has_no_programs(&self) -> bool {
+        let mut known = vec![Pid::this()];
+        known.extend(self.runtime.pid());
+        let alone = processes::none_but(&known);
+        alone.inspect_err(|error| log::line(&format!("/proc: {error}"))).unwrap_or(false)
     }
 
     fn on_runtime_forked(&mut self, conn: &mut Conn, payload: &[u8]) {
@@ -410,6 +428,33 @@ impl Server {
         nix::unistd::sync();
         let Err(errno) = reboot(RebootMode::RB_POWER_OFF);
         log::line(&format!("cannot power off: {errno}"));
+    }
+}
+
+/// Whether nobody can look at the guest's network by it, nor start a program.
+fn leaves_the_guest_alone(request: &Request) -> bool {
+    match request {
+        Request::Ping
+        | Request::Echo(_)
+        | Request::Quiesce
+        | Request::Freeze
+        | Request::PostFork(_)
+        | Request::SetTime(_)
+        | Request::AdjustTime(_)
+        | Request::Watch(_)
+        | Request::Watched(_)
+        | Request::Shutdown => true,
+        Request::Exec(_)
+        | Request::Eval(_)
+        | Request::ReadFile(_)
+        | Request::WriteFile(_)
+        | Request::Stat(_)
+        | Request::ListDir(_)
+        | Request::MakeDir(_)
+        | Request::Move(_)
+        | Request::Remove(_)
+        | Request::Warm(_)
+        | Request::Configure(_) => false,
     }
 }
 
