@@ -74,7 +74,11 @@ ROWS = (
     Row("… when nobody branched it", "branch.guest_stall_unbranched_ms_p99", "ms"),
     Row("100 forked by the service, jailed and in cgroups", "walls.wall_ms.walled", "ms"),
     Row("… against without", "jail.ratio", "x", 1.05),
-    Row("… with a network each, against without", "network.ratio", "x"),
+    Row("… with a network each, against without", "network.ratio", "x", 1.05),
+    Row(
+        "… jailed, in cgroups and with a network each, against none of it", "walls.ratio", "x", 1.05
+    ),
+    Row("… and every one has answered a question", "walls.used_ratio", "x"),
     Row("… with slots that no guest is told of, against no walls", "host.ratio", "x", 1.05),
     Row("a network slot with its walls, per child", "slots.ms_per_child", "ms"),
     Row("… of the fork", "slots.of_fork", "x"),

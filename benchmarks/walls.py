@@ -1,9 +1,11 @@
 """What walls cost a fork: the jail with its filters, the cgroup, and a network of its own.
 
 The same snapshot is forked by hosts that differ in nothing but their walls, in turn, and what is
-measured is all that a user waits for: from the request to the service until every child is ready.
-What a slot costs on the host alone, without what its guest does with it, is measured apart.  At the
-end a thousand with a network each are alive at once, and every one is asked something.
+measured is all that a user waits for: from the request to the service until every child is ready,
+and from there until every one has answered its first question, since a dormant guest puts its
+network on before that (ADR 0038).  What a slot costs on the host alone, without what its guest does
+with it, is measured apart.  At the end a thousand with a network each are alive at once, and every
+one is asked something.
 """
 
 from __future__ import annotations
@@ -74,16 +76,19 @@ async def measure(settings: HostSettings, tag: Tag, teller: Teller, *, quick: bo
     ready = replace(walled, network_slots=NETWORK_SLOTS_DEFAULT)
     kinds = {"bare": (bare, PLAIN), "walled": (walled, PLAIN), "linked": (ready, LINKED)}
     taken_ms: dict[str, list[float]] = {name: [] for name in kinds}
+    first_ms: dict[str, list[float]] = {name: [] for name in kinds}
     slots_ms: list[float] = []
     for number in range(1, plan.rounds + 1):
         teller.begin(f"walls of {WIDTH} children, round {number} of {plan.rounds}")
         for name, (host, options) in kinds.items():
             async with _forked_once(host, tag, options) as service:
-                taken_ms[name].append(await _fork(service, tag, options))
+                fork_ms, answers_ms = await _fork(service, tag, options)
+                taken_ms[name].append(fork_ms)
+                first_ms[name].append(answers_ms)
                 if options.network is not None:
                     slots_ms.append(await _take_slots(service))
     crowd_ms = await _crowd(ready, tag, plan.alive, teller) if plan.alive else None
-    return lay_out(taken_ms, slots_ms, crowd_ms)
+    return lay_out(taken_ms, first_ms, slots_ms, crowd_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,24 @@ class Crowd:
 
 
 def lay_out(
-    taken_ms: dict[str, list[float]], slots_ms: list[float], crowd: Crowd | None = None
+    taken_ms: dict[str, list[float]],
+    first_ms: dict[str, list[float]],
+    slots_ms: list[float],
+    crowd: Crowd | None = None,
 ) -> Json:
-    """Return what is kept of the times of each kind of fork, of slots, and of the crowd."""
+    """Return what is kept of the times of each kind of fork, of slots, and of the crowd.
+
+    Args:
+        taken_ms: How long forks of each kind took, by round.
+        first_ms: How long the first answers of their children took, one after the other.
+        slots_ms: How long the slots of a fork took.
+        crowd: What the crowd took.
+    """
     medians = {name: median(times) for name, times in taken_ms.items()}
+    used = {
+        name: median([sum(both) for both in zip(times, first_ms[name], strict=True)])
+        for name, times in taken_ms.items()
+    }
     slots = median(slots_ms)
     figures: Json = {
         "walls": {
@@ -111,9 +130,15 @@ def lay_out(
             "rounds": len(taken_ms["bare"]),
             "wall_ms": medians,
             "all_ms": taken_ms,
+            "first_ms": first_ms,
+            "ratio": medians["linked"] / medians["bare"],
+            "used_ratio": used["linked"] / used["bare"],
         },
         "jail": {"ratio": medians["walled"] / medians["bare"]},
-        "network": {"ratio": medians["linked"] / medians["walled"]},
+        "network": {
+            "ratio": medians["linked"] / medians["walled"],
+            "used_ratio": used["linked"] / used["walled"],
+        },
         "slots": {
             "ms_per_child": slots / WIDTH,
             "of_fork": slots / medians["walled"],
@@ -143,14 +168,15 @@ async def _forked_once(
         yield host
 
 
-async def _fork(host: Host, tag: Tag, options: ForkOptions) -> float:
-    """Fork and end them; return how long the fork took, in ms."""
+async def _fork(host: Host, tag: Tag, options: ForkOptions) -> tuple[float, float]:
+    """Fork and end them; return how long the fork took, and the first answers of all, in ms."""
     await _slots_made(host)
     clock = Stopwatch()
     result = await host.sandboxes.fork(CALLER, tag, WIDTH, options)
     took_ms = clock.ms()
+    first_ms = await asked(host, result.sandboxes, 1)
     await host.sandboxes.delete_all(each.id for each in result.sandboxes)
-    return took_ms
+    return took_ms, sum(first_ms)
 
 
 async def _take_slots(host: Host) -> float:

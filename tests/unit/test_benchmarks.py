@@ -84,7 +84,8 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "clients": of_clients().figures(),
         "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
         **walls.lay_out(
-            {"bare": [200.0, 220.0], "walled": [210.0], "linked": [252.0]},
+            {"bare": [200.0, 180.0, 220.0], "walled": [210.0], "linked": [252.0]},
+            {"bare": [100.0, 400.0, 100.0], "walled": [126.0], "linked": [132.0]},
             [10.5, 21.0],
             walls.Crowd([100.0, 150.0], [10.0] * 5),
         ),
@@ -115,6 +116,9 @@ def test_what_clients_cost_a_fork_is_a_ratio_of_medians_with_its_spread() -> Non
 def test_what_walls_and_hogs_cost_are_ratios(bench: dict[str, object]) -> None:
     assert look_up(bench, "jail.ratio") == 1.05
     assert look_up(bench, "network.ratio") == 1.2
+    assert look_up(bench, "walls.ratio") == 1.26
+    assert look_up(bench, "walls.used_ratio") == 384.0 / 320.0
+    assert look_up(bench, "network.used_ratio") == 384.0 / 336.0
     assert look_up(bench, "slots.of_fork") == 0.05
     assert look_up(bench, "slots.ms_per_child") == 0.105
     assert look_up(bench, "host.ratio") == 1.1025
