@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd import programs
+from forkd.cgroups.tree import DAEMON
+from forkd.errors import ForkdError
+from forkd.host import cgroupfs
 from forkd.sdk import Client
 from tests.support.docs import tries_in
 from tests.support.real_host import RECIPE, ROOT, TAG
@@ -20,6 +24,8 @@ from tests.support.rootless_daemon import (
     HOME_FILE,
     USER,
     as_user,
+    delegated_group,
+    in_group,
     running_rootless_daemon,
     without_user_namespaces,
 )
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from forkd.sdk import Sandbox
     from tests.support.rootless_daemon import RootlessDaemon
 
-REAL = pytest.mark.needs("kvm", "root", "binaries")
+REAL = pytest.mark.needs("kvm", "root", "binaries", "cgroup2")
 pytestmark = pytest.mark.timeout(600)
 
 NAMESPACES = ("user", "mnt", "net", "ipc", "uts")
@@ -38,6 +44,8 @@ CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 SYS_PTRACE = 1 << 19
 CAPTIVE = ROOT / "build/bin/forkd-captive"
 TRIES_LEAST = 60
+MIB = 1 << 20
+LIMIT_MIB = 256
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,11 @@ def threads(pid: int) -> list[int]:
 
 def namespace(pid: int | str, kind: str) -> str:
     return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+
+
+def group_of(pid: int) -> Path:
+    (line,) = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return cgroupfs.CGROUP_ROOT / line.removeprefix("0::/")
 
 
 def pid_of(sandbox: Sandbox) -> int:
@@ -180,10 +193,66 @@ def test_a_captured_machine_gets_what_is_said_and_nothing_else(
 
 
 @REAL
-def test_a_host_of_an_ordinary_user_is_jailed_and_has_no_cgroups(client: Client) -> None:
+def test_machines_are_in_groups_below_the_one_that_was_delegated(
+    client: Client, daemon: RootlessDaemon, sandbox: Sandbox
+) -> None:
     host = client.host()
+    assert (host.jail, host.cgroups) == (True, True)
+    sandboxes = daemon.group / daemon.names.cgroup_root.name
+    limit_mib = sandbox.refresh().memory_limit_mib
+    assert limit_mib is not None
+    assert (sandboxes / sandbox.id / "memory.max").read_text() == f"{limit_mib * MIB}\n"
+    (sibling,) = sandbox.branch(1)
+    with sibling:
+        assert group_of(pid_of(sandbox)) == sandboxes / sandbox.id
+        assert group_of(pid_of(sibling)) == sandboxes / sibling.id
+        ours = {group_of(pid) for pid in daemon.vmm_processes()}
+    assert group_of(daemon.pid) == daemon.group / DAEMON
+    assert ours == {daemon.group / DAEMON, sandboxes / sandbox.id, sandboxes / sibling.id}
+    assert not (sandboxes / sibling.id).exists()
 
-    assert (host.jail, host.cgroups) == (True, False)
+
+@REAL
+def test_a_guest_past_its_limit_ends_alone(client: Client, sandbox: Sandbox) -> None:
+    with client.fork(TAG, memory_limit_mib=LIMIT_MIB)[0] as hungry:
+        with pytest.raises(ForkdError):
+            hungry.eval(f"len(b'x' * {(LIMIT_MIB + 64) * MIB})")
+
+        for _ in hungry.follow_logs():
+            pass
+        assert hungry.refresh().exit_reason == "killed, out of memory: its own limit had no more"
+    assert sandbox.eval("1 + 1").value == 2
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill a process at the end of the block, whatever happened in it."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+DELEGATED = "from forkd.cgroups import tree; print(tree.delegated())"
+
+
+@pytest.mark.needs("root", "cgroup2")
+def test_a_group_is_delegated_that_is_the_users_and_has_no_other_process() -> None:
+    def found(group: Path) -> str:
+        words = in_group(group, as_user([sys.executable, "-c", DELEGATED]))
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()  # noqa: S603 - our own
+
+    with delegated_group("forkd-test-other-unit") as group:
+        assert found(group) == str(group)
+        assert found(cgroupfs.CGROUP_ROOT) == "None"
+        words = in_group(group, as_user(["/bin/sh", "-c", "echo here; exec sleep infinity"]))
+        with (
+            subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other,  # noqa: S603 - our own
+            ended(other),
+        ):
+            assert other.stdout is not None
+            assert other.stdout.readline() == "here\n"
+            assert found(group) == "None"
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkd.cgroups.limits import CONTROLLERS, IO
+from forkd.host import cgroupfs
 from forkd.images.layout import default_cache_folder
-from tests.support.real_daemon import Daemon
+from tests.support.real_daemon import END_TIMEOUT_S, Daemon
 from tests.support.real_host import ROOT
 
 if TYPE_CHECKING:
@@ -39,10 +41,11 @@ with without_collecting():
     from tests.support.host_settings import settings_in
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
-commands.host_settings = lambda _: replace(
-    settings_in(state, run_dir), uids=None, build_uids=None, cgroups=False, rootless_jail=True
-)
 settings = Settings(socket=run_dir / "forkd.sock", state_dir=state)
+cgroups = commands.host_settings(settings).cgroups
+commands.host_settings = lambda _: replace(
+    settings_in(state, run_dir), uids=None, build_uids=None, cgroups=cgroups, rootless_jail=True
+)
 sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """
 """The daemon as it is for an ordinary user, except that images are root's."""
@@ -101,8 +104,38 @@ def without_user_namespaces(words: Sequence[str | Path], spare: Path) -> list[st
     return ["/usr/bin/unshare", "--mount", "/bin/sh", "-ec", refuse, str(spare), *as_user(words)]
 
 
+@contextlib.contextmanager
+def delegated_group(name: str = "forkd-test-unit") -> Iterator[Path]:
+    """A cgroup of the user's, as a service manager makes for a unit; all in it ends and goes."""
+    group = cgroupfs.CGROUP_ROOT / name
+    wanted = cgroupfs.controllers(cgroupfs.CGROUP_ROOT) & {*CONTROLLERS, IO}
+    cgroupfs.write(
+        cgroupfs.CGROUP_ROOT, "cgroup.subtree_control", " ".join(f"+{each}" for each in wanted)
+    )
+    cgroupfs.make(group)
+    for file in (".", cgroupfs.PROCESSES, "cgroup.subtree_control", "cgroup.threads"):
+        os.chown(group / file, USER, USER)
+    try:
+        yield group
+    finally:
+        cgroupfs.write(group, "cgroup.kill", "1")
+        for below in sorted(group.glob("**/"), reverse=True):
+            cgroupfs.end(below, END_TIMEOUT_S)
+
+
+def in_group(group: Path, words: Sequence[str | Path]) -> list[str]:
+    """Return the words that run a program in a cgroup."""
+    enter = 'echo 0 >"$0"; exec "$@"'
+    return ["/bin/sh", "-ec", enter, str(group / cgroupfs.PROCESSES), *map(str, words)]
+
+
 class RootlessDaemon(Daemon):
     """As `Daemon`; its folders are the user's, and so is a home with a file in it."""
+
+    def __init__(self, group: Path) -> None:
+        super().__init__()
+        self.group = group
+        """The cgroup that it is started in."""
 
     @property
     def home(self) -> Path:
@@ -113,7 +146,7 @@ class RootlessDaemon(Daemon):
         """Start it; it listens when this returns."""
         script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
         self._process = subprocess.Popen(  # noqa: S603 - our own
-            as_user([sys.executable, "-c", script]),
+            in_group(self.group, as_user([sys.executable, "-c", script])),
             stdout=subprocess.PIPE,
             env={**os.environ, "HOME": str(self.home)},
         )
@@ -151,11 +184,11 @@ class RootlessDaemon(Daemon):
 
 @contextlib.contextmanager
 def running_rootless_daemon() -> Iterator[RootlessDaemon]:
-    """A daemon of an ordinary user; it and its folders are gone afterwards."""
-    made = RootlessDaemon()
-    shared, cache = default_cache_folder(), made.state / "cache"
-    bound = [cache / name for name in ("images", "kernels")]
+    """A daemon of an ordinary user in a cgroup that is the user's; all is gone afterwards."""
     with contextlib.ExitStack() as mounts:
+        made = RootlessDaemon(mounts.enter_context(delegated_group()))
+        shared, cache = default_cache_folder(), made.state / "cache"
+        bound = [cache / name for name in ("images", "kernels")]
         mounts.callback(made.remove)
         for path in bound:
             path.unlink()  # a link into root's home

@@ -37,6 +37,7 @@ GOOD = Facts(
     jail=JailTried(ok=True, reason=""),
     cell=JailTried(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
+    has_delegated_cgroup=False,
     makes_taps=True,
     filters_packets=True,
     installed=frozenset({*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU}),
@@ -119,6 +120,12 @@ def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
     assert check(replace(GOOD, probe=None), "KVM").status is Status.SKIP
 
 
+def test_a_cgroup_that_was_delegated_is_as_good_as_roots() -> None:
+    facts = replace(GOOD, is_root=False, has_delegated_cgroup=True)
+
+    assert check(facts, "cgroup v2").status is Status.PASS
+
+
 @pytest.mark.parametrize(
     ("facts", "name", "status"),
     [
@@ -134,6 +141,7 @@ def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
             *("cells of builds and packs", Status.FAIL),
         ),
         (replace(GOOD, controllers=frozenset()), "cgroup v2", Status.WARN),
+        (replace(GOOD, is_root=False), "cgroup v2", Status.WARN),
         (replace(GOOD, makes_taps=False), "network", Status.WARN),
         (replace(GOOD, filters_packets=False), "network", Status.WARN),
         (replace(GOOD, cached_kernel=None), "guest kernel", Status.WARN),

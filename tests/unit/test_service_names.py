@@ -54,6 +54,18 @@ def test_names_stay_when_the_run_folder_is_moved(tmp_path: Path) -> None:
     assert chosen(tmp_path, Path("/run/elsewhere")) == first
 
 
+def test_a_group_that_was_delegated_is_used_and_written_down_for_who_removes_it(
+    tmp_path: Path,
+) -> None:
+    settings = HostSettings(Path("/v"), Path("/a"), Path("/c"), tmp_path / "state", OTHER)
+    name = derive(OTHER).cgroup_root.name
+    for unit in (Path("/sys/fs/cgroup/first"), Path("/sys/fs/cgroup/second")):
+        with opened(settings.state_dir) as database:
+            assert choose(settings, database, unit).cgroup_root == unit / name
+        with opened(settings.state_dir) as database:
+            assert choose(settings, database).cgroup_root == unit / name
+
+
 def test_addresses_that_another_daemon_has_at_the_first_start_are_passed_over(
     tmp_path: Path,
 ) -> None:

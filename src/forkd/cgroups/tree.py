@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forkd.cgroups.limits import CONTROLLERS, DEFAULT, IO, no_io, settings
 from forkd.errors import HostError
-from forkd.host import cgroupfs, disks
+from forkd.host import cgroupfs, disks, proc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,29 @@ if TYPE_CHECKING:
 
 END_TIMEOUT_S = 30.0
 """How long a killed process may stay in its cgroup while its memory is torn down."""
+
+
+DAEMON = "forkd-daemon"
+"""Where the daemon goes itself below a group that it was started in: the kernel lets no group but
+the hierarchy's own both have processes and pass on controllers."""
+
+
+def delegated() -> Path | None:
+    """Return the group below which sandboxes of a daemon that is not root can have theirs.
+
+    That is the group that the daemon was started in, if it belongs to the daemon's user, has the
+    controllers and no other process: a service manager makes such a one (systemd:
+    `Delegate=yes`).  None without; also for root, which needs no such group.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    here = None if proc.is_root() else cgroupfs.own()
+    if here is None:
+        return None
+    group = here.parent if here.name == DAEMON else here
+    fits = cgroupfs.is_delegated(group) and cgroupfs.controllers(group) >= set(CONTROLLERS)
+    return group if fits and cgroupfs.processes(group) <= {proc.own_pid()} else None
 
 
 class CgroupTree:
@@ -137,11 +160,19 @@ class CgroupTree:
                     f"limits need cgroup v2 with {', '.join(sorted(missing))} "
                     f"at {self.root.parent}, which this host lacks"
                 )
+            self._step_aside()
             wanted = " ".join(f"+{name}" for name in (*CONTROLLERS, *({IO} & found)))
             cgroupfs.write(self.root.parent, "cgroup.subtree_control", wanted)
             cgroupfs.make(self.root)
             cgroupfs.write(self.root, "cgroup.subtree_control", wanted)
             self._prepared = True
+
+    def _step_aside(self) -> None:
+        """Leave the group above ours, if we are in it and it could not pass on controllers."""
+        above = self.root.parent
+        if cgroupfs.own() == above and not cgroupfs.is_top(above):
+            cgroupfs.make(above / DAEMON)
+            cgroupfs.enter(above / DAEMON, proc.own_pid())
 
     def _disk(self, limits: Limits) -> str | None:
         """Return the disk whose I/O is to be limited, by number; None if none is to be."""

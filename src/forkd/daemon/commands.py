@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd import programs
+from forkd.cgroups import tree
 from forkd.daemon import logs
 from forkd.daemon.app import create_app
 from forkd.daemon.auditing import Auditor, audit_log
@@ -181,7 +182,7 @@ def host_settings(settings: Settings) -> HostSettings:
         state_dir=settings.state_dir,
         run_dir=settings.run_dir,
         recipe_dirs=settings.recipe_dirs,
-        cgroups=proc.is_root() if settings.cgroups is None else settings.cgroups == "on",
+        cgroups=_cgroups(settings),
         zygotes_max=settings.zygotes,
         budgets=TreeBudgets(
             live_max=settings.tree_live,
@@ -235,6 +236,12 @@ def _egress_proxy(settings: Settings, environment: Mapping[str, str]) -> Via | N
 def _uids(settings: Settings) -> UidRange | None:
     """Return the users of jailed machines; None without a jail, or without users to give."""
     return settings.uid_range if proc.is_root() and settings.jail != "off" else None
+
+
+def _cgroups(settings: Settings) -> bool:
+    if settings.cgroups is None:
+        return proc.is_root() or tree.delegated() is not None
+    return settings.cgroups == "on"
 
 
 def _rootless_jail(settings: Settings) -> bool:

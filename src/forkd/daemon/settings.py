@@ -291,7 +291,7 @@ class Settings(BaseSettings):
         "`on`: every sandbox has a cgroup, whose limits follow from its snapshot where its fork "
         "says none; without cgroup v2 the daemon does not start. `off`: only sandboxes that are "
         "forked with a limit have one.",
-        "`on` for root, `off` for other users",
+        "`on` for root, and for others in a cgroup that is delegated to them; otherwise `off`",
     )
     recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
         (programs.RECIPES, Path("/etc/forkd/recipes")),

@@ -47,6 +47,33 @@ def is_ours(group: Path) -> bool:
     return os.access(group / "cgroup.subtree_control", os.W_OK)
 
 
+def is_delegated(group: Path) -> bool:
+    """Whether a group's files belong to our user, who may make groups in it and move processes.
+
+    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Delegation Containment".
+    """
+    files = (group, group / PROCESSES, group / "cgroup.subtree_control")
+    return all(os.access(each, os.W_OK) for each in files)
+
+
+def is_top(group: Path) -> bool:
+    """Whether a group is the hierarchy's own: it alone may have processes and pass on controllers.
+
+    Source: as above, "No Internal Process Constraint".
+    """
+    return not (group / "cgroup.events").exists()
+
+
+def processes(group: Path) -> frozenset[int]:
+    """Return the processes that are in a group itself.
+
+    Raises:
+        HostError: There is no such group, or the kernel does not say.
+    """
+    with kernel_call(f"list the processes of {group}"):
+        return frozenset(map(int, (group / PROCESSES).read_text().split()))
+
+
 def own() -> Path | None:
     """Return the group that we are in; None where there is no cgroup v2.
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forkd import programs
+from forkd.cgroups import tree
 from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process, userns
 from forkd.host.cells import python_paths
@@ -138,6 +139,7 @@ class Facts:
     jail: JailTried | None
     cell: JailTried | None
     controllers: frozenset[str]
+    has_delegated_cgroup: bool
     makes_taps: bool
     filters_packets: bool
     installed: frozenset[str]
@@ -171,6 +173,7 @@ def gather(places: Places) -> Facts:
         jail=_try_rootless() if places.rootless_jail else _try_jail(places.uids),
         cell=_try_cell(places.uids, places.build_uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
+        has_delegated_cgroup=tree.delegated() is not None,
         makes_taps=netlink.can_make_taps(),
         filters_packets=nftables.is_available(),
         installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
@@ -400,6 +403,13 @@ def _cells(facts: Facts) -> Check:
 
 def _cgroups(facts: Facts) -> Check:
     missing = [each for each in CONTROLLERS if each not in facts.controllers]
+    if not missing and not facts.is_root and not facts.has_delegated_cgroup:
+        return Check(
+            "cgroup v2",
+            Status.WARN,
+            "none is delegated to you here: sandboxes of a daemon that is not root have no limits",
+            "start it by `systemd-run --user -p Delegate=yes forkd-daemon serve`",
+        )
     if not missing:
         return Check("cgroup v2", Status.PASS, f"controllers {', '.join(CONTROLLERS)}")
     return Check(

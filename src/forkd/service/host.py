@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd.cgroups import tree
 from forkd.cgroups.limits import CONTROLLERS
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import Conflict, HostError
@@ -175,7 +176,8 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     stack.callback(database.close)
     records = Records(database)
     stack.callback(records.close)
-    chosen = await asyncio.to_thread(names.choose, settings, database)
+    delegated = await asyncio.to_thread(tree.delegated)
+    chosen = await asyncio.to_thread(names.choose, settings, database, delegated)
     cgroups = CgroupTree(chosen.cgroup_root, settings.tops_dir)
     _prepare_cgroups(cgroups, required=settings.cgroups)
     stack.enter_context(chosen.locked())
@@ -221,8 +223,8 @@ def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
         raise HostError(
             f"every sandbox gets a cgroup, and this host has no cgroup v2 with "
             f"{', '.join(CONTROLLERS)} at {cgroups.root.parent} that is ours: boot with "
-            "systemd.unified_cgroup_hierarchy=1, or set FORKD_CGROUPS=off to have sandboxes "
-            "without limits"
+            "systemd.unified_cgroup_hierarchy=1, start a daemon that is not root in a unit with "
+            "Delegate=yes, or set FORKD_CGROUPS=off to have sandboxes without limits"
         )
     else:
         log.warning("sandboxes have no cgroups", extra={"root": str(cgroups.root)})

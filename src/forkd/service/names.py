@@ -81,8 +81,14 @@ def _taken(what: str) -> Conflict:
     )
 
 
-def choose(settings: HostSettings, database: Database) -> Names:
+def choose(settings: HostSettings, database: Database, delegated: Path | None = None) -> Names:
     """Return the names of the daemon that has these settings and this database; blocks.
+
+    Args:
+        settings: What was set.
+        database: Where names are written down.
+        delegated: The group that a daemon which is not root has for its sandboxes'.  It may be
+            another one at each start, and is written down for who removes what is left.
 
     Raises:
         StoreError: The database does not work.
@@ -91,7 +97,10 @@ def choose(settings: HostSettings, database: Database) -> Names:
     if 0 < database.was_version < NAMED_SINCE:
         derived = derive(FIRST_RUN_DIR)
     root = settings.cgroup_root
-    if root is None:
+    if root is None and delegated is not None:
+        root = delegated / derived.cgroup_root.name
+        database.replace_host_setting("cgroup_root", str(root))
+    elif root is None:
         root = Path(database.host_setting("cgroup_root", str(derived.cgroup_root)))
     network = settings.network
     if network is None:

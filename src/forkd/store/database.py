@@ -185,6 +185,17 @@ class Database:
             ).fetchone()
             return str(value)
 
+    def replace_host_setting(self, name: str, value: str) -> None:
+        """Note what the host is set up with from now on.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO host (name, value) VALUES (?, ?)", (name, value)
+            )
+
     def _prepare(self) -> None:
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA journal_mode = WAL")
