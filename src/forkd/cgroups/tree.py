@@ -39,8 +39,13 @@ def delegated() -> Path | None:
     if here is None:
         return None
     group = here.parent if here.name == DAEMON else here
-    fits = cgroupfs.is_delegated(group) and cgroupfs.controllers(group) >= set(CONTROLLERS)
-    return group if fits and cgroupfs.processes(group) <= {proc.own_pid()} else None
+    exclusive = _can_limit(group) and cgroupfs.processes(group) <= {proc.own_pid()}
+    return group if exclusive else None
+
+
+def _can_limit(group: Path) -> bool:
+    """Whether we may make groups in one, and limit them."""
+    return cgroupfs.controllers(group) >= set(CONTROLLERS) and cgroupfs.is_ours(group)
 
 
 class CgroupTree:
@@ -60,8 +65,7 @@ class CgroupTree:
 
     def usable(self) -> bool:
         """Whether this host lets us limit sandboxes."""
-        parent = self.root.parent
-        return cgroupfs.controllers(parent) >= set(CONTROLLERS) and cgroupfs.is_ours(parent)
+        return _can_limit(self.root.parent)
 
     def path(self, name: str) -> Path:
         """Return where the group of one sandbox is."""

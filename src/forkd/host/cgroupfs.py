@@ -47,19 +47,10 @@ def is_ours(group: Path) -> bool:
     return os.access(group / "cgroup.subtree_control", os.W_OK)
 
 
-def is_delegated(group: Path) -> bool:
-    """Whether a group's files belong to our user, who may make groups in it and move processes.
-
-    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Delegation Containment".
-    """
-    files = (group, group / PROCESSES, group / "cgroup.subtree_control")
-    return all(os.access(each, os.W_OK) for each in files)
-
-
 def is_top(group: Path) -> bool:
     """Whether a group is the hierarchy's own: it alone may have processes and pass on controllers.
 
-    Source: as above, "No Internal Process Constraint".
+    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "No Internal Process Constraint".
     """
     return not (group / "cgroup.events").exists()
 

@@ -403,21 +403,21 @@ def _cells(facts: Facts) -> Check:
 
 def _cgroups(facts: Facts) -> Check:
     missing = [each for each in CONTROLLERS if each not in facts.controllers]
-    if not missing and not facts.is_root and not facts.has_delegated_cgroup:
+    if missing:
         return Check(
             "cgroup v2",
             Status.WARN,
-            "none is delegated to you here: sandboxes of a daemon that is not root have no limits",
-            "start it by `systemd-run --user -p Delegate=yes forkd-daemon serve`",
+            f"controllers missing: {', '.join(missing)}",
+            "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, without which "
+            "root's daemon does not start here, and have sandboxes without limits",
         )
-    if not missing:
+    if facts.is_root or facts.has_delegated_cgroup:
         return Check("cgroup v2", Status.PASS, f"controllers {', '.join(CONTROLLERS)}")
     return Check(
         "cgroup v2",
         Status.WARN,
-        f"controllers missing: {', '.join(missing)}",
-        "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, without which "
-        "root's daemon does not start here, and have sandboxes without limits",
+        "none is delegated to you here: sandboxes of a daemon that is not root have no limits",
+        "start it by `systemd-run --user -p Delegate=yes forkd-daemon serve`",
     )
 
 
