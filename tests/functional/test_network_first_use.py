@@ -20,6 +20,7 @@ from forkd.model.snapshot import LinkRequest
 from tests.support.branches import branched
 from tests.support.callers import CALLER
 from tests.support.real_host import FORK_DEADLINE_S, REAL, TAG, shell
+from tests.support.slots import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +46,7 @@ BEFORE, AFTER = (b"\x02\x00\x00\x00\x00" + bytes([number]) for number in (1, 2))
 @contextlib.contextmanager
 def wire(host: RealHost, sandbox: Sandbox) -> Iterator[socket.socket]:
     """Give the host's end of a sandbox's link."""
-    plan = host.names.network
-    slots = map(plan.slot, range(plan.slots))
-    tap = next(slot.tap for slot in slots if slot.guest == sandbox.address)
+    tap = slot_of(host.names.network, sandbox).tap
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as opened:
         opened.bind((tap, ARP))
         opened.settimeout(DEADLINE_S)

@@ -32,6 +32,7 @@ from tests.support.callers import CALLER
 from tests.support.killable import KillableDaemon
 from tests.support.outside import listening
 from tests.support.service_host import TAG, until
+from tests.support.slots import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,10 +109,8 @@ async def clear(service: Host) -> None:
 
 
 def tap_of(sandbox: Sandbox) -> str:
-    """Return whose tap has the address of a sandbox that was not promoted."""
-    assert sandbox.address is not None
-    slots = map(PLAN.slot, range(PLAN.slots))
-    return next(each.tap for each in slots if each.guest == sandbox.address)
+    """Return the tap of a sandbox that was not promoted."""
+    return slot_of(PLAN, sandbox).tap
 
 
 def present() -> set[str]:
@@ -477,7 +476,7 @@ async def test_the_next_sandbox_of_a_slot_sees_nothing_of_the_last(host: FakeHos
         await first(host, service, kept=SMALL.slots - 1)
         result = await service.sandboxes.fork(CALLER, TAG, 1, options)
         (last,) = result.sandboxes
-        slot = next(s for s in map(SMALL.slot, range(SMALL.slots)) if s.guest == last.address)
+        slot = slot_of(SMALL, last)
         other = Link(slot.tap, slot.mac, (Ends(STRAY, STRAY, 32),))  # which nothing of ours adds
         assert await asyncio.to_thread(netlink.set_up, [other]) == {}
         await asyncio.to_thread(send, slot, 9_000)

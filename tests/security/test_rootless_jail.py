@@ -224,15 +224,6 @@ def test_a_guest_past_its_limit_ends_alone(client: Client, sandbox: Sandbox) -> 
     assert sandbox.eval("1 + 1").value == 2
 
 
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Kill a process at the end of the block, whatever happened in it."""
-    try:
-        yield
-    finally:
-        process.kill()
-
-
 DELEGATED = "from forkd.cgroups import tree; print(tree.delegated())"
 
 
@@ -242,17 +233,15 @@ def test_a_group_is_delegated_that_is_the_users_and_has_no_other_process() -> No
         words = in_group(group, as_user([sys.executable, "-c", DELEGATED]))
         return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()  # noqa: S603 - our own
 
-    with delegated_group("forkd-test-other-unit") as group:
+    with delegated_group("forkd-test-other-unit") as group, contextlib.ExitStack() as stack:
         assert found(group) == str(group)
         assert found(cgroupfs.CGROUP_ROOT) == "None"
         words = in_group(group, as_user(["/bin/sh", "-c", "echo here; exec sleep infinity"]))
-        with (
-            subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other,  # noqa: S603 - our own
-            ended(other),
-        ):
-            assert other.stdout is not None
-            assert other.stdout.readline() == "here\n"
-            assert found(group) == "None"
+        other = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))  # noqa: S603 - our own
+        stack.callback(other.kill)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        assert found(group) == "None"
 
 
 @pytest.fixture
