@@ -74,7 +74,7 @@ ROWS = (
     Row("… when nobody branched it", "branch.guest_stall_unbranched_ms_p99", "ms"),
     Row("100 forked by the service, jailed and in cgroups", "walls.wall_ms.walled", "ms"),
     Row("… against without", "jail.ratio", "x", 1.05),
-    Row("… with a network each, against without", "network.ratio", "x", 1.05),
+    Row("… with a network each, against without", "network.ratio", "x"),
     Row(
         "… jailed, in cgroups and with a network each, against none of it", "walls.ratio", "x", 1.05
     ),
