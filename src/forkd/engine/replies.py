@@ -314,7 +314,7 @@ class ChildReady(Reply):
     """An EVENT of `fork`: a child whose agent has answered.
 
     Attributes:
-        ipv6: Whether its guest has the IPv6 address that it was given.
+        ipv6: Whether its guest has the IPv6 address that it was given, or will.
     """
 
     event: Literal["ready"]

@@ -182,7 +182,7 @@ pub enum Event {
         /// How often it was forked.
         #[serde(default = "once")]
         attempts: u32,
-        /// Whether its guest has the IPv6 address that it was given.
+        /// Whether its guest has the IPv6 address that it was given, or will.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         ipv6: bool,
     },

@@ -230,7 +230,7 @@ pub struct PostForkReply {
     pub reseeded: Vec<String>,
     /// Whether the image's hook ran.
     pub hook: Hook,
-    /// Whether the guest has the IPv6 address that it was given.
+    /// Whether the guest has the IPv6 address that it was given, or will.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ipv6: bool,
     /// Whether the agent asks by an event that the generation id be announced, if it has to be.

@@ -160,7 +160,7 @@ impl Handshake {
         &self.stream
     }
 
-    /// Whether the guest has said that it has the IPv6 address that it was given.
+    /// Whether the guest has said that it has the IPv6 address that it was given, or will.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.ipv6

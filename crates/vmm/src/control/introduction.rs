@@ -65,7 +65,7 @@ impl Introduction {
         Ok(ready || self.time_left().map(|_| false)?)
     }
 
-    /// Whether the guest has said that it has the IPv6 address that it was given.
+    /// Whether the guest has said that it has the IPv6 address that it was given, or will.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.handshake.has_ipv6()

@@ -76,7 +76,7 @@ pub struct Server {
     identifying: Option<Identifying>,
     /// The sandbox's id, as the guest was told last.
     id: String,
-    /// Whether the guest has the IPv6 address that it was given first.
+    /// Whether the guest has the IPv6 address that it was given first, or will.
     ipv6: bool,
     /// Requests wait: the guest is not yet who it will be.
     changing: bool,
@@ -159,7 +159,7 @@ impl Server {
         &mut self.machine
     }
 
-    /// Whether the guest has the IPv6 address that it was given.
+    /// Whether the guest has the IPv6 address that it was given, or will.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
         self.ipv6
