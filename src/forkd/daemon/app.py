@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from forkd.daemon import errors, openapi
-from forkd.daemon.bodies import LimitBodies, Room
+from forkd.daemon.bodies import Room
 from forkd.daemon.event_stream import EventTexts
 from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
@@ -68,7 +68,6 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     app.state.outputs = OutputBudget(OUTPUTS_BYTES_MAX)
     errors.install(app)
     app.state.bodies = Room("bodies of requests", BODIES_BYTES_MAX)
-    app.add_middleware(LimitBodies, room=app.state.bodies)
     for module in (
         *(system, rights, secrets, events, recipes, snapshots, packs),
         *(sandboxes, trees, usage, network, processes, files),

@@ -1,57 +1,112 @@
 """Bound the body of every request, and all of them together, before anything parses them.
 
-Contents of files, packs and archives of recipes are the exception: they are streamed on and never
-held.
+Each route declares what its body is: JSON, which is read into memory and so is bounded, or an
+upload, which is streamed on.  It also declares the scopes that its request needs: nothing of a body
+is read for a caller without them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.datastructures import Headers
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from forkd.daemon.clients import RETRY_AFTER_S
-from forkd.daemon.errors import plain
+from forkd.daemon.peers import CALLER, HELD
 from forkd.errors import CapacityError
 from forkd.limits import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from collections.abc import Callable, Coroutine
+    from contextlib import ExitStack
+
+    from starlette.responses import Response
+    from starlette.types import Message, Receive
+
+    from forkd.model.caller import Caller, Scope
 
 TOO_LARGE = 413
 WORDS = f"the body is longer than {BODY_BYTES_MAX} bytes"
 
-_UPLOADS = {"PUT": ("/files", "/pack"), "POST": ("/v2/recipes",)}
-"""How the paths of those end, by the method of their requests."""
+DECLARED = "__request_body__"
+"""Where the function of a route has its `RequestBody`."""
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 
-class LimitBodies:
-    """The application behind a limit of `BODY_BYTES_MAX` for the body of a request.
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """What a route says of the bodies of its requests.
 
-    Args:
-        app: What answers.
-        room: What the bodies of all requests may take that have not been answered.
+    Attributes:
+        scopes: All of which a caller must have before the body is read.
+        is_upload: Whether it is streamed on and so may be of any length; else it is read whole.
     """
 
-    def __init__(self, app: ASGIApp, room: Room) -> None:
-        self._app = app
-        self._room = room
+    scopes: tuple[Scope, ...]
+    is_upload: bool
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a body that breaks off with an error at a limit."""
-        if scope["type"] != "http" or _is_upload(scope):
-            await self._app(scope, receive, send)
-            return
-        declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
-            await plain(TOO_LARGE, WORDS)(scope, receive, send)
-            return
-        counted = _Counted(receive, self._room)
-        try:
-            await self._app(scope, counted, send)
-        finally:
-            self._room.used_bytes -= counted.bytes
+
+def takes_body(*scopes: Scope) -> Callable[[F], F]:
+    """Declare that a route takes a body of JSON, from a caller with these scopes."""
+    return _declare(RequestBody(scopes, is_upload=False))
+
+
+def takes_upload(*scopes: Scope) -> Callable[[F], F]:
+    """Declare that a route streams a body on, from a caller with these scopes."""
+    return _declare(RequestBody(scopes, is_upload=True))
+
+
+def _declare(declared: RequestBody) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        setattr(function, DECLARED, declared)
+        return function
+
+    return decorate
+
+
+class BoundedRoute(APIRoute):
+    """A route that reads a body only from callers with its scopes, and only so much of it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request.
+
+        Raises:
+            TypeError: The route takes a body, and says nothing of it.
+        """
+        handle = super().get_route_handler()
+        declared: RequestBody | None = getattr(self.endpoint, DECLARED, None)
+        if declared is None and self.body_field is not None:
+            raise TypeError(f"{self.path}: a route with a body needs @takes_body or @takes_upload")
+
+        async def bounded(request: Request) -> Response:
+            if declared is not None:
+                caller: Caller = request.scope[CALLER]
+                for scope in declared.scopes:
+                    caller.require(scope)
+            if declared is None or not declared.is_upload:
+                request = _bounded(request)
+            return await handle(request)
+
+        return bounded
+
+
+def _bounded(request: Request) -> Request:
+    """Return a request with a body that breaks off with an error at a limit.
+
+    Raises:
+        HTTPException: It says that it is longer.
+    """
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > BODY_BYTES_MAX:
+        raise HTTPException(TOO_LARGE, WORDS)
+    held: ExitStack = request.scope[HELD]
+    counted = _Counted(request.receive, request.app.state.bodies)
+    held.callback(counted.release)
+    return Request(request.scope, counted)
 
 
 class Room:
@@ -109,6 +164,7 @@ class _Counted:
         self.bytes += more
         return message
 
-
-def _is_upload(scope: Scope) -> bool:
-    return bool(scope["path"].endswith(_UPLOADS.get(scope["method"], ())))
+    def release(self) -> None:
+        """Take no room any more: the request was answered."""
+        self._room.used_bytes -= self.bytes
+        self.bytes = 0

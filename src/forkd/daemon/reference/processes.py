@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fastapi import Response
 
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.exec import to_the_end
 from forkd.daemon.reference import ReferenceIdOf, convert
 from forkd.daemon.routes import CallerOf, GuestsOf, KeepOf, router
 from forkd.daemon.streaming import with_outputs
 from forkd.errors import GuestError, NotFound
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, EXEC_TIMEOUT_S_DEFAULT
+from forkd.model.caller import Scope
 from forkd.model.exec import ExecRequest
 from forkd.wire import v1
 
@@ -26,6 +28,7 @@ async def ping(sandbox: ReferenceIdOf, caller: CallerOf, guests: GuestsOf) -> v1
 
 
 @routes.post("/sandboxes/{id}/exec", operation_id="exec", response_model=v1.ExecResult)
+@takes_body(Scope.RUN)
 async def exec_(
     sandbox: ReferenceIdOf, body: v1.Exec, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> Response:
@@ -49,6 +52,7 @@ async def exec_(
 
 
 @routes.post("/sandboxes/{id}/eval", operation_id="eval")
+@takes_body(Scope.RUN)
 async def eval_(
     sandbox: ReferenceIdOf, body: v1.Eval, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> v1.EvalResult:

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 from fastapi import Response
 
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.reference import ReferenceIdOf, convert
 from forkd.daemon.routes import BranchesOf, CallerOf, SandboxesOf, SnapshotsOf, router
 from forkd.errors import Conflict, EngineError, NotFound, StoreError
-from forkd.model.caller import Caller
+from forkd.model.caller import Caller, Scope
 from forkd.model.ids import SandboxId, parse_tag
 from forkd.model.sandbox import BranchOptions, Sandbox, SandboxState
 from forkd.wire import v1
@@ -19,6 +20,7 @@ routes = router("sandboxes")
 
 
 @routes.post("/sandboxes", operation_id="fork", status_code=201)
+@takes_body(Scope.RUN)
 async def fork(
     body: v1.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
 ) -> list[v1.SandboxInfo]:
@@ -68,6 +70,7 @@ async def delete_sandbox(sandbox: ReferenceIdOf, caller: CallerOf, sandboxes: Sa
     response_model_exclude_none=True,
     responses={202: {"model": v1.SnapshotInfo, "description": "It is being written"}},
 )
+@takes_body(Scope.RUN)
 async def branch(
     sandbox: ReferenceIdOf,
     caller: CallerOf,

@@ -7,9 +7,11 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from forkd.daemon import streaming
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.reference import convert
 from forkd.daemon.routes import CallerOf, ChainsOf, SnapshotsOf, TagOf, router
 from forkd.errors import Conflict, InvalidRequest
+from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Snapshot
 from forkd.wire import v1
@@ -23,6 +25,7 @@ routes = router("snapshots")
     status_code=201,
     response_model_exclude_none=True,
 )
+@takes_body(Scope.SNAPSHOTS)
 async def create_snapshot(
     body: v1.SnapshotCreate, caller: CallerOf, snapshots: SnapshotsOf, response: Response
 ) -> v1.SnapshotInfo:
@@ -65,6 +68,7 @@ async def delete_snapshot(
 @routes.post(
     "/snapshots/{tag}/compact", operation_id="compact_snapshot", response_model_exclude_none=True
 )
+@takes_body(Scope.SNAPSHOTS)
 async def compact_snapshot(
     tag: TagOf, body: v1.SnapshotCompact, caller: CallerOf, chains: ChainsOf
 ) -> v1.SnapshotInfo:

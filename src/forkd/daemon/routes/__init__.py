@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from fastapi.requests import HTTPConnection
 
+from forkd.daemon.bodies import BoundedRoute
 from forkd.daemon.peers import CALLER, HELD
 from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
@@ -88,4 +89,4 @@ def bytes_as(media_type: str) -> dict[str, Any]:
 
 def router(noun: str) -> APIRouter:
     """Return an empty router for the routes of one noun."""
-    return APIRouter(tags=[noun], responses=dict(ERRORS))
+    return APIRouter(tags=[noun], responses=dict(ERRORS), route_class=BoundedRoute)

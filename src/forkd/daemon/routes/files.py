@@ -7,8 +7,10 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_body, takes_upload
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, bytes_as, router
 from forkd.daemon.streaming import Stream
+from forkd.model.caller import Scope
 from forkd.wire import v2_files
 
 routes = router("files")
@@ -39,6 +41,7 @@ async def read_file(
     operation_id="write_file",
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
+@takes_upload(Scope.RUN)
 async def write_file(
     sandbox: IdOf,
     query: Annotated[v2_files.FileWrite, Query()],
@@ -87,6 +90,7 @@ async def list_files(
 
 
 @routes.post("/v2/sandboxes/{id}/files/mkdir", operation_id="make_dir", status_code=204)
+@takes_body(Scope.RUN)
 async def make_dir(
     sandbox: IdOf, body: v2_files.MakeDir, caller: CallerOf, guests: GuestsOf
 ) -> None:
@@ -95,6 +99,7 @@ async def make_dir(
 
 
 @routes.post("/v2/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)
+@takes_body(Scope.RUN)
 async def move_file(sandbox: IdOf, body: v2_files.Move, caller: CallerOf, guests: GuestsOf) -> None:
     """Rename a file or a folder within the sandbox."""
     await guests.move(caller, sandbox, body.source, body.target)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from forkd.daemon import convert_network as convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import CallerOf, IdOf, NetworksOf, router
+from forkd.model.caller import Scope
 from forkd.wire import v2_network
 
 routes = router("network")
@@ -18,6 +20,7 @@ async def get_network(
 
 
 @routes.patch("/v2/sandboxes/{id}/network", operation_id="change_network")
+@takes_body(Scope.RUN)
 async def change_network(
     sandbox: IdOf, body: v2_network.NetworkChange, caller: CallerOf, networks: NetworksOf
 ) -> v2_network.NetworkInfo:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_upload
 from forkd.daemon.routes import CallerOf, PacksOf, TagOf, bytes_as, router
 from forkd.daemon.routes.files import BYTES
 from forkd.daemon.streaming import Stream
+from forkd.model.caller import Scope
 from forkd.wire import v2_packs
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ async def pack_snapshot(tag: TagOf, caller: CallerOf, packs: PacksOf) -> Respons
     status_code=201,
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
+@takes_upload(Scope.SNAPSHOTS)
 async def unpack_snapshot(
     tag: TagOf,
     terms: Annotated[v2_packs.Unpack, Query()],

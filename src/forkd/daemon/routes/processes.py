@@ -5,8 +5,10 @@ from __future__ import annotations
 from fastapi import Response, WebSocket
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.exec import attach, evaluate, run
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, router
+from forkd.model.caller import Scope
 from forkd.wire import v2
 
 routes = router("processes")
@@ -19,6 +21,7 @@ async def ping(sandbox: IdOf, caller: CallerOf, guests: GuestsOf) -> v2.Pong:
 
 
 @routes.post("/v2/sandboxes/{id}/exec", operation_id="exec", response_model=v2.ExecResult)
+@takes_body(Scope.RUN)
 async def exec_(
     sandbox: IdOf, body: v2.Exec, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> Response:
@@ -27,6 +30,7 @@ async def exec_(
 
 
 @routes.post("/v2/sandboxes/{id}/eval", operation_id="eval", response_model=v2.EvalResult)
+@takes_body(Scope.RUN)
 async def eval_(
     sandbox: IdOf, body: v2.Eval, caller: CallerOf, guests: GuestsOf, keep: KeepOf
 ) -> Response:

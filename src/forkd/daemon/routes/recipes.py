@@ -5,8 +5,10 @@ from __future__ import annotations
 from fastapi import Request
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_upload
 from forkd.daemon.routes import CallerOf, RecipesOf, bytes_as, router
 from forkd.errors import InvalidRequest
+from forkd.model.caller import Scope
 from forkd.model.recipe import parse_uploaded
 from forkd.wire import v2
 
@@ -22,6 +24,7 @@ _BODY = bytes_as(TAR)
     status_code=201,
     openapi_extra={"requestBody": {**_BODY, "required": True}},
 )
+@takes_upload(Scope.SNAPSHOTS)
 async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) -> v2.RecipeInfo:
     """Take a recipe's folder as a plain (ustar) archive, for as long as builds use it."""
     kind = request.headers.get("content-type", "nothing")

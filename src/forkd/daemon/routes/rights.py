@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import Path
 
 from forkd.daemon import convert_rights as convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import CallerOf, TenantsOf, TokensOf, router
+from forkd.model.caller import Scope
 from forkd.model.tenant import parse_name, parse_tenant
 from forkd.wire import v2_rights
 
@@ -17,6 +19,7 @@ NameOf = Annotated[str, Path(description="Name of a token or a tenant.")]
 
 
 @routes.post("/v2/tokens", operation_id="create_token", status_code=201)
+@takes_body(Scope.ADMIN)
 async def create_token(
     body: v2_rights.TokenCreate, caller: CallerOf, tokens: TokensOf
 ) -> v2_rights.TokenCreated:
@@ -43,6 +46,7 @@ async def list_tenants(caller: CallerOf, tenants: TenantsOf) -> list[v2_rights.T
 
 
 @routes.put("/v2/tenants/{name}/quotas", operation_id="set_quotas")
+@takes_body(Scope.ADMIN)
 async def set_quotas(
     name: NameOf, body: v2_rights.QuotasSet, caller: CallerOf, tenants: TenantsOf
 ) -> v2_rights.TenantInfo:

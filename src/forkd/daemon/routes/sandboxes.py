@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Path, Query, Response
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import CallerOf, IdOf, SandboxesOf, router
 from forkd.daemon.streaming import Stream
 from forkd.errors import EngineError
+from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.wire import v2
 
@@ -25,6 +27,7 @@ routes = router("sandboxes")
     status_code=201,
     responses={207: {"model": list[v2.ForkOutcome], "description": "Some failed, some are ready"}},
 )
+@takes_body(Scope.RUN)
 async def fork(
     body: v2.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
 ) -> list[v2.ForkOutcome]:
@@ -69,6 +72,7 @@ async def get_sandbox(
 
 
 @routes.patch("/v2/sandboxes/{id}/limits", operation_id="set_limits")
+@takes_body(Scope.RUN)
 async def set_limits(
     sandbox: IdOf, body: v2.LimitsPatch, caller: CallerOf, sandboxes: SandboxesOf
 ) -> v2.SandboxInfo:

@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from forkd.daemon import convert_secrets as convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import CallerOf, SecretsOf, router
+from forkd.model.caller import Scope
 from forkd.model.tenant import parse_name
 from forkd.wire import v2_secrets
 
@@ -17,6 +19,7 @@ NameOf = Annotated[str, Path(description="Name of a secret.")]
 
 
 @routes.put("/v2/secrets/{name}", operation_id="set_secret")
+@takes_body(Scope.RUN)
 async def set_secret(
     name: NameOf,
     body: v2_secrets.SecretSet,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from forkd.daemon import convert, streaming
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import (
     CallerOf,
     ChainsOf,
@@ -16,6 +17,7 @@ from forkd.daemon.routes import (
     TagOf,
     router,
 )
+from forkd.model.caller import Scope
 from forkd.model.ids import parse_tag
 from forkd.model.image import Image
 from forkd.model.recipe import parse_recipe_source
@@ -49,6 +51,7 @@ def _wants_stream(request: Request) -> bool:
         202: {"model": v2.SnapshotInfo, "description": "It is being written, for `wait` false"},
     },
 )
+@takes_body(Scope.SNAPSHOTS)
 async def create_snapshot(
     body: v2.SnapshotCreate,
     request: Request,
@@ -98,6 +101,7 @@ async def delete_snapshot(
 
 
 @routes.put("/v2/snapshots/{tag}/shared", operation_id="share_snapshot")
+@takes_body(Scope.SNAPSHOTS)
 async def share_snapshot(
     tag: TagOf, body: v2_rights.SnapshotShare, caller: CallerOf, snapshots: SnapshotsOf
 ) -> v2.SnapshotInfo:
@@ -106,6 +110,7 @@ async def share_snapshot(
 
 
 @routes.post("/v2/snapshots/{tag}/compact", operation_id="compact_snapshot")
+@takes_body(Scope.SNAPSHOTS)
 async def compact_snapshot(
     tag: TagOf, caller: CallerOf, chains: ChainsOf, body: v2.SnapshotCompact | None = None
 ) -> v2.SnapshotInfo:
@@ -115,6 +120,7 @@ async def compact_snapshot(
 
 
 @routes.post("/v2/snapshots:gc", operation_id="gc_snapshots")
+@takes_body(Scope.ADMIN)
 async def gc_snapshots(
     caller: CallerOf, snapshots: SnapshotsOf, body: v2.SnapshotGc | None = None
 ) -> v2.SnapshotGcInfo:
@@ -130,6 +136,7 @@ async def gc_snapshots(
     response_model=v2.ImageInfo,
     responses=_streamed("ImageStreamEvent"),
 )
+@takes_body(Scope.SNAPSHOTS)
 async def build_image(
     body: v2.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
 ) -> Response | v2.ImageInfo:

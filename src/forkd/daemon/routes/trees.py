@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from forkd.daemon import convert
+from forkd.daemon.bodies import takes_body
 from forkd.daemon.routes import (
     BranchesOf,
     CallerOf,
@@ -19,6 +20,7 @@ from forkd.daemon.routes import (
 )
 from forkd.daemon.routes.sandboxes import none_ready
 from forkd.errors import InvalidRequest
+from forkd.model.caller import Scope
 from forkd.model.ids import parse_sandbox_id, parse_tag
 from forkd.wire import v2_trees
 
@@ -31,6 +33,7 @@ routes = router("trees")
     status_code=201,
     responses={207: {"model": v2_trees.BranchInfo, "description": "Some siblings failed"}},
 )
+@takes_body(Scope.RUN)
 async def branch(
     sandbox: IdOf,
     body: v2_trees.BranchCreate,
@@ -57,6 +60,7 @@ async def branch(
 
 
 @routes.post("/v2/sandboxes/{id}/reset", operation_id="reset")
+@takes_body(Scope.RUN)
 async def reset(
     sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf, body: v2_trees.Reset | None = None
 ) -> v2_trees.ResetInfo:
@@ -85,6 +89,7 @@ async def tree(
 
 
 @routes.post("/v2/diff", operation_id="diff")
+@takes_body(Scope.RUN)
 async def diff(
     body: v2_trees.DiffCreate, caller: CallerOf, comparisons: ComparisonsOf
 ) -> v2_trees.DiffInfo:
