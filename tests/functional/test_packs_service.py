@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from forkd import programs
 from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, PackError, StoreError
-from forkd.host import proc
+from forkd.host import files, proc
+from forkd.host.cells import Cell
 from forkd.limits import BUILD_UIDS, BUILD_UIDS_DEFAULT, BUILDS_MAX, PACKS_MAX
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
@@ -406,6 +408,46 @@ async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
     assert list((there.state / "images").iterdir()) == []
     assert there.catalog.all() == ()
     assert list((there.state / "staging").iterdir()) == []
+
+
+class OneCell:
+    """Cells of which one is always free, in which nothing is run."""
+
+    def pack(self) -> contextlib.AbstractContextManager[Cell]:
+        return contextlib.nullcontext(Cell(Path("none-such"), 1))
+
+
+async def test_a_download_that_ends_as_its_files_are_opened_leaves_none_open(
+    here: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on, opened = threading.Event(), threading.Event(), list[int]()
+    open_to_read = files.open_to_read
+
+    def open_slowly(path: Path) -> int:
+        opening.set()
+        assert go_on.wait(10)
+        opened.append(open_to_read(path))
+        return opened[-1]
+
+    monkeypatch.setattr(files, "open_to_read", open_slowly)
+    none = (here.store, here.catalog, lambda: asyncio.sleep(0), cast("Cells", OneCell()))
+    packs = Packs(Telemetry(), POLICY, *none)
+    download = asyncio.ensure_future(anext(packs.pack(CALLER, parse_tag("head"))))
+    await asyncio.to_thread(opening.wait, 10)
+    download.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait([download])
+
+    assert download.cancelled()
+    assert len(opened) == 3 * len(FILES) + 1
+    assert _open_below(here.state / "snapshots") == []
+
+
+def _open_below(folder: Path) -> list[Path]:
+    """Return which files below a folder this process has open."""
+    opened = (path.resolve() for path in Path("/proc/self/fd").iterdir())
+    return [path for path in opened if path.is_relative_to(folder)]
 
 
 async def test_two_packs_of_one_name_at_once_are_one_snapshot(here: Host, there: Host) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forkd.errors import StoreError
+from forkd.errors import HostError, StoreError
+from forkd.host import files
 from forkd.host.files import hides_holes
 from forkd.model.ids import parse_tag
 from forkd.store.manifest import MANIFEST_BYTES_MAX, Cpu, Manifest, StoredFile
@@ -38,7 +39,7 @@ def write_files(folder: Path) -> tuple[StoredFile, ...]:
     return tuple(StoredFile.model_validate(file) for file in written)
 
 
-def manifest(files: tuple[StoredFile, ...]) -> Manifest:
+def manifest(written: tuple[StoredFile, ...]) -> Manifest:
     values: dict[str, Any] = {
         "tag": TAG,
         "created_at": datetime(2026, 1, 2, tzinfo=UTC),
@@ -50,7 +51,7 @@ def manifest(files: tuple[StoredFile, ...]) -> Manifest:
         "disk_bytes": 1 << 20,
         "runtime": "python",
         "cpu": Cpu(model="a CPU", features=("sse",)),
-        "files": files,
+        "files": written,
     }
     return Manifest(**values)
 
@@ -89,13 +90,54 @@ def test_what_an_earlier_daemon_was_writing_is_gone_after_a_start(
     assert store.tags() == ()
 
 
+def test_a_folder_is_nobodys_neither_while_it_is_made_nor_while_it_is_put_aside(
+    store: SnapshotStore, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever tidies looks from another thread, at any moment."""
+    left = []
+    made, renamed = files.make_folder, files.rename_for_good
+
+    def make(path: Path) -> None:
+        made(path)
+        left.append(store.leftovers())
+
+    def rename(old: Path, new: Path) -> None:
+        renamed(old, new)
+        left.append(store.leftovers())
+
+    monkeypatch.setattr(files, "make_folder", make)
+    monkeypatch.setattr(files, "rename_for_good", rename)
+
+    staged, aside = store.stage(), store.put_aside(published)
+
+    assert left == [(), ()]
+    store.discard(staged)
+    store.discard(aside)
+    assert store.leftovers() == ()
+
+
+def test_a_folder_that_cannot_be_made_or_moved_is_not_remembered(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = iter(("one", "two"))
+    monkeypatch.setattr("forkd.store.snapshots.secrets.token_hex", lambda _: next(chosen))
+    (tmp_path / "staging" / "one").mkdir()
+    with pytest.raises(HostError):
+        store.stage()
+    with pytest.raises(HostError):
+        store.put_aside(tmp_path / "none-such")
+    (tmp_path / "staging" / "two").mkdir()
+
+    assert [path.name for path in store.leftovers()] == ["one", "two"]
+
+
 def test_a_snapshot_that_lacks_a_file_is_not_published(store: SnapshotStore) -> None:
     staged = store.stage()
-    files = write_files(staged)
+    written = write_files(staged)
     (staged / "memory").unlink()
 
     with pytest.raises(StoreError, match="memory is missing"):
-        store.publish(staged, manifest(files))
+        store.publish(staged, manifest(written))
 
     assert store.tags() == ()
 

@@ -32,6 +32,7 @@ from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import Source, measured, paths_of
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.places import Places
+from forkd.service.staging import staged_folder
 from forkd.service.supervision import to_end
 from forkd.service.use_case import streaming_use_case, use_case
 
@@ -124,9 +125,7 @@ class Packs:
         async with contextlib.AsyncExitStack() as stack:
             cell = await stack.enter_async_context(self._cell())
             if cell is not None:
-                opened = await asyncio.to_thread(_opened, job)
-                for each in opened:
-                    stack.callback(files.close, each)
+                opened = await to_end(asyncio.to_thread(_opened, job, stack))
                 job = job.model_copy(update={"descriptors": opened})
             command = _command(cell, ["write"])
             given = job.descriptors or ()
@@ -167,13 +166,10 @@ class Packs:
         """Take a pack into the store; nothing is left of one that is refused."""
         terms = self._policy.restrict(request)
         with self.places.take():
-            staged = await asyncio.to_thread(self._store.stage)
-            try:
+            async with staged_folder(self._store) as staged:
                 outcome = await self._read(terms, pieces, staged)
                 manifest = packs.parse(outcome.manifest.encode())
                 unpacked = await self._take(caller.owner, request.tag, manifest, staged)
-            finally:
-                await to_end(asyncio.to_thread(self._store.discard, staged))
         log.info("pack unpacked", extra={"tag": request.tag, "signed_by": outcome.key or ""})
         head = self._catalog.get(request.tag)
         key = None if outcome.key is None else bytes.fromhex(outcome.key)
@@ -322,21 +318,19 @@ def _command(
     return cell.command(program, read=cells.python_paths(), write=write)
 
 
-def _opened(job: Job) -> tuple[int, ...]:
-    """Open the files of a job.
+def _opened(job: Job, stack: contextlib.AsyncExitStack) -> tuple[int, ...]:
+    """Open the files of a job, which `stack` closes, whether anybody waits for them or not.
 
     Raises:
         StoreError: One is missing.
     """
-    with contextlib.ExitStack() as stack:
-        opened = []
-        for path in paths_of(Source(job.links, job.folders, job.rootfs)):
-            try:
-                opened.append(files.open_to_read(path))
-            except HostError as error:
-                raise StoreError(f"cannot pack {path.parent.name}/{path.name}: {error}") from error
-            stack.callback(files.close, opened[-1])
-        stack.pop_all()
+    opened = []
+    for path in paths_of(Source(job.links, job.folders, job.rootfs)):
+        try:
+            opened.append(files.open_to_read(path))
+        except HostError as error:
+            raise StoreError(f"cannot pack {path.parent.name}/{path.name}: {error}") from error
+        stack.callback(files.close, opened[-1])
     return tuple(opened)
 
 

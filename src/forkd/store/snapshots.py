@@ -89,11 +89,23 @@ class SnapshotStore:
             if _tag_of(entry.name) is None or not files.is_there(entry / MANIFEST_FILE)
         )
 
+    def reserve_stage(self) -> Path:
+        """Return where a new folder to write a snapshot in may be made, and `discard`ed after.
+
+        It is reserved before it is made, so that nobody takes it for one of the `leftovers`.
+        """
+        folder = self._staging / secrets.token_hex(8)
+        self._staged.add(folder)
+        return folder
+
     def stage(self) -> Path:
         """Make a new empty folder to write a snapshot in."""
-        folder = self._staging / secrets.token_hex(8)
-        files.make_folder(folder)
-        self._staged.add(folder)
+        folder = self.reserve_stage()
+        try:
+            files.make_folder(folder)
+        except ForkdError:
+            self._staged.discard(folder)
+            raise
         return folder
 
     def discard(self, staged: Path) -> bool:
@@ -106,8 +118,7 @@ class SnapshotStore:
         Returns:
             Whether nothing is left of it.
         """
-        aside = self._staging / secrets.token_hex(8)
-        self._staged.add(aside)
+        aside = self.reserve_stage()
         try:
             files.rename_if_there(staged, aside)
             files.remove_tree(aside)
@@ -207,9 +218,12 @@ class SnapshotStore:
 
         If this raises, it is where it was.
         """
-        aside = self._staging / secrets.token_hex(8)
-        files.rename_for_good(path, aside)
-        self._staged.add(aside)
+        aside = self.reserve_stage()
+        try:
+            files.rename_for_good(path, aside)
+        except ForkdError:
+            self._staged.discard(aside)
+            raise
         return aside
 
     def rootfs(self, image_key: str) -> Path:

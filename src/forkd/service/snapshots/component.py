@@ -17,6 +17,7 @@ from forkd.service.places import Places
 from forkd.service.snapshots.bake import BakePlan, bake
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
+from forkd.service.staging import staged_folder
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import streaming_use_case, use_case
@@ -140,8 +141,7 @@ class Snapshots:
     async def _bake_staged(
         self, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
-        staged = await asyncio.to_thread(self.store.stage)
-        try:
+        async with staged_folder(self.store) as staged:
             built = await self.images.built(request.recipe, tell)
             self.catalog.expect(request.tag, built.recipe.machine.memory_mib << 20)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
@@ -159,8 +159,6 @@ class Snapshots:
             manifest = _manifest(request.tag, created_at, built, saved)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
             return from_manifest(manifest, self.store)
-        finally:
-            await to_end(asyncio.to_thread(self.store.discard, staged))
 
 
 def _manifest(

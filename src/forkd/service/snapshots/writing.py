@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import CapacityError, ForkdError
 from forkd.model.ids import parse_tag
 from forkd.service.snapshots.stored import from_manifest
+from forkd.service.staging import staged_folder
 from forkd.service.supervision import TaskKind, to_end
 from forkd.store.manifest import Link, StoredFile
 from forkd.store.pending import Record
@@ -136,16 +137,13 @@ class LinkWriter:
 
     async def _write_staged(self, claim: Claim, seed: Seed) -> Manifest:
         store = self.store
-        staged = await asyncio.to_thread(store.stage)
-        try:
+        async with staged_folder(store) as staged:
             chain = await asyncio.to_thread(store.load_chain, claim.parent)
             memory = tuple(_memory(store, link) for link in chain)
             saved = await seed.save(staged, memory=memory, disk_layers=1 + len(chain))
             manifest = _manifest(claim, chain[-1], saved, seed.pause_ms)
             await to_end(asyncio.to_thread(store.publish, staged, manifest))
             return manifest
-        finally:
-            await to_end(asyncio.to_thread(store.discard, staged))
 
     async def _put(self, record: Record) -> None:
         try:

@@ -27,6 +27,7 @@ from forkd.model.ids import SandboxId, Tag, is_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service.chain_files import load_chain
 from forkd.service.places import Places
+from forkd.service.staging import staged_folder
 from forkd.service.supervision import to_end
 from forkd.service.use_case import use_case
 
@@ -100,14 +101,11 @@ class Comparisons:
         if disk is None:
             raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
         with self.places.take():
-            staged = await asyncio.to_thread(self.store.stage)
-            try:
+            async with staged_folder(self.store) as staged:
                 await asyncio.to_thread(self.jail.let_through, staged)
                 return await self._compare(
                     disk, staged, self._copy(caller, before), self._copy(caller, after)
                 )
-            finally:
-                await to_end(asyncio.to_thread(self.store.discard, staged))
 
     async def _compare(
         self,
