@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +15,15 @@ from forkd.errors import (
     CapacityError,
     ChainError,
     Conflict,
+    EngineError,
     InvalidRequest,
     StoreError,
 )
+from forkd.model.caller import Caller, Tenant
 from forkd.model.ids import parse_tag
 from forkd.model.snapshot import Removed, SnapshotStatus
+from forkd.service.zygotes import Zygote
+from forkd.store.pending import PendingStore
 from tests.support.callers import CALLER
 from tests.support.chains import (
     ONE,
@@ -32,11 +37,15 @@ from tests.support.chains import (
     read,
     value,
 )
-from tests.support.service_host import TAG, FakeHost
+from tests.support.service_host import TAG, UNTIL_DEADLINE_S, FakeHost
 from tests.support.stored import write_stored
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from forkd.model.ids import Tag
+    from forkd.service.host import Host
 
 
 async def test_a_parent_is_not_removed_and_the_refusal_names_who_stands_on_it(
@@ -321,3 +330,103 @@ async def test_a_link_that_goes_missing_while_the_daemon_runs_is_named(
 
         assert caught.value.context["link"] == A
         assert fake_host.vmm_processes() == []
+
+
+# While something else goes on
+
+
+def held(
+    call: Callable[..., object],
+) -> tuple[Callable[..., object], threading.Event, threading.Event]:
+    """Return a call that is made in a thread and waits; when it has begun, and what lets it go."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(*args: object) -> object:
+        begun.set()
+        assert go_on.wait(UNTIL_DEADLINE_S)
+        return call(*args)
+
+    return wait, begun, go_on
+
+
+async def fail_to_write(service: Host, *tags: Tag) -> None:
+    """Have records of these snapshots, which could not be written."""
+    async with forked(service) as source:
+        for tag in tags:
+            await service.branches.snapshot(CALLER, source.id, tag, wait=False)
+            with pytest.raises(StoreError):
+                await service.sandboxes.fork(CALLER, tag, 1, ONE)
+
+
+async def test_tidying_leaves_a_snapshot_that_was_made_while_it_removed_another(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe(knobs="link=full"))
+        await fail_to_write(service, A, B)
+        remove, begun, go_on = held(PendingStore.remove)
+        with monkeypatch.context() as patched:
+            patched.setattr(PendingStore, "remove", remove)
+            tidying = asyncio.ensure_future(service.snapshots.tidy(CALLER))
+            await asyncio.to_thread(begun.wait, UNTIL_DEADLINE_S)
+            with pytest.raises(Conflict, match="a is being removed"):
+                await fake_host.bake(service, fake_host.recipe(name="other"), tag=A)
+            await fake_host.bake(service, fake_host.recipe(name="other"), tag=B)
+            go_on.set()
+
+            assert await tidying == (Removed("failed", "a", 0),)
+
+        assert (await service.snapshots.get(CALLER, B)).status is SnapshotStatus.READY
+        async with forked(service, B):
+            pass
+
+
+async def test_a_snapshot_under_the_tag_of_one_that_was_removed_keeps_its_owner(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing one ends its zygote at last, which takes a while."""
+    acme = Caller("acme", Tenant("acme"), CALLER.scopes, "test")
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        async with forked(service):
+            pass
+        ending, go_on = asyncio.Event(), asyncio.Event()
+        end = Zygote.end
+
+        async def end_slowly(zygote: Zygote) -> None:
+            ending.set()
+            await go_on.wait()
+            await end(zygote)
+
+        monkeypatch.setattr(Zygote, "end", end_slowly)
+        deleting = asyncio.ensure_future(service.snapshots.delete(CALLER, TAG))
+        await ending.wait()
+        with pytest.raises(Conflict, match="python is being removed"):
+            await fake_host.bake(service, fake_host.recipe(), caller=acme)
+        go_on.set()
+        await deleting
+        await fake_host.bake(service, fake_host.recipe(), caller=acme)
+
+    async with fake_host.service() as service:
+        assert (await service.snapshots.get(acme, TAG)).owner == acme.owner
+
+
+async def test_compaction_is_seen_though_a_zygote_does_not_end(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_host.service() as service:
+        await chain(fake_host, service)
+        with monkeypatch.context() as patched:
+            end = Zygote.end
+
+            async def survive(zygote: Zygote) -> None:
+                await end(zygote)  # or it would be left over
+                raise EngineError("it survives SIGKILL")
+
+            patched.setattr(Zygote, "end", survive)
+            made = await service.chains.compact(CALLER, B)
+
+        assert (made.depth, made.parent) == (0, None)
+        await service.snapshots.delete(CALLER, A)
+        async with forked(service, C) as sandbox:
+            assert await value(service, sandbox.id, "(a, b, c)") == [1, 1, 1]

@@ -28,6 +28,7 @@ from tests.support.callers import CALLER
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from forkd.model.caller import Caller
     from forkd.model.progress import Progress
 
 ROOT = Path(__file__).parents[2]
@@ -89,11 +90,13 @@ class FakeHost:
         async with open_host(self.settings) as service:
             yield service
 
-    async def bake(self, service: Host, recipe: Path, tag: str = TAG) -> Snapshot:
+    async def bake(
+        self, service: Host, recipe: Path, tag: str = TAG, *, caller: Caller = CALLER
+    ) -> Snapshot:
         """Bake a snapshot and return it."""
         snapshot: Progress | Snapshot | None = None
         request = SnapshotRequest(parse_tag(tag), recipe)
-        async with contextlib.aclosing(service.snapshots.bake(CALLER, request)) as events:
+        async with contextlib.aclosing(service.snapshots.bake(caller, request)) as events:
             async for event in events:
                 snapshot = event
         assert isinstance(snapshot, Snapshot)

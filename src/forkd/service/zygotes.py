@@ -171,6 +171,13 @@ class ZygotePool:
         if entry is not None:
             await self._end(tag, entry)
 
+    async def stop_or_log(self, tag: Tag) -> None:
+        """Stop a snapshot's zygote; one that does not end is logged, and forked from no more."""
+        try:
+            await self.stop(tag)
+        except ForkdError as error:  # the next daemon ends it
+            log.warning("zygote not stopped", extra={"tag": tag, "error": str(error)})
+
     async def _stop_all(self) -> None:
         while self._entries or self._stray:
             try:

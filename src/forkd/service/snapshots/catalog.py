@@ -227,7 +227,8 @@ class Catalog:
             expected_bytes: The most that it can take, as far as that is known; see `expect`.
 
         Raises:
-            Conflict: The tag is taken, the parent is not ready, or has `CHAIN_DEPTH_MAX` under it.
+            Conflict: The tag is taken, or what had it is being removed; the parent is not ready,
+                or has `CHAIN_DEPTH_MAX` under it.
             CapacityError: There are too many snapshots.
             NotFound: There is no such parent.
             StoreError: The parent is damaged, or the claim could not be written down.
@@ -266,6 +267,7 @@ class Catalog:
             raise Conflict(f"snapshot {tag} is being written already", tag=tag)
         if tag in self.shelf.known:
             raise Conflict(f"snapshot {tag} exists", tag=tag)
+        self.shelf.check_unlocked(tag)
         if len(self.shelf.known) + len(self.shelf.writing) >= SNAPSHOTS_MAX:
             raise CapacityError(f"there are {SNAPSHOTS_MAX} snapshots already")
         made = stored.placeholder(tag, self._store)

@@ -13,6 +13,7 @@ from forkd.errors import Conflict, ForkdError
 from forkd.model.caller import Scope
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
+from forkd.service.staging import staged_folder
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import use_case
 from forkd.store.manifest import REPLACES_MAX, Link
@@ -89,11 +90,10 @@ class Compaction:
 
     async def _compact_in_place(self, tag: Tag, affected: tuple[Tag, ...]) -> None:
         """Compact `tag`; it and its descendants are locked."""
-        snapshot = await self._flatten(tag, tag)
+        self.catalog.add(await self._flatten(tag, tag))
         for each in reversed(affected):
             # Their zygotes have the layers of the chain as it was.
-            await self.zygotes.stop(each)
-        self.catalog.add(snapshot)
+            await self.zygotes.stop_or_log(each)
 
     async def _compact_to(self, tag: Tag, to: Tag) -> None:
         snapshot = None
@@ -104,18 +104,16 @@ class Compaction:
 
     async def _flatten(self, tag: Tag, to: Tag) -> Snapshot:
         store = self.store
-        staged = await asyncio.to_thread(store.stage)
         try:
-            manifest = await asyncio.to_thread(store.load, tag)
-            async with self.zygotes.lease(tag) as zygote:
-                saved = await zygote.save_link(LinkConfig(staged, (), disk_layers=1))
-            flat = _flat(manifest, to, saved)
-            put = store.replace if to == tag else store.publish
-            await to_end(asyncio.to_thread(put, staged, flat))
+            async with staged_folder(store) as staged:
+                manifest = await asyncio.to_thread(store.load, tag)
+                async with self.zygotes.lease(tag) as zygote:
+                    saved = await zygote.save_link(LinkConfig(staged, (), disk_layers=1))
+                flat = _flat(manifest, to, saved)
+                put = store.replace if to == tag else store.publish
+                await to_end(asyncio.to_thread(put, staged, flat))
         except ForkdError as error:
             raise store_error(to, error) from error
-        finally:
-            await to_end(asyncio.to_thread(store.discard, staged))
         log.info("snapshot compacted", extra={"tag": tag, "to": to})
         return from_manifest(flat, store)
 

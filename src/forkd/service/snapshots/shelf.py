@@ -79,6 +79,10 @@ class Shelf:
             found += [*self.descendants(child), child]
         return tuple(found)
 
+    def is_locked(self, tag: Tag) -> bool:
+        """Whether a snapshot is being compacted, or removed."""
+        return tag in self._locked
+
     def check_unlocked(self, tag: Tag) -> None:
         """Return if a snapshot is not locked.
 

@@ -84,7 +84,7 @@ class Upkeep:
             for each in removed:
                 await to_end(self._remove(each))
             for each in descendants:
-                await self.zygotes.stop(each)
+                await self.zygotes.stop_or_log(each)
         await self.drop_unused_images()
 
     @use_case("tidy", Scope.ADMIN)
@@ -97,13 +97,7 @@ class Upkeep:
         An orphan is a snapshot whose chain lacks a link; one whose chain is damaged stays, since
         the damage may be repaired.  What is in use stays as well.
         """
-        orphans = self._orphans()
-        failed = tuple(self.catalog.shelf.failed.values())
-        removed = [Removed("snapshot", each.tag, each.stored_bytes) for each in orphans]
-        removed += [Removed("failed", each.tag, 0) for each in failed]
-        if not dry_run:
-            for snapshot in (*orphans, *failed):
-                await to_end(self._remove(snapshot.tag))
+        removed = await self._tidy_snapshots(dry_run=dry_run)
         removed += await to_end(self._tidy_files(dry_run=dry_run))
         removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
         removed += await to_end(asyncio.to_thread(self.recipes.tidy, dry_run=dry_run))
@@ -138,7 +132,11 @@ class Upkeep:
                 raise Conflict(f"snapshot {tag} is being forked", tag=tag)
 
     async def _remove(self, tag: Tag) -> None:
-        """Remove one snapshot, or the record of one that failed."""
+        """Remove one snapshot, or the record of one that failed; its tag is locked.
+
+        Its owner is forgotten while the tag is still taken, and after its files: whose a snapshot
+        is must be known as long as there is one, and the tag's next snapshot has its own owner.
+        """
         try:
             # If there is a record there is no snapshot, and the other way round.
             await asyncio.to_thread(self.pending.remove, tag)
@@ -146,25 +144,52 @@ class Upkeep:
         except ForkdError as error:
             about = {**error.context, "tag": tag}
             raise type(error)(f"cannot remove snapshot {tag}: {error}", **about) from error
+        try:
+            await self.records.remove_snapshot_owners([tag])
+        except ForkdError as error:  # the tag's next owner takes its place
+            log.warning("owner not forgotten", extra={"tag": tag, "error": str(error)})
         self.catalog.forget(tag)
         log.info("snapshot deleted", extra={"tag": tag})
-        try:
-            await self.zygotes.stop(tag)
-            await self.records.remove_snapshot_owners([tag])
-        except ForkdError as error:  # the next start ends the one; the other hurts nobody
-            log.warning("snapshot not forgotten", extra={"tag": tag, "error": str(error)})
+        await self.zygotes.stop_or_log(tag)
+
+    async def _tidy_snapshots(self, *, dry_run: bool) -> list[Removed]:
+        """Remove orphans and records of failures.
+
+        Each removal takes a while, so each is looked at again right before its own.
+        """
+        orphans, failed = self._orphans(), tuple(self.catalog.shelf.failed.values())
+        removed = []
+        for kind, snapshot in [
+            *(("snapshot", each) for each in orphans),
+            *(("failed", each) for each in failed),
+        ]:
+            if not dry_run:
+                if not self._is_lost(snapshot):
+                    continue
+                with self.catalog.shelf.locked([snapshot.tag], "being removed"):
+                    await to_end(self._remove(snapshot.tag))
+            removed.append(Removed(kind, snapshot.tag, snapshot.stored_bytes))
+        return removed
 
     def _orphans(self) -> list[Snapshot]:
         """Return the snapshots whose chain lacks a link, each after all that depend on it."""
-        stored = {each.tag: each for each in self.catalog.stored()}
-        lost = [
-            each
-            for each in stored.values()
-            if _lacks_link(each, stored)
-            and not self.catalog.users([each.tag])
-            and not self.zygotes.in_use(each.tag)
-        ]
-        return sorted(lost, key=lambda each: each.depth, reverse=True)
+        shelf = self.catalog.shelf
+        lost = filter(self._is_lost, shelf.known.values())
+        return sorted(lost, key=lambda each: len(shelf.ancestors(each)), reverse=True)
+
+    def _is_lost(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot is still on the shelf, of no use to anybody, and in nobody's hands."""
+        shelf, tag = self.catalog.shelf, snapshot.tag
+        if shelf.is_locked(tag):
+            return False
+        if shelf.failed.get(tag) is snapshot:
+            return True
+        return (
+            shelf.known.get(tag) is snapshot
+            and _lacks_link(snapshot, shelf.known)
+            and not self.catalog.users([tag])
+            and not self.zygotes.in_use(tag)
+        )
 
     async def _tidy_files(self, *, dry_run: bool) -> list[Removed]:
         """Remove leftovers in the store."""
