@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import CapacityError, StoreError
-from forkd.model.caller import Owner, Tenant
+from forkd.model.caller import Owner, Scope, Tenant
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.network import HOST, parse_policy
 from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
 from forkd.model.secret import Secret, parse_hosts
-from forkd.store import secrets
+from forkd.model.tenant import Quotas
+from forkd.model.token import Token
+from forkd.store import rights, secrets
 from forkd.store.database import RESERVED_BYTES, Database, SandboxRow
 from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+FULL = 2
+"""What SQLite says of `PRAGMA synchronous = FULL`."""
 
 
 def row(second: int = 0) -> SandboxRow:
@@ -205,6 +211,55 @@ def test_a_secret_is_read_as_it_was_written(tmp_path: Path) -> None:
             connection.execute("UPDATE secrets SET hosts = '[\"no name\"]'")
         with pytest.raises(StoreError, match="damaged"):
             secrets.secrets(database)
+
+
+def test_what_says_who_may_do_what_is_on_the_disk_when_it_is_said(tmp_path: Path) -> None:
+    """SQLite writes its log to the disk at the end of a transaction only as it was last told."""
+    owner, told = Owner(Tenant("acme"), "ci"), list[str]()
+    token = Token("ci", owner.tenant, frozenset({Scope.RUN}), datetime(2026, 1, 2, tzinfo=UTC))
+    secret = Secret(
+        "s", owner.tenant, parse_hosts(["example.com"]), "X-Key", None, token.created_at
+    )
+    sandbox = row()
+    steps: list[tuple[str, Callable[[Database], object]]] = [
+        ("FULL", lambda it: it.put_snapshot_owner(sandbox.sandbox.tag, owner)),
+        ("FULL", lambda it: it.remove_snapshot_owners([sandbox.sandbox.tag])),
+        ("FULL", lambda it: rights.put_token(it, token, "digest")),
+        ("FULL", lambda it: rights.remove_token(it, "ci")),
+        ("FULL", lambda it: rights.put_quotas(it, owner.tenant, Quotas(sandboxes=1))),
+        ("FULL", lambda it: rights.remove_quotas(it, owner.tenant)),
+        ("FULL", lambda it: secrets.put_secret(it, secret, b"sealed")),
+        ("FULL", lambda it: secrets.remove_secret(it, owner.tenant, "s")),
+        ("NORMAL", lambda it: it.put([sandbox])),
+        ("NORMAL", lambda it: it.remove([sandbox.sandbox.id])),
+    ]
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        with database.transaction(durable=False) as connection:
+            connection.set_trace_callback(told.append)
+
+        for _, step in steps:
+            step(database)
+
+    assert _modes_of_commits(told) == [mode for mode, _ in steps]
+
+
+def test_a_failed_transaction_leaves_the_next_one_durable(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "forkd.db")) as database:
+        with pytest.raises(StoreError):
+            database.put([replace(row(), network_index="x" * 3)])  # type: ignore[arg-type]  # refused
+        with database.transaction() as connection:
+            assert connection.execute("PRAGMA synchronous").fetchone()[0] == FULL
+
+
+def _modes_of_commits(told: list[str]) -> list[str]:
+    """Return with which `PRAGMA synchronous` each transaction ended."""
+    mode, modes = "", []
+    for statement in told:
+        if statement.startswith("PRAGMA synchronous"):
+            mode = statement.rpartition(" ")[2]
+        elif statement == "COMMIT":
+            modes.append(mode)
+    return modes[1:]  # without the one in which it was begun to be told
 
 
 def test_a_damaged_row_is_refused(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ CACHE_KIB = 512
 
 _BUSY_TIMEOUT_S = 10.0
 
+_DURABLE, _NOT_DURABLE = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
+"""Whether the log is on the disk when a transaction ends, or only when it is written back."""
+
 Connection = sqlite3.Connection
 """What a transaction gives; for annotations in this package."""
 
@@ -106,7 +109,7 @@ class Database:
         Raises:
             StoreError: They could not be written.
         """
-        with self.transaction() as connection:
+        with self.transaction(durable=False) as connection:
             columns = [_to_columns(row) for row in rows]
             if columns:
                 connection.executemany(_statement(tuple(columns[0])), columns)
@@ -117,7 +120,7 @@ class Database:
         Raises:
             StoreError: They could not be removed.
         """
-        with self.transaction() as connection:
+        with self.transaction(durable=False) as connection:
             connection.executemany("DELETE FROM sandboxes WHERE id = ?", [(id_,) for id_ in ids])
 
     def rows(self) -> tuple[SandboxRow, ...]:
@@ -199,7 +202,7 @@ class Database:
     def _prepare(self) -> None:
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute(_DURABLE)
         self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
@@ -226,22 +229,33 @@ class Database:
             log.warning("no room for the database's log", extra={"error": str(error)})
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
         """Give the connection for one transaction: all of the block's changes, or none.
+
+        Args:
+            durable: Whether the changes survive a power cut from the end of the block on.  Those
+                that say who may do what must.  Others may be lost with the last seconds, with all
+                that came after them, and cost no write to the disk: no machine survives a power
+                cut, so what is remembered of sandboxes and events of that time is of little use.
 
         Raises:
             StoreError: The database does not work.
             CapacityError: The disk is full.
         """
         with self._lock, _as_store_error():
-            self._connection.execute("BEGIN IMMEDIATE")
+            if not durable:
+                self._connection.execute(_NOT_DURABLE)
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:  # a full disk may have ended it already
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                if not durable:
+                    self._connection.execute(_DURABLE)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def reserve(database: Database, up_to: int) -> None:
 
 def put(database: Database, events: Sequence[Event]) -> None:
     """Write events down, whose ids grow, and remove what is too old or too much; idempotent."""
-    with database.transaction() as connection:
+    with database.transaction(durable=False) as connection:
         connection.executemany(
             "INSERT OR REPLACE INTO events "
             "(id, at, kind, subject, tenant, principal, request_id, detail) "
