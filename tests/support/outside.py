@@ -72,6 +72,31 @@ CELLS: dict[str, tuple[tuple[str, str], int]] = {
 """Destinations of guest 0 by name: addresses of both families, and a port.  Port 443 of another
 address is what DNS over HTTPS is to a packet filter."""
 
+PUBLIC_CELLS = frozenset({"public", "other port", "other address", "DNS elsewhere", "DoT"})
+CIDRS = (
+    "203.0.113.0/24:443",
+    "[2001:db8:1::/48]:443",
+    "203.0.113.0/24/icmp",
+    "[2001:db8:1::]/48/icmp",
+)
+
+REACHED: dict[tuple[str, ...], frozenset[str]] = {
+    ("deny-all",): frozenset(),
+    ("internet",): PUBLIC_CELLS,
+    ("host",): frozenset({"host, own link"}),
+    CIDRS: frozenset({"public"}),
+    ("10.99.0.0/16", "[fd00:99::/32]"): frozenset({"private"}),
+    ("169.254.169.254", "[fd00:ec2::254]"): frozenset({"metadata"}),
+    ("0.0.0.0/0", "[::/0]"): PUBLIC_CELLS,
+    ("10.0.0.0/8", "[fc00::/7]"): frozenset({"private"}) | frozenset({"metadata (IPv6)"}),
+    ("internet", "host"): PUBLIC_CELLS | {"host, own link"},
+}
+"""What each policy reaches; everything else it is refused.
+
+A range that holds all private addresses holds siblings and links, too, and still does not reach
+them.  The metadata service has a private address in IPv6.
+"""
+
 ROUTER = "fe80::2"
 """Who may `advertise`."""
 
@@ -103,6 +128,13 @@ class Outside:
             cell: self.try_(0, protocol, addresses[family], port)
             for cell, (addresses, port) in CELLS.items()
         }
+
+
+def expected(rules: tuple[str, ...], protocol: str, family: str) -> dict[str, str]:
+    """Return what is to come of each cell under one of the policies of `REACHED`."""
+    reached = {each.replace(f" ({family})", "") for each in REACHED[rules]}
+    same = {"other port"} if protocol == "icmp" and "public" in reached else set()
+    return {cell: "reached" if cell in reached | same else "refused" for cell in CELLS}
 
 
 @contextlib.contextmanager

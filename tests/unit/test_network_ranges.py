@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
 
 from forkd.errors import InvalidRequest
 from forkd.model.network import AddressRule, NetworkPolicy, Protocol
-from forkd.network.ranges import PIECES_MAX, Piece, is_public, pieces
+from forkd.network.plan import Plan
+from forkd.network.ranges import PIECES_MAX, Piece, check, is_public, permits, pieces
+
+PLAN = Plan()
 
 
 def of(*rules: str) -> tuple[AddressRule, ...]:
@@ -88,6 +92,8 @@ def test_a_wide_rule_means_what_is_public_of_it(
         ("224.0.0.1", False),
         ("255.255.255.255", False),
         ("0.1.2.3", False),
+        ("168.63.129.16", False),
+        ("168.63.129.17", True),
         ("2001:db8::1", True),
         ("2606:4700::1", True),
         ("::1", False),
@@ -100,6 +106,60 @@ def test_a_wide_rule_means_what_is_public_of_it(
 )
 def test_what_is_public(address: str, public: bool) -> None:  # noqa: FBT001 - a table
     assert is_public(ip_address(address)) is public
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1:8080: no sandbox reaches the host's loopback"),
+        ("127.0.0.0/8", "127.0.0.0/8: no sandbox reaches the host's loopback"),
+        ("0.0.0.1", "0.0.0.1: no sandbox reaches the host's loopback"),
+        ("[::1]:80", "[::1]:80: no sandbox reaches the host's loopback"),
+        ("[::ffff:7f00:1]", "[::ffff:7f00:1]: no sandbox reaches the host's loopback"),
+        ("10.200.3.4/tcp", "10.200.3.4/tcp: sandboxes' links have the addresses 10.200.0.0/16 and"),
+        ("10.200.0.0/16", "10.200.0.0/16: sandboxes' links"),
+        ("[fd66:6b64:ac8::2]", "[fd66:6b64:ac8::2]: sandboxes' links"),
+    ],
+)
+def test_a_rule_for_what_no_sandbox_reaches_is_refused_by_its_name(rule: str, said: str) -> None:
+    policy = NetworkPolicy().with_rules(("example.com", rule))
+
+    with pytest.raises(InvalidRequest) as refused:
+        check(policy, (PLAN.pool, PLAN.pool_v6))
+
+    assert str(refused.value).startswith(f"network: {said}")
+    assert "`host` allows" in str(refused.value)
+    assert refused.value.context["field"] == "network"
+
+
+@pytest.mark.parametrize("rule", ["10.0.0.0/8", "0.0.0.0/0", "[::/0]", "[fd00::/8]", "10.201.0.0"])
+def test_a_rule_that_only_holds_such_addresses_beside_others_is_fine(rule: str) -> None:
+    check(NetworkPolicy().with_rules((rule,)), (PLAN.pool, PLAN.pool_v6))
+
+
+@pytest.mark.parametrize(
+    ("rules", "address", "port", "permitted"),
+    [
+        (("internet",), "203.0.113.1", 443, True),
+        (("internet",), "168.63.129.16", 80, False),
+        (("internet",), "10.0.0.1", 443, False),
+        (("10.1.0.0/16:80-90/tcp",), "10.1.2.3", 85, True),
+        (("10.1.0.0/16:80-90/tcp",), "10.1.2.3", 91, False),
+        (("10.1.0.0/16:80-90/udp",), "10.1.2.3", 85, False),
+        (("[fd00:1::]",), "fd00:1::", 1, True),
+        (("example.com",), "203.0.113.1", 443, False),
+    ],
+)
+def test_what_a_policy_permits_by_itself(
+    rules: tuple[str, ...],
+    address: str,
+    port: int,
+    permitted: bool,  # noqa: FBT001 - a table
+) -> None:
+    policy = NetworkPolicy().with_rules(tuple(r for r in rules if r != "internet"))
+    policy = replace(policy, internet="internet" in rules)
+
+    assert permits(policy, ip_address(address), Protocol.TCP, port) is permitted
 
 
 def test_rules_that_overlap_in_too_many_ways_are_refused_quickly() -> None:

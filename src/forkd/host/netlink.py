@@ -267,6 +267,16 @@ def _accept_ra(name: str) -> Path:
     return _SYSCTL / "ipv6/conf" / name / "accept_ra"
 
 
+def is_taken_here(address: str) -> bool:
+    """Whether this host itself takes what it sends to an address: its own, broadcast, multicast.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call(f"ask for the route to {address}"):
+        return nlmsg.is_taken_here(address)
+
+
 def forget_connections(marks: Iterable[int]) -> None:
     """Have the kernel forget the connections that bear one of these marks.
 

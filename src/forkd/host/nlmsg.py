@@ -32,6 +32,7 @@ NETFILTER = 12
 """Who is asked about connections."""
 
 _NEW_LINK, _DELETE_LINK, _NEW_ADDRESS, _NEW_NEIGHBOUR = 16, 17, 20, 28
+_NEW_ROUTE, _GET_ROUTE = 24, 26
 _DELETE_CONNECTIONS = 1 << 8 | 2  # of the subsystem of connection tracking
 _ERROR = 2
 _REQUEST, _ACK, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
@@ -40,6 +41,7 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, kind, flags, sequence, po
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, which of them change
 _ADDRESS = struct.Struct("=BBBBi")  # ifaddrmsg: family, prefix length, flags, scope, index
 _NEIGHBOUR = struct.Struct("=B3xiHBB")  # ndmsg: family, index, state, flags, type
+_ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, prefix length, …; the eighth is its type
 _FILTER = struct.Struct("=BBH")  # nfgenmsg: family (0 for all), version, resource
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, kind
 _ERRNO = struct.Struct("=i")
@@ -50,6 +52,8 @@ _UP = 1
 _LINK_GROUP = 27
 _LOCAL, _PEER = 2, 1
 _DESTINATION, _LINK_ADDRESS = 1, 2
+_TO = 1
+_LOCAL_TYPE, _MULTICAST_TYPE = 2, 5  # between them: broadcast and anycast
 _NO_DAD = 0x02
 _PERMANENT = 0x80
 _MARK, _MARK_MASK = 8, 21
@@ -131,6 +135,23 @@ def ask(requests: Sequence[Request], protocol: int = ROUTE) -> list[int]:
         for start in range(0, len(requests), AT_ONCE):
             said += _ask_at_once(kernel, requests[start : start + AT_ONCE])
     return said
+
+
+def is_taken_here(address: str) -> bool:
+    """Whether this host itself takes what it sends to an address: its own, broadcast, multicast.
+
+    Raises:
+        OSError: The kernel is not to be asked at all.
+    """
+    family, raw = _raw(address)
+    body = _ROUTE.pack(family, 8 * len(raw), 0, 0, 0, 0, 0, 0, 0) + _attribute(_TO, raw)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, ROUTE) as kernel:
+        kernel.send(_numbered(Request(_GET_ROUTE, 0, body), 0))
+        said = kernel.recv(_ANSWERS_BYTES)
+    if _HEADER.unpack_from(said)[1] != _NEW_ROUTE:
+        return False  # no route leads there
+    type_: int = _ROUTE.unpack_from(said, _HEADER.size)[7]
+    return _LOCAL_TYPE <= type_ <= _MULTICAST_TYPE
 
 
 def check(said: Sequence[int]) -> None:

@@ -90,6 +90,10 @@ class Plan:
         first = _PRIVATE_V6 + (int(self.pool.network_address) << 64)
         return IPv6Network((first, 32 + self.pool.prefixlen))
 
+    def holds(self, address: IPv4Address | IPv6Address) -> bool:
+        """Whether an address is one of our links', whichever."""
+        return address in (self.pool if address.version == 4 else self.pool_v6)  # noqa: PLR2004 - IPv4
+
     def slot(self, index: int, tap_index: int | None = None) -> Slot:
         """Return the link at `index`, 0 to `slots` - 1.
 

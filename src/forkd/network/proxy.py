@@ -5,6 +5,9 @@ the ports that their secrets are for, once it has allowed it; who connects is to
 address, which the filter does not let them choose, and where to by the address that the connection
 had.  What is for a host that a secret is for is answered with a certificate of the sandbox's own
 CA, and passed on request by request; everything else is passed on as it is.
+
+The proxy connects from the host, whose own packets no wall stops.  So it asks again whether the
+sandbox may reach that address, and does not rely on what was led to it.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Client:
         tap: Its link.
         policy: What it may reach.
         held: Whether it may reach nothing at the moment.
+        reaches: Tells whether it may reach an address at a port now.
         secrets: Returns those that it may use now.
         root: Whose CA signs what it is shown.
         leaf: Returns what its CA signs for a name; None if it has no secrets.
@@ -68,6 +72,7 @@ class Client:
     tap: str
     policy: NetworkPolicy
     held: bool
+    reaches: Callable[[str, int], bool]
     secrets: Callable[[], Sequence[Bound]] = tuple
     root: str = ""
     leaf: Callable[[str], Leaf] | None = None
@@ -150,7 +155,12 @@ class Proxy:
         client = self._find(source)
         destination = sockets.original_destination(sock)
         task = asyncio.current_task()
-        if client is None or client.held or destination is None or task is None:
+        if client is None or destination is None or task is None:
+            sockets.reset(sock)
+            return
+        if client.held or not client.reaches(*destination):
+            about = {"tap": client.tap, "address": destination[0], "port": destination[1]}
+            log.info("connection of a sandbox not allowed", extra=about)
             sockets.reset(sock)
             return
         if not self._has_room(client):

@@ -33,6 +33,7 @@ SPECIAL_V4 = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # shared by carriers
         "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's WireServer, which trusts whatever comes from a machine
         "169.254.0.0/16",  # link-local, and the metadata services of clouds
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments
@@ -43,7 +44,8 @@ SPECIAL_V4 = tuple(
         "240.0.0.0/4",  # reserved, and broadcast
     )
 )
-"""IPv4 addresses that are not public (the IANA registry of special-purpose addresses).
+"""IPv4 addresses that are not public: the IANA registry of special-purpose addresses, and one of
+Azure's that its own machines alone reach.
 
 The documentation ranges are not here: nothing answers there, but for tests.
 """
@@ -60,6 +62,13 @@ SPECIAL_V6 = tuple(
 )
 """IPv6 addresses that are not public: what is not in 2000::/3, and what embeds IPv4 there."""
 
+MAPPED = IPv6Network("::ffff:0:0/96")
+"""IPv6 addresses that the host's own sockets take for IPv4 addresses."""
+
+OWN_V4 = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"))
+OWN_V6 = (IPv6Network("::/127"), MAPPED)
+"""Addresses that mean this host to its own sockets, whatever its links have: no sandbox reaches
+them, whatever its policy."""
 
 PIECES_MAX = 4_096
 """Most pieces, for one protocol, into which overlapping rules are cut."""
@@ -107,13 +116,57 @@ def allows(rules: Iterable[AddressRule], address: Address) -> bool:
     )
 
 
-def check(policy: NetworkPolicy) -> None:
-    """Return if the packet filter can hold a policy.
+def permits(policy: NetworkPolicy, address: Address, protocol: Protocol, port: int) -> bool:
+    """Whether a policy allows an address at a port by itself, and not by a name."""
+    if policy.internet and is_public(address):
+        return True
+    number = int(address)
+    return any(
+        each.span.first <= number <= each.span.last
+        for each in pieces(policy.addresses)
+        if each.version == address.version
+        and each.protocol is protocol
+        and (each.ports is None or each.ports.first <= port <= each.ports.last)
+    )
+
+
+def is_own(address: Address) -> bool:
+    """Whether an address means this host, whatever its links have."""
+    own = OWN_V4 if address.version == 4 else OWN_V6  # noqa: PLR2004 - IPv4
+    return any(address in each for each in own)
+
+
+def check(policy: NetworkPolicy, pools: Iterable[IpNetwork]) -> None:
+    """Return if the packet filter can hold a policy, and each of its rules can allow something.
+
+    Args:
+        policy: Which.
+        pools: Where the addresses of sandboxes' links come from.
 
     Raises:
-        InvalidRequest: Its rules overlap in too many ways.
+        InvalidRequest: Its rules overlap in too many ways, or one is only for addresses that no
+            sandbox ever reaches.
     """
+    pools = tuple(pools)
+    for rule in policy.addresses:
+        if any(_contains(each, rule.network) for each in (*OWN_V4, *OWN_V6)):
+            raise InvalidRequest(
+                f"network: {rule}: no sandbox reaches the host's loopback; `host` allows the "
+                "host's end of the sandbox's own link",
+                field="network",
+            )
+        if any(_contains(each, rule.network) for each in pools):
+            listed = " and ".join(map(str, pools))
+            raise InvalidRequest(
+                f"network: {rule}: sandboxes' links have the addresses {listed}, and no sandbox "
+                "reaches another's link; `host` allows the host's end of its own",
+                field="network",
+            )
     pieces(policy.addresses)
+
+
+def _contains(network: IpNetwork, other: IpNetwork) -> bool:
+    return network.version == other.version and other.subnet_of(network)  # type: ignore[arg-type]  # of one version
 
 
 @lru_cache(maxsize=POLICIES_KEPT)

@@ -4,8 +4,9 @@ One table holds the walls of all sandboxes.  Its chains never change: what a san
 sets and maps whose keys begin with its tap, so that a thousand sandboxes cost a packet no more
 than one.
 
-    from_guests  every packet of a tap, before it is routed: allowed, or refused at once; dropped,
-                 if the tap has no wall yet
+    from_guests  every packet of a tap, before it is routed or led elsewhere: allowed, or refused at
+                 once; dropped, if the tap has no wall yet.  No policy allows this host's own
+                 addresses or other sandboxes, but for the host's end of the tap's own link
     input        what of it is for this host: the resolver, and the host's end if that is allowed
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
                  nowhere, where this host forwards because of us, but for those from taps of other
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from forkd.limits import NETWORK_CONNECTIONS_MAX
 from forkd.model.network import Protocol
-from forkd.network.ranges import SPECIAL_V4, SPECIAL_V6, pieces
+from forkd.network.ranges import MAPPED, SPECIAL_V4, SPECIAL_V6, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -89,6 +90,9 @@ table inet {table} {{
     ct state established,related iifname . ct mark @current accept
     iifname @host iifname . ip daddr @gateways4 goto allow
     iifname @host iifname . ip6 daddr @gateways6 goto allow
+    fib daddr type {{ local, broadcast, anycast, multicast }} goto refuse
+    ip daddr {pool4} goto refuse
+    ip6 daddr {{ {pool6}, {mapped} }} goto refuse
 {allowed}
     goto refuse
   }}
@@ -296,6 +300,7 @@ def build(plan: Plan, port: int, proxy_port: int = 0) -> str:
         connections=NETWORK_CONNECTIONS_MAX,
         pool4=plan.pool,
         pool6=plan.pool_v6,
+        mapped=MAPPED,
         **proxy,
     )
 

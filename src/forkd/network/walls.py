@@ -15,20 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.errors import CapacityError, HostError
 from forkd.host import netlink, nftables
-from forkd.model.network import RefusedDestination
+from forkd.model.network import Protocol, RefusedDestination
 from forkd.network import rules
-from forkd.network.rules import Roused
+from forkd.network.ranges import is_own, permits
+from forkd.network.rules import Opening, Roused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from forkd.network.plan import Plan
-    from forkd.network.rules import Opening, Wall
+    from forkd.network.rules import Wall
 
 log = logging.getLogger(__name__)
 
 OPENINGS_MAX = 4_096
 """Most addresses and ports that names may have opened for one sandbox at once."""
+
+OPENING_GRACE_S = 60.0
+"""How long a connection that was allowed by a name may wait to be taken by the egress proxy."""
 
 REFUSED_LISTED_MAX = 256
 """Most destinations that are listed of those that a sandbox was refused; the most asked for."""
@@ -209,6 +213,34 @@ class Walls:
                 nftables.run(rules.open_for(self._plan, new, seconds))
                 for each in new:
                     self._openings[each.tap][each] = later
+
+    def permits(self, wall: Wall, address: str, port: int) -> bool:
+        """Whether a sandbox may open a TCP connection to an address that is not its link's.
+
+        The packet filter decides the same, from the same rules; this is for connections that the
+        host makes in a sandbox's place.
+
+        Args:
+            wall: The sandbox's wall; nothing is permitted if another stands there by now.
+            address: To which address.
+            port: To which port.
+
+        Raises:
+            HostError: The kernel does not say whose address it is.
+        """
+        tap, to = wall.slot.tap, ip_address(address)
+        standing = self._walls.get(tap)
+        if standing is None or standing.held or standing.mark != wall.mark:
+            return False
+        if is_own(to) or self._plan.holds(to) or netlink.is_taken_here(address):
+            return False
+        if permits(wall.policy, to, Protocol.TCP, port):
+            return True
+        opened = self._openings.get(tap, {})
+        since = self._clock() - OPENING_GRACE_S
+        return any(
+            opened.get(Opening(tap, to, Protocol.TCP, each), since) > since for each in (port, None)
+        )
 
     def refusals(self, wall: Wall) -> Refusals:
         """Return what a sandbox was refused.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
@@ -17,6 +18,7 @@ from forkd.host import files
 from forkd.model.network import NetworkStatus, RefusedName
 from forkd.network.names import Asker, RefusedNames
 from forkd.network.proxy import Client, Proxy
+from forkd.network.ranges import check
 from forkd.network.resolver import (
     RESOLV_CONF,
     RESOLV_CONF_BYTES_MAX,
@@ -30,6 +32,7 @@ from forkd.service.supervision import TaskKind
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
+    from forkd.model.network import NetworkPolicy
     from forkd.network.plan import Plan
     from forkd.network.resolver import Upstream
     from forkd.network.rules import Opening, Wall
@@ -59,7 +62,7 @@ class Egress:
         vault: Vault | None = None,
         outward: Upstreams | None = None,
     ) -> None:
-        self._ipv6 = plan.ipv6
+        self._plan = plan
         self._walls = Walls(plan)
         self._tasks = tasks
         self._given = tuple(upstreams)
@@ -72,6 +75,14 @@ class Egress:
         self._started = False
         self._by_tap: dict[str, tuple[Wall, RefusedNames]] = {}
         self._taps: dict[str, str] = {}
+
+    def check(self, policy: NetworkPolicy) -> None:
+        """Return if walls can hold a policy, as `ranges.check` says.
+
+        Raises:
+            InvalidRequest: They cannot, or one of its rules would never allow anything.
+        """
+        check(policy, (self._plan.pool, self._plan.pool_v6))
 
     async def begin(self, walls: Sequence[Wall]) -> None:
         """Put up the walls of what an earlier daemon forked; remove what it left beside.
@@ -169,7 +180,7 @@ class Egress:
             self._upstreams = upstreams_of((text or b"").decode(errors="replace"))
         if self._started:
             return
-        await self.resolver.start(ipv6=self._ipv6)
+        await self.resolver.start(ipv6=self._plan.ipv6)
         try:
             self.proxy.listen()
         except ForkdError:
@@ -226,13 +237,15 @@ class Egress:
         if tap is None:
             return None
         wall, _ = self._by_tap[tap]
+        reaches = partial(self._walls.permits, wall)
         use, vault = wall.use, self._vault
         if use is None or vault is None:
-            return Client(tap, wall.policy, wall.held)
+            return Client(tap, wall.policy, wall.held, reaches)
         return Client(
             tap,
             wall.policy,
             wall.held,
+            reaches,
             lambda: vault.bound(use),
             use.root,
             lambda name: vault.authority(use.root).leaf(name),

@@ -19,7 +19,6 @@ from forkd.engine.process import CONSOLE_LOG
 from forkd.errors import CapacityError, Conflict, ForkdError
 from forkd.host import files, ownership, proc
 from forkd.network import taps
-from forkd.network.ranges import check
 from forkd.network.rules import Wall
 from forkd.service import siblings
 from forkd.service.allowance import limits_of
@@ -140,7 +139,7 @@ class Leases:
         """
         slots: Iterable[Slot | None] = [None] * len(sandboxes)
         if network is not None:
-            check(network)
+            self._egress.check(network)
             old = source is not None and source.slot is not None and not source.slot.ipv6
             slots = self._slots.reserve(len(sandboxes), ipv6=not old)  # of before IPv6
         leases = []

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict
 from forkd.model.caller import Scope
-from forkd.network.ranges import check
 from forkd.service.leases import walls_of
 from forkd.service.use_case import use_case
 
@@ -62,7 +61,7 @@ class Networks:
             if found.network is None:
                 raise _no_network(sandbox)
             policy = change.of(found.network)
-            check(policy)
+            self.egress.check(policy)
             held = found.egress_held if change.hold is None else change.hold
             after = replace(before, policy=policy, held=held)
             # Written down before it is so: a daemon that is killed between puts it up at its start.
