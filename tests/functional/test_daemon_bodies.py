@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forkd.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX
+from tests.support.callers import CALLER
 from tests.support.raw_http import RawClient
 from tests.support.served_host import REQUEST, served_host
 from tests.support.service_host import until
@@ -24,7 +25,7 @@ async def test_a_body_beyond_what_all_may_have_is_refused_until_another_was_answ
 ) -> None:
     async with served_host(fake_host) as served:
         room = served.app.state.bodies
-        room.take(BODIES_BYTES_MAX - BODY_BYTES_MAX)  # others'
+        room.take(CALLER, BODIES_BYTES_MAX - BODY_BYTES_MAX)  # others'
         async with RawClient(served.url) as slow, RawClient(served.url) as other:
             slow.say(post(BODY_BYTES_MAX) + b" " * (BODY_BYTES_MAX - 1))
             await until(lambda: room.used_bytes == BODIES_BYTES_MAX - 1)

@@ -31,6 +31,7 @@ from forkd.service.records import Records
 from forkd.service.settings import PackPolicy
 from forkd.service.snapshots import stored
 from forkd.service.snapshots.catalog import Catalog
+from forkd.service.workers import Workers
 from forkd.store.database import Database
 from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import PendingStore
@@ -161,9 +162,9 @@ def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
         for path in store.unused_images(catalog.shelf.image_keys()):
             store.discard(store.put_aside(path))
 
-    yield Host(
-        state, store, catalog, Packs(telemetry, policy, store, catalog, drop_images, CELLS[0])
-    )
+    with Workers() as workers:
+        packs = Packs(telemetry, policy, store, catalog, drop_images, CELLS[0], workers)
+        yield Host(state, store, catalog, packs)
     records.close()
 
 
@@ -431,13 +432,14 @@ async def test_a_download_that_ends_as_its_files_are_opened_leaves_none_open(
 
     monkeypatch.setattr(files, "open_to_read", open_slowly)
     none = (here.store, here.catalog, lambda: asyncio.sleep(0), cast("Cells", OneCell()))
-    packs = Packs(Telemetry(), POLICY, *none)
-    download = asyncio.ensure_future(anext(packs.pack(CALLER, parse_tag("head"))))
-    await asyncio.to_thread(opening.wait, 10)
-    download.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    await asyncio.wait([download])
+    with Workers() as workers:
+        packs = Packs(Telemetry(), POLICY, *none, workers)
+        download = asyncio.ensure_future(anext(packs.pack(CALLER, parse_tag("head"))))
+        await asyncio.to_thread(opening.wait, 10)
+        download.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait([download])
 
     assert download.cancelled()
     assert len(opened) == 3 * len(FILES) + 1

@@ -26,7 +26,7 @@ from forkd.model.ids import parse_tag
 from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import SnapshotRequest
-from tests.support.callers import CALLER
+from tests.support.callers import CALLER, tenant
 from tests.support.served_host import served_host
 from tests.support.service_host import TAG
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from forkd.model.caller import Caller
+    from forkd.model.recipe import RecipeSource
     from forkd.service.host import Host
     from forkd.service.places import Places
     from tests.support.served_host import Served
@@ -92,12 +94,12 @@ async def test_one_more_is_refused_with_what_is_in_use_and_works_when_a_place_is
         (sandbox,) = await served.fork()
         with ExitStack() as others:
             for _ in range(case.limit - 1):
-                others.enter_context(case.places(served.service).take())
+                others.enter_context(case.places(served.service).take(CALLER))
             last = await case.ask(served, sandbox)
-            others.enter_context(case.places(served.service).take())
+            others.enter_context(case.places(served.service).take(CALLER))
             refused = await case.ask(served, sandbox)
             with pytest.raises(CapacityError):
-                others.enter_context(case.places(served.service).take())
+                others.enter_context(case.places(served.service).take(CALLER))
         freed = await case.ask(served, sandbox)
 
         assert (last.status_code, freed.status_code) == (case.ready, case.ready), last.text
@@ -185,4 +187,35 @@ async def test_one_more_bake_than_may_wait_is_refused_and_so_many_machines_run(
                 each.cancel()
             await asyncio.wait(bakes)
         assert service.snapshots.bakes.used == 0
+    assert fake_host.left_over() == []
+
+
+async def test_a_tenant_that_bakes_all_it_can_leaves_machines_to_others(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service, asyncio.timeout(60):
+        begun = asyncio.Semaphore(0)
+
+        async def bake(caller: Caller, tag: str, recipe: RecipeSource) -> None:
+            request = SnapshotRequest(parse_tag(tag), recipe)
+            async with aclosing(service.snapshots.bake(caller, request)) as steps:
+                async for step in steps:
+                    if isinstance(step, Progress) and step.stage == "boot":
+                        begun.release()
+
+        never, good = fake_host.recipe(knobs="boot=never"), fake_host.recipe()
+        red, blue = tenant("red"), tenant("blue")
+        bakes = [asyncio.ensure_future(bake(red, f"t{n}", never)) for n in range(BAKES_MAX // 2)]
+        try:
+            for _ in bakes:  # it boots, or says that it waits
+                await begun.acquire()
+            with pytest.raises(CapacityError, match="tenant red has 16, its share of the 32"):
+                await bake(red, "one-more", never)
+            await bake(blue, "blue", good)
+
+            assert len(list(fake_host.settings.bakes_dir.iterdir())) == BAKED_MACHINES_MAX // 2
+        finally:
+            for each in bakes:
+                each.cancel()
+            await asyncio.wait(bakes)
     assert fake_host.left_over() == []

@@ -10,6 +10,7 @@ import pytest
 
 from forkd.limits import OUTPUTS_BYTES_MAX
 from forkd.model.output import PIECE_BYTES, OutputBudget
+from tests.support.callers import CALLER
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_what_one_keeps_another_does_not_have_until_it_was_answered(
 
 @contextlib.contextmanager
 def holding(budget: OutputBudget, length: int) -> Iterator[None]:
-    with budget.keep(length) as kept:
+    with budget.keep(CALLER, length) as kept:
         kept.add(bytes(length))
         yield
 

@@ -1,16 +1,21 @@
-"""Long answers that are whole in memory take so much of it and no more, however slowly read."""
+"""What requests take is limited, and shared by tenants: places, memory for bodies and answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forkd.daemon.clients import UNIX
+import pytest
+
+from forkd.daemon.bodies import Room
+from forkd.daemon.clients import EVENTS_PATH, TCP, UNIX
 from forkd.daemon.requests import PIECE_BYTES_MAX, Requests
+from forkd.errors import CapacityError
 from forkd.limits import ANSWERS_BYTES_MAX
 from forkd.telemetry.telemetry import Telemetry
-from tests.support.callers import CALLER
+from tests.support.callers import CALLER, tenant
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -92,3 +97,59 @@ async def test_a_long_answer_beyond_what_all_may_have_is_refused_until_another_w
     assert said["context"]["used"] == ANSWERS_BYTES_MAX
     assert (b"retry-after", b"1") in refused.messages[0]["headers"]
     assert len([each for each in refused.messages if each["type"] == "http.response.start"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("http", "/v2/sandboxes"), ("websocket", "/socket"), ("http", EVENTS_PATH)]
+)
+async def test_a_tenant_that_takes_all_it_can_leaves_half_to_others(kind: str, path: str) -> None:
+    go, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def wait(_: Scope, __: Receive, send: Send) -> None:
+        begun.release()
+        await go.wait()
+        if kind == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await send({"type": "websocket.http.response.start", "status": 200, "headers": []})
+
+    async def by_header(scope: Scope, _: str) -> Caller:
+        return tenant(scope["tenant"])
+
+    most = 8
+    limits = replace(TCP, requests_max=most, websockets_max=most, events_max=most)
+    requests = Requests(wait, by_header, limits, Telemetry())
+
+    async def ask(name: str) -> Client:
+        client = Client(0)
+        client.reads.set()
+        asked = {**client.scope(), "type": kind, "path": path, "tenant": name}
+        await requests(asked, client.receive, client.send)
+        return client
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        red = [group.create_task(ask("red")) for _ in range(most // 2)]
+        for _ in red:
+            await begun.acquire()
+        refused = await ask("red")
+        blue = group.create_task(ask("blue"))
+        await begun.acquire()
+        go.set()
+    assert refused.status == 503
+    assert [each.result().status for each in (*red, blue)] == [200] * (most // 2 + 1)
+
+
+def test_a_tenants_bodies_leave_half_of_the_memory_to_others() -> None:
+    room = Room("bodies of requests", 100)
+    room.take(tenant("red"), 50)
+
+    with pytest.raises(CapacityError, match="those of tenant red have 50: 1 more") as refused:
+        room.take(tenant("red"), 1)
+    room.take(tenant("blue"), 25)
+    with pytest.raises(CapacityError, match="those have 75: 26 more"):
+        room.take(CALLER, 26)
+
+    assert refused.value.context["used"] == 50  # nothing is told of what others have
+    room.give_back(tenant("red"), 50)
+    assert room.used_bytes == 25

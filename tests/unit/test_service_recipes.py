@@ -13,6 +13,7 @@ from forkd.errors import CapacityError, InvalidRequest, NotFound
 from forkd.model.recipe import NamedRecipe, UploadedRecipe
 from forkd.service import recipes
 from forkd.service.recipes import UNUSED_S_MAX, Recipes
+from forkd.service.workers import Workers
 from forkd.store.recipes import RecipeStore
 from forkd.telemetry.telemetry import Telemetry
 from tests.support.archives import HOSTILE, RECIPE, TOML, archive, entry, folder
@@ -20,7 +21,7 @@ from tests.support.callers import CALLER
 from tests.support.recipes import NO_RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from forkd.model.recipe import StoredRecipe
@@ -39,8 +40,9 @@ def store(tmp_path: Path) -> RecipeStore:
 
 
 @pytest.fixture
-def uploads(tmp_path: Path, store: RecipeStore) -> Recipes:
-    return Recipes(Telemetry(), (tmp_path / "shelf",), store)
+def uploads(tmp_path: Path, store: RecipeStore) -> Iterator[Recipes]:
+    with Workers() as workers:
+        yield Recipes(Telemetry(), (tmp_path / "shelf",), store, workers)
 
 
 def kept(tmp_path: Path) -> list[str]:

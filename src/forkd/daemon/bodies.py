@@ -18,6 +18,7 @@ from forkd.daemon.clients import RETRY_AFTER_S
 from forkd.daemon.peers import CALLER, HELD
 from forkd.errors import CapacityError
 from forkd.limits import BODY_BYTES_MAX
+from forkd.model.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -104,43 +105,53 @@ def _bounded(request: Request) -> Request:
     if length.isdecimal() and int(length) > BODY_BYTES_MAX:
         raise HTTPException(TOO_LARGE, WORDS)
     held: ExitStack = request.scope[HELD]
-    counted = _Counted(request.receive, request.app.state.bodies)
+    counted = _Counted(request.receive, request.app.state.bodies, request.scope[CALLER])
     held.callback(counted.release)
     return Request(request.scope, counted)
 
 
 class Room:
-    """What the bodies of requests, or of answers, may take together.
+    """The memory that the bodies of requests, or answers, may take together; tenants share it.
 
     Args:
         what: What is held there.
         bytes_max: So much of it.
-
-    Attributes:
-        used_bytes: What they take.
     """
 
     def __init__(self, what: str, bytes_max: int) -> None:
         self._what = what
-        self._bytes_max = bytes_max
-        self.used_bytes = 0
+        self._shares = Shares(bytes_max)
 
-    def take(self, more: int) -> None:
+    @property
+    def used_bytes(self) -> int:
+        """What they take."""
+        return self._shares.used
+
+    def take(self, caller: Caller, more: int) -> None:
         """Have so many more bytes used.
 
         Raises:
-            CapacityError: There is no room for them.
+            CapacityError: There is no room for them, or the caller's tenant has its share.
         """
-        if self.used_bytes + more > self._bytes_max:
-            raise CapacityError(
-                f"all {self._what} together may have {self._bytes_max} bytes, and have "
-                f"{self.used_bytes}: {more} more find no room; try again in {RETRY_AFTER_S} s",
-                asked=more,
-                limit=self._bytes_max,
-                used=self.used_bytes,
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self.used_bytes += more
+        shares = self._shares
+        if shares.take(caller.tenant, more, whole=caller.is_admin):
+            return
+        has_all = caller.is_admin or shares.used + more > shares.most
+        whose = "" if has_all else f" of tenant {caller.tenant}"
+        used = shares.used if has_all else shares.of(caller.tenant)
+        raise CapacityError(
+            f"all {self._what} together may have {shares.most} bytes, and those{whose} have "
+            f"{used}: {more} more find no room; try again in {RETRY_AFTER_S} s",
+            asked=more,
+            limit=shares.most,
+            used=used,
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def give_back(self, caller: Caller, count: int) -> None:
+        """Have so many bytes used no more."""
+        if count:
+            self._shares.give_back(caller.tenant, count)
 
 
 class _Counted:
@@ -150,9 +161,10 @@ class _Counted:
         bytes: How much of a body they were, all taken from `room`.
     """
 
-    def __init__(self, receive: Receive, room: Room) -> None:
+    def __init__(self, receive: Receive, room: Room, caller: Caller) -> None:
         self._receive = receive
         self._room = room
+        self._caller = caller
         self.bytes = 0
 
     async def __call__(self) -> Message:
@@ -160,11 +172,11 @@ class _Counted:
         more = len(message.get("body", b""))
         if self.bytes + more > BODY_BYTES_MAX:
             raise HTTPException(TOO_LARGE, WORDS)
-        self._room.take(more)
+        self._room.take(self._caller, more)
         self.bytes += more
         return message
 
     def release(self) -> None:
         """Take no room any more: the request was answered."""
-        self._room.used_bytes -= self.bytes
+        self._room.give_back(self._caller, self.bytes)
         self.bytes = 0

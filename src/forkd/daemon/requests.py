@@ -27,6 +27,7 @@ from forkd.daemon.peers import CALLER, END, HELD, OPEN_PATHS
 from forkd.errors import CapacityError, Denied, ForkdError, NotFound
 from forkd.limits import ANSWERS_BYTES_MAX
 from forkd.model.caller import Request, current_request, note_error
+from forkd.model.shares import Shares
 from forkd.service.supervision import is_reported
 from forkd.telemetry import tracing
 
@@ -94,10 +95,11 @@ class Requests:
         self._telemetry = telemetry
         self._auditor = auditor or Auditor()
         self._answers = Room("answers", ANSWERS_BYTES_MAX)
-        self._at_once = dict.fromkeys(KINDS, 0)
-        self._most = dict(
-            zip(KINDS, (limits.requests_max, limits.websockets_max, limits.events_max), strict=True)
-        )
+        self._shares = {
+            "http": Shares(limits.requests_max),
+            "websocket": Shares(limits.websockets_max),
+            "events": Shares(limits.events_max),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
@@ -126,7 +128,7 @@ class Requests:
             end = asyncio.Event()
             scope[END] = end.set
             with contextlib.ExitStack() as scope[HELD]:
-                scope[CALLER] = await self._who(scope, request_id)
+                scope[CALLER] = answer.caller = await self._who(scope, request_id)
                 self._auditor.check(scope)
                 with self._counted(scope):
                     await _until_gone(self._app, scope, receive, answer, end)
@@ -146,14 +148,15 @@ class Requests:
         if scope["path"] in OPEN_PATHS:
             yield
             return
-        if self._at_once[kind] >= self._most[kind]:
+        caller: Caller = scope[CALLER]
+        shares = self._shares[kind]
+        if not shares.take(caller.tenant, whole=caller.is_admin):
             raise too_much(KINDS[kind])
-        self._at_once[kind] += 1
         try:
             with self._telemetry.request(kind):
                 yield
         finally:
-            self._at_once[kind] -= 1
+            shares.give_back(caller.tenant)
 
 
 class _Answer:
@@ -166,6 +169,7 @@ class _Answer:
         begun: Whether any of it was sent.
         ended: Whether all of it was sent.
         status: Of HTTP; None before it was sent.
+        caller: Whose memory it takes; None as long as nobody knows.
     """
 
     def __init__(self, send: Send, request_id: str, room: Room | None) -> None:
@@ -177,6 +181,7 @@ class _Answer:
         self.begun = False
         self.ended = False
         self.status: int | None = None
+        self.caller: Caller | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "websocket.close" and not self.begun:
@@ -210,15 +215,15 @@ class _Answer:
 
     def release(self) -> None:
         """Hold nothing in memory any more."""
-        if self._room is not None:
-            self._room.used_bytes -= self._held_bytes
+        if self._room is not None and self.caller is not None:
+            self._room.give_back(self.caller, self._held_bytes)
             self._held_bytes = 0
 
     def _hold(self, start: Message) -> None:
         """Have room for an answer that says how long it is; others are made as they are sent."""
         length = int(Headers(raw=list(start.get("headers", ()))).get("content-length", "0"))
-        if self._room is not None and length > PIECE_BYTES_MAX:
-            self._room.take(length)
+        if self._room is not None and self.caller is not None and length > PIECE_BYTES_MAX:
+            self._room.take(self.caller, length)
             self._held_bytes = length
 
     async def _refuse(self, answer: Response) -> None:

@@ -1,7 +1,7 @@
 """Output of programs that is kept in memory until it is answered, within one budget for all.
 
 A program may write without end, and any number of programs may.  What is beyond the limit of one
-output, or finds the budget used up by others, is dropped and counts as truncated.
+output, or finds the budget or its tenant's share of it used up, is dropped and counts as truncated.
 """
 
 from __future__ import annotations
@@ -10,26 +10,42 @@ import codecs
 import contextlib
 from typing import TYPE_CHECKING
 
+from forkd.model.shares import Shares
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forkd.model.caller import Caller
 
 PIECE_BYTES = 64 * 1024
 
 
 class OutputBudget:
-    """How many bytes of output are kept at once.
-
-    Attributes:
-        free_bytes: How many more may be.
-    """
+    """How many bytes of output are kept at once; tenants share them."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.free_bytes = bytes_max
+        self._shares = Shares(bytes_max)
+
+    @property
+    def free_bytes(self) -> int:
+        """How many more may be kept, by all tenants together."""
+        return self._shares.most - self._shares.used
+
+    def take(self, caller: Caller, wanted: int) -> int:
+        """Take as many of so many bytes as the caller may have; return how many."""
+        taken = min(wanted, self._shares.room(caller.tenant, whole=caller.is_admin))
+        self._shares.take(caller.tenant, taken, whole=caller.is_admin)
+        return taken
+
+    def give_back(self, caller: Caller, count: int) -> None:
+        """Give back bytes that were taken."""
+        if count:
+            self._shares.give_back(caller.tenant, count)
 
     @contextlib.contextmanager
-    def keep(self, bytes_max: int) -> Iterator[Kept]:
-        """Keep up to `bytes_max` of one output for the block."""
-        kept = Kept(bytes_max, self)
+    def keep(self, caller: Caller, bytes_max: int) -> Iterator[Kept]:
+        """Keep up to `bytes_max` of one output of a caller's for the block."""
+        kept = Kept(bytes_max, (self, caller))
         try:
             yield kept
         finally:
@@ -41,13 +57,13 @@ class Kept:
 
     Args:
         bytes_max: Its own limit.
-        budget: What it is taken from; None: from no budget.
+        budget: What it is taken from, and for whom; None: from no budget.
 
     Attributes:
         truncated: Whether something was dropped.
     """
 
-    def __init__(self, bytes_max: int, budget: OutputBudget | None = None) -> None:
+    def __init__(self, bytes_max: int, budget: tuple[OutputBudget, Caller] | None = None) -> None:
         self._bytes_max = bytes_max
         self._budget = budget
         self._data = bytearray()
@@ -60,8 +76,10 @@ class Kept:
         """Keep what there is room for; once something was dropped, nothing more."""
         room = 0 if self.truncated else self._bytes_max - len(self._data)
         if self._budget is not None:
-            room = min(room, self._budget.free_bytes)
-            self._budget.free_bytes -= min(room, len(data))
+            budget, caller = self._budget
+            wanted = min(room, len(data))
+            taken = budget.take(caller, wanted)
+            room = room if taken == wanted else taken
         self._data += data[:room]
         self.truncated = self.truncated or len(data) > room
 
@@ -79,5 +97,6 @@ class Kept:
     def release(self) -> None:
         """Forget everything; idempotent."""
         if self._budget is not None:
-            self._budget.free_bytes += len(self._data)
+            budget, caller = self._budget
+            budget.give_back(caller, len(self._data))
         self._data = bytearray()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forkd.service.settings import HostSettings
     from forkd.service.slots import Slots
     from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.workers import Workers
     from forkd.service.zygotes import ZygotePool
     from forkd.telemetry.lag import LoopLag
     from forkd.telemetry.telemetry import Telemetry
@@ -58,6 +59,7 @@ class Figures:
         journal: Who follows it.
         lag: By how much the loop is late.
         slots: Which network slots are ready.
+        workers: Read what processes hold.
     """
 
     telemetry: Telemetry
@@ -69,6 +71,7 @@ class Figures:
     journal: Journal
     lag: LoopLag
     slots: Slots
+    workers: Workers
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _holdings: Holdings = field(init=False)
     _read_at_s: float | None = None
@@ -85,7 +88,8 @@ class Figures:
             now_s = time.monotonic()
             if self._read_at_s is None or now_s - self._read_at_s >= FRESH_S:
                 machines = [each.pid for each in self.roster.all() if each.pid is not None]
-                await asyncio.to_thread(self._read_processes, machines, self.zygotes.pids())
+                zygotes = self.zygotes.pids()
+                await self.workers.run(caller, lambda: self._read_processes(machines, zygotes))
                 self._read_at_s = time.monotonic()
         return await asyncio.to_thread(self._expose, accept)
 

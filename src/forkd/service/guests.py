@@ -82,7 +82,7 @@ class Guests:
         if (use := self.roster.get(caller, sandbox).sandbox.use) is not None:
             given = self.introduction.environment(use)
             request = replace(request, env={**given, **request.env})
-        return await GuestExec.start(guest, request, self._executing())
+        return await GuestExec.start(guest, request, self._executing(caller))
 
     @use_case("eval", Scope.RUN)
     async def eval(
@@ -100,7 +100,7 @@ class Guests:
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
         guest = self._guest(caller, sandbox)
-        with self.evals.take():
+        with self.evals.take(caller):
             return await guest.eval(code, timeout_s, kept)
 
     @use_case("read_file", Scope.RUN)
@@ -185,9 +185,9 @@ class Guests:
         await guest_files.remove(self._guest(caller, sandbox), path, recursive=recursive)
 
     @contextlib.contextmanager
-    def _executing(self) -> Generator[None, None, None]:
+    def _executing(self, caller: Caller) -> Generator[None, None, None]:
         """Have a place for a command as long as the block takes, and its time counted."""
-        with self.telemetry.operation("exec"), self.execs.take():
+        with self.telemetry.operation("exec"), self.execs.take(caller):
             yield
 
     def _guest(self, caller: Caller, sandbox: SandboxId) -> Guest:

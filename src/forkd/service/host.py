@@ -64,6 +64,7 @@ from forkd.service.trees.promotion import Promotions
 from forkd.service.trees.trees import Trees
 from forkd.service.usage import UsageOfSandboxes
 from forkd.service.vault import Vault
+from forkd.service.workers import Workers
 from forkd.service.zygotes import ZygotePool
 from forkd.store.database import Database
 from forkd.store.pending import PendingStore
@@ -320,7 +321,8 @@ async def _compose(
     tasks = Supervisor()
     ledger, tokens, tenants = await _open_rights(telemetry, records)
     introduction, secrets = await _open_secrets(settings, telemetry, records)
-    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded)
+    workers = stack.enter_context(Workers())
+    recipes = Recipes(telemetry, settings.recipe_dirs, uploaded, workers)
     images = stack.enter_context(Images(telemetry, settings, tasks, recipes, ground.cells))
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
     await stack.enter_async_context(tasks)
@@ -343,7 +345,9 @@ async def _compose(
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     for_bakes = (store, catalog, images, upkeep, jail)
-    for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells)
+    for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
+    for_comparisons = (store, catalog, sandboxes, branches, jail, workers)
+    for_figures = (catalog, zygotes, images, journal, lag, slots, workers)
     return Host(
         recipes=recipes,
         images=images,
@@ -353,15 +357,15 @@ async def _compose(
         sandboxes=sandboxes,
         branches=branches,
         promotions=Promotions(telemetry, tasks, records, leases, sandboxes, growth),
-        comparisons=Comparisons(telemetry, settings.vmm, store, catalog, sandboxes, branches, jail),
-        trees=Trees(telemetry, roster, growth),
+        comparisons=Comparisons(telemetry, settings.vmm, *for_comparisons),
+        trees=Trees(telemetry, roster, growth, workers),
         guests=guests,
         system=System(telemetry, settings, ground.cgroups, catalog, roster, time.monotonic()),
         tokens=tokens,
         tenants=tenants,
         journal=journal,
-        figures=Figures(telemetry, settings, roster, catalog, zygotes, images, journal, lag, slots),
-        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops),
+        figures=Figures(telemetry, settings, roster, *for_figures),
+        usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops, workers),
         networks=Networks(telemetry, roster, records, egress),
         secrets=secrets,
         telemetry=telemetry,

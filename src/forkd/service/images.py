@@ -56,11 +56,12 @@ class Images:
         self._cells = None if cells is None else cells.build
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = Places("image builds", BUILDS_MAX + BUILDS_WAITING_MAX, LONG_RETRY_S)
+        self._building = Places("image builds", BUILDS_MAX, LONG_RETRY_S)
 
     @property
     def running(self) -> int:
         """How many are being built, or found built, now."""
-        return min(self._wanted.used, BUILDS_MAX)
+        return self._building.used
 
     @property
     def waiting(self) -> int:
@@ -81,15 +82,18 @@ class Images:
         """Build the image of a recipe."""
 
         async def work(tell: Callable[[Progress], None]) -> Image:
-            return (await self.built(recipe, tell)).image
+            return (await self.built(caller, recipe, tell)).image
 
         async for event in progress_of(self._tasks, TaskKind.BUILD, str(recipe), work):
             yield event
 
-    async def built(self, recipe: RecipeSource, tell: Callable[[Progress], None]) -> BuiltImage:
+    async def built(
+        self, caller: Caller, recipe: RecipeSource, tell: Callable[[Progress], None]
+    ) -> BuiltImage:
         """Return the image of a recipe, built unless it is built already.
 
         Args:
+            caller: Who wants it.
             recipe: Which one, as a caller names it.
             tell: Called in the event loop's thread with each step.
 
@@ -97,8 +101,9 @@ class Images:
             CapacityError: As many builds wait as may.
             ForkdError: As `Recipes.find` and `forkd.images.builder.build`.
         """
-        with self._wanted.take():
-            return await self._build(recipe, tell)
+        with self._wanted.take(caller):
+            async with self._building.wait(caller):
+                return await self._build(recipe, tell)
 
     async def _build(self, recipe: RecipeSource, tell: Callable[[Progress], None]) -> BuiltImage:
         loop = asyncio.get_running_loop()

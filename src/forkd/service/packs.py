@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from forkd.host.cells import Cell
     from forkd.host.pipes import Piped
-    from forkd.model.caller import Caller, Owner
+    from forkd.model.caller import Caller
     from forkd.model.ids import Tag
     from forkd.model.pack import UnpackRequest
     from forkd.model.snapshot import Snapshot
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from forkd.service.cells import Cells
     from forkd.service.settings import PackPolicy
     from forkd.service.snapshots.catalog import Catalog
+    from forkd.service.workers import Workers
     from forkd.store.snapshots import SnapshotStore
     from forkd.telemetry.telemetry import Telemetry
 
@@ -89,6 +90,7 @@ class Packs:
         catalog: Which there are.
         drop_images: Removes images that no snapshot needs.
         cells: Where packs are read and written; None for processes that are the daemon's user.
+        workers: Look at chains, and publish them.
 
     Attributes:
         places: Those of packs that are written or read.
@@ -102,6 +104,7 @@ class Packs:
         catalog: Catalog,
         drop_images: Callable[[], Coroutine[object, object, None]],
         cells: Cells | None,
+        workers: Workers,
     ) -> None:
         self.telemetry = telemetry
         self._policy = policy
@@ -109,14 +112,15 @@ class Packs:
         self._catalog = catalog
         self._drop_images = drop_images
         self._cells = cells
+        self._workers = workers
         self.places = Places("packs", PACKS_MAX, LONG_RETRY_S)
 
     @streaming_use_case("pack", Scope.SNAPSHOTS)
     async def pack(self, caller: Caller, tag: Tag) -> AsyncGenerator[bytes, None]:
         """Yield an unsigned pack of a snapshot and its ancestors."""
         await self._catalog.usable(caller, tag)
-        job = await asyncio.to_thread(self._job, tag)
-        with self.places.take():
+        job = await self._workers.run(caller, lambda: self._job(tag))
+        with self.places.take(caller):
             async with aclosing(self._written(job)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -165,11 +169,11 @@ class Packs:
     ) -> Unpacked:
         """Take a pack into the store; nothing is left of one that is refused."""
         terms = self._policy.restrict(request)
-        with self.places.take():
+        with self.places.take(caller):
             async with staged_folder(self._store) as staged:
                 outcome = await self._read(terms, pieces, staged)
                 manifest = packs.parse(outcome.manifest.encode())
-                unpacked = await self._take(caller.owner, request.tag, manifest, staged)
+                unpacked = await self._take(caller, request.tag, manifest, staged)
         log.info("pack unpacked", extra={"tag": request.tag, "signed_by": outcome.key or ""})
         head = self._catalog.get(request.tag)
         key = None if outcome.key is None else bytes.fromhex(outcome.key)
@@ -201,11 +205,11 @@ class Packs:
             raise HostError(f"reading a pack said what makes no sense: {error}") from error
 
     async def _take(
-        self, owner: Owner, tag: Tag, manifest: PackManifest, staged: Path
+        self, caller: Caller, tag: Tag, manifest: PackManifest, staged: Path
     ) -> list[_Planned]:
         """Give the links in `staged` their names; returns what became of each."""
         known = {each.tag: each.status for each in self._catalog.all()}
-        planned = await asyncio.to_thread(self._plan, tag, manifest, known)
+        planned = await self._workers.run(caller, lambda: self._plan(tag, manifest, known))
         fresh = [each.tag for each in planned if not each.reused]
         under = planned[-len(fresh) - 1].tag if 0 < len(fresh) < len(planned) else None
         sizes = {each.tag: each.link.files for each in planned}
@@ -214,9 +218,9 @@ class Packs:
             for each in fresh:
                 size_bytes = sum(file.bytes for file in sizes[each])
                 parent = None if claimed else under
-                await self._catalog.claim(each, owner, parent, expected_bytes=size_bytes)
+                await self._catalog.claim(each, caller.owner, parent, expected_bytes=size_bytes)
                 claimed.append(each)
-            await to_end(asyncio.to_thread(self._publish, planned, manifest, staged))
+            await self._workers.run(caller, lambda: self._publish(planned, manifest, staged))
             found = [await to_end(self._catalog.read(each)) for each in fresh]
             _check_ready(found)
         except BaseException:

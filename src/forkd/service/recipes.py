@@ -7,12 +7,12 @@ use the files that came with it and no others.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forkd.errors import CapacityError, InvalidRequest
 from forkd.host import archives, files
@@ -22,6 +22,7 @@ from forkd.limits import (
     RECIPE_PATH_BYTES_MAX,
     RECIPE_UPLOAD_BYTES_MAX,
     ROOM_BYTES_MIN,
+    SHORT_RETRY_S,
 )
 from forkd.model.caller import Scope
 from forkd.model.recipe import (
@@ -32,15 +33,17 @@ from forkd.model.recipe import (
     no_upload,
 )
 from forkd.model.snapshot import Removed
+from forkd.service.places import Places
 from forkd.service.supervision import to_end
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
     from forkd.model.caller import Caller
     from forkd.model.recipe import RecipeSource
+    from forkd.service.workers import Workers
     from forkd.store.recipes import RecipeStore
     from forkd.telemetry.telemetry import Telemetry
 
@@ -58,7 +61,15 @@ _ARCHIVE, _FOLDER = "archive.tar", "recipe"
 _WRITE_BYTES = 1024 * 1024
 """How much of an upload is written at once."""
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+class _Run(Protocol):
+    """Runs work that blocks in a thread of the workers', for one caller."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +91,44 @@ class Recipes:
     Args:
         folders: The operator's folders of recipes.
         store: Where uploaded ones are.
+        workers: Receive and unpack them.
+
+    Attributes:
+        uploads: The places of uploads.
     """
 
-    def __init__(self, telemetry: Telemetry, folders: tuple[Path, ...], store: RecipeStore) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        folders: tuple[Path, ...],
+        store: RecipeStore,
+        workers: Workers,
+    ) -> None:
         self.telemetry = telemetry
         self._folders = folders
         self._store = store
-        self._uploading = 0
+        self._workers = workers
+        self.uploads = Places("recipe uploads", UPLOADS_MAX, SHORT_RETRY_S)
 
     @use_case("upload_recipe", Scope.SNAPSHOTS)
     async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
         """Take the archive of a recipe's folder; nothing is left of one that is refused."""
-        if self._uploading >= UPLOADS_MAX:
-            raise CapacityError(f"{UPLOADS_MAX} recipes are being uploaded; try again later")
-        self._uploading += 1
-        aside = self._store.aside()
-        try:
-            await to_end(asyncio.to_thread(files.make_folder, aside))
-            recipe = await self._receive(aside / _ARCHIVE, pieces)
-            stored = await to_end(asyncio.to_thread(self._keep, aside, recipe))
-        finally:
-            self._uploading -= 1
-            await to_end(asyncio.to_thread(files.remove_tree, aside))
+        with self.uploads.take(caller):
+            aside = self._store.aside()
+            run = partial(self._workers.run, caller)
+            try:
+                await run(partial(files.make_folder, aside))
+                recipe = await self._receive(run, aside / _ARCHIVE, pieces)
+                stored = await run(partial(self._keep, aside, recipe))
+            finally:
+                await to_end(run(partial(files.remove_tree, aside)))
         log.info("recipe uploaded", extra={"recipe": str(recipe), "recipe_name": stored.name})
         return stored
 
     @use_case("get_recipe", Scope.SNAPSHOTS)
     async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
         """Return an uploaded recipe, which is kept for another while."""
-        return await asyncio.to_thread(self._describe, recipe)
+        return await self._workers.run(caller, partial(self._describe, recipe))
 
     def find(self, source: RecipeSource) -> FoundRecipe:
         """Return where a recipe is; blocks.
@@ -135,9 +155,11 @@ class Recipes:
                 self._store.remove(folder)
         return removed
 
-    async def _receive(self, archive: Path, pieces: AsyncIterable[bytes]) -> UploadedRecipe:
+    async def _receive(
+        self, run: _Run, archive: Path, pieces: AsyncIterable[bytes]
+    ) -> UploadedRecipe:
         """Write an archive, and return what it is called by its contents."""
-        free = await asyncio.to_thread(files.free_bytes, archive.parent) - ROOM_BYTES_MIN
+        free = await run(partial(files.free_bytes, archive.parent)) - ROOM_BYTES_MIN
         room = free // 2  # what is in the archive will lie beside it
         digest, waiting, size = hashlib.sha256(), bytearray(), 0
         async for piece in pieces:
@@ -151,9 +173,9 @@ class Recipes:
             digest.update(piece)
             waiting += piece
             if len(waiting) >= _WRITE_BYTES:
-                await to_end(asyncio.to_thread(files.append, archive, bytes(waiting)))
+                await run(partial(files.append, archive, bytes(waiting)))
                 waiting.clear()
-        await to_end(asyncio.to_thread(files.append, archive, bytes(waiting)))
+        await run(partial(files.append, archive, bytes(waiting)))
         return UploadedRecipe(digest.hexdigest())
 
     def _keep(self, aside: Path, recipe: UploadedRecipe) -> StoredRecipe:

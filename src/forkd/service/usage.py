@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.service.sandboxes.owner import SandboxOwner
     from forkd.service.sandboxes.roster import Roster
+    from forkd.service.workers import Workers
     from forkd.telemetry.telemetry import Telemetry
 
 FRESH_S = 1.0
@@ -60,12 +61,14 @@ class UsageOfSandboxes:
         roster: Which sandboxes there are.
         cgroups: Where limited ones have their cgroups.
         tops_dir: Where their disks are.
+        workers: Measure.
     """
 
     telemetry: Telemetry
     roster: Roster
     cgroups: CgroupTree
     tops_dir: Path
+    workers: Workers
     _known: _Known = field(default_factory=lambda: _Known(-FRESH_S, {}))
     _counted: dict[int, tuple[float, int]] = field(default_factory=dict)
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -73,7 +76,7 @@ class UsageOfSandboxes:
     @use_case("list_usage", Scope.READ)
     async def list(self, caller: Caller) -> tuple[Usage, ...]:
         """Return what every running sandbox uses, the oldest first."""
-        known = await self._fresh()
+        known = await self._fresh(caller)
         return tuple(
             known[each.pid]
             for each in self.roster.visible(caller)
@@ -85,17 +88,17 @@ class UsageOfSandboxes:
         """Return what one running sandbox uses; its private memory is always counted."""
         owner = self.roster.get(caller, sandbox)
         owner.running_guest()
-        found = await asyncio.to_thread(self._measure, [owner], None)
+        found = await self.workers.run(caller, lambda: self._measure([owner], None))
         if not found:
             raise Conflict(f"sandbox {sandbox} has just ended", sandbox=sandbox)
         return next(iter(found.values()))
 
-    async def _fresh(self) -> dict[int, Usage]:
+    async def _fresh(self, caller: Caller) -> dict[int, Usage]:
         """Return what was measured less than `FRESH_S` ago; who asks at once shares one."""
         async with self._measuring:
             if time.monotonic() - self._known.at_s >= FRESH_S:
                 owners = [each for each in self.roster if _runs(each)]
-                found = await asyncio.to_thread(self._measure_all, owners)
+                found = await self.workers.run(caller, lambda: self._measure_all(owners))
                 self._known = _Known(time.monotonic(), found)
             return self._known.of
 

@@ -46,7 +46,8 @@ async def _keep(connection: HTTPConnection) -> Callable[[int], Kept]:
     """Return what keeps an output, within the budget of all, until the request is over."""
     budget: OutputBudget = connection.app.state.outputs
     held: ExitStack = connection.scope[HELD]
-    return lambda bytes_max: held.enter_context(budget.keep(bytes_max))
+    caller: Caller = connection.scope[CALLER]
+    return lambda bytes_max: held.enter_context(budget.keep(caller, bytes_max))
 
 
 async def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word

@@ -162,7 +162,7 @@ class Sandboxes:
         def alive() -> bool:
             return owner.sandbox.state is SandboxState.RUNNING
 
-        with self.log_followers.take():
+        with self.log_followers.take(caller):
             async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
                 async for piece in pieces:
                     yield piece

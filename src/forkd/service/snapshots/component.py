@@ -64,8 +64,8 @@ class Snapshots:
     upkeep: Upkeep
     jail: Jail
     bakes: Places = field(default_factory=lambda: Places("bakes", BAKES_MAX, LONG_RETRY_S))
-    machines: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(BAKED_MACHINES_MAX)
+    machines: Places = field(
+        default_factory=lambda: Places("baked machines", BAKED_MACHINES_MAX, LONG_RETRY_S)
     )
 
     @streaming_use_case("bake", Scope.SNAPSHOTS)
@@ -74,7 +74,7 @@ class Snapshots:
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
         self.admission.check(0)  # what its machine will have is not known before its image is built
-        with self.bakes.take():
+        with self.bakes.take(caller):
             async with contextlib.aclosing(self._baking(caller, request)) as steps:
                 async for step in steps:
                     yield step
@@ -87,7 +87,7 @@ class Snapshots:
 
         async def work(tell: Callable[[Progress], None]) -> None:
             nonlocal made
-            made = await self._bake(request, tell)
+            made = await self._bake(caller, request, tell)
 
         try:
             steps = progress_of(self.tasks, TaskKind.BAKE, request.tag, work)
@@ -126,10 +126,12 @@ class Snapshots:
         """Remove what is unused."""
         return await self.upkeep.tidy(caller, dry_run=dry_run)
 
-    async def _bake(self, request: SnapshotRequest, tell: Callable[[Progress], None]) -> Snapshot:
+    async def _bake(
+        self, caller: Caller, request: SnapshotRequest, tell: Callable[[Progress], None]
+    ) -> Snapshot:
         """Bake and publish; of a bake that is cancelled nothing stays."""
         try:
-            made = await self._bake_staged(request, tell)
+            made = await self._bake_staged(caller, request, tell)
         except asyncio.CancelledError:
             await to_end(asyncio.to_thread(self.store.delete, request.tag))
             raise
@@ -139,18 +141,18 @@ class Snapshots:
         return made
 
     async def _bake_staged(
-        self, request: SnapshotRequest, tell: Callable[[Progress], None]
+        self, caller: Caller, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
         async with staged_folder(self.store) as staged:
-            built = await self.images.built(request.recipe, tell)
+            built = await self.images.built(caller, request.recipe, tell)
             self.catalog.expect(request.tag, built.recipe.machine.memory_mib << 20)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
                 asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
             )
-            if self.machines.locked():
+            if not self.machines.has_room(caller):
                 tell(Progress("boot", None, "waiting for other machines to be baked"))
-            async with self.machines:
+            async with self.machines.wait(caller):
                 with self.jail.cell() as cell:
                     plan = BakePlan(built, rootfs, staged, cell)
                     saved = await bake(self.settings, plan, tell)

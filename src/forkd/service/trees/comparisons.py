@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forkd.service.sandboxes.component import Sandboxes
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.trees.branches import Branches
+    from forkd.service.workers import Workers
     from forkd.store.snapshots import SnapshotStore
     from forkd.telemetry.telemetry import Telemetry
 
@@ -78,6 +79,7 @@ class Comparisons:
         sandboxes: What is compared, and forks copies of snapshots.
         branches: Branches copies of sandboxes.
         jail: Where copies are.
+        workers: Do what takes long.
         places: Those of comparisons.
     """
 
@@ -88,6 +90,7 @@ class Comparisons:
     sandboxes: Sandboxes
     branches: Branches
     jail: Jail
+    workers: Workers
     places: Places = field(default_factory=lambda: Places("comparisons", DIFFS_MAX, LONG_RETRY_S))
 
     @use_case("compare", Scope.RUN)
@@ -96,19 +99,20 @@ class Comparisons:
     ) -> Difference:
         """Return how one machine differs from another."""
         shared = common(self._chain_of(caller, before), self._chain_of(caller, after))
-        chain = await asyncio.to_thread(load_chain, self.store, shared)
+        chain = await self.workers.run(caller, lambda: load_chain(self.store, shared))
         disk = chain[-1].disk
         if disk is None:
             raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
-        with self.places.take():
+        with self.places.take(caller):
             async with staged_folder(self.store) as staged:
                 await asyncio.to_thread(self.jail.let_through, staged)
                 return await self._compare(
-                    disk, staged, self._copy(caller, before), self._copy(caller, after)
+                    caller, disk, staged, self._copy(caller, before), self._copy(caller, after)
                 )
 
     async def _compare(
         self,
+        caller: Caller,
         disk: DiskConfig,
         staged: Path,
         before: contextlib.AbstractAsyncContextManager[_Copy],
@@ -117,7 +121,8 @@ class Comparisons:
         async with before as one, after as other:
             apart = None
             if one.pid is not None and other.pid is not None:
-                apart = await asyncio.to_thread(pages.apart, one.pid, other.pid, MEMORY_NAME)
+                pids = one.pid, other.pid
+                apart = await self.workers.run(caller, lambda: pages.apart(*pids, MEMORY_NAME))
             was = await _write(one, staged / "before", len(disk.layers))
             now = await _write(other, staged / "after", len(disk.layers))
         with self.jail.cell() as cell:

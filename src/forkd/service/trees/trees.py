@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from forkd.model.tree import TreeBudgets, TreeNode
     from forkd.service.sandboxes.roster import Roster
     from forkd.service.trees.growth import Growth
+    from forkd.service.workers import Workers
     from forkd.telemetry.telemetry import Telemetry
 
 
@@ -32,6 +32,7 @@ class Trees:
     telemetry: Telemetry
     roster: Roster
     growth: Growth
+    workers: Workers
 
     @use_case("draw_trees", Scope.READ)
     async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
@@ -42,7 +43,7 @@ class Trees:
             if not roots:
                 raise NotFound(f"no sandbox {member}", sandbox=member)
             chosen = tuple(each for each in chosen if each.root == roots[0])
-        private = await asyncio.to_thread(_private_of, chosen)
+        private = await self.workers.run(caller, lambda: _private_of(chosen))
         return grow(chosen, private)
 
     @use_case("tree_budgets", Scope.READ)
