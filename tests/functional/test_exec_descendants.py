@@ -29,6 +29,17 @@ SPREAD = "setsid -f sleep 90001; (setsid sleep 90002 &); sleep 90003 & echo star
 
 LEAVE = "setsid -f sleep 90004; echo left"
 
+REQUESTS = """
+import socket, urllib.request
+def answers():
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", 8000)) == 0
+while not answers():
+    pass
+[urllib.request.urlopen("http://127.0.0.1:8000/").status for _ in range(3)]
+"""
+"""Asks a server three times, once it listens; it writes a line about each request."""
+
 ALIVE = """
 import pathlib
 def words(process):
@@ -85,6 +96,14 @@ async def test_a_command_whose_time_is_over_ends_with_all_that_it_has_started(be
         assert (said(left), said(events)) == (b"left\n", b"started\n")
         assert [event.timed_out for event in events if isinstance(event, Exited)] == [True]
         await alive(machine, 90004)
+
+
+async def test_a_server_in_the_background_survives_its_own_log_lines(bench: Bench) -> None:
+    async with bench.forked(bench.root) as (machine,):
+        events = await finished(machine, "python3 -m http.server 8000 &", None)
+
+        assert [event.truncated for event in events if isinstance(event, Exited)] == [True]
+        assert await machine.value(REQUESTS) == [200, 200, 200]
 
 
 async def test_a_command_whose_client_goes_away_ends_with_all_that_it_has_started(

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 CHUNK = 64 * 1024
 
 PROGRAMS = {
-    "/bin/sh", "cat", "echo", "env", "exit", "fail", "sh", "size", "sleep", "spew", "text", "true",
-    "until-ctrl-c",
+    "/bin/sh", "cat", "echo", "env", "exit", "fail", "leave", "sh", "size", "sleep", "spew", "text",
+    "true", "until-ctrl-c",
 }  # fmt: skip
-"""What there is: `exit N`, `sh -c "exit N"`, `spew BYTES`; `text` cannot be executed."""
+"""What there is: `exit N`, `sh -c "exit N"`, `spew BYTES`; `text` cannot be executed, `leave`
+leaves somebody in the background who holds its output."""
 
 
 class FakeExec:
@@ -68,7 +69,7 @@ class FakeExec:
             for event in self._at_once(name, rest):
                 yield event
         code = int(rest[-1].split()[-1]) if name in {"exit", "sh"} else 0
-        yield Exited(code, None, timed_out=False, duration_s=0.25)
+        yield Exited(code, None, timed_out=False, duration_s=0.25, truncated=name == "leave")
 
     def _at_once(self, name: str, rest: list[str]) -> list[ExecEvent]:
         if name == "env":

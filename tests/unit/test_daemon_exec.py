@@ -146,3 +146,19 @@ def test_the_token_is_asked_for_before_the_upgrade(daemon: RunningDaemon) -> Non
 
     assert caught.value.response.status_code == 401
     assert json.loads(caught.value.response.body)["code"] == "denied"
+
+
+def test_output_that_a_program_in_the_background_still_has_is_said_to_be_missing(
+    daemon: RunningDaemon, sandbox: SandboxId, socket: ClientConnection
+) -> None:
+    from forkd import Client  # noqa: PLC0415 - the rest of this file does without
+
+    socket.send(message(Kind.REQUEST, {"args": ["leave"]}))
+    while (data := socket.recv(timeout=5, decode=False))[0] != Kind.REPLY:
+        pass
+    with Client(daemon.url) as client:
+        found = client.sandboxes.get(sandbox)
+        answered = [found.exec([name]).truncated for name in ("leave", "true")]
+
+    assert json.loads(data[1:])["truncated"] is True
+    assert answered == [True, False]

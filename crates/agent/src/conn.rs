@@ -76,7 +76,7 @@ impl Conn {
     /// When to drive it even if nothing happens.
     pub fn wake_at(&self) -> Option<Instant> {
         let operation = match &self.op {
-            Op::Exec(exec) => exec.wake_at(),
+            Op::Exec(exec) => exec.wake_at(self.blocked),
             Op::Warm(warm) => Some(warm.wake_at()),
             Op::PostFork(fork) => Some(fork.deadline()),
             Op::Rehearsal(rehearsal) => Some(rehearsal.deadline()),

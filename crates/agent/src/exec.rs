@@ -3,10 +3,11 @@
 //! # When it is over
 //!
 //! The process has ended, and its output has been read to the end.  A process in the background may
-//! hold the pipes open for ever, though; then reading stops [`DRAIN_GRACE`] after the end of the
-//! process itself, and of what is in the pipes at that moment nothing is lost.  Whatever else it
-//! has started lives on, as it would in a shell; with a process that was cancelled or timed out all
-//! of that is killed.
+//! hold the pipes open for ever, though.  So the answer waits until nothing has come for
+//! [`DRAIN_GRACE`], at most [`DRAIN_MAX`] after the end of the process itself.  Of what is in the
+//! pipes at that moment nothing is lost, and the answer says `truncated`.  Whatever else the
+//! process has started lives on, as it would in a shell, and may go on writing: its pipes go to
+//! [`sinks`](crate::sinks).  With a process that was cancelled or timed out all of that is killed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use forkd_proto::Kind;
 use forkd_proto::guest::{Control, ErrorBody, ErrorCode, Exec as Request, ExecReply, WindowSize};
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, pipe2};
@@ -28,15 +30,18 @@ use crate::image::Defaults;
 use crate::spawn::{self, Launch, Launcher, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
 
-/// How long after the end of the process its output is waited for.
+/// How long after the end of the process, and after each output since, more is waited for.
 pub const DRAIN_GRACE: Duration = Duration::from_millis(200);
+
+/// How long after the end of the process its output is waited for at most.
+pub const DRAIN_MAX: Duration = Duration::from_secs(2);
 
 /// Unwritten bytes of standard input from which on the client is read no further.
 const STDIN_MAX: usize = 256 << 10;
 
-/// Most bytes taken from one stream once the grace is over: the capacity of a pipe, and so all that
-/// was in it.
-const LAST_BYTES: usize = 64 << 10;
+/// Most bytes taken from one stream once the grace is over: the largest capacity that a pipe has
+/// unless somebody raises the kernel's limit (`pipe-max-size`), and so all that was in it.
+const LAST_BYTES_MAX: u64 = 1 << 20;
 
 /// What a terminal takes for the end of input: control-D.
 const TERMINAL_EOF: u8 = 4;
@@ -55,6 +60,8 @@ pub struct Exec {
     outputs: [Option<Output>; 2],
     terminal: bool,
     ended: Option<(Ended, Instant)>,
+    /// When output came last since the end.
+    heard_at: Option<Instant>,
     timed_out: bool,
 }
 
@@ -114,6 +121,7 @@ impl Exec {
             outputs,
             terminal: tty,
             ended: None,
+            heard_at: None,
             timed_out: false,
         })
     }
@@ -136,10 +144,20 @@ impl Exec {
         self.verdict.as_ref().into_iter().chain(stdin).chain(outputs).collect()
     }
 
-    /// When to drive it even if nothing happens.
-    pub fn wake_at(&self) -> Option<Instant> {
-        let drained = self.ended.map(|(_, at)| at + DRAIN_GRACE);
-        drained.or(self.deadline.filter(|_| !self.timed_out))
+    /// When to drive it even if nothing happens.  A client that is `blocked` has to read before
+    /// anything can be done about output, and that is an event.
+    pub fn wake_at(&self, blocked: bool) -> Option<Instant> {
+        match self.drained_at() {
+            Some(at) => Some(at).filter(|_| !blocked),
+            None => self.deadline.filter(|_| !self.timed_out),
+        }
+    }
+
+    /// When output is waited for no longer, once the process has ended.
+    fn drained_at(&self) -> Option<Instant> {
+        let (_, ended_at) = self.ended?;
+        let heard_at = self.heard_at.unwrap_or(ended_at);
+        Some((heard_at + DRAIN_GRACE).min(ended_at + DRAIN_MAX))
     }
 
     /// Whether it takes more frames from its client.
@@ -185,16 +203,26 @@ impl Exec {
         }
     }
 
-    /// Kills the process and all that it has started.
+    /// Kills the process and all that it has started, unless it has ended by itself.
     pub fn cancel(&self) {
         if self.ended.is_none() {
             self.process.kill_all();
         }
     }
 
+    /// The pipes that somebody may go on writing to, now that the process has ended.  A terminal is
+    /// not among them: it hangs up.
+    pub fn leftovers(&mut self) -> Vec<Arc<File>> {
+        if self.ended.is_none() || self.terminal {
+            return Vec::new();
+        }
+        self.outputs.iter_mut().filter_map(Option::take).map(|output| output.file).collect()
+    }
+
     /// Moves bytes in both directions as far as they go without waiting.
     pub fn drive(&mut self, stream: &mut Stream, scratch: &mut [u8], now: Instant) -> Progress {
-        if self.deadline.is_some_and(|deadline| now >= deadline) && !self.timed_out {
+        let late = self.deadline.is_some_and(|deadline| now >= deadline);
+        if late && self.ended.is_none() && !self.timed_out {
             self.timed_out = true;
             self.cancel();
         }
@@ -206,10 +234,14 @@ impl Exec {
         }
         self.write_stdin();
         let more = self.read_outputs(stream, scratch);
+        if more && self.ended.is_some() {
+            self.heard_at = Some(now);
+        }
+        let drained = self.drained_at().is_some_and(|at| now >= at);
         match self.ended {
             Some((ended, at)) if self.outputs.iter().all(Option::is_none) => self.over(ended, at),
-            Some((ended, at)) if now >= at + DRAIN_GRACE && stream.backlog() < BACKLOG_MAX => {
-                self.read_last(stream);
+            Some((ended, at)) if drained && stream.backlog() < BACKLOG_MAX => {
+                self.read_last(stream, scratch);
                 self.over(ended, at)
             }
             _ if more => Progress::More,
@@ -223,6 +255,7 @@ impl Exec {
             signal: ended.signal,
             timed_out: self.timed_out,
             duration_s: at.duration_since(self.started).as_secs_f64(),
+            truncated: self.outputs.iter().any(Option::is_some),
         }))
     }
 
@@ -293,14 +326,33 @@ impl Exec {
     }
 
     /// Takes what is in the pipes now, and no more.
-    fn read_last(&mut self, stream: &mut Stream) {
-        for output in self.outputs.iter().flatten() {
-            let mut last = vec![0; LAST_BYTES];
-            if let Ok(count) = output.file.as_ref().read(&mut last) {
-                stream.queue(output.kind, last.get(..count).unwrap_or_default());
+    fn read_last(&mut self, stream: &mut Stream, scratch: &mut [u8]) {
+        for slot in &mut self.outputs {
+            let Some(output) = slot else { continue };
+            let mut left = unread_bytes(&output.file).min(LAST_BYTES_MAX);
+            while left > 0 {
+                let Ok(count @ 1..) = output.file.as_ref().read(scratch) else { break };
+                stream.queue(output.kind, scratch.get(..count).unwrap_or_default());
+                left = left.saturating_sub(count as u64);
+            }
+            if left == 0 && is_closed(&output.file) {
+                *slot = None;
             }
         }
     }
+}
+
+/// Bytes that can be read from a pipe now.
+pub fn unread_bytes(pipe: &File) -> u64 {
+    rustix::io::ioctl_fionread(pipe).unwrap_or(0)
+}
+
+/// Whether nobody can write to an output any more, and all of it has been read.
+fn is_closed(output: &File) -> bool {
+    let mut fds = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+    let polled = poll(&mut fds, PollTimeout::ZERO);
+    let [fd] = fds;
+    polled.is_ok() && fd.revents() == Some(PollFlags::POLLHUP)
 }
 
 struct Plumbing {
@@ -367,4 +419,43 @@ fn resize(terminal: &impl AsFd, size: WindowSize) -> io::Result<()> {
         ws_ypixel: 0,
     };
     Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use nix::fcntl::{FcntlArg, fcntl};
+
+    use super::*;
+
+    #[test]
+    fn what_was_in_a_large_pipe_when_the_grace_ended_is_not_lost() {
+        let (read, write) = output_pipe().unwrap();
+        fcntl(&write, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
+        let mut write = File::from(write);
+        write.write_all(&vec![7; 1 << 20]).unwrap();
+        let now = Instant::now();
+        let exit = Ended { exit_code: Some(0), signal: None };
+        let mut exec = Exec {
+            process: Process::new(Pid::from_raw(i32::MAX), None),
+            started: now,
+            deadline: None,
+            verdict: None,
+            stdin: None,
+            stdin_queue: Vec::new(),
+            stdin_eof: false,
+            outputs: [Some(Output { file: Arc::new(read), kind: Kind::Stdout }), None],
+            terminal: false,
+            ended: Some((exit, now)),
+            heard_at: None,
+            timed_out: false,
+        };
+        let mut stream = Stream::new(UnixStream::pair().unwrap().0.into());
+
+        let progress = exec.drive(&mut stream, &mut [0; 4096], now + DRAIN_MAX);
+
+        assert!(stream.backlog() >= 1 << 20, "{} bytes", stream.backlog());
+        assert!(matches!(progress, Progress::Done(Ok(ExecReply { truncated: true, .. }))));
+    }
 }

@@ -38,6 +38,7 @@ mod processes;
 mod quiesce;
 mod runtime;
 mod server;
+mod sinks;
 mod spawn;
 mod stage;
 mod stream;

@@ -32,6 +32,7 @@ use crate::failure::{failure, refused};
 use crate::identity::Identity;
 use crate::image::Defaults;
 use crate::runtime::Runtime;
+use crate::sinks::{self, Sinks};
 use crate::spawn::Launcher;
 use crate::stream::Stream;
 use crate::{files, freeze, log, quiesce};
@@ -83,6 +84,7 @@ pub struct Server {
     runtime: Runtime,
     runtime_again: bool,
     runtime_blocked: bool,
+    sinks: Sinks,
     launcher: Launcher,
     defaults: Defaults,
     identity: Option<Identity>,
@@ -166,6 +168,7 @@ impl Server {
             runtime: Runtime::none(),
             runtime_again: false,
             runtime_blocked: false,
+            sinks: Sinks::default(),
             launcher: parts.launcher,
             defaults: parts.defaults,
             identity: parts.identity,
@@ -234,6 +237,7 @@ impl Server {
                 }
                 self.drive_runtime();
             }
+            sinks::FIRST_TOKEN.. => self.sinks.drain(token, &mut self.scratch),
             _ => self.on_connection(token, flags),
         }
     }
@@ -334,7 +338,7 @@ impl Server {
                 self.again.push(id);
                 self.conns.insert(id, conn);
             }
-            Turn::Close => self.close(&conn),
+            Turn::Close => self.close(conn),
             Turn::Lend(errand) => self.lend(conn, errand),
         }
     }

@@ -413,6 +413,7 @@ def exec_exit(ended: model_exec.Exited) -> v2.ExecExit:
         signal=ended.signal,
         timed_out=ended.timed_out,
         duration_s=ended.duration_s,
+        truncated=ended.truncated,
     )
 
 

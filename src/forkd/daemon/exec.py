@@ -61,7 +61,7 @@ async def run(
         duration_s=ended.duration_s,
         stdout="",
         stderr="",
-        truncated=stdout.truncated or stderr.truncated,
+        truncated=ended.truncated or stdout.truncated or stderr.truncated,
     )
     return with_outputs(result, {"stdout": stdout, "stderr": stderr})
 

@@ -100,7 +100,7 @@ class GuestExec:
             else:
                 ended = ExecEnded.read(answer(frame), "exec")
                 self._over = True
-                yield Exited(ended.exit_code, ended.signal, ended.timed_out, ended.duration_s)
+                yield Exited(**ended.model_dump())
                 return
 
     async def write_stdin(self, data: bytes) -> None:

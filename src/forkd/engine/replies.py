@@ -153,6 +153,7 @@ class ExecEnded(Reply):
     signal: Annotated[int, Field(ge=1, le=SIGNAL_MAX)] | None
     timed_out: bool
     duration_s: Seconds
+    truncated: bool = False
 
 
 class FileOpened(Reply):

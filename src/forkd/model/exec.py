@@ -105,12 +105,15 @@ class Exited:
         signal: The signal that ended it; None if it returned.
         timed_out: Whether it was killed because its time was over.
         duration_s: How long it ran.
+        truncated: Whether a process that it had started still held an output: what that writes
+            later is dropped.
     """
 
     exit_code: int | None
     signal: int | None
     timed_out: bool
     duration_s: float
+    truncated: bool = False
 
 
 ExecEvent = Started | Stdout | Stderr | Exited

@@ -540,18 +540,16 @@ class ExecExit(Answer):
     signal: int | None = None
     timed_out: bool = False
     duration_s: float
+    truncated: bool = Field(default=False, description="Later output of others was dropped.")
 
 
 class ExecResult(ExecExit):
-    """How a program ended, and what it wrote.
+    """How a program ended, and what it wrote."""
 
-    `exit_code` here is the shell's: 128 + signal if a signal ended the program.
-    """
-
-    exit_code: int
+    exit_code: int = Field(description="As a shell's: 128 + signal if a signal ended the program.")
     stdout: str = Field(description="UTF-8; other bytes become U+FFFD.")
     stderr: str
-    truncated: bool = Field(description="Output beyond the limit was dropped.")
+    truncated: bool = Field(description="Output beyond the limit, or too late, was dropped.")
 
 
 class Kind(IntEnum):

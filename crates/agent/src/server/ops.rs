@@ -124,7 +124,10 @@ impl Server {
                 let was_running = exec.is_running();
                 let progress = exec.drive(&mut conn.stream, &mut self.scratch, self.now);
                 match progress {
-                    Progress::Done(result) => answer(conn, result),
+                    Progress::Done(result) => {
+                        self.sinks.adopt(&self.epoll, exec.leftovers());
+                        answer(conn, result);
+                    }
                     Progress::More => return true,
                     Progress::Waiting if !was_running && exec.is_running() => {
                         // The started event goes before all output, so that is read in the next
@@ -212,8 +215,8 @@ impl Server {
     }
 
     /// The client has gone: what it waited for is cancelled.
-    pub(super) fn close(&mut self, conn: &Conn) {
-        self.cancel(conn);
+    pub(super) fn close(&mut self, mut conn: Box<Conn>) {
+        self.cancel(&mut conn);
     }
 
     /// Answers ERROR and closes the connection, because what follows could not be understood.
@@ -223,9 +226,12 @@ impl Server {
         conn.op = Op::Closing;
     }
 
-    fn cancel(&mut self, conn: &Conn) {
-        match &conn.op {
-            Op::Exec(exec) => exec.cancel(),
+    fn cancel(&mut self, conn: &mut Conn) {
+        match &mut conn.op {
+            Op::Exec(exec) => {
+                exec.cancel();
+                self.sinks.adopt(&self.epoll, exec.leftovers());
+            }
             Op::Eval => self.runtime.abandon(conn.id, self.now),
             Op::Warm(warm) => {
                 warm.cancel();

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::{Agent, eventually, is_alive};
+use crate::support::{Agent, Client, eventually, is_alive};
 use forkd_proto::Kind;
 use serde_json::{Value, json};
 
@@ -358,4 +358,128 @@ fn output_goes_on_after_a_client_that_did_not_read() {
 
         assert_eq!((answer.stdout.len(), &answer.reply["exit_code"]), (BYTES, &json!(0)));
     }
+}
+
+/// Whether a process that writes again and again has written since the client's answer.
+fn goes_on_writing(client: &mut Client, marks: &std::path::Path) {
+    let size = || std::fs::metadata(marks).map_or(0, |found| found.len());
+    let before = size();
+    eventually("what runs in the background goes on", || size() > before + 1000);
+    assert_eq!(client.sh("echo on").text(), "on\n");
+}
+
+#[test]
+fn a_process_in_the_background_may_write_after_its_command_has_ended() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let marks = agent.path("marks");
+    // Both streams; each round writes more than a pipe holds before it leaves its mark.
+    let script = format!(
+        "(while head -c 100000 /dev/zero && head -c 100000 /dev/zero >&2; do head -c 100 /dev/zero \
+         >>{}; done) &\nsleep 0.01",
+        marks.display()
+    );
+    let answer = client.sh(&script);
+    assert_eq!((&answer.reply["exit_code"], &answer.reply["truncated"]), (&json!(0), &json!(true)));
+
+    goes_on_writing(&mut client, &marks);
+}
+
+#[test]
+fn a_process_in_the_background_survives_a_client_that_leaves_at_the_end() {
+    let agent = Agent::start();
+    let marks = agent.path("marks");
+    let pid = agent.path("pid");
+    let script = format!(
+        "echo $$ >{}; (while echo tick; do head -c 100 /dev/zero >>{}; done) & exit 0",
+        pid.display(),
+        marks.display()
+    );
+    let mut client = agent.connect();
+    client.send(Kind::Request, &json!({"op": "exec", "args": ["sh", "-c", script]}));
+    eventually("the command has ended", || {
+        let pid = std::fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse().ok());
+        pid.is_some_and(|pid| !is_alive(pid)) && marks.exists()
+    });
+    // Within the grace, or the answer is there already: both must be the same to the writer.
+    assert_eq!(agent.connect().sh("echo on").text(), "on\n");
+    drop(client);
+
+    goes_on_writing(&mut agent.connect(), &marks);
+}
+
+#[test]
+fn pipes_that_nobody_holds_any_more_are_given_back() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let descriptors = || {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", agent.pid()));
+        folder.map_or(0, Iterator::count)
+    };
+    // The agent has accepted who has an answer.
+    assert_eq!(client.sh("echo on").text(), "on\n");
+    let before = descriptors();
+    let gate = agent.path("gate");
+    let wait = format!("mkfifo {0}; cat {0} & echo $!", gate.display());
+    assert_eq!(client.sh(&wait).reply["truncated"], true);
+    assert!(descriptors() > before);
+
+    client.sh(&format!("echo open >{}", gate.display()));
+
+    eventually("its pipes are closed", || descriptors() == before);
+}
+
+#[test]
+fn output_that_comes_in_drops_after_the_end_is_not_cut_off() {
+    let agent = Agent::start();
+    let script = "exec > >(while read -r line; do sleep 0.05; echo \"$line\"; done); seq 12";
+    let answer = agent.connect().ask(&json!({"op": "exec", "args": ["bash", "-c", script]}));
+    let lines = "1 2 3 4 5 6 7 8 9 10 11 12 ".replace(' ', "\n");
+    assert_eq!((answer.text(), &answer.reply["truncated"]), (lines, &Value::Null));
+}
+
+#[test]
+fn output_that_comes_too_late_is_said_to_be_missing() {
+    let agent = Agent::start();
+    let answer = agent.connect().sh("(sleep 5; echo late) & echo early");
+    assert_eq!((answer.text().as_str(), &answer.reply["truncated"]), ("early\n", &json!(true)));
+    let redirected = agent.connect().sh("sleep 20 >/dev/null 2>&1 & echo early");
+    assert_eq!(redirected.reply["truncated"], Value::Null);
+}
+
+#[test]
+fn what_never_stops_writing_does_not_hold_the_answer_up() {
+    let agent = Agent::start();
+    let begun = Instant::now();
+    let answer = agent.connect().sh("(while echo x; do sleep 0.05; done) & exit 3");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!((&answer.reply["exit_code"], &answer.reply["truncated"]), (&json!(3), &json!(true)));
+}
+
+#[test]
+fn a_program_that_ended_in_time_is_not_timed_out() {
+    let agent = Agent::start();
+    let request =
+        json!({"op": "exec", "args": ["sh", "-c", "sleep 60 & exit 0"], "timeout_s": 0.1});
+    let answer = agent.connect().ask(&request);
+    assert_eq!(
+        (&answer.reply["exit_code"], &answer.reply["timed_out"]),
+        (&json!(0), &json!(false))
+    );
+}
+
+#[test]
+fn a_client_that_does_not_read_the_end_keeps_nobody_awake() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let script = "head -c 20000000 /dev/zero & head -c 20000000 /dev/zero";
+    let request = json!({"op": "exec", "args": ["sh", "-c", script], "timeout_s": 0.5});
+    client.send(Kind::Request, &request);
+    let event = client.next().map(|frame| frame.payload).unwrap_or_default();
+    let event: Value = serde_json::from_slice(&event).expect("JSON");
+    eventually("its time is over", || !is_alive(event["pid"].as_u64().unwrap_or_default()));
+    // Past the grace, which is when it would begin to spin.
+    eventually("the agent sleeps", || agent.slept_for(Duration::from_millis(400)));
+
+    assert_eq!(client.finish().reply["timed_out"], true);
 }

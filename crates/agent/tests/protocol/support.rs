@@ -74,6 +74,20 @@ impl Agent {
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
+
+    /// Whether the agent used no processor during the next `span`; it then waits for an event.
+    pub fn slept_for(&self, span: Duration) -> bool {
+        let used = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid()));
+            stat.ok().and_then(|text| text.split(' ').nth(2)?.trim().parse::<u64>().ok())
+        };
+        let before = used();
+        let until = std::time::Instant::now() + span;
+        while std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        before.is_some() && used() == before
+    }
 }
 
 impl Drop for Agent {

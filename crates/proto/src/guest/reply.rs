@@ -116,6 +116,9 @@ pub struct ExecReply {
     pub timed_out: bool,
     /// From start to end.
     pub duration_s: f64,
+    /// Whether somebody still had an output open when this was sent: what comes there is dropped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
 }
 
 /// Answer to `eval`.

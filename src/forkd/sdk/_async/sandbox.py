@@ -255,6 +255,7 @@ class AsyncSandbox:
 
         No shell reads `args`.  Output is kept to 8 MiB of each stream, see `truncated`; a
         program that writes more, reads long input or is watched as it runs needs `exec_stream`.
+        A program that it leaves in the background lives on; what that writes later is dropped.
 
         Args:
             args: The program and its arguments.
