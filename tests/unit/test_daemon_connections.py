@@ -310,3 +310,54 @@ async def test_a_websocket_that_is_never_read_is_cut_off(tmp_path: Path) -> None
 
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
         assert b"nothing was read" not in (await client.rest())[-64:]
+
+
+async def test_strangers_of_one_address_lock_nobody_out(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, strangers_max=2, connections_max=4) as daemon,
+        RawClient(daemon.tcp_url) as known,
+        RawClient(daemon.tcp_url),
+    ):
+        known.say(GET.format(path="/", more=daemon.authorized))
+        assert (await known.answer()).body == b"well"  # and so it is no stranger any more
+        async with RawClient(daemon.tcp_url):
+            refusal = refused(await ask(daemon.tcp_url, ""), 503, "capacity")
+            assert "without a token from this address" in refusal
+
+            known.say(GET.format(path="/", more=daemon.authorized))
+            assert (await known.answer()).body == b"well"
+            assert (await ask(daemon.url, GET.format(path="/", more=""))).status == 200
+        again = await ask(daemon.tcp_url, GET.format(path="/", more=daemon.authorized))
+        assert again.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [("/healthz", "", 200), ("/", "", 401), ("/", "Origin: http://evil.example\n", 403)],
+)
+async def test_who_has_shown_no_token_keeps_no_connection(
+    tmp_path: Path, path: str, more: str, status: int
+) -> None:
+    async with served(tmp_path) as daemon, RawClient(daemon.tcp_url) as stranger:
+        stranger.say(GET.format(path=path, more=more))
+        given = await stranger.answer()
+
+        assert (given.status, given.headers["connection"]) == (status, "close")
+        assert await stranger.rest() == b""
+
+
+async def test_a_websocket_is_counted_until_its_connection_ends(tmp_path: Path) -> None:
+    async with served(tmp_path, strangers_max=1, connections_max=2) as daemon:
+        for _ in range(3):
+            async with RawClient(daemon.tcp_url) as client:
+                client.say(WEBSOCKET.format(path="/socket", more=daemon.authorized))
+                assert (await client.answer()).status == 101
+                other = await ask(daemon.tcp_url, GET.format(path="/", more=daemon.authorized))
+                assert other.status == 200
+                client.writer.close()
+                assert await daemon.app.begun.get() == "/socket"
+                assert await daemon.app.begun.get() == "/"
+                assert {await daemon.app.ended.get(), await daemon.app.ended.get()} == {
+                    "/",
+                    "/socket",
+                }

@@ -14,7 +14,15 @@ from websockets.exceptions import ConnectionClosed
 
 from forkd.daemon import logins, server
 from forkd.daemon.auth import new_token
-from forkd.daemon.logins import DELAY_S_MAX, FREE, WAITING_MAX, FailedLogins, delay_s, network_of
+from forkd.daemon.logins import (
+    DELAY_S_MAX,
+    FREE,
+    PLACE_CHARS_MIN,
+    WAITING_MAX,
+    FailedLogins,
+    delay_s,
+    network_of,
+)
 from forkd.errors import CapacityError, InvalidRequest
 from forkd.model.caller import ALL_SCOPES, Scope, Tenant
 from forkd.wire import v2
@@ -80,6 +88,32 @@ async def test_only_so_many_failures_of_an_address_wait_at_once(
     assert all(each.cancelled() for each in waiting)
 
 
+async def test_only_tokens_too_long_to_be_guessed_keep_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logins, "PLACES_MAX", 1)
+    failures = FailedLogins(LONG_S)
+    chosen, made = "x" * (PLACE_CHARS_MIN - 1), "x" * PLACE_CHARS_MIN
+    for secret in (chosen, made):
+        failures.note_success("10.0.0.1", secret)
+    for _ in range(FREE):
+        await failed(failures, "10.0.0.1")
+    waiting = [asyncio.create_task(failed(failures, "10.0.0.1")) for _ in range(WAITING_MAX)]
+    await asyncio.sleep(0)
+
+    failures.check("10.0.0.1", made)
+    failures.check("10.0.0.2", "of another address")
+    for secret in (chosen, made + "x"):
+        with pytest.raises(CapacityError, match="too many failed log-ins"):
+            failures.check("10.0.0.1", secret)
+    failures.note_success("10.0.0.2", made)  # one too many: the first one is forgotten
+    with pytest.raises(CapacityError):
+        failures.check("10.0.0.1", made)
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+
+
 async def test_who_leaves_while_waiting_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "DELAY_S_MAX", LONG_S)
     failures = FailedLogins(LONG_S)
@@ -114,7 +148,7 @@ async def test_an_address_begins_anew_after_a_while(monkeypatch: pytest.MonkeyPa
     assert failures._addresses["a"].failures == 1  # noqa: SLF001 - what is held
 
 
-async def test_a_valid_token_never_waits_though_its_address_does(
+async def test_a_token_that_logged_in_lately_never_waits_though_its_address_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logins, "DELAY_S_MAX", LONG_S)
@@ -124,6 +158,7 @@ async def test_a_valid_token_never_waits_though_its_address_does(
         daemon.http("guessed-wrongly") as stranger,
         daemon.http() as known,
     ):
+        assert (await known.get("/v2/sandboxes")).status_code == 200
         for _ in range(FREE):
             assert (await stranger.get("/v2/sandboxes")).status_code == 401
         guesses = [
@@ -139,6 +174,11 @@ async def test_a_valid_token_never_waits_though_its_address_does(
 
         assert (await known.get("/v2/sandboxes")).status_code == 200
         assert (await known.get("/healthz")).status_code == 200
+        async with daemon.http((await daemon.token(Scope.READ)).secret) as new:
+            assert (await new.get("/v2/sandboxes")).status_code == 503  # nothing is told of it
+        lines = await daemon.lines(FREE + 4)  # who still waits was not answered
+        told = [each["result"] for each in lines if each["status"] == 503]
+        assert told == ["denied", "denied"]
         for each in waiting:
             each.cancel()
         await asyncio.wait(waiting)

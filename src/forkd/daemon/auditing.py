@@ -128,10 +128,10 @@ class Auditor:
         try:
             yield
         finally:
-            result = _result(request.error, answer)
+            caller: Caller | None = scope.get(CALLER)
+            result = _result(request.error, answer, is_known=caller is not None)
             # Whether we live is asked all the time, by anybody, and changes nothing.
             if self.log is not None and (scope["path"] not in OPEN_PATHS or result != Result.OK):
-                caller: Caller | None = scope.get(CALLER)
                 entry = Entry(
                     action=self._actions.of(scope),
                     result=result,
@@ -199,15 +199,19 @@ _STATUS_OF_CODE = dict(_codes(errors.ForkdError))
 _DENIED = frozenset({STATUS[errors.Denied], STATUS[errors.Forbidden]})
 
 
-def _result(error: str | None, answer: Answer) -> Result:
-    """Return how a request ended: an error may come after a status that promised none."""
+def _result(error: str | None, answer: Answer, *, is_known: bool) -> Result:
+    """Return how a request ended: an error may come after a status that promised none.
+
+    Who was refused before anybody knew who it is, such as after too many failed log-ins, was
+    denied.
+    """
     if error is not None:
         status = _STATUS_OF_CODE[error]
     elif not answer.ended or answer.status is None:
         return Result.CANCELLED
     else:
         status = answer.status
-    if status in _DENIED:
+    if status in _DENIED or (status == STATUS[errors.CapacityError] and not is_known):
         return Result.DENIED
     if status < STATUS[errors.RequestError]:
         return Result.OK

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from forkd.daemon.peers import END, HELD, OPEN_PATHS, PEER_UID
-from forkd.errors import Denied, Forbidden, InvalidRequest
+from forkd.daemon.peers import ANYBODY, END, HELD, OPEN_PATHS, PEER_UID
+from forkd.errors import CapacityError, Denied, Forbidden, InvalidRequest
 from forkd.host import files, users
 from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
 from forkd.model.caller import Scope as Permission
@@ -235,17 +235,23 @@ class ByToken:
         """
         self._names.check(scope)
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
-            return Caller("anybody", DEFAULT_TENANT, frozenset(), request_id)
+            return Caller(ANYBODY, DEFAULT_TENANT, frozenset(), request_id)
         address, _ = scope["client"] or ("", 0)
+        secret = _bearer(Headers(scope=scope).get("authorization", ""))
         try:
-            return self._caller(scope, request_id)
+            self._failures.check(address, secret)
+            caller = self._caller(scope, request_id, secret)
+        except CapacityError:
+            self._tokens.telemetry.count(names.LOGINS_DENIED)
+            raise
         except Denied:
             self._tokens.telemetry.count(names.LOGINS_DENIED)
             async with self._failures.slowed_down(address):
                 raise
+        self._failures.note_success(address, secret)
+        return caller
 
-    def _caller(self, scope: Scope, request_id: str) -> Caller:
-        secret = _bearer(Headers(scope=scope).get("authorization", ""))
+    def _caller(self, scope: Scope, request_id: str, secret: str) -> Caller:
         held: ExitStack = scope[HELD]
         end: Callable[[], object] = scope[END]
         if self._file_token.is_it(secret):

@@ -23,6 +23,10 @@ UNIX_EVENTS_MAX = 512
 TCP_CONNECTIONS_MAX = 1_280
 """Most connections at once over TCP, those of clients without a token included."""
 
+TCP_STRANGERS_MAX = TCP_CONNECTIONS_MAX // 8
+"""Most connections of one address over TCP that have not shown a valid token; of IPv6 a /64 counts
+as one address."""
+
 TCP_REQUESTS_MAX = 512
 """Most requests at once over TCP, WebSockets and streams of events aside; two SDK clients make as
 many at most."""
@@ -83,6 +87,7 @@ class ClientLimits:
         websockets_max: WebSockets at once.
         events_max: Streams of events at once.
         descriptors_share_max: No connection is taken beyond this share of all descriptors.
+        strangers_max: Connections of one address without a valid token; None if nobody needs one.
         first_header_timeout_s: From a connection until its first header is complete.
         header_timeout_s: From the first byte of a later header until it is complete.
         body_timeout_s: From one piece of a body until the next.
@@ -96,6 +101,7 @@ class ClientLimits:
     websockets_max: int
     events_max: int
     descriptors_share_max: float
+    strangers_max: int | None = None
     first_header_timeout_s: float = FIRST_HEADER_TIMEOUT_S
     header_timeout_s: float = HEADER_TIMEOUT_S
     body_timeout_s: float = BODY_TIMEOUT_S
@@ -117,4 +123,5 @@ TCP = ClientLimits(
     TCP_WEBSOCKETS_MAX,
     TCP_EVENTS_MAX,
     TCP_DESCRIPTORS_SHARE_MAX,
+    TCP_STRANGERS_MAX,
 )

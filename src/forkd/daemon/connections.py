@@ -23,19 +23,21 @@ from websockets.exceptions import InvalidState
 
 from forkd.daemon.clients import LINGERING_MAX, RETRY_AFTER_S
 from forkd.daemon.errors import plain, render
-from forkd.daemon.peers import PEER_PID, PEER_UID
+from forkd.daemon.peers import PEER_PID, PEER_UID, VISITOR
+from forkd.daemon.visitors import Visitors
 from forkd.errors import CapacityError, ForkdError
 from forkd.host import sockets
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.responses import Response
     from uvicorn.server import ServerState
     from websockets.http11 import Request
 
     from forkd.daemon.clients import ClientLimits
+    from forkd.daemon.visitors import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,11 @@ class Gate(uvicorn.Config):
         super().__init__(http=HttpConnection, ws=WebSocketConnection, **options)
         self.limits = limits
         self.lingering = 0
+        self.visitors = (
+            None
+            if limits.strangers_max is None
+            else Visitors(limits.connections_max, limits.strangers_max)
+        )
         self._descriptor_max = int(sockets.descriptors_max() * limits.descriptors_share_max)
 
     def has_room(self, connections: int, transport: asyncio.Transport) -> bool:
@@ -115,11 +122,25 @@ class HttpConnection(H11Protocol):
         """Wait for the first request, or refuse the client if there is no room for it."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, **_peer(transport)}
-        if self.config.has_room(len(self.connections), transport):
-            self._owed.set(self._limits.first_header_timeout_s)
-        else:
+        if not self.config.has_room(len(self.connections), transport):
             log.warning("connection refused", extra={"connections": len(self.connections)})
             self._refuse(render(too_much("connections")))
+        elif not self._enter(transport):
+            log.info("connection refused of an address that has too many")
+            self._refuse(render(too_much("connections without a token from this address")))
+        else:
+            self._owed.set(self._limits.first_header_timeout_s)
+
+    def _enter(self, transport: asyncio.Transport) -> bool:
+        """Have the connection count for its address; return whether that may have one more."""
+        visitors = self.config.visitors
+        if visitors is None or VISITOR in self.app_state:
+            return True
+        visitor = visitors.enter(remote_address(transport))
+        if visitor is None:
+            return False
+        self.app_state[VISITOR] = visitor
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
@@ -129,6 +150,7 @@ class HttpConnection(H11Protocol):
         if self._lingers:
             self._lingers = False
             self.config.lingering -= 1
+        leave(self.app_state)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -235,6 +257,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._unread.clear()
+        leave(self.app_state)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -303,6 +326,19 @@ def _peer(transport: asyncio.Transport) -> dict[str, int]:
     except ForkdError:  # it was lost already
         return {}
     return {PEER_PID: pid, PEER_UID: uid}
+
+
+def remote_address(transport: asyncio.Transport) -> str:
+    """Return the address at the other end of TCP; empty if it was lost already."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
+def leave(app_state: Mapping[str, Any]) -> None:
+    """Have a connection that is lost count for nobody any more."""
+    visitor: Visitor | None = app_state.get(VISITOR)
+    if visitor is not None:
+        visitor.leave()
 
 
 def too_much(what: str) -> CapacityError:

@@ -14,8 +14,9 @@ import ssl
 from typing import TYPE_CHECKING, Any, cast
 
 from forkd.daemon.auditing import host_and_port
-from forkd.daemon.connections import BAD_REQUEST, Gate, HttpConnection
+from forkd.daemon.connections import BAD_REQUEST, Gate, HttpConnection, remote_address
 from forkd.daemon.errors import plain
+from forkd.daemon.peers import VISITOR
 from forkd.errors import Denied, ForkdError
 from forkd.host import sockets
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forkd.daemon.auditing import Auditor
     from forkd.daemon.clients import ClientLimits
     from forkd.daemon.tls import Certificates
+    from forkd.daemon.visitors import Visitor
 
 HANDSHAKE = b"\x16"
 """First byte of a TLS connection: a record of a handshake."""
@@ -122,29 +124,34 @@ class Greeting(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - of a stream
         transport.pause_reading()
         gate = self._gate
-        has_room = gate.has_room(len(gate.greetings) + 1, transport)
         taken: sockets.Socket | None = None
-        if has_room:
+        visitor: Visitor | None = None
+        if gate.has_room(len(gate.greetings) + 1, transport) and gate.visitors is not None:
+            visitor = gate.visitors.enter(remote_address(transport))
+        if visitor is not None:
             with contextlib.suppress(OSError):
                 taken = transport.get_extra_info("socket").dup()
         transport.abort()
-        if taken is None:
+        if visitor is None or taken is None:
             log.warning("connection refused", extra={"handshakes": len(gate.greetings)})
+            if visitor is not None:
+                visitor.leave()
             return
-        task = self._loop.create_task(self._greet(taken))
+        task = self._loop.create_task(self._greet(taken, visitor))
         gate.greetings.add(task)
         task.add_done_callback(gate.greetings.discard)
 
-    async def _greet(self, sock: sockets.Socket) -> None:
+    async def _greet(self, sock: sockets.Socket, visitor: Visitor) -> None:
         limits = self._gate.limits
         with contextlib.ExitStack() as stack:
+            stack.callback(visitor.leave)
             stack.callback(sock.close)
             try:
                 async with asyncio.timeout(limits.first_header_timeout_s):
                     first = await self._first_byte(sock)
                 if first == HANDSHAKE:
-                    stack.pop_all()  # its transport closes it
-                    await self._shake_hands(sock)
+                    stack.pop_all()  # its transport closes it, and its protocol leaves
+                    await self._shake_hands(sock, visitor)
                 elif first:
                     async with asyncio.timeout(limits.linger_timeout_s):
                         await self._refuse(sock)
@@ -168,19 +175,22 @@ class Greeting(asyncio.Protocol):
             self._loop.remove_reader(sock)
         return sockets.first_byte(sock)
 
-    async def _shake_hands(self, sock: sockets.Socket) -> None:
+    async def _shake_hands(self, sock: sockets.Socket, visitor: Visitor) -> None:
         gate, limits = self._gate, self._gate.limits
         remote = host_and_port(*sock.getpeername()[:2])
         shaking = _Shaking(gate.certificates.context)
-        with sock.dup() as ours:  # the transport closes its own as soon as it fails
+        state = {**self._app_state, VISITOR: visitor}
+        with contextlib.ExitStack() as stack, sock.dup() as ours:  # the transport closes its own
+            stack.callback(visitor.leave)
             try:
                 await self._loop.connect_accepted_socket(
-                    lambda: HttpConnection(gate, self._state, self._app_state, self._loop),
+                    lambda: HttpConnection(gate, self._state, state, self._loop),
                     sock,
                     ssl=cast("ssl.SSLContext", shaking),
                     ssl_handshake_timeout=limits.first_header_timeout_s,
                     ssl_shutdown_timeout=limits.linger_timeout_s,
                 )
+                stack.pop_all()
             except ssl.SSLError as error:
                 reason = error.reason or str(error)
                 log.info("TLS handshake failed", extra={"remote": remote, "reason": reason})

@@ -17,5 +17,11 @@ PEER_UID = "forkd.peer_uid"
 PEER_PID = "forkd.peer_pid"
 """Likewise: its process, as it was when it connected."""
 
+VISITOR = "forkd.visitor"
+"""Likewise: the `Visitor` whose connection it is; over a Unix socket there is none."""
+
+ANYBODY = "anybody"
+"""Principal of who asks without a token what anybody may ask."""
+
 OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
 """What anybody may ask, of everything that listens."""

@@ -23,7 +23,7 @@ from forkd.daemon.bodies import Room
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import CRASH, internal_error, plain, render
-from forkd.daemon.peers import CALLER, END, HELD, OPEN_PATHS
+from forkd.daemon.peers import ANYBODY, CALLER, END, HELD, OPEN_PATHS, VISITOR
 from forkd.errors import CapacityError, Denied, ForkdError, NotFound
 from forkd.limits import ANSWERS_BYTES_MAX
 from forkd.model.caller import Request, current_request, note_error
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forkd.daemon.clients import ClientLimits
+    from forkd.daemon.visitors import Visitor
     from forkd.model.caller import Caller
     from forkd.telemetry.telemetry import Telemetry
 
 REQUEST_ID = b"x-request-id"
+
+CLOSE = (b"connection", b"close")
 
 BEGINNINGS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 """Messages that begin an answer, and that have headers."""
@@ -129,6 +132,7 @@ class Requests:
             scope[END] = end.set
             with contextlib.ExitStack() as scope[HELD]:
                 scope[CALLER] = answer.caller = await self._who(scope, request_id)
+                _note_visit(scope, answer.caller)
                 self._auditor.check(scope)
                 with self._counted(scope):
                     await _until_gone(self._app, scope, receive, answer, end)
@@ -198,7 +202,8 @@ class _Answer:
             self.begun = True
             self.status = message.get("status", SWITCHING)
             header = (REQUEST_ID, self.request_id.encode())
-            message["headers"] = [*message.get("headers", ()), header]
+            closing = [CLOSE] if self._is_for_stranger(message) else []
+            message["headers"] = [*message.get("headers", ()), header, *closing]
         if message["type"] != "http.response.body":
             await self._send(message)
             if message["type"] in ENDS and not message.get("more_body", False):
@@ -219,6 +224,11 @@ class _Answer:
             self._room.give_back(self.caller, self._held_bytes)
             self._held_bytes = 0
 
+    def _is_for_stranger(self, start: Message) -> bool:
+        """Whether nobody has shown a token for it: such a client keeps no connection."""
+        is_known = self.caller is not None and self.caller.principal != ANYBODY
+        return not is_known and start["type"] != "websocket.accept"
+
     def _hold(self, start: Message) -> None:
         """Have room for an answer that says how long it is; others are made as they are sent."""
         length = int(Headers(raw=list(start.get("headers", ()))).get("content-length", "0"))
@@ -232,6 +242,17 @@ class _Answer:
         await self.send({"type": "http.response.start", **start})
         await self.send({"type": "http.response.body", "body": bytes(answer.body)})
         self._refused = True
+
+
+def _note_visit(scope: Scope, caller: Caller) -> None:
+    """Have the connection count for its caller's tenant.
+
+    Raises:
+        CapacityError: The tenant has its share of all connections.
+    """
+    visitor: Visitor | None = scope.get("state", {}).get(VISITOR)
+    if visitor is not None and caller.principal != ANYBODY and not visitor.show(caller):
+        raise too_much("connections of this tenant")
 
 
 def _describe(scope: Scope, method: str, answer: _Answer) -> None:
