@@ -38,6 +38,7 @@ import types
 
 REQUEST, REPLY, ERROR, CONTROL, DATA = 1, 2, 3, 5, 32
 SIGINT = int(signal.SIGINT)
+NUMBERS = sorted(set(map(int, signal.valid_signals())) - {SIGINT})
 HEADER = struct.Struct("<IB3x")
 
 REPR_MAX = 65_536
@@ -58,6 +59,12 @@ REHEARSALS = 16
 ITEMS_MAX = 1_000
 """Parts of a value up to which the C encoder is used, which cannot be stopped half-way."""
 
+
+COMPILE_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+CO_COROUTINE = 0x80  # of code that awaits, as in `inspect`, which takes long to import
+
+CELL_START = "<cell "
+CELL_NAME = CELL_START + "%d>"
 
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 to_json = ENCODER.encode
@@ -144,6 +151,7 @@ class Interruption:
     def __init__(self):
         self.armed = False
         self.fired = False
+        self.cancel = None  # cancels what is awaited, unless raising is better: False
         self.install()
 
     def install(self):
@@ -152,10 +160,102 @@ class Interruption:
         if _signal.getsignal(SIGINT) != self._on_signal:
             signal.signal(SIGINT, self._on_signal)
 
-    def _on_signal(self, _number, _frame):
+    def _on_signal(self, _number, frame):
         if self.armed:
             self.fired = True
-            raise KeyboardInterrupt
+            if self.cancel is None or not self.cancel(frame):
+                raise KeyboardInterrupt
+
+
+class Handlers:
+    """The user's signal handlers, which are put aside between two cells.
+
+    One that raises there would end this process.  What comes meanwhile is sent again afterwards.
+    """
+
+    def __init__(self):
+        self._aside = {}
+        self._came = []
+
+    def put_aside(self):
+        """Replace every handler in Python but that of SIGINT."""
+        while True:
+            try:
+                for number in NUMBERS:
+                    handler = _signal.getsignal(number)
+                    if callable(handler) and handler != self._note:
+                        self._aside[number] = handler
+                        _signal.signal(number, self._note)
+            except BaseException:  # what a handler raises that was still in place
+                continue
+            else:
+                return
+
+    def give_back(self):
+        """Undo it, and send again what came meanwhile.  What a handler raises goes on from here."""
+        aside, came, self._aside, self._came = self._aside, self._came, {}, []
+        for number, handler in aside.items():
+            _signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+    def _note(self, number, _frame):
+        if number not in self._came:
+            self._came.append(number)
+
+
+class Awaiting:
+    """The event loop of cells that await: made for the first of them, and kept."""
+
+    def __init__(self, interruption):
+        self._interruption = interruption
+        self._loop = None
+
+    def run(self, coroutine):
+        """Run a cell to its end and return its value."""
+        import asyncio  # noqa: PLC0415 - most guests never await
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(coroutine)
+        self._interruption.cancel = self._canceller(loop, task)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError as error:
+            if not self._interruption.fired:
+                raise
+            raise KeyboardInterrupt().with_traceback(error.__traceback__) from None
+        finally:
+            self._interruption.cancel = None
+            self._finish(loop, task)
+
+    def _finish(self, loop, task):
+        """Let nothing of the cell go on in the next one, if something was raised in the loop."""
+        if not task.done():
+            self._loop = None  # left behind, with what does not let itself be cancelled
+            task.cancel()
+            loop.call_soon(loop.call_soon, loop.stop)
+            loop.run_forever()
+            if task.done():
+                self._loop = loop
+        if task.done() and not task.cancelled():
+            task.exception()  # or the loop complains later of one that nobody looked at
+
+    def _canceller(self, loop, task):
+        asked = []
+
+        def cancel(frame):
+            """Cancel the task, once, unless code of a cell is what runs; that is interrupted."""
+            while frame is not None and not frame.f_code.co_filename.startswith(CELL_START):
+                frame = frame.f_back
+            if asked or frame is not None:
+                return False
+            asked.append(loop.call_soon_threadsafe(task.cancel))
+            return True
+
+        return cancel
 
 
 class Cells:
@@ -197,16 +297,16 @@ class Cells:
 
     def _compile(self, code):
         self._count += 1
-        name = "<cell %d>" % self._count
+        name = CELL_NAME % self._count
         try:
             # Most cells are one expression, and compiling it at once is the cheapest way.
-            return None, compile(code, name, "eval", 0, True), name
+            return None, compile(code, name, "eval", COMPILE_FLAGS, True), name
         except SyntaxError:
-            tree = ast.parse(code, name)
+            tree = compile(code, name, "exec", COMPILE_FLAGS | ast.PyCF_ONLY_AST, True)
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = compile(ast.Expression(tree.body.pop().value), name, "eval", 0, True)
-        return compile(tree, name, "exec", 0, True), last, name
+            last = compile(ast.Expression(tree.body.pop().value), name, "eval", COMPILE_FLAGS, True)
+        return compile(tree, name, "exec", COMPILE_FLAGS, True), last, name
 
 
 class Runtime:
@@ -215,6 +315,8 @@ class Runtime:
     def __init__(self, channel):
         self._channel = channel
         self._interruption = Interruption()
+        self._handlers = Handlers()
+        self._awaiting = Awaiting(self._interruption)
         self._pid = os.getpid()
         self._cells = Cells()
         self._on_fork = []
@@ -316,11 +418,19 @@ class Runtime:
     def _run(self, code):
         """Run `code` in the namespace; return the value of its last expression, or None."""
         statements, expression, _ = self._cells.compiled(code)
+        if awaits(statements) or awaits(expression):
+            return self._awaiting.run(self._run_in_loop(statements, expression))
         if statements is not None:
             exec(statements, self._namespace)
-        if expression is None:
-            return None
-        return eval(expression, self._namespace)
+        return None if expression is None else eval(expression, self._namespace)
+
+    async def _run_in_loop(self, statements, expression):
+        """Run both parts of a cell in the loop, whichever of them awaits."""
+        for code in (statements, expression):
+            value = None if code is None else eval(code, self._namespace)
+            if awaits(code):
+                value = await value
+        return value
 
     def _guarded(self, call):
         """Call, and return the exception that came out of it as data, or None."""
@@ -329,14 +439,15 @@ class Runtime:
         try:
             try:
                 self._interruption.armed = True
+                self._handlers.give_back()
                 call()
             finally:
                 self._interruption.armed = False
+                # Nothing of the user's runs between two jobs because of a signal.
+                self._interruption.install()
+                self._handlers.put_aside()
         except BaseException as error:  # SystemExit, too: exit() must not end the runtime
             return as_data(error)
-        finally:
-            # Nothing of the user's runs between two jobs because of a signal.
-            self._interruption.install()
         return None
 
     def _guest_module(self):
@@ -354,6 +465,11 @@ class Runtime:
 
         module.on_fork = on_fork
         return module
+
+
+def awaits(code):
+    """Say whether evaluating `code`, which may be None, gives a coroutine that has yet to run."""
+    return code is not None and code.co_flags & CO_COROUTINE
 
 
 def refusal(code, message):
@@ -443,7 +559,8 @@ def count_items(value, budget):
 def as_data(error):
     """Describe an exception, without our own frames in its traceback."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    ours = (__file__, getattr(sys.modules.get("asyncio.base_events"), "__file__", None))
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))

@@ -8,6 +8,13 @@
 //! and after [`INTERRUPTS_MAX`] the interpreter is killed: the evaluation ends with
 //! `runtime_failed`, the namespace is lost, and so says the message.
 //!
+//! # An interpreter that died
+//!
+//! Code can end its interpreter (`os._exit`, endless recursion), and so can other programs.
+//! Whoever waits for it is told.  If nobody did, the next evaluation is refused once, because its
+//! names are gone.  The one after that starts a new interpreter, in which the image's warm-up has
+//! not run; so the image's `post_fork` code, which is for what the warm-up made, does not either.
+//!
 //! # Reseeding when it is first used
 //!
 //! An interpreter that waits for a job and can do nothing by itself (no other thread, no signal
@@ -22,8 +29,9 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_proto::Kind;
@@ -33,7 +41,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::child::{Ended, signal_group, signal_one};
-use crate::exec::output_pipe;
+use crate::exec::{output_pipe, unread_bytes};
 use crate::failure::{Outcome, failure, recoded, refused};
 use crate::image::Surroundings;
 use crate::spawn::{self, Launch, Launcher, Standard};
@@ -44,6 +52,9 @@ pub const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
 
 /// SIGINTs before SIGKILL.
 pub const INTERRUPTS_MAX: u32 = 5;
+
+/// How long a new interpreter may take until it is ready, in place of one that died.
+pub const RESTART_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How long reseeding before the first job may take.
 pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,6 +74,9 @@ const STATUS_BYTES_MAX: usize = 2048;
 const CAUGHT: u64 = 1 << (Signal::SIGINT as u64 - 1);
 
 const SCRIPT: &str = include_str!("../runtime/python.py");
+
+/// The request by which an interpreter is made cheap to fork.
+pub const FREEZE: &[u8] = br#"{"op": "freeze"}"#;
 
 /// What a job is for, and so who gets its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +139,23 @@ pub struct Runtime {
     look_at: Option<Instant>,
     /// The request with which to reseed it before its next job.
     put_off: Option<Vec<u8>>,
+    namespace: Namespace,
+    /// Of whom it was started, and where its script is.
+    origin: Option<(Surroundings, PathBuf)>,
+    /// Why it has ended, if nobody was told.
+    untold: Option<String>,
+}
+
+/// What became of the namespace that the image's warm-up has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespace {
+    /// The warm-up has not ended yet.
+    Unmade,
+    /// The interpreter has it.
+    Warm,
+    /// Its interpreter has died; another one, with an empty namespace, takes its place when it is
+    /// asked for.
+    Lost,
 }
 
 #[derive(Debug)]
@@ -132,6 +163,8 @@ struct Process {
     pid: Pid,
     stream: Stream,
     outputs: [(Option<File>, Kind); 2],
+    /// Bytes that were in each output when the answer came, and so have to go before it.
+    rest: [u64; 2],
     verdict: Option<File>,
     /// What the kernel says of it; proc(5), `status`.  Kept open: a fork that had to look it up
     /// would touch more than twice as many pages of the kernel's.
@@ -153,6 +186,9 @@ impl Runtime {
             dormant: false,
             look_at: None,
             put_off: None,
+            namespace: Namespace::Unmade,
+            origin: None,
+            untold: None,
         }
     }
 
@@ -181,7 +217,41 @@ impl Runtime {
         self.process = Some(process.map_err(recoded(ErrorCode::WarmUpFailed))?);
         self.state = RuntimeState::Starting;
         (self.dormant, self.look_at, self.put_off) = (false, None, None);
+        (self.namespace, self.untold) = (Namespace::Unmade, None);
+        self.origin = Some((surroundings.clone(), folder.to_owned()));
         Ok(())
+    }
+
+    /// Starts a new interpreter if one is needed before a job can be submitted; true if it was.
+    ///
+    /// # Errors
+    ///
+    /// `runtime_failed`: the last one has ended and nobody was told until now, or there can be no
+    /// new one.
+    pub fn restart_if_lost(&mut self, launcher: &mut Launcher, now: Instant) -> Outcome<bool> {
+        if self.process.is_some() || self.namespace != Namespace::Lost {
+            return Ok(false);
+        }
+        if let Some(reason) = self.untold.take() {
+            let said = format!("{reason}; this code did not run");
+            return Err(failure(ErrorCode::RuntimeFailed, said));
+        }
+        let Some((surroundings, folder)) = self.origin.take() else { return Ok(false) };
+        let started = self.start(launcher, &surroundings, &folder);
+        (self.namespace, self.origin) = (Namespace::Lost, Some((surroundings, folder)));
+        started.map_err(recoded(ErrorCode::RuntimeFailed))?;
+        if let Some(process) = &mut self.process {
+            process.stream.queue(Kind::Request, FREEZE);
+        }
+        let deadline = Some(now + RESTART_TIMEOUT);
+        let purpose = Purpose::Freeze;
+        self.current = Some(Current { owner: None, purpose, deadline, interrupts: 0 });
+        Ok(true)
+    }
+
+    /// Whether the namespace that the image's warm-up made is gone.
+    pub fn is_lost(&self) -> bool {
+        self.namespace == Namespace::Lost
     }
 
     /// Takes a `post_fork` request to be done before the next job, if nothing can happen in the
@@ -289,8 +359,8 @@ impl Runtime {
 
     /// When to look after it even if nothing happens.
     pub fn wake_at(&self) -> Option<Instant> {
-        let deadline = self.current.as_ref().and_then(|current| current.deadline);
-        deadline.or(self.look_at)
+        let current = self.current.as_ref().filter(|_| self.answered.is_none());
+        current.and_then(|current| current.deadline).or(self.look_at)
     }
 
     /// Interrupts what has run too long, and looks at what has nothing to do.
@@ -299,7 +369,10 @@ impl Runtime {
         if self.look_at.take_if(|at| *at <= now).is_some() {
             self.dormant = process.is_dormant();
         }
-        let Some(current) = &mut self.current else { return };
+        // What has answered has ended, however long its client takes to read.
+        let Some(current) = self.current.as_mut().filter(|_| self.answered.is_none()) else {
+            return;
+        };
         if current.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
@@ -331,8 +404,9 @@ impl Runtime {
     /// Moves output to the client whose job runs (`None`: to nobody) and takes the interpreter's
     /// answer.
     ///
-    /// All output that was written before the answer goes before it.  Returns at most one answer;
-    /// the next job has been sent then.  True: there may be more to move.
+    /// All output that was written before the answer goes before it, and what is written later does
+    /// not hold it up.  Returns at most one answer; the next job has been sent then.  True: there
+    /// may be more to move.
     pub fn drive(
         &mut self,
         client: Option<&mut Stream>,
@@ -342,8 +416,11 @@ impl Runtime {
         let Some(process) = &mut self.process else { return (None, false) };
         if self.answered.is_none() {
             self.answered = process.take_answer(scratch);
+            if self.answered.is_some() {
+                process.measure_rest();
+            }
         }
-        let drained = process.move_output(client, scratch);
+        let drained = process.move_output(client, scratch, self.answered.is_some());
         if self.answered.is_none() || drained != Drained::Empty {
             return (None, drained == Drained::More);
         }
@@ -353,7 +430,12 @@ impl Runtime {
         };
         self.state = RuntimeState::Ready;
         match (current.purpose, kind) {
-            (Purpose::Freeze, Kind::Reply) => self.dormant = process.is_dormant(),
+            (Purpose::Freeze, Kind::Reply) => {
+                self.dormant = process.is_dormant();
+                if self.namespace == Namespace::Unmade {
+                    self.namespace = Namespace::Warm;
+                }
+            }
             (Purpose::Reseed, Kind::Reply) => {}
             // What waits must never run with the state of its siblings: nothing is started any
             // more, and its end says why.
@@ -378,40 +460,79 @@ impl Runtime {
         (answer, false)
     }
 
+    /// Takes what an interpreter that has ended left in its outputs, and no more.
+    pub fn move_last(&mut self, mut client: Option<&mut Stream>, scratch: &mut [u8]) {
+        let Some(process) = &mut self.process else { return };
+        process.measure_rest();
+        while process.move_output(client.as_deref_mut(), scratch, true) == Drained::More {}
+    }
+
+    /// The outputs of an interpreter that has ended, which programs that it has started may go on
+    /// writing to.
+    pub fn leftovers(&mut self) -> Vec<Arc<File>> {
+        let outputs = self.process.iter_mut().flat_map(|process| &mut process.outputs);
+        outputs.filter_map(|(file, _)| file.take()).map(Arc::new).collect()
+    }
+
     /// The interpreter has ended: so have all jobs.
     pub fn on_exit(&mut self, ended: Ended) -> Vec<Answer> {
-        let reason = self.end_reason(ended);
         let current = self.current.take();
-        let killed = current.as_ref().is_some_and(|current| current.interrupts > 0);
-        let unseeded = current.as_ref().is_some_and(|current| current.purpose == Purpose::Reseed);
+        let message = self.end_reason(current.as_ref(), ended);
         let first = current.and_then(|current| Some((current.owner?, current.purpose)));
         let waiting = self.queue.drain(..).map(|job| (job.owner, job.purpose));
-        let message = if unseeded {
-            "the runtime could not reseed itself after the fork, so it was ended".to_owned()
-        } else if killed {
-            "the code could not be interrupted, so the runtime was killed; its namespace is lost"
-                .to_owned()
-        } else {
-            reason
-        };
+        let told: Vec<(u32, Purpose)> = first.into_iter().chain(waiting).collect();
         self.state = RuntimeState::Failed;
         self.process = None;
         self.answered = None;
         (self.dormant, self.look_at, self.put_off) = (false, None, None);
+        if self.namespace == Namespace::Warm {
+            self.namespace = Namespace::Lost;
+        }
+        self.untold = (self.is_lost() && told.is_empty()).then(|| message.clone());
         let failed: ErrorBody = failure(ErrorCode::RuntimeFailed, message);
-        first
-            .into_iter()
-            .chain(waiting)
-            .map(|(owner, purpose)| Answer { owner, purpose, result: Err(failed.clone()) })
-            .collect()
+        let answer = |(owner, purpose)| Answer { owner, purpose, result: Err(failed.clone()) };
+        told.into_iter().map(answer).collect()
     }
 
-    fn end_reason(&mut self, ended: Ended) -> String {
+    /// Why the interpreter has ended, and what that means for who uses it.
+    fn end_reason(&mut self, current: Option<&Current>, ended: Ended) -> String {
         let verdict = self.process.as_mut().and_then(|process| process.verdict.as_mut());
-        match verdict.map(spawn::verdict) {
-            Some(spawn::Verdict::Failed(failed)) => failed.message,
-            _ => format!("the runtime has ended with {ended}"),
+        let reason = match (verdict.map(spawn::verdict), current) {
+            (Some(spawn::Verdict::Failed(failed)), _) => failed.message,
+            (_, Some(current)) if current.purpose == Purpose::Reseed => {
+                "the runtime could not reseed itself after the fork, so it was ended".to_owned()
+            }
+            (_, Some(current)) if current.interrupts > 0 => {
+                "the code could not be interrupted, so the runtime was killed".to_owned()
+            }
+            _ => cause(ended),
+        };
+        match self.namespace {
+            Namespace::Unmade => reason,
+            Namespace::Warm | Namespace::Lost => format!(
+                "{reason}; its namespace is lost, and the next evaluation starts with an empty one"
+            ),
         }
+    }
+}
+
+/// What probably ended an interpreter, from the way it ended.
+fn cause(ended: Ended) -> String {
+    let signal = match (ended.exit_code, ended.signal.map(Signal::try_from)) {
+        (Some(code), _) => {
+            return format!("the runtime exited with status {code}, as by `os._exit`");
+        }
+        (None, Some(Ok(signal))) => signal,
+        (None, _) => return format!("the runtime has ended with {ended}"),
+    };
+    match signal {
+        Signal::SIGKILL => "the runtime was killed by SIGKILL: by a program in the guest, such as \
+                            pkill, or by the kernel because memory ran out"
+            .to_owned(),
+        Signal::SIGSEGV | Signal::SIGBUS | Signal::SIGABRT | Signal::SIGILL | Signal::SIGFPE => {
+            format!("the runtime crashed with {signal}, as by endless recursion or in native code")
+        }
+        _ => format!("the runtime was ended by {signal}, which the code or a program sent"),
     }
 }
 
@@ -463,6 +584,7 @@ impl Process {
             pid,
             stream: Stream::new(ours.into()),
             outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
+            rest: [0; 2],
             verdict: started.verdict,
             status: File::open(format!("/proc/{pid}/status")).ok(),
             hooked: false,
@@ -505,10 +627,24 @@ impl Process {
         !self.hooked && self.status.as_ref().and_then(alone_and_quiet).unwrap_or(false)
     }
 
-    fn move_output(&mut self, mut client: Option<&mut Stream>, scratch: &mut [u8]) -> Drained {
+    /// Notes how much is in the outputs now.
+    fn measure_rest(&mut self) {
+        for ((file, _), rest) in self.outputs.iter().zip(&mut self.rest) {
+            *rest = file.as_ref().map_or(0, unread_bytes);
+        }
+    }
+
+    /// Reads a buffer from each output; only from those that have some of their `rest`, if it is
+    /// what counts.
+    fn move_output(
+        &mut self,
+        mut client: Option<&mut Stream>,
+        scratch: &mut [u8],
+        only_rest: bool,
+    ) -> Drained {
         let mut drained = Drained::Empty;
-        for (slot, kind) in &mut self.outputs {
-            let Some(file) = slot else { continue };
+        for ((slot, kind), rest) in self.outputs.iter_mut().zip(&mut self.rest) {
+            let Some(file) = slot.as_mut().filter(|_| !only_rest || *rest > 0) else { continue };
             if client.as_ref().is_some_and(|client| client.backlog() >= BACKLOG_MAX) {
                 return Drained::Full;
             }
@@ -518,9 +654,10 @@ impl Process {
                     if let Some(client) = client.as_deref_mut() {
                         client.queue(*kind, scratch.get(..count).unwrap_or_default());
                     }
+                    *rest = rest.saturating_sub(count as u64);
                     drained = Drained::More;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => *rest = 0,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     drained = Drained::More;
                 }
@@ -532,105 +669,4 @@ impl Process {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use nix::sys::memfd::{MFdFlags, memfd_create};
-
-    use super::*;
-
-    const QUIET: &str = "Threads:\t1\nSigCgt:\t0000000000000002\n";
-    const BUSY: &str = "Threads:\t2\nSigCgt:\t0000000000000002\n";
-
-    /// A runtime that is ready, the interpreter's end of its socket, what the kernel says of it.
-    fn ready() -> (Runtime, Stream, File) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let status = File::from(memfd_create("status", MFdFlags::empty()).unwrap());
-        let process = Process {
-            pid: Pid::from_raw(i32::MAX),
-            stream: Stream::new(ours.into()),
-            outputs: [(None, Kind::Stdout), (None, Kind::Stderr)],
-            verdict: None,
-            status: Some(status.try_clone().unwrap()),
-            hooked: false,
-        };
-        let mut runtime = Runtime { process: Some(process), ..Runtime::none() };
-        runtime.state = RuntimeState::Ready;
-        (runtime, Stream::new(theirs.into()), status)
-    }
-
-    fn submit(runtime: &mut Runtime, purpose: Purpose, now: Instant) {
-        runtime.submit(Job { owner: 1, purpose, payload: Vec::new(), timeout: None }, now).unwrap();
-    }
-
-    fn reply(runtime: &mut Runtime, interpreter: &mut Stream) {
-        interpreter.wait_send(Kind::Reply, b"{}").unwrap();
-        runtime.stream().unwrap().readable = true;
-    }
-
-    fn answer(runtime: &mut Runtime, now: Instant) -> Option<Answer> {
-        runtime.drive(None, &mut [0; 64], now).0
-    }
-
-    /// One of which the kernel says so, and that has evaluated something until now.
-    fn evaluated(said: &str, now: Instant) -> (Runtime, Stream, File) {
-        let (mut runtime, mut interpreter, status) = ready();
-        status.write_all_at(said.as_bytes(), 0).unwrap();
-        submit(&mut runtime, Purpose::Eval, now);
-        assert_eq!(runtime.wake_at(), None);
-        reply(&mut runtime, &mut interpreter);
-        assert!(answer(&mut runtime, now).is_some());
-        (runtime, interpreter, status)
-    }
-
-    #[test]
-    fn what_waits_for_its_next_job_is_looked_at_once_before_it_is_forked() {
-        let now = Instant::now();
-        let (mut runtime, _interpreter, status) = evaluated(QUIET, now);
-
-        let due = runtime.wake_at().unwrap();
-        runtime.on_time(due);
-
-        assert_eq!((due, runtime.wake_at()), (now + LOOK_AFTER, None));
-        // A fork believes what was seen then, and does not look again.
-        status.write_all_at(BUSY.as_bytes(), 0).unwrap();
-        assert!(runtime.put_off(b"{}"));
-    }
-
-    #[test]
-    fn what_is_forked_before_it_was_looked_at_is_looked_at_once() {
-        let (mut runtime, _interpreter, _) = evaluated(QUIET, Instant::now());
-
-        assert!(runtime.put_off(b"{}"));
-
-        assert_eq!(runtime.wake_at(), None);
-    }
-
-    #[test]
-    fn what_has_its_next_job_already_is_not_looked_at() {
-        let (mut runtime, mut interpreter, _) = ready();
-        let now = Instant::now();
-        submit(&mut runtime, Purpose::Eval, now);
-        submit(&mut runtime, Purpose::Eval, now);
-
-        reply(&mut runtime, &mut interpreter);
-        assert!(answer(&mut runtime, now).is_some());
-
-        assert_eq!(runtime.wake_at(), None);
-    }
-
-    #[test]
-    fn what_got_a_job_meanwhile_is_not_looked_at() {
-        for purpose in [Purpose::Eval, Purpose::PostFork] {
-            let now = Instant::now();
-            let (mut runtime, mut interpreter, _) = evaluated(BUSY, now);
-
-            submit(&mut runtime, purpose, now);
-            reply(&mut runtime, &mut interpreter);
-            runtime.on_time(now + LOOK_AFTER);
-
-            let answered = answer(&mut runtime, now);
-            assert!(answered.is_some(), "the answer to {purpose:?} was lost");
-        }
-    }
-}
+mod tests;

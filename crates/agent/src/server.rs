@@ -463,9 +463,7 @@ impl Server {
         while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
             let Some((pid, ended)) = Ended::from_status(status) else { return };
             if self.runtime.pid() == Some(pid) {
-                for answer in self.runtime.on_exit(ended) {
-                    self.deliver(answer);
-                }
+                self.on_runtime_end(ended);
             } else if let Some(id) = self.children.remove(&pid) {
                 self.on_child_end(id, pid, ended);
                 self.drive(id);

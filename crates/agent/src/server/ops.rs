@@ -18,7 +18,7 @@ use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork, needs_generation};
 use crate::quiesce::{self, Rehearsal};
-use crate::runtime::{Answer, Job, Purpose};
+use crate::runtime::{Answer, FREEZE, Job, Purpose};
 use crate::warm::Warm;
 use crate::watch::Watch;
 use crate::{clock, log, processes};
@@ -214,6 +214,16 @@ impl Server {
         self.drive(id);
     }
 
+    /// The interpreter has ended: who waits gets what it said last, and is told why.
+    pub(super) fn on_runtime_end(&mut self, ended: Ended) {
+        let client = self.runtime.owner().and_then(|id| self.conns.get_mut(&id));
+        self.runtime.move_last(client.map(|conn| &mut conn.stream), &mut self.scratch);
+        self.sinks.adopt(&self.epoll, self.runtime.leftovers());
+        for answer in self.runtime.on_exit(ended) {
+            self.deliver(answer);
+        }
+    }
+
     /// The client has gone: what it waited for is cancelled.
     pub(super) fn close(&mut self, mut conn: Box<Conn>) {
         self.cancel(&mut conn);
@@ -232,7 +242,11 @@ impl Server {
                 exec.cancel();
                 self.sinks.adopt(&self.epoll, exec.leftovers());
             }
-            Op::Eval => self.runtime.abandon(conn.id, self.now),
+            Op::Eval => {
+                self.runtime.abandon(conn.id, self.now);
+                // It may have answered, and waited only for the client to read.
+                self.runtime_again = true;
+            }
             Op::Warm(warm) => {
                 warm.cancel();
                 self.runtime.abandon(conn.id, self.now);
@@ -271,6 +285,16 @@ impl Server {
         timeout_s: Option<f64>,
     ) {
         let job = Job { owner: conn.id, purpose, payload, timeout: timeout_s.map(timeout) };
+        if purpose == Purpose::Eval {
+            match self.runtime.restart_if_lost(&mut self.launcher, self.now) {
+                Ok(true) => {
+                    self.watch_runtime();
+                    self.started = true;
+                }
+                Ok(false) => {}
+                Err(body) => return conn.fail(&body),
+            }
+        }
         match self.runtime.submit(job, self.now) {
             Ok(()) => self.flush_runtime(),
             Err(body) => conn.fail(&body),
@@ -344,7 +368,7 @@ impl Server {
             let duration_s = warm.duration_s(self.now);
             return conn.reply(&WarmReply { duration_s });
         }
-        self.submit(conn, Purpose::Freeze, br#"{"op": "freeze"}"#.to_vec(), None);
+        self.submit(conn, Purpose::Freeze, FREEZE.to_vec(), None);
     }
 
     /// Has the connection wait for a shell that fills the caches; see [`quiesce`].
@@ -382,7 +406,8 @@ impl Server {
             }
         }
         conn.op = Op::PostFork(Box::new(fork));
-        let code = self.defaults.post_fork.as_deref();
+        // The image's code is for what the warm-up made, and means nothing where that is gone.
+        let code = self.defaults.post_fork.as_deref().filter(|_| !self.runtime.is_lost());
         if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
             if code.is_some() {
                 let missing = "there is no runtime for the image's post_fork code";

@@ -205,9 +205,8 @@ fn code_that_cannot_be_interrupted_costs_the_runtime_and_says_so() {
     let message = answer.error["message"].as_str().expect("text");
     assert!(message.contains("namespace is lost"), "{message}");
     assert_eq!(client.ask(&json!({"op": "ping"})).reply["runtime"], "failed");
-    assert_eq!(eval(&mut client, "1").code(), "runtime_failed");
-    drop(warm(&agent, "again = 1"));
-    assert_eq!(value(&mut client, "again"), 1);
+    assert_eq!(value(&mut client, "'again'"), "again");
+    assert_eq!(client.ask(&json!({"op": "ping"})).reply["runtime"], "ready");
 }
 
 #[test]
@@ -230,13 +229,15 @@ fn a_runtime_that_dies_fails_everybody_who_waits() {
     let mut waiting = agent.connect();
     client.send(
         Kind::Request,
-        &json!({"op": "eval", "code": "print(1)\nimport time\ntime.sleep(0.5)\nos._exit(7)"}),
+        &json!({"op": "eval", "code": "print(1)\nimport time\ntime.sleep(0.5)\n\
+                                       os.write(1, b'last')\nos._exit(7)"}),
     );
     assert_eq!(client.next().map(|frame| frame.kind), Some(Kind::Stdout));
     assert_eq!(eval(&mut waiting, "1").code(), "runtime_failed");
     let answer = client.finish();
-    assert_eq!(answer.code(), "runtime_failed");
-    assert_eq!(answer.error["message"], "the runtime has ended with exit status 7");
+    assert_eq!((answer.code(), answer.text().as_str()), ("runtime_failed", "last"));
+    let message = answer.error["message"].as_str().expect("text");
+    assert!(message.starts_with("the runtime exited with status 7"), "{message}");
 }
 
 #[test]
@@ -310,13 +311,12 @@ fn a_dormant_runtime_that_cannot_reseed_itself_runs_nothing() {
                    rehearsed.append(seed) or (len(rehearsed) > 16 and 1 / 0)";
     let mut client = warm(&agent, warm_up);
     assert_eq!(client.ask(&post_fork("a1")).reply["hook"], "none");
-    let mut said = Vec::new();
-    for _ in 0..2 {
-        let answer = eval(&mut client, "random.random()");
-        assert_eq!(answer.code(), "runtime_failed");
-        said.push(answer.error["message"].to_string());
-    }
-    assert!(said[0].contains("could not reseed itself"), "{said:?}");
+    let answer = eval(&mut client, "random.random()");
+    assert_eq!(answer.code(), "runtime_failed");
+    let said = answer.error["message"].to_string();
+    assert!(said.contains("could not reseed itself"), "{said}");
+    // What runs next has nothing of what the siblings share.
+    assert_eq!(value(&mut client, "'random' in globals()"), false);
 }
 
 #[test]
@@ -464,4 +464,185 @@ fn a_guest_can_be_made_quiet() {
     let agent = Agent::start();
     let answer = agent.connect().ask(&json!({"op": "quiesce"}));
     assert!(answer.reply["available_bytes"].as_u64().is_some_and(|bytes| bytes > 0));
+}
+
+/// Ends the runtime by `code`, says why it ended, and checks that the next evaluation works.
+fn died(client: &mut Client, code: &str) -> String {
+    let answer = eval(client, code);
+    assert_eq!(answer.code(), "runtime_failed", "{code}");
+    let message = answer.error["message"].as_str().expect("text").to_owned();
+    assert!(message.contains("namespace is lost"), "{message}");
+    assert!(message.contains("the next evaluation starts with an empty one"), "{message}");
+    assert_eq!(value(client, "'kept' in globals()"), false, "{code}");
+    assert_eq!(value(client, "x = 20\nx + 1"), 21, "{code}");
+    message
+}
+
+#[test]
+fn a_runtime_that_died_is_started_again_and_says_why() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "kept = 1");
+    for (code, reason) in [
+        ("import os\nos._exit(3)", "exited with status 3"),
+        ("import os\nos.abort()", "crashed with SIGABRT"),
+        ("import ctypes\nctypes.string_at(0)", "crashed with SIGSEGV"),
+        ("import os\nos.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import os\nos.kill(os.getpid(), 15)", "ended by SIGTERM"),
+    ] {
+        let message = died(&mut client, code);
+        assert!(message.contains(reason), "{code}: {message}");
+    }
+}
+
+#[test]
+fn recursion_without_end_costs_the_namespace_and_not_the_runtime() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "kept = 1");
+    // Through C at each level, so that it is the stack that ends and not the memory.
+    let code = "import resource, sys\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 20, -1))\n\
+                sys.setrecursionlimit(10**6)\n\
+                class G:\n    def __repr__(self): return repr(self)\nrepr(G())";
+    let answer = eval(&mut client, code);
+    let raised = &answer.reply["error"]["type"];
+    assert!(answer.code() == "runtime_failed" || *raised == "RecursionError", "{answer:?}");
+    assert_eq!(value(&mut client, "1 + 1"), 2);
+}
+
+#[test]
+fn a_runtime_that_was_killed_while_idle_says_so_once() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os\nkept = 1");
+    let pid = value(&mut client, "os.getpid()").as_i64().expect("a pid");
+    assert_eq!(client.sh(&format!("kill -9 {pid}")).reply["exit_code"], 0);
+    eventually("its end is noticed", || {
+        client.ask(&json!({"op": "ping"})).reply["runtime"] == "failed"
+    });
+
+    let told = eval(&mut client, "kept");
+
+    assert_eq!(told.code(), "runtime_failed");
+    let message = told.error["message"].as_str().expect("text");
+    assert!(message.contains("killed by SIGKILL") && message.contains("did not run"), "{message}");
+    assert_eq!(value(&mut agent.connect(), "'kept' in globals()"), false);
+}
+
+#[test]
+fn a_guest_whose_runtime_died_can_be_forked() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os\nmodel = object()");
+    client.ask(&json!({"op": "configure", "post_fork": "model.reseed()"}));
+    assert_eq!(eval(&mut client, "os._exit(1)").code(), "runtime_failed");
+    for _ in 0..2 {
+        // There is no runtime in the first, and one with an empty namespace in the second.
+        let forked = client.ask(&post_fork("a1"));
+        assert_eq!((&forked.reply["hook"], &forked.error), (&json!("none"), &Value::Null));
+        assert_eq!(value(&mut client, "import random\n1"), 1);
+    }
+    let forked = client.ask(&post_fork("a1"));
+    assert_eq!(forked.error, Value::Null);
+}
+
+#[test]
+fn what_the_runtime_left_in_the_background_outlives_it() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os, subprocess");
+    let marks = agent.path("marks");
+    // It ends with the agent's folder, whatever becomes of this test.
+    let write =
+        format!("while echo tick && head -c 100 /dev/zero >>{}; do :; done", marks.display());
+    let left = format!("subprocess.Popen(['sh', '-c', {write:?}], start_new_session=True)");
+    assert_eq!(eval(&mut client, &format!("{left}\nos._exit(1)")).code(), "runtime_failed");
+
+    let size = || std::fs::metadata(&marks).map_or(0, |found| found.len());
+    let before = size();
+    eventually("what it left goes on", || size() > before + 1000);
+}
+
+#[test]
+fn a_client_that_leaves_without_reading_its_answer_does_not_stop_the_others() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "kept = 1");
+    let mut other = agent.connect();
+    other.send(Kind::Request, &json!({"op": "eval", "code": "print('x' * 3_000_000)"}));
+    assert_eq!(other.next().map(|frame| frame.kind), Some(Kind::Stdout));
+    eventually("the agent waits for the client", || agent.slept_for(Duration::from_millis(50)));
+    drop(other);
+    assert_eq!(value(&mut client, "kept"), 1);
+}
+
+#[test]
+fn a_signal_between_two_cells_does_not_end_the_runtime() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os, signal, threading\nkept = 1\npid = os.getpid()");
+    let handler = "def late(*_):\n    raise TimeoutError('late')\n\
+                   signal.signal(signal.SIGALRM, late)\npid";
+    for thread in ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"] {
+        let pid = value(&mut client, &format!("{thread}\n{handler}"));
+        for _ in 0..20 {
+            assert_eq!(client.sh(&format!("kill -ALRM {pid}")).reply["exit_code"], 0);
+        }
+        // The handler runs when code of its owner's does, once as signals are.
+        assert_eq!(eval(&mut client, "kept").reply["error"]["type"], "TimeoutError");
+        assert_eq!(
+            value(&mut client, "kept, signal.getsignal(signal.SIGALRM) is late"),
+            json!([1, true])
+        );
+    }
+}
+
+#[test]
+fn a_cell_may_await() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import asyncio\nkept = 'kept'");
+    assert_eq!(value(&mut client, "await asyncio.sleep(0, 41) + 1"), 42);
+    let code = "async def double(n):\n    print('doubling')\n    await asyncio.sleep(0)\n    \
+                return 2 * n\ny = await double(21)\nasync with asyncio.Lock() as _:\n    pass\n\
+                [await double(n) async for n in numbers()], y";
+    let numbers = "async def numbers():\n    for n in (1, 2):\n        yield n\n";
+    let answer = eval(&mut client, &format!("{numbers}{code}"));
+    assert_eq!(answer.reply["value"], json!([[2, 4], 42]), "{answer:?}");
+    assert_eq!(answer.text(), "doubling\n".repeat(3));
+    // One loop for all cells: what belongs to it goes on.
+    let code = "event = asyncio.Event()\ntask = asyncio.create_task(event.wait())\n\
+                await asyncio.sleep(0)";
+    assert_eq!(eval(&mut client, code).reply["error"], Value::Null);
+    assert_eq!(value(&mut client, "event.set()\nawait task"), true);
+    assert_eq!(value(&mut client, "async def main():\n    return 7\nasyncio.run(main())"), 7);
+    assert_eq!(value(&mut client, "await asyncio.sleep(0, kept)"), "kept");
+    let raised = eval(&mut client, "await asyncio.sleep(0)\n1 / 0").reply["error"].clone();
+    assert_eq!(raised["type"], "ZeroDivisionError");
+    let raised =
+        eval(&mut client, "async def f():\n    return 1 / 0\nawait f()").reply["error"].clone();
+    let traceback = raised["traceback"].as_str().expect("text");
+    assert!(
+        traceback.contains("return 1 / 0") && !traceback.contains("base_events"),
+        "{traceback}"
+    );
+    let plain = "def f():\n    await x";
+    assert_eq!(eval(&mut client, plain).reply["error"]["type"], "SyntaxError");
+}
+
+#[test]
+fn awaiting_is_interrupted_and_keeps_the_namespace() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import asyncio\nkept = 'kept'\nseen = []");
+    for code in [
+        "await asyncio.sleep(3600)",
+        "async def spin():\n    while True: pass\nawait spin()",
+        "async def spin():\n    while True: pass\nt = asyncio.create_task(spin())\n\
+         await asyncio.sleep(9)",
+        "try:\n    await asyncio.sleep(3600)\nfinally:\n    seen.append('cleaned up')",
+        "while True:\n    try: await asyncio.sleep(3600)\n    except asyncio.CancelledError: pass",
+    ] {
+        let answer = client.ask(&json!({"op": "eval", "code": code, "timeout_s": 0.3}));
+        assert_eq!(answer.reply["timed_out"], true, "{code}: {answer:?}");
+        assert_eq!(answer.reply["error"]["type"], "KeyboardInterrupt", "{code}");
+        assert_eq!(value(&mut client, "await asyncio.sleep(0, kept)"), "kept", "after {code}");
+    }
+    assert_eq!(value(&mut client, "seen"), json!(["cleaned up"]));
+    client.send(
+        Kind::Request,
+        &json!({"op": "eval", "code": "print('now')\nawait asyncio.sleep(9)"}),
+    );
+    assert_eq!(client.next().map(|frame| frame.payload), Some(b"now\n".to_vec()));
 }
