@@ -84,7 +84,7 @@ fn serve_guest() -> io::Result<std::convert::Infallible> {
     if let Err(error) = netlink::loopback_up() {
         log::line(&format!("lo: {error}"));
     }
-    let identity = Identity::prepare(&folder)?;
+    let mut identity = Identity::prepare(&folder)?;
     identity.adopt_hostname()?;
     let defaults = Defaults::load(Path::new(IMAGE_FILE));
     let listener = vsock_listener()?;

@@ -3,11 +3,10 @@
 //! These run in threads of their own, which may wait for disks and clients.  A connection that
 //! breaks ends its thread.
 
-use std::fs::{self, DirBuilder, File, Metadata};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use forkd_proto::Kind;
 use forkd_proto::guest::{
@@ -20,30 +19,43 @@ use serde::Serialize;
 use crate::failure::{Outcome, failure, invalid, refused_path};
 use crate::stream::Stream;
 
+use owner::{Owner, make_all, make_one};
+use write::{Place, Writing};
+
+mod owner;
+mod remove;
+mod write;
+
 /// Bytes of a file in one frame.
 const CHUNK: usize = 256 << 10;
 
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// Tells the temporary files of concurrent writes apart.
-static WRITES: AtomicU64 = AtomicU64::new(0);
-
 /// How an operation on files ends: with a client that has gone, or with an answer.
 type Served<T> = io::Result<Outcome<T>>;
+
+/// One operation on files.
+#[derive(Debug)]
+pub struct Job {
+    /// What is asked.
+    pub request: Request,
+    /// The image's user.
+    pub user: String,
+}
 
 /// Carries out one operation and answers it.
 ///
 /// # Errors
 ///
 /// The client has gone.
-pub fn serve(request: &Request, stream: &mut Stream) -> io::Result<()> {
+pub fn serve(Job { request, user }: &Job, stream: &mut Stream) -> io::Result<()> {
     match request {
         Request::ReadFile(read) => read_file(read, stream)?.answer(stream),
-        Request::WriteFile(write) => write_file(write, stream)?.answer(stream),
+        Request::WriteFile(write) => write_file(write, user, stream)?.answer(stream),
         Request::Stat(only) => describe(Path::new(&only.path)).answer(stream),
         Request::ListDir(only) => list_dir(Path::new(&only.path)).answer(stream),
-        Request::MakeDir(make) => make_dir(make).answer(stream),
+        Request::MakeDir(make) => make_dir(make, user).answer(stream),
         Request::Move(moved) => move_path(moved).answer(stream),
         Request::Remove(remove) => remove_path(remove).answer(stream),
         _ => Ok(()),
@@ -113,24 +125,32 @@ fn open_for_reading(path: &Path, offset: u64) -> Outcome<(File, Metadata)> {
     Ok((file, metadata))
 }
 
-fn write_file(request: &WriteFile, stream: &mut Stream) -> Served<BytesReply> {
-    let mut draft = match Draft::begin(request) {
-        Ok(draft) => draft,
+fn write_file(request: &WriteFile, user: &str, stream: &mut Stream) -> Served<BytesReply> {
+    let begun = Owner::find(request.user.as_deref(), user).and_then(|owner| {
+        Writing::begin(&Place {
+            path: Path::new(&request.path),
+            mode: request.mode,
+            make_parents: request.make_parents,
+            owner,
+        })
+    });
+    let mut writing = match begun {
+        Ok(writing) => writing,
         Err(body) => return Ok(Err(body)),
     };
     let mut scratch = vec![0; CHUNK];
     let mut bytes = 0;
     loop {
-        // The draft removes itself if the client goes away in the middle.
+        // What is written aside removes itself if the client goes away in the middle.
         let Some((kind, payload)) = stream.wait_frame(&mut scratch)? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         match kind {
             Kind::Data => {
-                if let Err(error) = draft.file.write_all(&payload) {
+                if let Err(body) = writing.write(&payload) {
                     // What the client has sent beyond this is dropped by whoever reads the next
                     // frame.
-                    return Ok(Err(refused_path(&draft.target, &error)));
+                    return Ok(Err(body));
                 }
                 bytes += u64::try_from(payload.len()).unwrap_or_default();
             }
@@ -138,71 +158,7 @@ fn write_file(request: &WriteFile, stream: &mut Stream) -> Served<BytesReply> {
             _ => return Err(io::Error::other("not a frame of a file")),
         }
     }
-    Ok(draft.publish().map(|()| BytesReply { bytes }))
-}
-
-/// A file that is being written beside its place; gone unless it is published.
-struct Draft {
-    file: File,
-    path: PathBuf,
-    target: PathBuf,
-    mode: u32,
-    owner: Option<(u32, u32)>,
-    published: bool,
-}
-
-impl Draft {
-    fn begin(request: &WriteFile) -> Outcome<Self> {
-        // A link is written through, as by anybody else; what it points at may not exist yet.
-        let asked = Path::new(&request.path);
-        let target = fs::canonicalize(asked).unwrap_or_else(|_| asked.to_owned());
-        let existing = fs::metadata(&target).ok();
-        if existing.as_ref().is_some_and(Metadata::is_dir) {
-            return Err(failure(ErrorCode::IsADirectory, format!("{}", target.display())));
-        }
-        let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
-            return Err(invalid("path", "names no file"));
-        };
-        if request.make_parents {
-            make_all(folder, DIRECTORY_MODE).map_err(|error| refused_path(folder, &error))?;
-        }
-        let number = WRITES.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!(".{}.{number}.forkd-part", short(&name.to_string_lossy())));
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-        let file = file.map_err(|error| refused_path(&target, &error))?;
-        let owner = existing.as_ref().map(|found| (found.uid(), found.gid()));
-        let kept = existing.map_or(FILE_MODE, |found| found.mode() & 0o7777);
-        let mode = request.mode.unwrap_or(kept);
-        Ok(Self { file, path, target, mode, owner, published: false })
-    }
-
-    fn publish(mut self) -> Outcome<()> {
-        let finish = || -> io::Result<()> {
-            if let Some((uid, gid)) = self.owner {
-                fchown(&self.file, Some(uid), Some(gid))?;
-            }
-            self.file.set_permissions(fs::Permissions::from_mode(self.mode))?;
-            fs::rename(&self.path, &self.target)
-        };
-        finish().map_err(|error| refused_path(&self.target, &error))?;
-        self.published = true;
-        Ok(())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.published
-            && let Err(error) = fs::remove_file(&self.path)
-        {
-            crate::log::line(&format!("{}: {error}", self.path.display()));
-        }
-    }
-}
-
-/// Enough of a name to recognise it by, with room for a suffix within 255 bytes.
-fn short(name: &str) -> String {
-    name.chars().take(50).collect()
+    Ok(writing.finish().map(|()| BytesReply { bytes }))
 }
 
 fn list_dir(path: &Path) -> Outcome<Entries> {
@@ -252,19 +208,12 @@ fn describe(path: &Path) -> Outcome<Entry> {
     })
 }
 
-fn make_dir(request: &MakeDir) -> Outcome<Nothing> {
+fn make_dir(request: &MakeDir, user: &str) -> Outcome<Nothing> {
     let path = Path::new(&request.path);
     let mode = request.mode.unwrap_or(DIRECTORY_MODE);
-    let result = if request.parents {
-        make_all(path, mode)
-    } else {
-        DirBuilder::new().mode(mode).create(path)
-    };
-    result.map(|()| Nothing {}).map_err(|error| refused_path(path, &error))
-}
-
-fn make_all(path: &Path, mode: u32) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(mode).create(path)
+    let owner = Owner::find(request.user.as_deref(), user)?;
+    let make = if request.parents { make_all } else { make_one };
+    make(path, mode, owner).map(|()| Nothing {}).map_err(|error| refused_path(path, &error))
 }
 
 fn move_path(request: &Move) -> Outcome<Nothing> {
@@ -280,7 +229,7 @@ fn remove_path(request: &Remove) -> Outcome<Nothing> {
         if !fs::symlink_metadata(path)?.is_dir() {
             fs::remove_file(path)
         } else if request.recursive {
-            fs::remove_dir_all(path)
+            remove::tree(path)
         } else {
             fs::remove_dir(path)
         }

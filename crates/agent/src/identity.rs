@@ -23,6 +23,8 @@ use crate::netlink::Interface;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// What each of the files has room for: a page.
 const TEXT_BYTES: i64 = 4096;
+/// Largest `/etc/hosts` in which the guest's name is looked for; to a larger one it is added.
+const HOSTS_MAX: u64 = 16 << 20;
 
 /// What makes this guest somebody.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub struct Identity {
     pool: Pool,
     hostname: File,
     hosts: File,
+    /// The name that `hosts` was last given.
+    name: String,
     machine_id: File,
     boot_id: File,
     resolv_conf: File,
@@ -53,6 +57,7 @@ impl Identity {
             pool: Pool::open()?,
             hostname: over("/etc/hostname")?,
             hosts: over("/etc/hosts")?,
+            name: String::new(),
             machine_id: over("/etc/machine-id")?,
             boot_id: over(BOOT_ID)?,
             resolv_conf: over("/etc/resolv.conf")?,
@@ -69,13 +74,17 @@ impl Identity {
     /// # Errors
     ///
     /// The kernel refused.
-    pub fn adopt_hostname(&self) -> io::Result<()> {
+    pub fn adopt_hostname(&mut self) -> io::Result<()> {
         let image = fs::read_to_string("/etc/hostname").unwrap_or_default();
         let name = match image.trim() {
             "" => "forkd",
             name => name,
         };
-        self.set_hostname(name)
+        sethostname(name)?;
+        replace(&self.hostname, &format!("{name}\n"))?;
+        replace(&self.hosts, &hosts(name))?;
+        name.clone_into(&mut self.name);
+        Ok(())
     }
 
     /// Becomes the sandbox that `request` describes, as far as the kernel is concerned.  Returns
@@ -134,16 +143,18 @@ impl Identity {
         }
     }
 
-    fn set_names(&self, request: &PostFork) -> io::Result<()> {
+    fn set_names(&mut self, request: &PostFork) -> io::Result<()> {
         self.set_hostname(&request.hostname)?;
         replace(&self.machine_id, &format!("{}\n", request.machine_id))?;
         replace(&self.boot_id, &format!("{}\n", request.boot_id))
     }
 
-    fn set_hostname(&self, name: &str) -> io::Result<()> {
+    fn set_hostname(&mut self, name: &str) -> io::Result<()> {
         sethostname(name)?;
         replace(&self.hostname, &format!("{name}\n"))?;
-        replace(&self.hosts, &hosts(name))
+        rename_in_hosts(&self.hosts, &self.name, name)?;
+        name.clone_into(&mut self.name);
+        Ok(())
     }
 
     fn set_network(&mut self, network: &Network) -> io::Result<bool> {
@@ -171,6 +182,49 @@ fn hosts(name: &str) -> String {
         "ff02::1\tip6-allnodes\n".to_owned(),
     ];
     lines.concat()
+}
+
+/// Gives `/etc/hosts` the guest's new name, and keeps whatever else was written there.
+fn rename_in_hosts(file: &File, old: &str, new: &str) -> io::Result<()> {
+    let ours = hosts(old);
+    // One byte more than ours shows that there is more.
+    let mut text = vec![0; ours.len() + 1];
+    let length = file.read_at(&mut text, 0)?;
+    if text.get(..length) == Some(ours.as_bytes()) {
+        return replace(file, &hosts(new));
+    }
+    let size = file.metadata()?.len();
+    if size > HOSTS_MAX {
+        return file.write_all_at(format!("\n127.0.0.1\t{new}\n").as_bytes(), size);
+    }
+    text.resize(usize::try_from(size).map_err(io::Error::other)?, 0);
+    file.read_exact_at(&mut text, 0)?;
+    replace(file, &renamed(&String::from_utf8_lossy(&text), old, new))
+}
+
+/// The text of `/etc/hosts` in which `new` stands wherever `old` stood, at least once.
+fn renamed(text: &str, old: &str, new: &str) -> String {
+    let mut found = false;
+    let mut rename = |line: &str| -> String {
+        let (entry, comment) = line.split_at(line.find('#').unwrap_or(line.len()));
+        if !entry.split_whitespace().skip(1).any(|word| word == old) {
+            return line.to_owned();
+        }
+        found = true;
+        let words = entry.split_inclusive(char::is_whitespace).map(|part| {
+            let word = part.trim_end();
+            if word == old { part.replacen(old, new, 1) } else { part.to_owned() }
+        });
+        words.chain([comment.to_owned()]).collect()
+    };
+    let mut lines: String = text.split_inclusive('\n').map(&mut rename).collect();
+    if !found {
+        if !lines.is_empty() && !lines.ends_with('\n') {
+            lines.push('\n');
+        }
+        lines.extend(["127.0.0.1\t", new, "\n"]);
+    }
+    lines
 }
 
 /// Makes a file in `folder` with what `target` holds, and mounts it there.
@@ -248,6 +302,7 @@ mod tests {
             pool: Pool::open().unwrap(),
             hostname: null(),
             hosts: null(),
+            name: String::new(),
             machine_id: null(),
             boot_id: null(),
             resolv_conf: null(),
@@ -265,6 +320,27 @@ mod tests {
         identity.put_off = None;
         identity.rouse().unwrap();
         assert!(!identity.dormant);
+    }
+
+    #[test]
+    fn a_new_name_keeps_what_others_wrote_to_hosts() {
+        let path = std::env::temp_dir().join(format!("forkd-hosts-{}", std::process::id()));
+        for (written, expected) in [
+            (hosts("old"), hosts("new")),
+            (hosts("old") + "10.0.0.1 db old.db\n", hosts("new") + "10.0.0.1 db old.db\n"),
+            ("127.0.0.1 localhost".to_owned(), "127.0.0.1 localhost\n127.0.0.1\tnew\n".to_owned()),
+            ("1.2.3.4\told old  x# old\n".to_owned(), "1.2.3.4\tnew new  x# old\n".to_owned()),
+            ("# old\nold a\n".to_owned(), "# old\nold a\n127.0.0.1\tnew\n".to_owned()),
+            (String::new(), "127.0.0.1\tnew\n".to_owned()),
+        ] {
+            fs::write(&path, &written).unwrap();
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+
+            rename_in_hosts(&file, "old", "new").unwrap();
+
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{written}");
+        }
+        fs::remove_file(path).unwrap();
     }
 
     #[test]

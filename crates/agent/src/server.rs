@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forkd_proto::guest::{ErrorCode, Nothing, Request};
+use forkd_proto::guest::{ErrorCode, Nothing};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
@@ -117,7 +117,7 @@ struct Returned {
 /// What a thread does with a connection.
 #[derive(Debug)]
 enum Errand {
-    Files(Box<Request>),
+    Files(Box<files::Job>),
     Freeze,
     Shrink,
 }
@@ -412,8 +412,8 @@ impl Server {
                     let failed = |error| refused("cannot freeze the root file system", &error);
                     ops::answer(&mut conn, frozen.map_err(failed));
                 }
-                Errand::Files(request) => {
-                    conn.gone = files::serve(&request, &mut conn.stream).is_err();
+                Errand::Files(job) => {
+                    conn.gone = files::serve(&job, &mut conn.stream).is_err();
                 }
             }
             let sent = returning.send(Returned { conn, rehearse }).is_ok();

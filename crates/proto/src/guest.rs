@@ -266,6 +266,9 @@ pub struct WriteFile {
     /// Make the directories above it.
     #[serde(default)]
     pub make_parents: bool,
+    /// Who gets what is made new: name or `uid[:gid]`; default: the image's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
 }
 
 /// `stat` and `list_dir`.
@@ -288,6 +291,9 @@ pub struct MakeDir {
     /// Permission bits; default 0755.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
+    /// Who gets what is made: name or `uid[:gid]`; default: the image's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
 }
 
 /// `move`.

@@ -21,7 +21,7 @@ use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, FREEZE, Job, Purpose};
 use crate::warm::Warm;
 use crate::watch::Watch;
-use crate::{clock, log, processes};
+use crate::{clock, files, log, processes};
 
 impl Server {
     /// Takes one frame; what a thread is to do about it, if one is.
@@ -108,7 +108,10 @@ impl Server {
                 conn.reply(&Nothing {});
                 conn.op = Op::Shutdown;
             }
-            about_files => return Some(Errand::Files(Box::new(about_files))),
+            request => {
+                let user = self.defaults.user.clone();
+                return Some(Errand::Files(Box::new(files::Job { request, user })));
+            }
         }
         None
     }

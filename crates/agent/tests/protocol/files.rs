@@ -1,5 +1,6 @@
 //! Files over the real protocol: whole or not at all, and larger than any buffer.
 
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -225,4 +226,151 @@ fn what_is_no_file_says_so() {
     ] {
         assert_eq!(client.ask(&request).code(), code, "{request}");
     }
+}
+
+#[test]
+fn a_write_through_a_link_that_leads_nowhere_makes_what_it_names() {
+    let agent = Agent::start();
+    let (link, second) = (agent.path("link"), agent.path("second"));
+    symlink("second", &link).expect("linked");
+    symlink(agent.path("target"), &second).expect("linked");
+    write(&mut agent.connect(), &json!({"op": "write_file", "path": link}), &[b"new"]);
+    assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+    assert!(fs::symlink_metadata(&second).expect("there").is_symlink());
+    assert_eq!(fs::read(agent.path("target")).expect("there"), b"new");
+
+    symlink("circle", agent.path("circle")).expect("linked");
+    let request = json!({"op": "write_file", "path": agent.path("circle")});
+    assert_eq!(write(&mut agent.connect(), &request, &[b"new"]).code(), "io");
+}
+
+#[test]
+fn a_device_and_a_pipe_are_written_to_and_stay_what_they_are() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let pipe = agent.path("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("made");
+    let request = json!({"op": "write_file", "path": pipe, "mode": 0o644});
+    let refused = write(&mut client, &request, &[b"lost"]);
+    assert_eq!((refused.code(), &refused.error["field"]), ("invalid_request", &json!("path")));
+
+    let flags = nix::fcntl::OFlag::O_RDONLY | nix::fcntl::OFlag::O_NONBLOCK;
+    let reader = nix::fcntl::open(&pipe, flags, nix::sys::stat::Mode::empty()).expect("opened");
+    assert_eq!(write(&mut client, &request, &[b"read"]).reply["bytes"], 4);
+    let mut read = [0; 8];
+    assert_eq!(nix::unistd::read(&reader, &mut read).expect("readable"), 4);
+    assert!(!fs::metadata(&pipe).expect("there").is_file());
+
+    // Devices of the test's own: a broken agent must not spoil those of the host.
+    let (empty, full) = (agent.path("empty"), agent.path("full"));
+    if !(make_device(&empty, 3) && make_device(&full, 7)) {
+        return;
+    }
+    let request = json!({"op": "write_file", "path": empty, "mode": 0o600});
+    assert_eq!(write(&mut client, &request, &[&vec![0; 100_000]]).reply["bytes"], 100_000);
+    let found = fs::metadata(&empty).expect("there");
+    assert!(!found.is_file());
+    assert_ne!(found.mode() & 0o7777, 0o600);
+    let request = json!({"op": "write_file", "path": full});
+    assert_eq!(write(&mut client, &request, &[b"x"]).code(), "no_space");
+}
+
+/// Makes a device of the kernel's memory driver; false where that is not allowed.
+fn make_device(path: &Path, minor: u64) -> bool {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    let mode = Mode::from_bits_truncate(0o666);
+    mknod(path, SFlag::S_IFCHR, mode, makedev(1, minor)).is_ok()
+        && fs::File::options().write(true).open(path).is_ok()
+}
+
+#[test]
+fn a_file_of_the_kernels_is_written_where_it_is() {
+    let agent = Agent::start();
+    let path = format!("/proc/{}/comm", agent.pid());
+    let request = json!({"op": "write_file", "path": path, "mode": 0o600});
+    let answer = write(&mut agent.connect(), &request, &[b"ren", b"amed"]);
+    assert_eq!(answer.reply["bytes"], 7);
+    assert_eq!(fs::read_to_string(path).expect("there"), "renamed\n");
+}
+
+#[test]
+fn a_file_that_is_replaced_keeps_its_attributes_and_spares_its_other_names() {
+    let agent = Agent::start();
+    let (path, other) = (agent.path("file"), agent.path("other"));
+    fs::write(&path, b"old").expect("written");
+    fs::hard_link(&path, &other).expect("linked");
+    let status = std::process::Command::new("setfattr")
+        .args(["-n", "user.kept", "-v", "yes"])
+        .arg(&path)
+        .status();
+    let has_attribute = status.is_ok_and(|status| status.success());
+    write(&mut agent.connect(), &json!({"op": "write_file", "path": path}), &[b"new"]);
+    assert_eq!(fs::read(&other).expect("there"), b"old");
+    if has_attribute {
+        let mut names = [0_u8; 256];
+        let length = rustix::fs::listxattr(&path, &mut names).expect("listed");
+        assert_eq!(&names[..length], b"user.kept\0");
+    }
+}
+
+#[test]
+fn what_is_made_new_belongs_to_whom_it_is_for_and_what_exists_keeps_its_owner() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let owner = |path: &Path| fs::metadata(path).map(|it| (it.uid(), it.gid())).expect("there");
+    client.ask(&json!({"op": "configure", "user": "4711:4712"}));
+    let path = agent.path("a/b/file");
+    let mut request = json!({"op": "write_file", "path": path, "make_parents": true});
+    write(&mut client, &request, &[b"x"]);
+    for made in ["a", "a/b", "a/b/file"] {
+        assert_eq!(owner(&agent.path(made)), (4711, 4712), "{made}");
+    }
+    request["user"] = "4713:0".into();
+    write(&mut client, &request, &[b"y"]);
+    assert_eq!(owner(&path), (4711, 4712));
+
+    let folder = agent.path("c/d");
+    let make = json!({"op": "make_dir", "path": folder, "parents": true, "user": "4713:4714"});
+    assert_eq!(client.ask(&make).reply, json!({}));
+    assert_eq!(owner(&agent.path("c")), (4713, 4714));
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o2777)).expect("set");
+    write(&mut client, &json!({"op": "write_file", "path": folder.join("file")}), &[b"x"]);
+    assert_eq!(owner(&folder.join("file")), (4711, 4714));
+
+    request["user"] = "no-such-user".into();
+    let refused = write(&mut client, &request, &[b"y"]);
+    assert_eq!((refused.code(), &refused.error["field"]), ("invalid_request", &json!("user")));
+    client.ask(&json!({"op": "configure", "user": "no-such-user"}));
+    let orphan = agent.path("orphan");
+    write(&mut client, &json!({"op": "write_file", "path": orphan}), &[b"x"]);
+    assert_eq!(owner(&orphan), (0, 0));
+}
+
+#[test]
+fn a_tree_deeper_than_any_path_is_removed() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let top = agent.path("top");
+    fs::create_dir(&top).expect("made");
+    let mut folder: std::os::fd::OwnedFd = fs::File::open(&top).expect("opened").into();
+    let name = CString::new("d").expect("a name");
+    for _ in 0..5_000 {
+        let mode = nix::sys::stat::Mode::S_IRWXU;
+        nix::sys::stat::mkdirat(&folder, name.as_c_str(), mode).expect("made");
+        let flags = nix::fcntl::OFlag::O_DIRECTORY;
+        folder = nix::fcntl::openat(&folder, name.as_c_str(), flags, mode).expect("opened");
+    }
+    drop(folder);
+    let remove = json!({"op": "remove", "path": top, "recursive": true});
+    assert_eq!(client.ask(&remove).reply, json!({}));
+    assert!(!top.exists());
+
+    let deep = agent.path(&"d/".repeat(1_900));
+    let make = json!({"op": "make_dir", "path": deep, "parents": true});
+    assert_eq!(client.ask(&make).reply, json!({}));
+    let remove = json!({"op": "remove", "path": agent.path("d"), "recursive": true});
+    assert_eq!(client.ask(&remove).reply, json!({}));
 }
