@@ -12,7 +12,7 @@ import pytest
 from forkd.errors import StoreError
 from forkd.model.exec import ExecRequest, Exited, Stdout
 from forkd.model.network import HOST
-from forkd.model.sandbox import ForkOptions, SandboxState
+from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from tests.support.bakes import unshare
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from forkd.model.ids import SandboxId
+    from forkd.model.sandbox import Sandbox
     from forkd.service.host import Host
     from tests.support.real_host import RealHost
 
@@ -112,6 +113,59 @@ async def test_a_file_comes_back_as_it_was_sent(real_host: RealHost) -> None:
         assert (await service.guests.stat(CALLER, sandbox.id, "/root/f")).size_bytes == len(data)
         async with await service.guests.read_file(CALLER, sandbox.id, "/root/f") as reader:
             assert b"".join([piece async for piece in reader]) == data
+
+
+async def test_files_are_written_where_they_are_mounted_and_for_whom_they_are(
+    real_host: RealHost,
+) -> None:
+    guests = real_host.service.guests
+
+    async def write(sandbox: Sandbox, path: str, data: bytes, user: str | None = None) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield data
+
+        await guests.write_file(
+            CALLER, sandbox.id, path, pieces(), make_parents=True, mode=0o644, user=user
+        )
+
+    async with real_host.forked(1, ONE) as (sandbox,):
+        await write(sandbox, "/etc/hosts", b"127.0.0.1 localhost\n127.0.0.9 db\n")
+        await write(sandbox, "/etc/resolv.conf", b"# mine\n")
+        await write(sandbox, "/proc/sys/vm/swappiness", b"17\n")
+        await write(sandbox, "/sys/kernel/mm/transparent_hugepage/enabled", b"never\n")
+        await write(sandbox, "/dev/null", b"x" * 100_000)
+        await write(sandbox, "/home/a/b", b"x", user="nobody")
+        branched = await real_host.service.branches.branch(CALLER, sandbox.id, 1, BranchOptions())
+        (sibling,) = branched.fork.sandboxes
+        try:
+            seen = await value(real_host.service, sibling.id, _SEEN)
+        finally:
+            await real_host.service.sandboxes.delete(CALLER, sibling.id)
+
+    assert seen == {
+        "db": "127.0.0.9",
+        "own": "127.0.0.1",
+        "resolv.conf": "# mine\n",
+        "swappiness": "17\n",
+        "huge pages": True,
+        "null": True,
+        "owners": [65534, 65534],
+    }
+
+
+_SEEN = """
+import os, pathlib, socket, stat
+read = lambda path: pathlib.Path(path).read_text()
+{
+    "db": socket.gethostbyname("db"),
+    "own": socket.gethostbyname(socket.gethostname()),
+    "resolv.conf": read("/etc/resolv.conf"),
+    "swappiness": read("/proc/sys/vm/swappiness"),
+    "huge pages": "[never]" in read("/sys/kernel/mm/transparent_hugepage/enabled"),
+    "null": stat.S_ISCHR(os.stat("/dev/null").st_mode),
+    "owners": [os.stat(path).st_uid for path in ("/home/a", "/home/a/b")],
+}
+"""
 
 
 async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: RealHost) -> None:

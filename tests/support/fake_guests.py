@@ -47,6 +47,7 @@ class FakeGuest:
     forked: Contents
     contents: Contents
     modes: dict[str, int | None] = field(default_factory=dict)
+    users: dict[str, str | None] = field(default_factory=dict)
     console: bytes = b"Linux version 6.1.0\n"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -127,12 +128,14 @@ class FakeGuests:
         *,
         mode: int | None = None,
         make_parents: bool = False,
+        user: str | None = None,
     ) -> int:
         with self._files(caller, sandbox) as files:
             files.check_place(path, make_parents=make_parents)
             data = b"".join([each async for each in chunks])
             files.write(path, data)
         self.world.running[sandbox].modes[path] = mode
+        self.world.running[sandbox].users[path] = user
         return len(data)
 
     async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
@@ -153,10 +156,12 @@ class FakeGuests:
         *,
         parents: bool = False,
         mode: int | None = None,
+        user: str | None = None,
     ) -> None:
         with self._files(caller, sandbox) as files:
             files.make_dir(path, parents=parents)
         self.world.running[sandbox].modes[path] = mode
+        self.world.running[sandbox].users[path] = user
 
     async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:
         with self._files(caller, sandbox) as files:

@@ -57,6 +57,18 @@ def test_an_agents_error_keeps_its_code(code: str, kind: type[ForkdError]) -> No
     assert (type(error), str(error), error.context["guest_code"]) == (kind, "why", code)
 
 
+@pytest.mark.parametrize(
+    "message",
+    ["unknown field `user`, expected one of `path`, `mode`", "unknown operation"],
+)
+def test_an_agent_that_is_too_old_is_said_to_be(message: str) -> None:
+    error = guest_fault({"code": "invalid_request", "message": message, "field": "user"})
+
+    assert isinstance(error, Conflict)
+    assert "bake the snapshot again" in str(error)
+    assert message[:40] in str(error)
+
+
 def test_the_field_that_an_agent_refused_is_passed_on() -> None:
     error = guest_fault({"code": "invalid_request", "message": "why", "field": "cwd"})
 

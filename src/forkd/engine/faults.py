@@ -46,6 +46,14 @@ _GUEST: dict[str, type[ForkdError]] = {
 }
 
 
+_UNKNOWN = ("unknown field", "unknown operation", "invalid type: map, expected a string")
+"""How an agent begins that does not know what a later one does."""
+
+_UNKNOWN_CHARS = 80
+"""How much of it is said on: what follows lists all that the agent does know."""
+
+_TOO_OLD = "the agent in this sandbox's snapshot is too old for this; bake the snapshot again"
+
 _NO_SPACE = "no space"
 """What the kernel says, in any case, where a disk is full."""
 
@@ -65,4 +73,8 @@ def guest_fault(members: JsonObject) -> ForkdError:
     context = {"guest_code": said.code}
     if said.field is not None:
         context["field"] = said.field
-    return _GUEST.get(said.code, GuestError)(said.message, **context)
+    kind, message = _GUEST.get(said.code, GuestError), said.message
+    if kind is InvalidRequest and message.startswith(_UNKNOWN):
+        # We ask only for what some agent knows.
+        kind, message = Conflict, f"{_TOO_OLD} ({message[:_UNKNOWN_CHARS]})"
+    return kind(message, **context)

@@ -103,13 +103,14 @@ class GuestFile:
         await self._operation.aclose()
 
 
-async def write_file(
+async def write_file(  # noqa: PLR0913 - what a caller may ask
     guest: Guest,
     path: str,
     chunks: AsyncIterable[bytes],
     *,
     mode: int | None,
     make_parents: bool,
+    user: str | None,
 ) -> int:
     """Write a file, whole or not at all; returns its length in bytes.
 
@@ -117,7 +118,12 @@ async def write_file(
         EngineTimeout: The agent stalled.
         ForkdError: As `Guest.ask`; whatever `chunks` raises, after which no file appears.
     """
-    members: JsonObject = {"path": path, "mode": mode, "make_parents": make_parents}
+    members: JsonObject = {
+        "path": path,
+        "mode": mode,
+        "make_parents": make_parents,
+        "user": user,
+    }
     async with guest.operation("write_file", members) as channel:
         try:
             outcome = await _exchange(channel, chunks)
@@ -175,9 +181,12 @@ async def list_dir(guest: Guest, path: str) -> tuple[FileEntry, ...]:
     return tuple(map(_entry, listed.entries))
 
 
-async def make_dir(guest: Guest, path: str, *, parents: bool, mode: int | None) -> None:
+async def make_dir(
+    guest: Guest, path: str, *, parents: bool, mode: int | None, user: str | None
+) -> None:
     """Make a directory; raises as `Guest.ask`."""
-    await guest.ask("make_dir", {"path": path, "parents": parents, "mode": mode})
+    members: JsonObject = {"path": path, "parents": parents, "mode": mode, "user": user}
+    await guest.ask("make_dir", members)
 
 
 async def move(guest: Guest, source: str, target: str) -> None:

@@ -424,8 +424,13 @@ class Guests(Protocol):
         *,
         mode: int | None = None,
         make_parents: bool = False,
+        user: str | None = None,
     ) -> int:
-        """Write a file, whole or not at all; returns its length in bytes."""
+        """Write a file, whole or not at all; returns its length in bytes.
+
+        A new file, and each directory made on the way, belongs to `user` (a name or
+        `uid[:gid]`), else to the image's user.  A file that exists keeps its owner.
+        """
         ...
 
     async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
@@ -438,7 +443,7 @@ class Guests(Protocol):
         """Return a directory's entries, by name."""
         ...
 
-    async def make_dir(
+    async def make_dir(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
         sandbox: SandboxId,
@@ -446,8 +451,12 @@ class Guests(Protocol):
         *,
         parents: bool = False,
         mode: int | None = None,
+        user: str | None = None,
     ) -> None:
-        """Make a directory; with `parents` also those above it, and one that exists is fine."""
+        """Make a directory; with `parents` also those above it, and one that exists is fine.
+
+        What is made belongs to `user`, as for `write_file`.
+        """
         ...
 
     async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:

@@ -132,12 +132,18 @@ class Guests:
         *,
         mode: int | None = None,
         make_parents: bool = False,
+        user: str | None = None,
     ) -> int:
         """Write a file, whole or not at all."""
         guest_path("path", path, PATH_BYTES_MAX)
         _check_mode(mode)
         return await write_file(
-            self._guest(caller, sandbox), path, chunks, mode=mode, make_parents=make_parents
+            self._guest(caller, sandbox),
+            path,
+            chunks,
+            mode=mode,
+            make_parents=make_parents,
+            user=user,
         )
 
     @use_case("stat_file", Scope.RUN)
@@ -155,7 +161,7 @@ class Guests:
         return await guest_files.list_dir(self._guest(caller, sandbox), path)
 
     @use_case("make_dir", Scope.RUN)
-    async def make_dir(
+    async def make_dir(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
         sandbox: SandboxId,
@@ -163,11 +169,13 @@ class Guests:
         *,
         parents: bool = False,
         mode: int | None = None,
+        user: str | None = None,
     ) -> None:
         """Make a directory."""
         guest_path("path", path, PATH_BYTES_MAX)
         _check_mode(mode)
-        await guest_files.make_dir(self._guest(caller, sandbox), path, parents=parents, mode=mode)
+        guest = self._guest(caller, sandbox)
+        await guest_files.make_dir(guest, path, parents=parents, mode=mode, user=user)
 
     @use_case("move_file", Scope.RUN)
     async def move(self, caller: Caller, sandbox: SandboxId, source: str, target: str) -> None:

@@ -69,7 +69,7 @@ class Introduction:
         path, before = await _trusted(guest)
         bundle = before.partition(_MARK)[0] + _MARK + certificate
         for each in {path, BUNDLE}:
-            await write_file(guest, each, _whole(bundle), mode=0o644, make_parents=True)
+            await _write_for_root(guest, each, bundle)
         variables = json.dumps(self.environment(use))
         code = f"__import__('os').environ.update(__import__('json').loads({variables!r}))"
         try:
@@ -96,6 +96,17 @@ async def _trusted(guest: Guest) -> tuple[str, bytes]:
         except NotFound:
             continue
     return SYSTEM_BUNDLES[0], b""
+
+
+async def _write_for_root(guest: Guest, path: str, data: bytes) -> None:
+    """Write a file of root's, whoever the image's user is."""
+    try:
+        await write_file(guest, path, _whole(data), mode=0o644, make_parents=True, user="root")
+    except Conflict as error:
+        if error.context.get("guest_code") != "invalid_request":
+            raise
+        # The agent is older than `user`: all that it makes is root's.
+        await write_file(guest, path, _whole(data), mode=0o644, make_parents=True, user=None)
 
 
 async def _whole(data: bytes) -> AsyncIterator[bytes]:

@@ -41,6 +41,16 @@ Mode = Annotated[
 ]
 
 
+Owner = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=limits.EXEC_USER_CHARS_MAX,
+        description="Who owns what is made new: a name or `uid[:gid]`; the image's user if absent.",
+    ),
+]
+
+
 class FileEntry(Answer):
     """One file, folder or link in a guest."""
 
@@ -84,6 +94,7 @@ class FileWrite(FilePath):
 
     mode: Mode = None
     make_parents: bool = False
+    user: Owner = None
 
 
 class FileRemove(FilePath):
@@ -98,6 +109,7 @@ class MakeDir(Request):
     path: Path
     parents: bool = False
     mode: Mode = None
+    user: Owner = None
 
 
 class Move(Request):

@@ -57,6 +57,7 @@ async def write_file(
         request.stream(),
         mode=query.mode,
         make_parents=query.make_parents,
+        user=query.user,
     )
     return v2_files.FileWritten(bytes=written)
 
@@ -95,7 +96,9 @@ async def make_dir(
     sandbox: IdOf, body: v2_files.MakeDir, caller: CallerOf, guests: GuestsOf
 ) -> None:
     """Make a folder."""
-    await guests.make_dir(caller, sandbox, body.path, parents=body.parents, mode=body.mode)
+    await guests.make_dir(
+        caller, sandbox, body.path, parents=body.parents, mode=body.mode, user=body.user
+    )
 
 
 @routes.post("/v2/sandboxes/{id}/files/move", operation_id="move_file", status_code=204)

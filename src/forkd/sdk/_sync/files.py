@@ -49,6 +49,7 @@ class Files:
         *,
         mode: int | None = None,
         make_parents: bool = False,
+        user: str | None = None,
     ) -> int:
         """Write a file, whole or not at all; returns its length in bytes.
 
@@ -57,8 +58,10 @@ class Files:
             contents: What; an iterable is sent as it comes, and may be larger than memory.
             mode: Permissions; those of the file that is replaced, else 0644, if None.
             make_parents: Make the folders above it that are missing.
+            user: Owner of a new file and of new folders, a name or `uid[:gid]`; the image's user
+                if None.  A file that is replaced keeps its owner.
         """
-        query = {"path": path, "mode": mode, "make_parents": make_parents or None}
+        query = {"path": path, "mode": mode, "make_parents": make_parents or None, "user": user}
         data = contents.encode() if isinstance(contents, str) else contents
         written = self._http.call(
             v2_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
@@ -88,9 +91,19 @@ class Files:
         )
         return found.entries
 
-    def make_dir(self, path: str, *, parents: bool = False, mode: int | None = None) -> None:
-        """Make a folder; with `parents` also those above it, and one that exists is fine."""
-        request = build(v2_files.MakeDir, path=path, parents=parents, mode=mode)
+    def make_dir(
+        self,
+        path: str,
+        *,
+        parents: bool = False,
+        mode: int | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Make a folder; with `parents` also those above it, and one that exists is fine.
+
+        What is made belongs to `user`, a name or `uid[:gid]`; to the image's user if None.
+        """
+        request = build(v2_files.MakeDir, path=path, parents=parents, mode=mode, user=user)
         self._http.send("POST", f"{self._path}/mkdir", body=request)
 
     def move(self, source: str, target: str) -> None:
