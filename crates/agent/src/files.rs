@@ -22,8 +22,12 @@ use crate::stream::Stream;
 use owner::{Owner, make_all, make_one};
 use write::{Place, Writing};
 
+mod archive;
 mod owner;
+mod pack;
 mod remove;
+mod skipped;
+mod unpack;
 mod write;
 
 /// Bytes of a file in one frame.
@@ -53,6 +57,10 @@ pub fn serve(Job { request, user }: &Job, stream: &mut Stream) -> io::Result<()>
     match request {
         Request::ReadFile(read) => read_file(read, stream)?.answer(stream),
         Request::WriteFile(write) => write_file(write, user, stream)?.answer(stream),
+        Request::ReadArchive(only) => {
+            pack::read_archive(Path::new(&only.path), stream)?.answer(stream)
+        }
+        Request::WriteArchive(write) => unpack::write_archive(write, user, stream)?.answer(stream),
         Request::Stat(only) => describe(Path::new(&only.path)).answer(stream),
         Request::ListDir(only) => list_dir(Path::new(&only.path)).answer(stream),
         Request::MakeDir(make) => make_dir(make, user).answer(stream),

@@ -14,8 +14,10 @@ use crate::limits::{
 };
 use crate::parse;
 
+mod files;
 mod reply;
 
+pub use files::*;
 pub use reply::*;
 
 /// Environment variables, by name.
@@ -37,6 +39,10 @@ pub enum Request {
     ReadFile(ReadFile),
     /// Streams a file in.
     WriteFile(WriteFile),
+    /// Streams a tree out.
+    ReadArchive(PathOnly),
+    /// Streams a tree in.
+    WriteArchive(WriteArchive),
     /// Describes one path.
     Stat(PathOnly),
     /// Describes what a directory holds.
@@ -86,6 +92,8 @@ impl Request {
             "eval" => parse::members(members).map(Self::Eval),
             "read_file" => parse::members(members).map(Self::ReadFile),
             "write_file" => parse::members(members).map(Self::WriteFile),
+            "read_archive" => parse::members(members).map(Self::ReadArchive),
+            "write_archive" => parse::members(members).map(Self::WriteArchive),
             "stat" => parse::members(members).map(Self::Stat),
             "list_dir" => parse::members(members).map(Self::ListDir),
             "make_dir" => parse::members(members).map(Self::MakeDir),
@@ -116,7 +124,10 @@ impl Request {
                 check_path("path", &write.path)?;
                 check_mode(write.mode)
             }
-            Self::Stat(only) | Self::ListDir(only) => check_path("path", &only.path),
+            Self::WriteArchive(write) => check_path("path", &write.path),
+            Self::Stat(only) | Self::ListDir(only) | Self::ReadArchive(only) => {
+                check_path("path", &only.path)
+            }
             Self::MakeDir(make) => {
                 check_path("path", &make.path)?;
                 check_mode(make.mode)
@@ -238,83 +249,6 @@ pub struct Eval {
     /// Interrupt after so long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
-}
-
-/// `read_file`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReadFile {
-    /// Absolute.
-    pub path: String,
-    /// First byte wanted.
-    #[serde(default)]
-    pub offset: u64,
-    /// Most bytes wanted; default: to the end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub length: Option<u64>,
-}
-
-/// `write_file`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WriteFile {
-    /// Absolute.
-    pub path: String,
-    /// Permission bits; default 0644, or those of the file that is replaced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<u32>,
-    /// Make the directories above it.
-    #[serde(default)]
-    pub make_parents: bool,
-    /// Who gets what is made new: name or `uid[:gid]`; default: the image's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-}
-
-/// `stat` and `list_dir`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PathOnly {
-    /// Absolute.
-    pub path: String,
-}
-
-/// `make_dir`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MakeDir {
-    /// Absolute.
-    pub path: String,
-    /// Make the directories above it, and do not mind if it exists.
-    #[serde(default)]
-    pub parents: bool,
-    /// Permission bits; default 0755.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<u32>,
-    /// Who gets what is made: name or `uid[:gid]`; default: the image's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-}
-
-/// `move`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Move {
-    /// Absolute.
-    pub source: String,
-    /// Absolute; a file there is replaced.
-    pub target: String,
-}
-
-/// `remove`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Remove {
-    /// Absolute.
-    pub path: String,
-    /// Remove what a directory holds, too.
-    #[serde(default)]
-    pub recursive: bool,
 }
 
 /// `warm`.

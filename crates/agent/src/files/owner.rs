@@ -18,6 +18,8 @@ const ETC: &str = "/etc";
 pub struct Owner {
     uid: u32,
     gid: u32,
+    /// Whether this is the owner of everything, also of what exists.
+    exact: bool,
 }
 
 impl Owner {
@@ -34,13 +36,23 @@ impl Owner {
             return Ok(None);
         }
         match users::find(user, Path::new(ETC)) {
-            Ok(user) => Ok(Some(Self { uid: user.uid, gid: user.gid })),
+            Ok(user) => Ok(Some(Self { uid: user.uid, gid: user.gid, exact: false })),
             Err(body) if asked.is_some() => Err(body),
             Err(body) => {
                 log::line(&format!("new files belong to root: {}", body.message));
                 Ok(None)
             }
         }
+    }
+
+    /// The owner of a file that is copied with its owner.
+    pub fn exactly(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, exact: true }
+    }
+
+    /// Whether a file that is replaced gets this owner, too.
+    pub fn is_exact(self) -> bool {
+        self.exact
     }
 
     /// Gives an open file that was made in `folder` to this owner.
@@ -64,7 +76,7 @@ impl Owner {
 
     /// The group to set: none in a folder that hands its own down.
     fn group_in(self, folder: &Path) -> io::Result<Option<u32>> {
-        let inherits = fs::metadata(folder)?.mode() & nix::libc::S_ISGID != 0;
+        let inherits = !self.exact && fs::metadata(folder)?.mode() & nix::libc::S_ISGID != 0;
         Ok(if inherits { None } else { Some(self.gid) })
     }
 }

@@ -1,11 +1,12 @@
 //! Writing one file: whole under its name, or in place where the name cannot be given away.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use forkd_proto::guest::ErrorCode;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,6 +24,9 @@ const LINKS_MAX: usize = 40;
 /// Bytes that are held back before a file is changed in place: up to here it changes by one write,
 /// and not at all if the client goes away first.
 const HELD_MAX: usize = 1 << 20;
+
+/// Bytes of a hole that are written at once where there can be none.
+const HELD_ZEROS: u64 = 64 << 10;
 
 /// How long a pipe or a device may take to make room, in milliseconds: less than a host waits.
 const ROOM_TIMEOUT_MS: u16 = 30_000;
@@ -107,6 +111,22 @@ impl Writing {
         }
     }
 
+    /// Leaves a hole of so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn skip(&mut self, count: u64) -> Outcome<()> {
+        match self {
+            Self::Aside(draft) => {
+                draft.skip(count).map_err(|error| refused_path(&draft.target, &error))
+            }
+            Self::InPlace(file) => {
+                file.fill(count).map_err(|error| refused_path(&file.path, &error))
+            }
+        }
+    }
+
     /// Has the file under its name.
     ///
     /// # Errors
@@ -119,6 +139,21 @@ impl Writing {
                 file.flush().map_err(|error| refused_path(&file.path, &error))
             }
         }
+    }
+
+    /// Has the file under its name, last changed so many seconds after the epoch.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn finish_at(self, mtime: u64) -> Outcome<()> {
+        if let Self::Aside(draft) = &self
+            && let Some(mtime) = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(mtime))
+        {
+            let set = draft.file.set_modified(mtime);
+            set.map_err(|error| refused_path(&draft.target, &error))?;
+        }
+        self.finish()
     }
 }
 
@@ -171,7 +206,8 @@ impl Draft {
         let number = WRITES.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!(".{}.{number}.forkd-part", short(&name)));
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-        let kept = existing.map(|found| (found.uid(), found.gid()));
+        let replaces_owner = place.owner.is_some_and(Owner::is_exact);
+        let kept = existing.filter(|_| !replaces_owner).map(|found| (found.uid(), found.gid()));
         let mode = place.mode.unwrap_or(existing.map_or(FILE_MODE, |it| it.mode() & 0o7777));
         // From here on the file is removed with the draft.
         let draft = Self { file, path, target: target.to_owned(), mode, kept, published: false };
@@ -179,6 +215,15 @@ impl Draft {
             owner.take(&draft.file, folder)?;
         }
         Ok(draft)
+    }
+
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let beyond = |_| io::Error::from(io::ErrorKind::FileTooLarge);
+        let at = self.file.seek(SeekFrom::Current(i64::try_from(count).map_err(beyond)?))?;
+        self.file.set_len(at)
     }
 
     fn publish(mut self) -> Outcome<()> {
@@ -266,6 +311,15 @@ impl InPlace {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.held.extend_from_slice(bytes);
         if self.held.len() > HELD_MAX { self.flush() } else { Ok(()) }
+    }
+
+    fn fill(&mut self, mut count: u64) -> io::Result<()> {
+        while count > 0 {
+            let now = count.min(HELD_ZEROS);
+            self.write(&vec![0; usize::try_from(now).unwrap_or_default()])?;
+            count -= now;
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {

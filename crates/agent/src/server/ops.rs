@@ -482,6 +482,8 @@ fn leaves_the_guest_alone(request: &Request) -> bool {
         | Request::Eval(_)
         | Request::ReadFile(_)
         | Request::WriteFile(_)
+        | Request::ReadArchive(_)
+        | Request::WriteArchive(_)
         | Request::Stat(_)
         | Request::ListDir(_)
         | Request::MakeDir(_)

@@ -21,6 +21,8 @@ pub enum Event {
         /// As the guest numbers it.
         pid: u32,
     },
+    /// The tree of a `read_archive` is open, and its archive follows.
+    Archive,
     /// The file of a `read_file` is open, and its bytes follow.
     File {
         /// Its size now; what follows may differ if somebody writes to it.
@@ -155,6 +157,28 @@ pub struct EvalError {
 pub struct BytesReply {
     /// Bytes sent or received.
     pub bytes: u64,
+}
+
+/// Answer to `read_archive` and `write_archive`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArchiveReply {
+    /// Members that were sent or made.
+    pub entries: u64,
+    /// Bytes in files among them.
+    pub bytes: u64,
+    /// What was left out.
+    pub skipped: Vec<SkippedEntry>,
+    /// How many more were.
+    pub more_skipped: u64,
+}
+
+/// What was left out of an archive, or of the tree that was made of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedEntry {
+    /// Where, below the root.
+    pub path: String,
+    /// Why.
+    pub reason: String,
 }
 
 /// What a path is.
