@@ -60,7 +60,7 @@ def request(endpoint: Endpoint, message: dict[str, Any], *, timeout_s: float) ->
 
 
 def connect(endpoint: Endpoint, message: dict[str, Any]) -> socket.socket:
-    """Open a connection and send the request `message`, with the token added.
+    """Open a connection, show the token, and send the request `message`.
 
     Raises:
         TransportError: Nobody listens.
@@ -69,7 +69,8 @@ def connect(endpoint: Endpoint, message: dict[str, Any]) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", endpoint.port), CONNECT_DEADLINE_S)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(wire.encode_json(wire.REQUEST, message | {"token": endpoint.token}))
+        shown = wire.encode_json(wire.REQUEST, {"token": endpoint.token})
+        connection.sendall(shown + wire.encode_json(wire.REQUEST, message))
     except OSError as error:
         raise TransportError(f"the helper machine cannot be reached: {error}") from error
     return connection

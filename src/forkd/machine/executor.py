@@ -7,7 +7,8 @@ So it imports the standard library only, and nothing of forkd.
 It speaks the frames of protocol/guest/PROTOCOL.md over TCP, forwarded from the
 host's loopback interface.  One connection is one request:
 
-    ->  REQUEST {"op": "exec", "token": …, "args": […], "env": {…}, "cwd": …}
+    ->  REQUEST {"token": …}
+    ->  REQUEST {"op": "exec", "args": […], "env": {…}, "cwd": …}
     <-  EVENT   {"event": "started", "pid": 4711}
     <-> STDIN, STDIN_EOF, CONTROL {"signal"} or {"resize"} / STDOUT, STDERR
     <-  REPLY   {"exit_code": 0, "signal": null}
@@ -17,8 +18,9 @@ names a file and detaches the command, whose REPLY then is its pid.  The other
 ops are `ping` and `power_off`.  Closing the connection kills the command's
 process group.
 
-Every request carries the token that the machine was started with: whoever can
-reach the port but not read the token is told `denied` and nothing else.
+Before its request each client shows the token that the machine was started
+with.  Any local user of the host can reach the port: who does not know the
+token is told `denied`, and costs us a small frame, for a short time.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,8 +54,17 @@ CHUNK_BYTES = 1 << 16
 STDIN_BACKLOG_MAX = 1 << 20
 """Bytes for a command that does not read; then we stop reading its client."""
 
+TOKEN_DEADLINE_S = 10.0
+"""How long a client may take to show its token."""
+
+TOKEN_FRAME_MAX = 4096
+"""Largest payload of the frame with the token, in bytes."""
+
+STRANGERS_MAX = 64
+"""Connections at a time that have not shown a token; further ones are closed."""
+
 REQUEST_DEADLINE_S = 30.0
-"""How long a client may take to send its request."""
+"""How long a client may then take to send its request."""
 
 BUSYBOX = "/run/forkd-machine/busybox"
 """Left by the machine's first stage; needs nothing of the shared root."""
@@ -89,6 +101,10 @@ class ProtocolError(Exception):
     """The peer sent what the protocol does not allow."""
 
 
+class StartError(Exception):
+    """A command cannot be started; says why."""
+
+
 def encode(kind: int, payload: bytes = b"") -> bytes:
     """Return one frame."""
     if len(payload) > FRAME_PAYLOAD_MAX:
@@ -112,27 +128,41 @@ def decode_json(payload: bytes) -> dict[str, Any]:
     return message
 
 
-def read_frame(stream: socket.socket) -> tuple[int, bytes] | None:
+def read_frame(
+    stream: socket.socket,
+    *,
+    payload_max: int = FRAME_PAYLOAD_MAX,
+    deadline_s: float | None = None,
+) -> tuple[int, bytes] | None:
     """Return the next frame's kind and payload, or None at the end of the stream.
+
+    Args:
+        stream: Where to read.
+        payload_max: Most bytes of payload.
+        deadline_s: Time for the whole frame; None waits for ever.
 
     Raises:
         ProtocolError: The header is malformed, or the stream ends inside a frame.
+        TimeoutError: The frame did not come in time.
     """
-    header = _read_exactly(stream, HEADER.size)
+    ends_at = None if deadline_s is None else time.monotonic() + deadline_s
+    header = _read_exactly(stream, HEADER.size, ends_at)
     if header is None:
         return None
     length, kind, reserved = HEADER.unpack(header)
-    if length > FRAME_PAYLOAD_MAX or reserved != b"\0\0\0":
+    if length > payload_max or reserved != b"\0\0\0":
         raise ProtocolError("malformed frame header")
-    payload = _read_exactly(stream, length) if length else b""
+    payload = _read_exactly(stream, length, ends_at) if length else b""
     if payload is None:
         raise ProtocolError("the stream ended inside a frame")
     return kind, payload
 
 
-def _read_exactly(stream: socket.socket, length: int) -> bytes | None:
+def _read_exactly(stream: socket.socket, length: int, ends_at: float | None) -> bytes | None:
     data = bytearray()
     while len(data) < length:
+        if ends_at is not None:
+            stream.settimeout(max(ends_at - time.monotonic(), 0.001))
         chunk = stream.recv(length - len(data))
         if not chunk:
             if data:
@@ -157,10 +187,15 @@ class Command:
             self._outputs = self._pipes()
         else:
             self._terminal, inner = os.openpty()
-            resize(self._terminal, size)
-            os.set_blocking(self._terminal, False)
-            self._process = start(request, inner, inner, inner)
-            os.close(inner)
+            try:
+                resize(self._terminal, size)
+                os.set_blocking(self._terminal, False)
+                self._process = start(request, inner, inner, inner)
+            except BaseException:
+                os.close(self._terminal)
+                raise
+            finally:
+                os.close(inner)
             self._outputs = {self._terminal: STDOUT}
 
     def serve(self) -> None:
@@ -311,23 +346,33 @@ def start(
 
     With a terminal, `setsid` is asked to make it the controlling one: doing
     that between fork and exec is not safe in a program with threads.
+
+    Raises:
+        StartError: The kernel refuses, for whatever reason.
     """
     args = [str(argument) for argument in request["args"]]
     terminal = request.get("tty") is not None
-    return subprocess.Popen(  # noqa: S603 - running what the client asks is the job
-        ["setsid", "--ctty", "--", *args] if terminal else args,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        cwd=request.get("cwd", "/"),
-        env=BASE_ENVIRONMENT | request.get("env", {}),
-        start_new_session=not terminal,
-    )
+    try:
+        return subprocess.Popen(  # noqa: S603 - running what the client asks is the job
+            ["setsid", "--ctty", "--", *args] if terminal else args,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=request.get("cwd", "/"),
+            env=BASE_ENVIRONMENT | request.get("env", {}),
+            start_new_session=not terminal,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartError(str(error)) from error
 
 
 def detach(request: dict[str, Any]) -> dict[str, Any]:
     """Start a command that outlives its connection; a thread of ours reaps it."""
-    with Path(request["log"]).open("ab") as log:
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(Path(request["log"]).open("ab"))
+        except OSError as error:
+            raise StartError(str(error)) from error
         process = start(request, subprocess.DEVNULL, log, subprocess.STDOUT)
     threading.Thread(target=process.wait, daemon=True).start()
     return {"pid": process.pid}
@@ -340,16 +385,45 @@ def power_off() -> None:
     subprocess.run([BUSYBOX, "poweroff", "-f"], check=True)  # noqa: S603 - ours
 
 
-def handle(connection: socket.socket, token: str) -> None:
-    """Serve one request; whatever goes wrong ends this connection only."""
-    with connection:
+class Strangers:
+    """Counts connections that have not shown a token."""
+
+    def __init__(self, most: int = STRANGERS_MAX) -> None:
+        self._places = threading.BoundedSemaphore(most)
+
+    def serve(self, connection: socket.socket, token: str) -> None:
+        """Serve one request in a thread of its own, or close the connection if there is no room."""
+        if not self._places.acquire(blocking=False):
+            connection.close()
+            return
+        known = contextlib.ExitStack()
+        known.callback(self._places.release)
+        thread = threading.Thread(target=handle, args=(connection, token, known), daemon=True)
         try:
-            connection.settimeout(REQUEST_DEADLINE_S)
-            frame = read_frame(connection)
+            thread.start()
+        except RuntimeError:  # the kernel has no thread for us now
+            connection.close()
+            known.close()
+
+
+def handle(connection: socket.socket, token: str, known: contextlib.ExitStack) -> None:
+    """Serve one request; whatever goes wrong ends this connection only.
+
+    Args:
+        connection: A client's.
+        token: What it must show first.
+        known: Closed once it has, and at the latest when we return.
+    """
+    with connection, known:
+        try:
+            if not shows(connection, token):
+                return
+            known.close()
+            frame = read_frame(connection, deadline_s=REQUEST_DEADLINE_S)
             connection.settimeout(None)
             if frame is not None:
-                dispatch(connection, decode_json(frame[1]), token)
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+                dispatch(connection, decode_json(frame[1]))
+        except StartError as error:
             refuse(connection, "exec_failed", str(error))
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
             refuse(connection, "invalid_request", str(error))
@@ -357,11 +431,24 @@ def handle(connection: socket.socket, token: str) -> None:
             pass  # the client is gone; its command has been killed
 
 
-def dispatch(connection: socket.socket, request: dict[str, Any], token: str) -> None:
+def shows(connection: socket.socket, token: str) -> bool:
+    """Whether a client shows the token; if it does not it is told."""
+    frame = read_frame(connection, payload_max=TOKEN_FRAME_MAX, deadline_s=TOKEN_DEADLINE_S)
+    if frame is None:
+        return False
+    shown = str(decode_json(frame[1]).get("token"))
+    if hmac.compare_digest(shown.encode(), token.encode()):
+        return True
+    refuse(connection, "denied", "the token is missing or wrong")
+    with contextlib.suppress(OSError, ProtocolError):
+        # Closing with its request unread would reset the connection, and the answer be lost.
+        connection.shutdown(socket.SHUT_WR)
+        read_frame(connection, payload_max=TOKEN_FRAME_MAX, deadline_s=TOKEN_DEADLINE_S)
+    return False
+
+
+def dispatch(connection: socket.socket, request: dict[str, Any]) -> None:
     """Do what an authorised request asks."""
-    if not hmac.compare_digest(str(request.get("token")).encode(), token.encode()):
-        refuse(connection, "denied", "the token is missing or wrong")
-        return
     op = request.get("op")
     if op == "ping":
         connection.sendall(encode_json(REPLY, {"pid": os.getpid()}))
@@ -384,10 +471,11 @@ def refuse(connection: socket.socket, code: str, message: str) -> None:
 
 def serve(listener: socket.socket, token: str) -> None:
     """Accept connections for ever, one thread each."""
+    strangers = Strangers()
     while True:
         connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=handle, args=(connection, token), daemon=True).start()
+        strangers.serve(connection, token)
 
 
 def hold_switches() -> list[int]:
