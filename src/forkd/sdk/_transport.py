@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import time
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,25 @@ CLOSE_TIMEOUT_S = 0.5
 CONNECTIONS_MAX = 256
 """Requests in flight at once; more wait their turn, however long that takes."""
 
+PING_INTERVAL_S = 30.0
+"""How often a WebSocket over TCP asks the daemon whether it is there, as the daemon asks us."""
+
+PING_TIMEOUT_S = 300.0
+"""How long the answer may take; it comes behind all output that was not read yet."""
+
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+        if hasattr(socket, name)
+    ),
+)
+"""Has the kernel end a connection whose host has been gone for a minute and a half.
+
+Answers without a deadline, such as a bake's, would be waited for for ever: after a power loss or a
+suspended VPN nobody sends the end of the connection."""
+
 _LIMITS = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=32)
 
 
@@ -76,7 +96,13 @@ def sync_http(endpoint: Endpoint) -> httpx.Client:
 def _transport_options(endpoint: Endpoint) -> dict[str, Any]:
     """Return how to connect; certificates, which take 30 ms to load, only where there is TLS."""
     verify = _tls.context(endpoint) or False
-    return {"uds": endpoint.socket, "limits": _LIMITS, "trust_env": False, "verify": verify}
+    return {
+        "uds": endpoint.socket,
+        "limits": _LIMITS,
+        "trust_env": False,
+        "verify": verify,
+        "socket_options": KEEPALIVE if endpoint.socket is None else None,
+    }
 
 
 @contextlib.contextmanager
@@ -199,7 +225,8 @@ def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
         "compression": None,
         "max_size": MESSAGE_BYTES_MAX,
         "open_timeout": OPEN_TIMEOUT_S,
-        "ping_interval": None,
+        "ping_interval": PING_INTERVAL_S if endpoint.socket is None else None,
+        "ping_timeout": PING_TIMEOUT_S,
         "close_timeout": CLOSE_TIMEOUT_S,
     }
 
