@@ -47,8 +47,7 @@ STAMP = "demo.json"
 FORKD = str(Path(sys.executable).parent / "forkd")
 
 AT_ONCE = 2
-"""How many children are asked at the same time: a port that QEMU forwards takes no more new
-connections at once, and the helper machine has no more processors."""
+"""How many children are asked at the same time: the helper machine has no more processors."""
 
 SHOWN = 5
 """How many children the table of answers shows."""

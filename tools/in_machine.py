@@ -90,7 +90,9 @@ def checkout_config(*, changing: bool = True) -> MachineConfig:
         Share(cache, str(cache), changing=changing),
         Share(Path(tempfile.gettempdir()), "/host/tmp"),
     )
-    return MachineConfig(kernel.image, kernel.modules, kernel.release, shares=shares)
+    return MachineConfig(
+        kernel.image, kernel.modules, kernel.release, shares=shares, whole_host=True
+    )
 
 
 def run(machine: Machine, command: list[str]) -> int:

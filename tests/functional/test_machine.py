@@ -215,6 +215,17 @@ def test_the_host_is_seen_and_cannot_be_changed(
     assert Machine.attach(machine.state_dir) == machine
 
 
+def test_users_files_are_not_seen(sh: Callable[[str], tuple[int, str]], tmp_path: Path) -> None:
+    """Whoever takes the machine over finds no keys in it."""
+    (tmp_path / "key").write_text("secret")
+
+    seen = sh(
+        f"find /root /home -xdev -type f; ls /etc/shadow /etc/ssh {tmp_path} 2>/dev/null; id -un"
+    )
+
+    assert seen == (0, "root\n")
+
+
 def test_a_second_start_gives_the_same_machine(machine: Machine, config: MachineConfig) -> None:
     assert Machine.start(machine.state_dir, config) == machine
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd import programs
-from forkd.errors import EngineError, NotFound
+from forkd.errors import EngineError, HostError, NotFound
 from forkd.machine import build, lifecycle
+from forkd.machine.health import why_unwell
 from forkd.machine.process import ProcessId
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -68,10 +73,63 @@ def test_a_folder_without_a_daemon_is_not_one(tmp_path: Path, text: str | None) 
         lifecycle.find(tmp_path)
 
 
-def test_a_second_up_returns_the_daemon_of_the_first(tmp_path: Path) -> None:
-    lifecycle.publish(tmp_path, daemon(tmp_path))
+@contextlib.contextmanager
+def answering(folder: Path, status: str) -> Iterator[str]:
+    """Serve one HTTP status on a Unix socket; gives its URL."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "served.sock"))
+        listener.listen()
 
-    assert lifecycle.up(tmp_path, progress=str) == daemon(tmp_path)
+        def serve() -> None:
+            with listener.accept()[0] as client:
+                client.recv(4096)
+                head = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                client.sendall(head.encode())
+
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield f"unix://{folder / 'served.sock'}"
+        finally:
+            server.join()
+
+
+def test_a_second_up_returns_the_daemon_of_the_first(tmp_path: Path) -> None:
+    with answering(tmp_path, "200 OK") as url:
+        first = lifecycle.RunningDaemon(url, None, "native", us())
+        lifecycle.publish(tmp_path, first)
+
+        assert lifecycle.up(tmp_path, progress=str) == first
+
+
+def test_up_says_so_when_the_daemon_it_finds_does_not_answer(tmp_path: Path) -> None:
+    """A process that lives is not yet a daemon that serves."""
+    url = f"unix://{tmp_path / 'nobody.sock'}"
+    lifecycle.publish(tmp_path, lifecycle.RunningDaemon(url, None, "native", us()))
+
+    with pytest.raises(HostError, match=f"process {os.getpid()}, does not answer .*forkd down"):
+        lifecycle.up(tmp_path, progress=str)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("200 OK", None), ("503 Service Unavailable", "HTTP status 503")]
+)
+def test_a_daemon_that_answers_is_well_if_it_says_so(
+    tmp_path: Path, status: str, reason: str | None
+) -> None:
+    with answering(tmp_path, status) as url:
+        assert why_unwell(url) == reason
+
+
+def test_down_ends_what_a_native_daemon_left_that_has_died(tmp_path: Path) -> None:
+    """Its sandboxes go on without it: a process in a sandbox's row stands for one of them."""
+    lifecycle.publish(tmp_path, daemon(tmp_path, mode="native"))
+    said = json.loads((tmp_path / "endpoint.json").read_text())
+    (tmp_path / "endpoint.json").write_text(json.dumps(said | {"start_ticks": 0}))
+    (tmp_path / "store").mkdir()
+
+    assert lifecycle.down(tmp_path) is False  # nothing was left in this one
+    assert not (tmp_path / "endpoint.json").exists()
 
 
 def test_down_where_nothing_was_started_says_so_and_makes_nothing(tmp_path: Path) -> None:

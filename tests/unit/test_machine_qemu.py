@@ -49,8 +49,20 @@ def test_ports_are_forwarded_from_loopback_only() -> None:
     assert line.count("hostfwd=") == line.count("hostfwd=tcp:127.0.0.1:")
 
 
-def test_the_root_of_the_host_is_read_only() -> None:
-    assert "id=root,path=/,security_model=none,multidevs=remap,readonly=on" in command(CONFIG)
+READ_ONLY = "security_model=none,multidevs=remap,readonly=on"
+
+
+def test_a_machine_sees_a_root_of_its_own_and_the_programs_of_the_host() -> None:
+    line = command(replace(CONFIG, system=(Path("/usr"),)))
+
+    assert f"id=root,path=root,{READ_ONLY}" in line
+    assert f"id=system0,path=/usr,{READ_ONLY}" in line
+    assert "path=/," not in line
+    assert qemu.system_table(replace(CONFIG, system=(Path("/usr"),))) == "system0\t/usr\n"
+
+
+def test_a_machine_for_tests_sees_the_whole_host_and_changes_nothing_of_it() -> None:
+    assert f"id=root,path=/,{READ_ONLY}" in command(replace(CONFIG, whole_host=True))
 
 
 def test_a_comma_in_a_path_does_not_add_an_option() -> None:
@@ -65,12 +77,13 @@ def test_a_comma_in_a_path_does_not_add_an_option() -> None:
         (Share(Path("/a"), "/a"), "cache=none,msize=524288,ro"),
         (Share(Path("/a"), "/a", writable=True), "cache=none,msize=524288"),
         (Share(Path("/a"), "/a", changing=False), "cache=loose,msize=524288,ro"),
+        (Share(Path("/a"), "/a", layer="/own"), "cache=none,msize=524288,ro"),
     ],
 )
 def test_a_share_is_mounted_as_it_asks(share: Share, options: str) -> None:
-    tag, mounted, target = qemu.shares_table(replace(CONFIG, shares=(share,))).split("\t")
+    tag, mounted, layer, target = qemu.shares_table(replace(CONFIG, shares=(share,))).split("\t")
 
-    assert (tag, target) == ("share0", "/a\n")
+    assert (tag, layer, target) == ("share0", share.layer or "-", "/a\n")
     assert mounted.endswith(options)
 
 
@@ -84,8 +97,10 @@ def test_settings_survive_the_shell_that_reads_them() -> None:
 def test_what_the_executor_runs_from_is_kept_only_below_tmp() -> None:
     python, executor = Path("/tmp/v/bin/python"), Path("/tmp/c/src/forkd/executor.py")
 
-    below = qemu.settings(CONFIG, python=python, executor=executor)
-    above = qemu.settings(CONFIG, python=Path("/v/bin/python"), executor=Path("/c/src/forkd/e.py"))
+    whole = replace(CONFIG, whole_host=True)
+
+    below = qemu.settings(whole, python=python, executor=executor)
+    above = qemu.settings(whole, python=Path("/v/bin/python"), executor=Path("/c/src/forkd/e.py"))
 
     assert "KEPT='/tmp/v\n/tmp/c\n'" in below
     assert "KEPT=''" in above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +12,7 @@ import typer
 from forkd.cli import render
 from forkd.cli.context import Json, shared
 from forkd.cli.sandboxes import kill_each
-from forkd.errors import NotFound
+from forkd.errors import NotFound, TransportError
 from forkd.machine import build as image_building
 from forkd.machine import lifecycle
 from forkd.sdk import Client
@@ -59,10 +60,9 @@ def down(*, json: Json = False) -> None:
     except NotFound:
         daemon = None
     if daemon is not None and daemon.mode == "native":
-        with Client() as client:
-            _, failed = kill_each(client.sandboxes.list())
-            for error in failed.values():
-                raise error
+        # What does not end in order is ended with the daemon.
+        with contextlib.suppress(TransportError), Client(daemon.url) as client:
+            kill_each(client.sandboxes.list())
     ran = lifecycle.down(state_dir())
     if json:
         render.document({"was_running": ran})

@@ -48,6 +48,8 @@ class Share:
         source: The folder on the host.
         target: Where it is mounted inside.
         writable: Whether the machine may change it.
+        layer: Folder of the machine's own, on its disk, into which it writes what it changes there;
+            the host's folder stays as it is.  None if it may change nothing.
         changing: Whether the host changes it while the machine runs.  Such a
             share asks the host at every open; any other remembers what it saw.
     """
@@ -56,11 +58,17 @@ class Share:
     target: str
     writable: bool = False
     changing: bool = True
+    layer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A TCP port of the host's loopback that leads to one of the machine's."""
+    """A TCP port of the host's loopback that leads to one of the machine's.
+
+    Attributes:
+        host_port: On the host; 0 means any, and the machine says which it is.
+        guest_port: In the machine; an HTTP server's.
+    """
 
     host_port: int
     guest_port: int
@@ -90,7 +98,10 @@ class MachineConfig:
         accel: How QEMU runs it.
         cpus: Virtual CPUs; None for `default_cpus`.
         memory_mib: Memory, in MiB.
-        shares: Folders beside the host's root, which is always there.
+        shares: Folders beside the host's programs, which are always there.
+        system: Folders of the host's programs; `start` finds them.
+        whole_host: Whether it sees all of the host's files: for tests of a checkout, never for a
+            machine in which somebody else's code runs.
         forwards: Ports beside the executor's, which is always there.
         counter_khz: How fast the time-stamp counter runs that an emulated machine reads, which is
             the host's; None lets its kernel find out.
@@ -103,6 +114,8 @@ class MachineConfig:
     cpus: int | None = None
     memory_mib: int = field(default_factory=default_memory_mib)
     shares: tuple[Share, ...] = ()
+    system: tuple[Path, ...] = ()
+    whole_host: bool = False
     forwards: tuple[Forward, ...] = ()
     counter_khz: int | None = field(default_factory=counter_khz)
 

@@ -22,6 +22,14 @@ mkdir -p /upper/data /upper/work
 layers=lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work
 mount -t overlay -o "$layers,xino=off" overlay /newroot || fail "mount overlay"
 
+# Folders of the host's system, each with a throw-away layer of its own.
+while IFS='	' read -r tag target; do
+    mkdir -p "/lowers/$tag" "/upper/$tag/data" "/upper/$tag/work" "/newroot$target"
+    mount -t 9p -o "$ROOT_OPTIONS" "$tag" "/lowers/$tag" || fail "mount the host's $target"
+    layers="lowerdir=/lowers/$tag,upperdir=/upper/$tag/data,workdir=/upper/$tag/work"
+    mount -t overlay -o "$layers,xino=off" overlay "/newroot$target" || fail "overlay $target"
+done </system
+
 mkdir -p /newroot/proc /newroot/sys /newroot/dev /newroot/run
 mount -o move /proc /newroot/proc
 mount -o move /sys /newroot/sys

@@ -21,18 +21,20 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forkd import programs
 from forkd.errors import EngineError, HostError, NotFound
+from forkd.machine import system
 from forkd.machine.accel import look_at_kvm
 from forkd.machine.config import Forward, MachineConfig, Share
+from forkd.machine.door import full_disk
+from forkd.machine.health import why_unwell
 from forkd.machine.kernel import default_cache, find_kernel
 from forkd.machine.machine import Machine
 from forkd.machine.process import ProcessId
@@ -58,6 +60,21 @@ DAEMON_PORT = 8889
 DAEMON_TOKEN_FILE = "/run/forkd-api-token"  # noqa: S105 - where it is, not what it is
 
 SOCKET = "forkd.sock"
+
+CACHE_LAYER = "/var/lib/forkd/cache-layer"
+"""Where the helper machine keeps what it adds to the cache, on its own disk."""
+
+DAEMON_COMMAND = (sys.executable, "-m", "forkd.daemon", "serve", "--detach")
+
+END_DAEMON = """
+pkill -KILL -f '[f]orkd[.]daemon serve'
+for attempt in $(seq 100); do
+    pgrep -f '[f]orkd[.]daemon serve' >/dev/null || exit 0
+    sleep 0.1
+done
+exit 1
+"""
+"""Ends the one daemon of a helper machine; the pattern does not match this script itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +156,10 @@ def find(state_dir: Path) -> RunningDaemon:
 def up(
     state_dir: Path, *, mode: Mode | None = None, progress: Callable[[str], object]
 ) -> RunningDaemon:
-    """Return the daemon of a state folder, started unless it runs.
+    """Return the daemon of a state folder, started unless it runs and answers.
+
+    A daemon in the helper machine that does not answer is started again there: it adopts the
+    sandboxes of the one before.
 
     Args:
         state_dir: The folder; made if need be, for its owner only.
@@ -147,13 +167,14 @@ def up(
         progress: Told each step, and why the mode was chosen, in a sentence.
 
     Raises:
-        HostError: Something that is needed is missing, or the daemon did not start.
+        HostError: Something that is needed is missing, the daemon did not start, or one that runs
+            on this host does not answer.
         EngineError: The daemon said why it could not start.
     """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(state_dir):
         try:
-            return find(state_dir)
+            return _answering(state_dir.resolve(), find(state_dir), progress)
         except NotFound:
             (state_dir / "endpoint.json").unlink(missing_ok=True)
         chosen: Mode
@@ -170,44 +191,107 @@ def up(
 
 
 def down(state_dir: Path) -> bool:
-    """End the daemon of a state folder, and the helper machine; return whether any ran.
+    """End the daemon of a state folder, its sandboxes and the helper machine.
 
-    Sandboxes of a native daemon outlive it: end them first.
+    It makes no difference whether the daemon answers, hangs or has died: what it has left on this
+    host is ended and removed.  Snapshots are kept.
+
+    Returns:
+        Whether anything ran.
 
     Raises:
-        HostError: It does not end.
+        HostError: Something does not end.
     """
     if not state_dir.is_dir():
         return False
     with _locked(state_dir):
-        ran = _end_native(state_dir)
-        try:
-            Machine.attach(state_dir / "machine").stop()
-            ran = True
-        except NotFound:
-            pass
+        ran = _end_native(state_dir.resolve())
+        ran = Machine.end(state_dir / "machine") or ran
         for name in ("endpoint.json", "api.token"):
             (state_dir / name).unlink(missing_ok=True)
     return ran
 
 
+def _answering(
+    state_dir: Path, daemon: RunningDaemon, progress: Callable[[str], object]
+) -> RunningDaemon:
+    """Return a daemon that was found once it answers; in the helper machine start it again."""
+    if daemon.mode == "native":
+        reason = why_unwell(daemon.url)
+        if reason is None:
+            return daemon
+        raise HostError(
+            f"the daemon, process {daemon.process.pid}, does not answer ({reason}); "
+            "`forkd down` ends it"
+        )
+    machine = Machine.attach(state_dir / "machine").with_door()
+    url = _url(machine)
+    reason = why_unwell(url)
+    if reason == full_disk(machine.state_dir):
+        raise HostError(reason)
+    if reason is not None:
+        progress(f"the daemon does not answer ({reason}): starting it again")
+        _end_daemon_inside(machine)
+        daemon = _start_daemon_inside(state_dir, machine)
+    if url != daemon.url or reason is not None:
+        daemon = replace(daemon, url=url)
+        publish(state_dir, daemon)
+    return daemon
+
+
 def _end_native(state_dir: Path) -> bool:
+    """End a daemon of this host, if there is one, and all that daemons have left here."""
+    running: RunningDaemon | None
     try:
-        daemon = find(state_dir)
+        running = find(state_dir)
     except NotFound:
-        return False
-    if daemon.mode == "native" and not daemon.process.end(
+        running = None
+    if running is not None and running.mode == "helper":
+        return True
+    if running is not None and not running.process.end(
         (signal.SIGTERM, signal.SIGKILL), grace_s=STOP_DEADLINE_S
     ):
-        raise HostError(f"the daemon, process {daemon.process.pid}, does not end")
-    return True
+        raise HostError(f"the daemon, process {running.process.pid}, does not end")
+    left = (state_dir / "store").is_dir() and _uninstall(state_dir)
+    return running is not None or left
+
+
+def _uninstall(state_dir: Path) -> bool:
+    """Remove what daemons of this host left, but for snapshots; return whether there was any."""
+    command = [
+        *(sys.executable, "-m", "forkd.daemon", "uninstall", "--json"),
+        *_native_folders(state_dir),
+    ]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program
+            command, capture_output=True, timeout=STOP_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HostError(f"sandboxes did not end within {STOP_DEADLINE_S:.0f} s") from error
+    try:
+        said = json.loads(done.stdout)
+        removed, left = dict(said["removed"]), list(said["left"])
+    except (ValueError, LookupError, TypeError):
+        tail = done.stderr.decode(errors="replace").strip()[-2000:]
+        raise HostError(f"what a daemon left on this host cannot be removed: {tail}") from None
+    if left:
+        raise HostError(f"a daemon's remains cannot be removed: {'; '.join(map(str, left))}")
+    return bool(removed)
+
+
+def _native_folders(state_dir: Path) -> list[str]:
+    """Return the flags that say where a daemon of this host has its things."""
+    return [
+        *("--state-dir", str(state_dir / "store"), "--cache-dir", str(default_cache())),
+        *("--socket", str(state_dir / SOCKET), "--run-dir", f"/run/forkd-{os.getuid()}"),
+    ]
 
 
 def _start_native(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:
     progress("starting the daemon")
     command = [
-        *_daemon_command(state_dir / "store", default_cache()),
-        *("--socket", str(state_dir / SOCKET), "--run-dir", f"/run/forkd-{os.getuid()}"),
+        *DAEMON_COMMAND,
+        *_native_folders(state_dir),
         *("--log", str(state_dir / "daemon.log")),
     ]
     try:
@@ -224,31 +308,50 @@ def _start_native(state_dir: Path, progress: Callable[[str], object]) -> Running
 
 
 def _start_helper(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:
-    machine = _machine(state_dir, progress)
+    machine = _machine(state_dir, progress).with_door()
     progress("starting the daemon")
+    return _start_daemon_inside(state_dir, machine)
+
+
+def _start_daemon_inside(state_dir: Path, machine: Machine) -> RunningDaemon:
     token = secrets.token_urlsafe(32)
     token_file = state_dir / "api.token"
     _write_private(token_file, token)
     output, complaints = bytearray(), bytearray()
     _put_token(machine, token_file)
     command = [
-        *_daemon_command(Path("/var/lib/forkd"), default_cache()),
+        *DAEMON_COMMAND,
+        *("--state-dir", "/var/lib/forkd", "--cache-dir", str(default_cache())),
         *("--bind", f"0.0.0.0:{DAEMON_PORT}", "--token-file", DAEMON_TOKEN_FILE, "--socket", ""),
         *("--log", "/var/lib/forkd/daemon.log"),
     ]
     machine.run(command, env=_environment(), on_stdout=output.extend, on_stderr=complaints.extend)
     listening_event(bytes(output), bytes(complaints))
+    return RunningDaemon(_url(machine), token_file, "helper", machine.process)
+
+
+def _end_daemon_inside(machine: Machine) -> None:
+    """End the daemon in the helper machine, should it hang; its sandboxes go on."""
+    status = machine.run(["/bin/sh", "-c", END_DAEMON])
+    if status != 0:
+        raise HostError("the daemon in the helper machine does not end; `forkd down` ends both")
+
+
+def _url(machine: Machine) -> str:
     port = next(each.host_port for each in machine.forwards if each.guest_port == DAEMON_PORT)
-    return RunningDaemon(f"http://127.0.0.1:{port}", token_file, "helper", machine.process)
+    return f"http://127.0.0.1:{port}"
 
 
 def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
-    """Return the helper machine, which sees our programs and the cache of images."""
+    """Return the helper machine, which sees the host's programs, ours, and the cache of images.
+
+    The cache is read there and not written: the machine keeps what it builds on its own disk.
+    """
     cache = default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     kernel = find_kernel()
     shares = (
-        Share(cache, str(cache), writable=True),
+        Share(cache, str(cache), layer=CACHE_LAYER),
         *(Share(each, str(each), changing=False) for each in _program_folders()),
     )
     config = MachineConfig(
@@ -256,18 +359,15 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
         kernel.modules,
         kernel.release,
         shares=shares,
-        forwards=(Forward(_free_port(), DAEMON_PORT),),
+        forwards=(Forward(0, DAEMON_PORT),),
     )
     return Machine.start(state_dir / "machine", config, progress=progress)
 
 
 def _program_folders() -> list[Path]:
-    """Return the folders with Python's packages, forkd's source, and its two programs."""
-    source = Path(__file__).resolve().parents[2]
-    found = [programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)]
-    folders = {Path(sys.prefix).resolve(), source, *found}
-    inside = {each for each in folders for other in folders - {each} if each.is_relative_to(other)}
-    return sorted(folders - inside)
+    """Return the folders with Python, forkd's source, and its two programs."""
+    found = {programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)}
+    return system.outermost(found | system.python_folders())
 
 
 def _put_token(machine: Machine, token_file: Path) -> None:
@@ -276,13 +376,6 @@ def _put_token(machine: Machine, token_file: Path) -> None:
         status = machine.run(["/bin/sh", "-c", script], stdin=file.fileno())
     if status != 0:
         raise HostError("the helper machine did not take the daemon's token")
-
-
-def _daemon_command(state_dir: Path, cache_dir: Path) -> list[str]:
-    return [
-        *(sys.executable, "-m", "forkd.daemon", "serve", "--detach"),
-        *("--state-dir", str(state_dir), "--cache-dir", str(cache_dir)),
-    ]
 
 
 def _environment() -> dict[str, str]:
@@ -329,12 +422,6 @@ def _write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     aside.rename(path)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 @contextmanager

@@ -8,12 +8,17 @@ One state directory holds at most one machine, which outlives whoever started
 it.  What is there:
 
     state.img     the machine's disk, mounted inside at /var/lib/forkd
-    console.log   what its kernel said; qemu.log what QEMU said
-    machine.json  its process and ports; gone when it is stopped
+    console.log   what its kernel said; qemu.log what QEMU said; door.log what the door said
+    qemu.pid      QEMU's process, which holds a lock on the file for as long as it runs
+    qmp.sock      QEMU's monitor, to which the door is connected
+    machine.json  its processes and ports; gone when it is stopped
     token         what the executor wants to hear; readable by the owner only
 
 `start` returns when the executor inside answers, and fails as soon as QEMU ends
 or the machine says what went wrong: it waits for events, never for time.
+
+Whoever starts a machine may be killed before `machine.json` is written.  So `start` and `end` look
+for a QEMU that holds the lock on `qemu.pid`, and end it.
 """
 
 from __future__ import annotations
@@ -22,18 +27,20 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import HostError, NotFound, TransportError
-from forkd.machine import client, executor, qemu
-from forkd.machine.config import STATE_DISK_GIB, Forward, MachineConfig
+from forkd.machine import client, door, executor, qemu, system
+from forkd.machine.config import STATE_DISK_GIB, Forward, MachineConfig, Share
 from forkd.machine.initramfs import build_initramfs
 from forkd.machine.process import ProcessId
 
@@ -47,7 +54,13 @@ POWER_OFF_DEADLINE_S = 30.0
 """How long the machine may take to write its disk and end."""
 
 PORT_ATTEMPTS_MAX = 3
-"""How often another port is tried if somebody takes the one just found free."""
+"""How often other ports are tried if somebody takes one just found free."""
+
+DOOR_DEADLINE_S = 30.0
+"""How long the door may take to serve, and to end when QEMU has ended."""
+
+FLOCK = struct.Struct("hhlli4x")
+"""`struct flock` of fcntl(2): type, whence, start, length, pid."""
 
 LOG_TAIL_CHARACTERS = 2000
 """How much of a log goes into an error's message."""
@@ -62,12 +75,16 @@ class Machine:
         process: Its QEMU.
         endpoint: Its executor.
         forwards: Its ports on the host's loopback, beside the executor's.
+        inner_ports: Where QEMU itself forwards each of these; the door is in front of them.
+        door: The door's process; None if nothing is forwarded.
     """
 
     state_dir: Path
     process: ProcessId
     endpoint: client.Endpoint
-    forwards: tuple[Forward, ...]
+    forwards: tuple[Forward, ...] = ()
+    inner_ports: tuple[int, ...] = ()
+    door: ProcessId | None = None
 
     @classmethod
     def start(
@@ -84,7 +101,10 @@ class Machine:
         with _locked(state_dir):
             with suppress(NotFound):
                 return cls.attach(state_dir)
+            _end_unrecorded(state_dir)
             progress("preparing the helper machine")
+            if not config.whole_host:
+                config = _confined(state_dir, config)
             _prepare(state_dir, config)
             progress("booting the helper machine")
             return _boot(state_dir.resolve(), config)
@@ -94,19 +114,58 @@ class Machine:
         """Return the machine that runs in `state_dir`.
 
         Raises:
-            NotFound: None does.
+            NotFound: None does, or what is recorded of it is damaged.
         """
         try:
             record = json.loads((state_dir / "machine.json").read_text(encoding="utf-8"))
             token = (state_dir / "token").read_text(encoding="ascii").strip()
-        except FileNotFoundError as error:
+            machine = cls(
+                state_dir=state_dir.resolve(),
+                process=ProcessId(record["pid"], record["start_ticks"]),
+                endpoint=client.Endpoint(record["executor_port"], token),
+                forwards=tuple(Forward(**forward) for forward in record["forwards"]),
+                inner_ports=tuple(record["inner_ports"]),
+                door=None if record["door"] is None else ProcessId(**record["door"]),
+            )
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise NotFound(f"no helper machine in {state_dir}") from error
-        process = ProcessId(record["pid"], record["start_ticks"])
-        if not process.is_alive():
+        if not machine.process.is_alive():
             raise NotFound(f"the helper machine in {state_dir} has ended")
-        forwards = tuple(Forward(**forward) for forward in record["forwards"])
-        endpoint = client.Endpoint(record["executor_port"], token)
-        return cls(state_dir.resolve(), process, endpoint, forwards)
+        return machine
+
+    @classmethod
+    def end(cls, state_dir: Path) -> bool:
+        """End whatever machine runs in `state_dir`, recorded or not; return whether one did.
+
+        Raises:
+            HostError: It survived being killed.
+        """
+        try:
+            machine = cls.attach(state_dir)
+        except NotFound:
+            if not state_dir.is_dir():
+                return False
+            with _locked(state_dir):
+                ran = _end_unrecorded(state_dir)
+                _forget(state_dir)
+            return ran
+        machine.stop()
+        return True
+
+    def with_door(self) -> Machine:
+        """Return this machine with a door that serves, started again if it has ended.
+
+        The ports of the host are the same, or others if those are taken by now.
+        """
+        if self.door is None or self.door.is_alive():
+            return self
+        with _locked(self.state_dir), ExitStack() as stack:
+            wanted = [each.host_port for each in self.forwards]
+            try:
+                listeners = [stack.enter_context(_listen(port)) for port in wanted]
+            except HostError:
+                listeners = [stack.enter_context(_listen(0)) for _ in wanted]
+            return _opened(self, listeners)
 
     def run(  # noqa: PLR0913 - what a process is given; all but the first by keyword
         self,
@@ -168,8 +227,38 @@ class Machine:
             signals = (*gently, signal.SIGTERM, signal.SIGKILL)
             if not self.process.end(signals, grace_s=POWER_OFF_DEADLINE_S):
                 raise HostError(f"QEMU, process {self.process.pid}, does not end")
-            for name in ("machine.json", "token", "initramfs", "qemu.pid"):
-                (self.state_dir / name).unlink(missing_ok=True)
+            if self.door is not None:
+                self.door.end((None, signal.SIGKILL), grace_s=DOOR_DEADLINE_S)
+            _forget(self.state_dir)
+
+
+def _forget(state_dir: Path) -> None:
+    """Leave only the disk and the logs."""
+    for name in ("machine.json", "token", "initramfs", "qemu.pid", door.MONITOR):
+        (state_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(state_dir / qemu.ROOT_FOLDER, ignore_errors=True)
+
+
+def _end_unrecorded(state_dir: Path) -> bool:
+    """End a QEMU that was started here and is in no record; return whether there was one."""
+    pid = _holder(state_dir / "qemu.pid")
+    process = None if pid is None else ProcessId.of(pid)
+    if process is None:
+        return False
+    if not process.end((signal.SIGTERM, signal.SIGKILL), grace_s=POWER_OFF_DEADLINE_S):
+        raise HostError(f"QEMU, process {process.pid}, does not end")
+    return True
+
+
+def _holder(path: Path) -> int | None:
+    """Return the process that holds a lock on a file, as QEMU does on its pid file."""
+    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with path.open("r+b") as file:
+            kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 @contextmanager
@@ -180,8 +269,23 @@ def _locked(state_dir: Path) -> Iterator[None]:
         yield
 
 
+def _confined(state_dir: Path, config: MachineConfig) -> MachineConfig:
+    """Make the machine's root; return what it sees of the host: programs, and what runs us."""
+    try:
+        folders = system.stage(state_dir / qemu.ROOT_FOLDER)
+    except OSError as error:
+        raise HostError(f"the helper machine's root cannot be made: {error}") from error
+    seen = {share.source for share in config.shares}
+    python = (
+        Share(each, str(each), changing=False)
+        for each in system.outermost(system.python_folders() | seen)
+        if each not in seen
+    )
+    return replace(config, system=folders, shares=(*config.shares, *python))
+
+
 def _prepare(state_dir: Path, config: MachineConfig) -> None:
-    """Write what QEMU reads: the token, the initramfs and, once, the disk."""
+    """Write what QEMU reads: the root, the token, the initramfs and, once, the disk."""
     token = secrets.token_hex(32)
     _write_private(state_dir / "token", token.encode())
     stage_files = {
@@ -189,6 +293,7 @@ def _prepare(state_dir: Path, config: MachineConfig) -> None:
             config, python=Path(sys.executable), executor=Path(executor.__file__).resolve()
         ).encode(),
         "shares": qemu.shares_table(config).encode(),
+        "system": qemu.system_table(config).encode(),
         "token": token.encode(),
     }
     _write_private(state_dir / "initramfs", build_initramfs(config.modules, stage_files))
@@ -221,24 +326,80 @@ def _make_disk(path: Path) -> None:
 
 
 def _boot(state_dir: Path, config: MachineConfig) -> Machine:
-    for attempt in range(PORT_ATTEMPTS_MAX):
-        port = _free_port()
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                command = qemu.command(config, executor_port=port, ready_fd=theirs.fileno())
-                started = _start_qemu(state_dir, command, theirs.fileno())
-            if started is None and attempt + 1 < PORT_ATTEMPTS_MAX:
-                continue
-            if started is None:
-                break
-            try:
-                _await_ready(ours, state_dir)
-            except BaseException:
-                started.end((signal.SIGKILL,), grace_s=POWER_OFF_DEADLINE_S)
-                raise
-        return _record(state_dir, started, port, config.forwards)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(_listen(each.host_port)) for each in config.forwards]
+        for _ in range(PORT_ATTEMPTS_MAX):
+            machine = _try_boot(state_dir, config)
+            if machine is not None:
+                try:
+                    return _opened(machine, listeners)
+                except BaseException:
+                    machine.process.end((signal.SIGKILL,), grace_s=POWER_OFF_DEADLINE_S)
+                    raise
     raise HostError(f"a port to forward is taken: {_tail(state_dir / 'qemu.log')}")
+
+
+def _try_boot(state_dir: Path, config: MachineConfig) -> Machine | None:
+    """Start QEMU on ports that are free now, and wait; None if one has been taken since."""
+    port, *inner_ports = _free_ports(1 + len(config.forwards))
+    inner = tuple(
+        replace(each, host_port=inner_port)
+        for each, inner_port in zip(config.forwards, inner_ports, strict=True)
+    )
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = qemu.command(
+                replace(config, forwards=inner), executor_port=port, ready_fd=theirs.fileno()
+            )
+            started = _start_qemu(state_dir, command, theirs.fileno())
+        if started is None:
+            return None
+        try:
+            with suppress(OSError):  # the machine serves with as many as it has, too
+                door.raise_descriptors(started.pid)
+            _await_ready(ours, state_dir)
+        except BaseException:
+            started.end((signal.SIGKILL,), grace_s=POWER_OFF_DEADLINE_S)
+            raise
+    token = (state_dir / "token").read_text(encoding="ascii")
+    endpoint = client.Endpoint(port, token)
+    return Machine(state_dir, started, endpoint, config.forwards, tuple(inner_ports))
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket that listens on the host's loopback; port 0 means any."""
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=door.BACKLOG)
+    except OSError as error:
+        raise HostError(f"a port to forward is taken: {port}: {error.strerror}") from error
+
+
+def _opened(machine: Machine, listeners: list[socket.socket]) -> Machine:
+    """Start the door of a machine that listens there, and record both."""
+    if not listeners:
+        return _record(machine)
+    ways = zip(listeners, machine.inner_ports, strict=True)
+    forwards = tuple(
+        replace(each, host_port=listener.getsockname()[1])
+        for each, listener in zip(machine.forwards, listeners, strict=True)
+    )
+    command = [sys.executable, "-m", door.__name__, str(machine.state_dir)]
+    command += [f"{listener.fileno()}:{port}" for listener, port in ways]
+    log = machine.state_dir / "door.log"
+    try:
+        with log.open("ab") as errors:
+            started = subprocess.run(  # noqa: S603 - our own program
+                command, cwd=machine.state_dir, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=errors, timeout=DOOR_DEADLINE_S, check=True,
+                pass_fds=[listener.fileno() for listener in listeners],
+            )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise HostError(f"the helper machine's door did not start: {_tail(log)}") from error
+    process = ProcessId.of(int(started.stdout))
+    if process is None:
+        raise HostError(f"the helper machine's door ended at once: {_tail(log)}")
+    return _record(replace(machine, forwards=forwards, door=process))
 
 
 def _start_qemu(state_dir: Path, command: list[str], ready_fd: int) -> ProcessId | None:
@@ -290,23 +451,28 @@ def _await_ready(ready: socket.socket, state_dir: Path) -> None:
     raise HostError(f"the helper machine did not boot: {verdict}\nconsole: {console}")
 
 
-def _record(
-    state_dir: Path, process: ProcessId, port: int, forwards: tuple[Forward, ...]
-) -> Machine:
+def _record(machine: Machine) -> Machine:
     record = {
-        **asdict(process),
-        "executor_port": port,
-        "forwards": [asdict(forward) for forward in forwards],
+        **asdict(machine.process),
+        "executor_port": machine.endpoint.port,
+        "forwards": [asdict(forward) for forward in machine.forwards],
+        "inner_ports": machine.inner_ports,
+        "door": None if machine.door is None else asdict(machine.door),
     }
-    partial = state_dir / "machine.json.partial"
-    partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-    partial.rename(state_dir / "machine.json")
-    return Machine.attach(state_dir)
+    partial = machine.state_dir / "machine.json.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(record, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(machine.state_dir / "machine.json")
+    return machine
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Return so many ports of the host's loopback that are free now, each another."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(_listen(0)) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def _tail(path: Path) -> str:

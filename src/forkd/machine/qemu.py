@@ -11,6 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from forkd.machine.accel import Accel
+from forkd.machine.door import MONITOR
 from forkd.machine.executor import PORT
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from forkd.machine.config import MachineConfig
 
 PROGRAM = "qemu-system-x86_64"
+
+ROOT_FOLDER = "root"
+"""The machine's root, in the state folder."""
 
 P9_MSIZE_BYTES = 524288
 """Largest 9p message; what virtio's ring of 128 pages carries with room."""
@@ -71,7 +75,7 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
     rules = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards)
     return [
         PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-        "-daemonize", "-pidfile", "qemu.pid",
+        "-daemonize", "-pidfile", "qemu.pid", "-qmp", f"unix:{MONITOR},server=on,wait=off",
         "-machine", "q35,usb=off,vmport=off",
         *_processor(config.accel),
         "-smp", str(config.cpu_count), "-m", f"{config.memory_mib}M",
@@ -101,7 +105,9 @@ def _processor(accel: Accel) -> list[str]:
 
 
 def _folders(config: MachineConfig) -> Iterator[str]:
-    folders = [("root", "/", False), ("modules", str(config.modules), False)]
+    root = "/" if config.whole_host else ROOT_FOLDER
+    folders = [("root", root, False), ("modules", str(config.modules), False)]
+    folders += [(system_tag(n), str(path), False) for n, path in enumerate(config.system)]
     folders += [(tag(n), str(s.source), s.writable) for n, s in enumerate(config.shares)]
     for name, path, writable in folders:
         yield "-fsdev"
@@ -122,11 +128,21 @@ def tag(number: int) -> str:
     return f"share{number}"
 
 
+def system_tag(number: int) -> str:
+    """Return the mount tag of a folder of the host's programs."""
+    return f"system{number}"
+
+
+def system_table(config: MachineConfig) -> str:
+    """Return the lines from which init.sh mounts the host's programs."""
+    return "".join(f"{system_tag(n)}\t{path}\n" for n, path in enumerate(config.system))
+
+
 def shares_table(config: MachineConfig) -> str:
     """Return the lines from which second.sh mounts the shares."""
     return "".join(
         f"{tag(number)}\t{mount_options(changing=share.changing)}"
-        f"{'' if share.writable else ',ro'}\t{share.target}\n"
+        f"{'' if share.writable else ',ro'}\t{share.layer or '-'}\t{share.target}\n"
         for number, share in enumerate(config.shares)
     )
 
@@ -140,11 +156,13 @@ def settings(config: MachineConfig, *, python: Path, executor: Path) -> str:
     """Return `machine.conf`, which both stages of init read.
 
     `python` is a virtual environment's program and `executor` a file in our source folder.  Both
-    folders stay visible inside even below `/tmp`, which is otherwise the machine's own.
+    folders stay visible inside even below `/tmp`, which is otherwise the machine's own, if they are
+    there already because the machine sees the whole host.
     """
     own_tmp = "/tmp"  # noqa: S108 - the machine's, which nothing is written to here
     folders = (python.parent.parent, executor.parents[2])
-    kept = [folder for folder in folders if folder.is_relative_to(own_tmp)]
+    seen = folders if config.whole_host else ()
+    kept = [folder for folder in seen if folder.is_relative_to(own_tmp)]
     values = {
         "RELEASE": config.release,
         "ROOT_OPTIONS": mount_options(changing=False) + ",ro",

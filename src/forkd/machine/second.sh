@@ -38,13 +38,21 @@ bb ln -sf /proc/self/fd/1 /dev/stdout
 bb ln -sf /proc/self/fd/2 /dev/stderr
 
 bb mount -t 9p -o "$ROOT_OPTIONS" modules "/lib/modules/$RELEASE" || fail "mount the modules"
-while IFS='	' read -r tag options target; do
-    bb mkdir -p "$target"
-    bb mount -t 9p -o "$options" "$tag" "$target" || fail "mount $target"
-done <./shares
 if [ -b /dev/vda ]; then
     bb mount -t ext4 -o noatime,discard /dev/vda /var/lib/forkd || fail "mount the state disk"
 fi
+# A layered share is the host's, unchanged, below what the machine writes to its own disk.
+while IFS='	' read -r tag options layer target; do
+    bb mkdir -p "$target"
+    if [ "$layer" = - ]; then
+        bb mount -t 9p -o "$options" "$tag" "$target" || fail "mount $target"
+        continue
+    fi
+    bb mkdir -p "/run/forkd-machine/lower/$tag" "$layer/data" "$layer/work"
+    bb mount -t 9p -o "$options" "$tag" "/run/forkd-machine/lower/$tag" || fail "mount $target"
+    layers="lowerdir=/run/forkd-machine/lower/$tag,upperdir=$layer/data,workdir=$layer/work"
+    bb mount -t overlay -o "$layers,xino=off" overlay "$target" || fail "overlay $target"
+done <./shares
 
 bb hostname forkd-machine
 bb ip link set lo up
