@@ -348,13 +348,31 @@ REFUSED_NAMES_MAX = 256
 """Most names that are listed of those that a sandbox asked for and did not get."""
 
 RESOLVER_QUESTIONS_MAX = 256
-"""Most questions that the resolver asks upstream at once, for all sandboxes."""
+"""Most questions that the resolver asks upstream at once, for all sandboxes; a tenant has half of
+what others leave, and more wait."""
 
 RESOLVER_QUESTIONS_PER_SANDBOX_MAX = 16
-"""Most questions of one sandbox that the resolver answers at once; more are refused."""
+"""Most questions of one sandbox that the resolver asks upstream at once; more wait."""
+
+RESOLVER_WAITING_MAX = 8_192
+"""Most questions that are asked upstream or wait for that, for all sandboxes; a tenant has half of
+what others leave."""
+
+RESOLVER_WAITING_PER_SANDBOX_MAX = 512
+"""Most questions of one sandbox that are asked upstream or wait for that; more fail."""
+
+RESOLVER_CACHED_MAX = 4_096
+"""Most answers that the resolver keeps; a tenant has half of what others leave."""
+
+RESOLVER_QUESTIONS_PER_S_MAX = 100
+"""Most questions of one sandbox in a second, over time; more are dropped, and wait over TCP."""
+
+RESOLVER_QUESTIONS_BURST_MAX = 1_000
+"""Most questions of one sandbox at once, after it asked nothing for a while."""
 
 NETWORK_CONNECTIONS_MAX = 4_096
-"""Most connections that one sandbox has open through the host at once; more are refused."""
+"""Most connections that one sandbox has open through the host at once, questions for names
+included; more are refused."""
 
 NETWORK_SLOTS_DEFAULT = 128
 """Network slots that are kept ready unless settings say otherwise: enough for a fork of 100."""
@@ -389,7 +407,8 @@ PROXY_CONNECTIONS_PER_SANDBOX_MAX = 128
 """Most connections of one sandbox through the egress proxy at once; more are reset."""
 
 PROXY_CONNECTIONS_MAX = 2_048
-"""Most connections through the egress proxy at once, for all sandboxes."""
+"""Most connections through the egress proxy at once, for all sandboxes; a tenant has half of what
+others leave."""
 
 PROXY_HEAD_BYTES_MAX = 64 * 1024
 """Longest head of a request or an answer that the egress proxy reads."""

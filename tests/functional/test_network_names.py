@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import dns.edns
+import dns.exception
 import dns.message
 import dns.query
 import dns.rcode
@@ -19,13 +22,14 @@ import pytest
 from forkd.limits import RESOLVER_QUESTIONS_PER_SANDBOX_MAX
 from forkd.model.network import RefusedName, parse_policy
 from forkd.network import names as names_
-from forkd.network import resolver as resolver_
+from forkd.network import questions as questions_
 from forkd.network.rules import Wall
 from forkd.service.egress import Egress
 from forkd.service.supervision import Supervisor
 from tests.support import outside as world
 from tests.support.name_server import PORT, NameServer, serving_names
 from tests.support.outside import CELLS, FAMILIES, PLAN, PROTOCOLS, Outside, outside
+from tests.support.service_host import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -36,6 +40,8 @@ pytestmark = [pytest.mark.needs("root", "nft")]
 
 GATEWAY = PLAN.slot(0).host
 GATEWAYS = (GATEWAY, PLAN.slot(0).host_v6)
+SILENT_S = 2.0
+"""How long a question that nobody answers is waited for."""
 SOURCE_PORT = 20_053
 """Outside of the ports that the kernel draws from."""
 NAMES = {
@@ -75,14 +81,14 @@ class Asking:
     outer: Outside
     egress: Egress
 
-    async def put(self, *rules: str, held: bool = False) -> Wall:
+    async def put(self, *rules: str, held: bool = False, lease: str = "sb-0") -> Wall:
         policy = parse_policy(list(rules))
         assert policy is not None
-        wall = Wall("sb-0", PLAN.slot(0), policy, held)
+        wall = Wall(lease, PLAN.slot(0), policy, held)
         await self.egress.put([wall])
         return wall
 
-    async def ask(
+    async def ask(  # noqa: PLR0913 - what a question consists of
         self,
         name: str,
         kind: str = "A",
@@ -90,11 +96,12 @@ class Asking:
         tcp: bool = False,
         gateway: str = GATEWAY,
         source_port: int = 0,
+        timeout_s: float = world.DEADLINE_S,
     ) -> dns.message.Message:
         query = dns.message.make_query(name, kind, use_edns=0)
         way = dns.query.tcp if tcp else dns.query.udp
         return await self.in_guest(
-            lambda: way(query, gateway, timeout=world.DEADLINE_S, source_port=source_port)
+            lambda: way(query, gateway, timeout=timeout_s, source_port=source_port)
         )
 
     async def try_(self, protocol: str, address: str, port: int) -> str:
@@ -358,7 +365,7 @@ def test_long_answers_are_cut_over_udp_and_whole_over_tcp(
 def test_a_server_that_is_silent_or_away_is_one_error_for_the_question(
     outer: Outside, server: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolver_, "UPSTREAM_S", 0.2)
+    monkeypatch.setattr(questions_, "UPSTREAM_S", 0.2)
 
     async def work(asking: Asking) -> None:
         await asking.put("internet")
@@ -370,28 +377,112 @@ def test_a_server_that_is_silent_or_away_is_one_error_for_the_question(
     scenario(outer, work)
 
 
-def test_a_sandbox_asks_so_much_at_once_and_no_more(
-    outer: Outside, server: NameServer, monkeypatch: pytest.MonkeyPatch
+def test_many_threads_at_once_resolve_all_that_they_ask_for(
+    outer: Outside, server: NameServer
 ) -> None:
-    monkeypatch.setattr(resolver_, "UPSTREAM_S", 10 * world.DEADLINE_S)
-    queries = [
-        dns.message.make_query("example.com", "A", id=number)
-        for number in range(RESOLVER_QUESTIONS_PER_SANDBOX_MAX + 1)
-    ]
+    names = [f"n{number}.example.com" for number in range(20)]
+    server.records |= {(name, "A"): (30, [world.PUBLIC[0]]) for name in names}
+    server.delay_s = 0.1  # so that more wait than are asked at once
+    assert 2 * len(names) > RESOLVER_QUESTIONS_PER_SANDBOX_MAX
 
-    def first_answer() -> dns.message.Message:
+    def resolve(name: str) -> dns.rcode.Rcode:
+        """Ask for both kinds of addresses over one socket, as a C library does."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.settimeout(world.DEADLINE_S)
-            for query in queries:
-                sock.sendto(query.to_wire(), (GATEWAY, PORT))
-            return dns.message.from_wire(sock.recv(512))
+            sock.connect((GATEWAY, PORT))
+            for kind in ("A", "AAAA"):
+                sock.send(dns.message.make_query(name, kind).to_wire())
+            found = [dns.message.from_wire(sock.recv(512)).rcode() for _ in range(2)]
+            return max(found)
+
+    def resolve_all() -> Counter[dns.rcode.Rcode]:
+        with ThreadPoolExecutor(60) as pool:
+            return Counter(pool.map(resolve, names * 3))
 
     async def work(asking: Asking) -> None:
         await asking.put("internet")
-        answer = await asking.in_guest(first_answer)
-        assert (answer.id, answer.rcode()) == (queries[-1].id, dns.rcode.SERVFAIL)
+        assert await asking.in_guest(resolve_all) == {dns.rcode.NOERROR: 60}
+        asked = Counter(server.asked)
+        assert asked.keys() == set(names)
+        assert asked.total() < 3 * len(names), "equal questions at once are one"
 
-    server.silent = True
+    scenario(outer, work)
+
+
+def test_an_answer_is_kept_for_its_time_and_opens_what_the_policy_of_now_allows(
+    outer: Outside, server: NameServer
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        await asking.ask("example.com")
+        await asking.ask("EXAMPLE.com", tcp=True)
+        assert server.asked == ["example.com"]
+
+        await asking.put("example.com:443")
+        answer = await asking.ask("example.com")
+
+        assert server.asked == ["example.com"]
+        assert answer.answer[0].ttl <= 30
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "reached"
+        assert await asking.try_("tcp", world.PUBLIC[0], 80) == "refused"
+        await asking.put("deny-all")
+        assert (await asking.ask("example.com")).rcode() == dns.rcode.NXDOMAIN
+
+    scenario(outer, work)
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["UDP", "TCP"])
+@pytest.mark.parametrize("end", ["a tightened policy", "being held", "the next sandbox"])
+def test_a_late_answer_opens_nothing_for_who_did_not_ask_under_that_policy(
+    outer: Outside,
+    server: NameServer,
+    end: str,
+    tcp: bool,  # noqa: FBT001 - a table
+) -> None:
+    server.holds = True
+
+    async def work(asking: Asking) -> None:
+        await asking.put("example.com:443")
+        asked = asking.ask("example.com", tcp=tcp, timeout_s=SILENT_S)
+        question = asyncio.create_task(asked)
+        await until(lambda: bool(server.asked))
+        if end == "the next sandbox":
+            await asking.egress.take([PLAN.slot(0).tap])
+            await asking.put("example.com:443", lease="sb-1")
+        elif end == "being held":
+            await asking.put("example.com:443", held=True)
+        else:
+            await asking.put("other.test:443")
+        server.release()
+
+        if end == "the next sandbox":
+            with pytest.raises((dns.exception.Timeout, EOFError)):
+                await question
+        else:
+            assert (await question).rcode() == dns.rcode.NXDOMAIN
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "refused"
+
+    scenario(outer, work)
+
+
+def test_a_name_that_leads_to_an_allowed_private_address_opens_no_more_of_it(
+    outer: Outside, server: NameServer
+) -> None:
+    private = str(world.PRIVATE[0])
+    server.records["inner.example.com", "A"] = (5, [private, world.PUBLIC[0]])
+
+    async def work(asking: Asking) -> None:
+        await asking.put(f"{private}:80/tcp", "*.example.com")
+
+        assert addresses(await asking.ask("inner.example.com")) == sorted(
+            [private, world.PUBLIC[0]]
+        )
+
+        assert await asking.try_("tcp", private, 80) == "reached"
+        assert await asking.try_("tcp", private, 443) == "refused"
+        assert await asking.try_("udp", private, 80) == "refused"
+        assert await asking.try_("tcp", world.PUBLIC[0], 443) == "reached"
+
     scenario(outer, work)
 
 
@@ -440,12 +531,33 @@ def test_a_resolver_that_ends_by_itself_ends_the_service(outer: Outside) -> None
             egress = Egress(PLAN, tasks, [(world.NAME_SERVER, PORT)])
             wall = Wall("sb-0", PLAN.slot(0), parse_policy("internet") or _no())
             await egress.put([wall])
-            egress.resolver.note_end(OSError("gone"))
+            for each in egress.resolver._packets:  # noqa: SLF001 - as if the kernel closed them
+                each.abort()
 
             assert "resolver" in await asyncio.wait_for(tasks.until_failed(), world.DEADLINE_S)
             await egress.take([wall.slot.tap])
 
     outer.host.run(lambda: asyncio.run(run()))
+
+
+def test_a_resolver_that_was_closed_does_not_end_the_one_that_is_started_then(
+    outer: Outside,
+) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("internet")
+        resolver = asking.egress.resolver
+        resolver.close()
+        await resolver.start(ipv6=True)
+        ended = asyncio.create_task(resolver.until_ended())
+        closed = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(closed.set_result, None)  # after what was closed
+        await closed
+        assert not ended.done()
+
+        resolver.close()
+        await asyncio.wait_for(ended, world.DEADLINE_S)
+
+    scenario(outer, work)
 
 
 def _no() -> NoReturn:

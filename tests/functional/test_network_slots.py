@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forkd.errors import ForkdError
     from forkd.model.sandbox import Sandbox
     from forkd.network.plan import Slot
-    from forkd.network.resolver import Upstream
+    from forkd.network.questions import Upstream
     from forkd.service.host import Host
     from tests.support.service_host import FakeHost
 

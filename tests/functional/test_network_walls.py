@@ -73,6 +73,7 @@ class Walled:
         self.outer = outer
         self.walls = Walls(PLAN)
         self.walls.listen_at(PORT)
+        self.mark = 0
 
     def put(
         self,
@@ -84,13 +85,14 @@ class Walled:
         made = replace(wall(0, *rules, held=held, lease=lease), bandwidth_mbit=bandwidth_mbit)
         all_ = [made, wall(1, "internet", "host")]
         self.outer.host.run(lambda: self.walls.put(all_))
+        self.mark = made.mark
         return made
 
     def take(self) -> None:
         self.outer.host.run(lambda: self.walls.take(PLAN.slot(index).tap for index in range(2)))
 
     def open_for(self, seconds: int, *openings: Opening) -> None:
-        self.outer.host.run(lambda: self.walls.open_for(openings, seconds))
+        self.outer.host.run(lambda: self.walls.open_for(openings, seconds, self.mark))
 
     def refusals(self, of: Wall) -> Refusals:
         return self.outer.host.run(lambda: self.walls.refusals(of))

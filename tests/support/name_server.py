@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import dns.flags
@@ -19,7 +20,7 @@ from tests.support.outside import DEADLINE_S, listening, readable
 
 if TYPE_CHECKING:
     import selectors
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.namespaces import Namespace
 
@@ -35,12 +36,39 @@ class NameServer:
         asked: Which names it was asked for, in turn.
         truncates: Whether it sends everybody from UDP to TCP.
         silent: Whether it answers nobody.
+        holds: Whether it keeps its answers to itself until `release`.
+        delay_s: How long it takes to answer.
     """
 
     records: dict[tuple[str, str], tuple[int, list[str]]]
     asked: list[str] = field(default_factory=list)
     truncates: bool = False
     silent: bool = False
+    holds: bool = False
+    delay_s: float = 0.0
+    _held: list[Callable[[], object]] = field(default_factory=list)
+    _late: list[threading.Timer] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Send the answers that are held, and hold none any more."""
+        self.holds = False
+        while self._held:
+            self._held.pop()()
+
+    def send(self, answer: Callable[[], object]) -> None:
+        """Send an answer now, or when it is time."""
+        if self.holds:
+            self._held.append(answer)
+        elif self.delay_s:
+            self._late.append(threading.Timer(self.delay_s, answer))
+            self._late[-1].start()
+        else:
+            answer()
+
+    def finish(self) -> None:
+        """Wait until all that was late is sent."""
+        for each in self._late:
+            each.join()
 
     def answer(self, wire: bytes, *, packet: bool) -> bytes:
         """Return the answer to a question, with the aliases that lead to it."""
@@ -77,6 +105,7 @@ def serving_names(namespace: Namespace, address: str, server: NameServer) -> Ite
     finally:
         writing.close()
         thread.join()
+        server.finish()
         for each in (selector, reading, packets, listener):
             each.close()
 
@@ -95,7 +124,8 @@ def _serve(
         if packets in ready:
             wire, who = packets.recvfrom(4_096)
             if not server.silent:
-                packets.sendto(server.answer(wire, packet=True), who)
+                answer = server.answer(wire, packet=True)
+                server.send(partial(packets.sendto, answer, who))
         if listener in ready:
             _converse(server, listener)
 

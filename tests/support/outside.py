@@ -195,15 +195,11 @@ def attempt(protocol: str, address: str, port: int) -> str:
 
 
 def _ping(family: int, address: str) -> str:
-    protocol = socket.IPPROTO_ICMPV6 if family == socket.AF_INET6 else socket.IPPROTO_ICMP
     ask, answer, unreachable = (128, 129, 1) if family == socket.AF_INET6 else (8, 0, 3)
     token = os.urandom(8)
-    body = struct.pack("!BBHHH", ask, 0, 0, 1, 1) + token
-    with socket.socket(family, socket.SOCK_RAW, protocol) as sock:
+    with _icmp_socket(family) as sock:
         sock.settimeout(DEADLINE_S)
-        if family == socket.AF_INET:  # of IPv6 the kernel makes the sum
-            body = body[:2] + struct.pack("!H", _checksum(body)) + body[4:]
-        sock.sendto(body, (address, 0))
+        sock.sendto(_icmp(family, ask, 0, struct.pack("!HH", 1, 1), token), (address, 0))
         while True:
             got = sock.recv(2048)
             message = got[(got[0] & 15) * 4 :] if family == socket.AF_INET else got
@@ -213,8 +209,29 @@ def _ping(family: int, address: str) -> str:
                 return "refused"
 
 
-def _checksum(body: bytes) -> int:
-    total: int = sum(struct.unpack(f"!{len(body) // 2}H", body))
+def send_icmp(address: str, kind: int, code: int, about: bytes) -> None:
+    """Send an ICMP error about a packet from this thread's namespace."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with _icmp_socket(family) as sock:
+        sock.sendto(_icmp(family, kind, code, bytes(4), about), (address, 0))
+
+
+def _icmp_socket(family: int) -> socket.socket:
+    protocol = socket.IPPROTO_ICMPV6 if family == socket.AF_INET6 else socket.IPPROTO_ICMP
+    return socket.socket(family, socket.SOCK_RAW, protocol)
+
+
+def _icmp(family: int, kind: int, code: int, head: bytes, body: bytes) -> bytes:
+    message = struct.pack("!BBH", kind, code, 0) + head + body
+    if family == socket.AF_INET6:  # of IPv6 the kernel makes the sum
+        return message
+    return message[:2] + struct.pack("!H", checksum(message)) + message[4:]
+
+
+def checksum(body: bytes) -> int:
+    """Return the sum of a header of the internet protocols (RFC 1071)."""
+    padded = body + bytes(len(body) % 2)
+    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     total = (total >> 16) + (total & 0xFFFF)
     return ~(total + (total >> 16)) & 0xFFFF
 

@@ -30,6 +30,7 @@ _ISOLATED = {
     "ipv4/conf/{name}/rp_filter": "1",
     "ipv4/conf/{name}/accept_redirects": "0",
     "ipv4/conf/{name}/send_redirects": "0",
+    "ipv4/conf/{name}/arp_ignore": "1",  # answer for the link's own address, and no other
 }
 """What is written below `/proc/sys/net` for a link to a guest."""
 

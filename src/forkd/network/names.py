@@ -26,6 +26,7 @@ from forkd.network.ranges import allows, is_public
 from forkd.network.rules import Opening
 
 if TYPE_CHECKING:
+    from forkd.model.caller import Tenant
     from forkd.model.network import NetworkPolicy
     from forkd.network.ranges import Address
 
@@ -38,6 +39,9 @@ ADDRESSES_MAX = 64
 OPEN_S_MIN, OPEN_S_MAX = 60, 3_600
 """How long an address is open to new connections after its name was resolved: the answer's time to
 live, within these."""
+
+ABSENT_S_MAX = 60
+"""How long it is kept at most that a name, or an address of it, does not exist."""
 
 ANSWER_BYTES_MIN, ANSWER_BYTES_MAX = 512, 1_232
 """Size of an answer over UDP: what each asker takes, and what no link fragments."""
@@ -73,13 +77,19 @@ class Asker:
     """A sandbox that asks.
 
     Attributes:
+        lease: Its lease: the next sandbox with this link has another.
         tap: Its link.
+        tenant: Whose it is.
+        mark: Of its wall: another policy has another.
         policy: What it may reach.
         held: Whether it may reach nothing at the moment.
         refused: Where its refusals are counted.
     """
 
+    lease: str
     tap: str
+    tenant: Tenant
+    mark: int
     policy: NetworkPolicy
     held: bool
     refused: RefusedNames
@@ -145,6 +155,41 @@ def passes(query: dns.message.QueryMessage, asker: Asker) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a name server said of the addresses of a name.
+
+    Attributes:
+        rcode: Its code.
+        chain: The aliases that lead from the name.
+        found: The addresses at their end; None for none.
+        ttl_s: How long it holds from when it was said; 0 if it is not to be kept.
+        at_s: When that was, in seconds of the resolver's clock.
+    """
+
+    rcode: dns.rcode.Rcode
+    chain: tuple[dns.rrset.RRset, ...]
+    found: dns.rrset.RRset | None
+    ttl_s: int
+    at_s: float
+
+
+def resolved(
+    query: dns.message.QueryMessage, upstream: dns.message.Message, at_s: float
+) -> Resolved:
+    """Return what a message from a name server says of the addresses that were asked for."""
+    question = query.question[0]
+    rcode = upstream.rcode()
+    chain, found = _chain(upstream, question.name, question.rdtype)
+    if found is None:
+        is_known = rcode in {dns.rcode.NOERROR, dns.rcode.NXDOMAIN}
+        return Resolved(rcode, tuple(chain), None, _absent_s(upstream) if is_known else 0, at_s)
+    texts = [each.address for each in found][:ADDRESSES_MAX]
+    kept = dns.rrset.from_text_list(found.name, found.ttl, found.rdclass, found.rdtype, texts)
+    ttl_s = min((each.ttl for each in (*chain, found)), default=0)
+    return Resolved(rcode, tuple(chain), kept, min(ttl_s, OPEN_S_MAX), at_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """What a question for addresses came to.
 
@@ -162,30 +207,49 @@ class Answered:
 
 
 def answer(
-    query: dns.message.QueryMessage, upstream: dns.message.Message, asker: Asker
+    query: dns.message.QueryMessage, known: Resolved, asker: Asker, now_s: float
 ) -> Answered:
-    """Return what a question for addresses comes to, by what was answered upstream."""
-    question = query.question[0]
+    """Return what a question for addresses comes to, by what is known of them."""
+    age_s = int(now_s - known.at_s)
     message = dns.message.make_response(query, recursion_available=True)
-    message.set_rcode(upstream.rcode())
-    chain, found = _chain(upstream, question.name, question.rdtype)
-    if found is None:
-        message.answer.extend(chain)
+    message.set_rcode(known.rcode)
+    if known.found is None:
+        message.answer.extend(_aged(each, age_s) for each in known.chain)
         return Answered(message)
-    addresses = [ip_address(each.address) for each in found][:ADDRESSES_MAX]
+    addresses = [ip_address(each.address) for each in known.found]
     kept = [each for each in addresses if _may_reach(asker.policy, each)]
     if addresses and not kept:
         return Answered(refuse(query, Why.PRIVATE), why=Why.PRIVATE)
-    ttl = min((each.ttl for each in (*chain, found)), default=0)
-    seconds = min(max(ttl, OPEN_S_MIN), OPEN_S_MAX)
-    for each in chain:
-        each.ttl = min(each.ttl, seconds)
-    texts = [str(each) for each in kept]
+    seconds = min(max(known.ttl_s - age_s, OPEN_S_MIN), OPEN_S_MAX)
+    found = _aged(known.found, age_s, seconds)
     rrset = dns.rrset.from_text_list(
-        found.name, min(found.ttl, seconds), found.rdclass, found.rdtype, texts
+        found.name, found.ttl, found.rdclass, found.rdtype, [str(each) for each in kept]
     )
-    message.answer.extend((*chain, rrset))
+    message.answer.extend((*(_aged(each, age_s, seconds) for each in known.chain), rrset))
     return Answered(message, tuple(_openings(query, kept, asker)), seconds)
+
+
+def pass_on(query: dns.message.QueryMessage, upstream: dns.message.Message) -> dns.message.Message:
+    """Return what a name server answered, as the answer to a question like the one it was asked."""
+    message = dns.message.make_response(query, recursion_available=True)
+    message.set_rcode(upstream.rcode())
+    for mine, theirs in zip(message.sections[1:], upstream.sections[1:], strict=True):
+        mine.extend(theirs)
+    return message
+
+
+def _aged(rrset: dns.rrset.RRset, age_s: int, ttl_max_s: int = OPEN_S_MAX) -> dns.rrset.RRset:
+    """Return records with the time to live that is left after so long."""
+    ttl = min(max(rrset.ttl - age_s, 0), ttl_max_s)
+    return dns.rrset.from_rdata_list(rrset.name, ttl, list(rrset))
+
+
+def _absent_s(upstream: dns.message.Message) -> int:
+    """Return how long it holds that there are no such records (RFC 2308, section 5)."""
+    for each in upstream.authority:
+        if each.rdtype == dns.rdatatype.SOA:
+            return min(each.ttl, int(each[0].minimum), ABSENT_S_MAX)
+    return 0
 
 
 def to_wire(message: dns.message.Message, query: dns.message.QueryMessage | None) -> bytes:
@@ -216,12 +280,14 @@ def _chain(
 def _openings(
     query: dns.message.QueryMessage, addresses: list[Address], asker: Asker
 ) -> list[Opening]:
+    """Return what is opened: an address that is not public is by its own rule, at its ports."""
     return [
         Opening(asker.tap, address, protocol, port)
         for rule in asker.policy.named(name_of(query))
         for protocol in rule.protocols
         for port in (tuple(each.first for each in rule.ports) or (None,))
         for address in addresses
+        if is_public(address)
     ]
 
 

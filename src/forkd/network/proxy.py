@@ -26,9 +26,11 @@ import h11
 from forkd.errors import ForkdError, HostError
 from forkd.host import files, sockets
 from forkd.limits import PROXY_CONNECTIONS_MAX, PROXY_CONNECTIONS_PER_SANDBOX_MAX
+from forkd.model.network import Protocol
+from forkd.model.shares import Shares
 from forkd.network import hello
 from forkd.network.heads import FORBIDDEN, Refusal
-from forkd.network.ranges import allows
+from forkd.network.ranges import permits
 from forkd.network.relay import Relay, splice
 from forkd.network.upstream import BUFFER_BYTES, CONNECT_S, Stream
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from forkd.host.sockets import Socket
+    from forkd.model.caller import Tenant
     from forkd.model.network import NetworkPolicy
     from forkd.model.secret import Bound
     from forkd.network.authority import Leaf
@@ -61,6 +64,7 @@ class Client:
 
     Attributes:
         tap: Its link.
+        tenant: Whose it is.
         policy: What it may reach.
         held: Whether it may reach nothing at the moment.
         reaches: Tells whether it may reach an address at a port now.
@@ -70,6 +74,7 @@ class Client:
     """
 
     tap: str
+    tenant: Tenant
     policy: NetworkPolicy
     held: bool
     reaches: Callable[[str, int], bool]
@@ -98,6 +103,7 @@ class Proxy:
         self._spawn = spawn
         self._listeners: tuple[Socket, ...] = ()
         self._serving: asyncio.Task[object] | None = None
+        self._places = Shares(PROXY_CONNECTIONS_MAX)
         self._running: dict[str, set[asyncio.Task[object]]] = {}
         self._contexts: OrderedDict[tuple[str, str], ssl.SSLContext] = OrderedDict()
         self.port = 0
@@ -133,6 +139,11 @@ class Proxy:
         finally:
             _close(listeners)
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open, of all sandboxes."""
+        return self._places.used
+
     def end(self, tap: str) -> None:
         """End every connection of a sandbox, whose policy does not allow them any more."""
         for task in tuple(self._running.get(tap, ())):
@@ -163,10 +174,13 @@ class Proxy:
             log.info("connection of a sandbox not allowed", extra=about)
             sockets.reset(sock)
             return
-        if not self._has_room(client):
+        running = self._running.setdefault(client.tap, set())
+        if len(running) >= PROXY_CONNECTIONS_PER_SANDBOX_MAX or not self._places.take(
+            client.tenant
+        ):
+            log.info("sandbox has too many connections", extra={"tap": client.tap})
             sockets.reset(sock)
             return
-        running = self._running.setdefault(client.tap, set())
         running.add(task)
         try:
             await self._pass_on(sock, client, *destination)
@@ -175,16 +189,11 @@ class Proxy:
             about = {"tap": client.tap, "address": destination[0], "error": " ".join(kinds)}
             log.debug("connection of a sandbox ended", extra=about)
         finally:
+            self._places.give_back(client.tenant)
             running.discard(task)
             if not running and self._running.get(client.tap) is running:
                 del self._running[client.tap]
             sockets.reset(sock)  # what was orderly ended is closed already
-
-    def _has_room(self, client: Client) -> bool:
-        if len(self._running.get(client.tap, ())) >= PROXY_CONNECTIONS_PER_SANDBOX_MAX:
-            log.info("sandbox has too many connections", extra={"tap": client.tap})
-            return False
-        return sum(map(len, self._running.values())) < PROXY_CONNECTIONS_MAX
 
     async def _pass_on(self, sock: Socket, client: Client, address: str, port: int) -> None:
         sockets.pass_on_at_once(sock)
@@ -275,7 +284,7 @@ def _meant(secrets: Sequence[Bound], name: str, port: int) -> list[Bound]:
 
 def _may_reach(policy: NetworkPolicy, name: str, address: str, port: int) -> bool:
     """Whether a policy allows a name, whose address the packet filter has allowed for whatever."""
-    if policy.internet or allows(policy.addresses, ip_address(address)):
+    if policy.internet or permits(policy, ip_address(address), Protocol.TCP, port):
         return True
     return any(
         not rule.ports or any(port == each.first for each in rule.ports)

@@ -11,6 +11,7 @@ than one.
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
                  nowhere, where this host forwards because of us, but for those from taps of other
                  daemons that the walls there have allowed, and so marked
+    from_host    what this host answers a tap, or sends on for the proxy: to what the tap may ask
     dns          questions to the host's end of a link go to our resolver's port, and connections
                  to the ports of a sandbox's secrets, once they were allowed, to our proxy's
     out          what leaves the host has the host's address
@@ -18,7 +19,9 @@ than one.
                  as `guest` drops it of what comes from one
 
 A connection that was allowed bears a mark of the policy that allowed it, and goes on for as long
-as the sandbox has that policy, also if the address of a name has timed out since.
+as the sandbox has that policy, also if the address of a name has timed out since.  Under another
+policy each packet of it, from either end, is decided on again; under that of another sandbox it is
+refused, and dropped if it comes in.
 """
 
 from __future__ import annotations
@@ -28,13 +31,19 @@ from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
-from forkd.limits import NETWORK_CONNECTIONS_MAX
+from forkd.limits import (
+    NETWORK_CONNECTIONS_MAX,
+    RESOLVER_QUESTIONS_BURST_MAX,
+    RESOLVER_QUESTIONS_PER_S_MAX,
+)
+from forkd.model.caller import DEFAULT_TENANT
 from forkd.model.network import Protocol
 from forkd.network.ranges import MAPPED, SPECIAL_V4, SPECIAL_V6, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from forkd.model.caller import Tenant
     from forkd.model.network import NetworkPolicy
     from forkd.model.secret import SecretUse
     from forkd.network.plan import Plan, Slot
@@ -66,9 +75,11 @@ table inet {table} {{
   map ids {{ type ifname : mark; }}
   map marks {{ type ifname : mark; }}
   set current {{ type ifname . mark; }}
+  set former {{ type ifname . mark; }}
   map up {{ type ifname : limit; }}
   map down {{ type ifname : limit; }}
   set connections {{ type ifname; flags dynamic; size 65536; }}
+  set asking {{ type ifname; flags dynamic; size 65536; }}
   set refusals {{ type mark; flags dynamic; size 65536; counter; }}
   set noting {{ type mark; flags dynamic,timeout; timeout {noted_s}s; size 65536; }}
 {sets}
@@ -83,7 +94,10 @@ table inet {table} {{
     meta nfproto ipv6 iifname . ip6 saddr != @guests6 drop
     meta pkttype != host drop
     ct state invalid drop
-    ct state established,related ct direction reply accept
+    ct state established,related ct direction reply iifname . ct original ip daddr @guests4 accept
+    ct state established,related ct direction reply iifname . ct original ip6 daddr @guests6 accept
+    ct state related iifname . ct original ip saddr != @guests4 drop
+    ct state related iifname . ct original ip6 saddr != @guests6 drop
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport 53 goto ask
     iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport 53 goto ask
     iifname @held goto refuse
@@ -97,6 +111,9 @@ table inet {table} {{
     goto refuse
   }}
   chain ask {{
+    meta l4proto udp update @asking {{ \
+iifname limit rate over {questions_per_s}/second burst {questions_burst} packets }} drop
+    ct state new add @connections {{ iifname ct count over {connections} }} goto refuse
     ct mark set {asked}
     accept
   }}
@@ -128,7 +145,8 @@ table inet {table} {{
   }}
   chain to_host {{
     icmpv6 type nd-neighbor-solicit accept
-    ct state established,related ct direction reply accept
+    ct state established,related ct direction reply iifname . ct original ip daddr @guests4 accept
+    ct state established,related ct direction reply iifname . ct original ip6 daddr @guests6 accept
     iifname . ip daddr @gateways4 meta l4proto {{ tcp, udp }} th dport {port} accept
     iifname . ip6 daddr @gateways6 meta l4proto {{ tcp, udp }} th dport {port} accept
 {proxy_takes}
@@ -148,8 +166,31 @@ table inet {table} {{
   }}
   chain to_guest {{
     iifname @taps goto refuse
-    ct state established,related accept
+    oifname @held drop
+    ct state established,related oifname . ct mark @current accept
+    ct state established oifname . ct mark @former goto answer
     drop
+  }}
+  chain from_host {{
+    type filter hook output priority filter; policy accept;
+    oifname @taps ct state established ct direction reply ct mark != {asked} goto of_host
+  }}
+  chain of_host {{
+    tcp flags rst accept
+    oifname @held drop
+    oifname . ct mark @current accept
+    oifname . ct mark != @former drop
+    oifname @host oifname . ct original ip daddr @gateways4 goto renew
+    oifname @host oifname . ct original ip6 daddr @gateways6 goto renew
+    drop
+  }}
+  chain answer {{
+{answered}
+    drop
+  }}
+  chain renew {{
+    ct mark set oifname map @marks
+    accept
   }}
   chain dns {{
     type nat hook prerouting priority dstnat; policy accept;
@@ -183,11 +224,17 @@ _SETS = """
   }}"""
 
 _ALLOWED = """
-    iifname . {ip} daddr . meta l4proto . th dport @allowed{v} goto allow
-    iifname . {ip} daddr . meta l4proto . th dport @named{v} goto allow
-    iifname . {ip} daddr . meta l4proto @named_all{v} goto allow
-    meta l4proto {icmp} iifname . {ip} daddr @pinged{v} goto allow
-    iifname @internet {ip} daddr != @special{v} goto allow"""
+    {link} . {address} . meta l4proto . {port} @allowed{v} goto {then}
+    {link} . {address} . meta l4proto . {port} @named{v} goto {then}
+    {link} . {address} . meta l4proto @named_all{v} goto {then}
+    meta l4proto {icmp} {link} . {address} @pinged{v} goto {then}
+    {link} @internet {address} != @special{v} goto {then}"""
+
+_ASKED_FOR = {"link": "iifname", "address": "{ip} daddr", "port": "th dport", "then": "allow"}
+"""How a packet from a tap says what `_ALLOWED` decides on."""
+
+_ANSWERED = {"link": "oifname", "address": "{ip} saddr", "port": "th sport", "then": "renew"}
+"""How an answer to a tap does."""
 
 _NOTED = """
     meta l4proto {{ tcp, udp }} update @refused{v} {{ \
@@ -219,6 +266,8 @@ class Wall:
         bandwidth_mbit: How much goes each way, in millions of bits a second; None for no limit.
         use: Which secrets it uses; None for none.
         led: To which ports its connections are led to the egress proxy.
+        former: Marks of policies that it had before, of which connections may be open.
+        tenant: Whose sandbox it is.
     """
 
     lease: str
@@ -228,6 +277,8 @@ class Wall:
     bandwidth_mbit: int | None = None
     use: SecretUse | None = None
     led: frozenset[int] = frozenset()
+    former: tuple[int, ...] = ()
+    tenant: Tenant = DEFAULT_TENANT
 
     @property
     def id(self) -> int:
@@ -282,27 +333,36 @@ def build(plan: Plan, port: int, proxy_port: int = 0) -> str:
         {"v": 4, "ip": "ip", "icmp": "icmp", "special": SPECIAL_V4, "type": "ipv4"},
         {"v": 6, "ip": "ip6", "icmp": "icmpv6", "special": SPECIAL_V6, "type": "ipv6"},
     )
-    sets, allowed, noted = "", "", ""
+    sets, allowed, answered, noted = "", "", "", ""
     for family in families:
         special = ", ".join(map(str, family["special"]))  # type: ignore[call-overload]  # networks
         names = {**family, "special": special, "noted_s": NOTED_S}
         sets += _SETS.format(**{**names, "ip": family["type"]})
-        allowed += _ALLOWED.format(**names)
+        allowed += _decisions(names, _ASKED_FOR)
+        answered += _decisions(names, _ANSWERED)
         noted += _NOTED.format(**names)
     return remove(plan) + _TABLE.format(
         table=table_name(plan),
         sets=sets,
         allowed=allowed,
+        answered=answered,
         noted=noted,
         port=port,
         asked=f"{asked_mark(plan):#010x}",
         noted_s=NOTED_S,
         connections=NETWORK_CONNECTIONS_MAX,
+        questions_per_s=RESOLVER_QUESTIONS_PER_S_MAX,
+        questions_burst=RESOLVER_QUESTIONS_BURST_MAX,
         pool4=plan.pool,
         pool6=plan.pool_v6,
         mapped=MAPPED,
         **proxy,
     )
+
+
+def _decisions(family: Mapping[str, object], said: Mapping[str, str]) -> str:
+    """Return the rules that allow packets of a family, which say by `said` what they are for."""
+    return _ALLOWED.format(**family, **{key: text.format(**family) for key, text in said.items()})
 
 
 def remove(plan: Plan) -> str:
@@ -413,6 +473,8 @@ def _of(wall: Wall) -> Iterator[tuple[str, str]]:
     yield "ids", f"{tap} : {wall.id:#010x}"
     yield "marks", f"{tap} : {wall.mark:#010x}"
     yield "current", f"{tap} . {wall.mark:#010x}"
+    for mark in wall.former:
+        yield "former", f"{tap} . {mark:#010x}"
     yield "guests4", f"{tap} . {slot.guest}"
     yield "gateways4", f"{tap} . {slot.host}"
     if slot.ipv6:

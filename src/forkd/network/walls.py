@@ -34,6 +34,10 @@ OPENINGS_MAX = 4_096
 OPENING_GRACE_S = 60.0
 """How long a connection that was allowed by a name may wait to be taken by the egress proxy."""
 
+FORMER_MAX = 64
+"""Most policies of one sandbox whose connections are decided on again when it has another; those of
+an earlier one are refused until the sandbox sends something."""
+
 REFUSED_LISTED_MAX = 256
 """Most destinations that are listed of those that a sandbox was refused; the most asked for."""
 
@@ -112,7 +116,7 @@ class Walls:
             HostError: The kernel refused.
         """
         with self._lock:
-            new = list(walls)
+            new = list(map(self._with_former, walls))
             if not self._built:
                 self._build(new, Roused())
                 return
@@ -163,7 +167,7 @@ class Walls:
             for wall in old:
                 del self._walls[wall.slot.tap]
                 self._openings.pop(wall.slot.tap, None)
-            netlink.forget_connections(wall.mark for wall in old if wall.policy.forwards)
+            netlink.forget_connections(mark for wall in old for mark in _marks(wall))
 
     def _take_all(self) -> None:
         """Take the table away, with all that is in it."""
@@ -187,8 +191,14 @@ class Walls:
             nftables.run(rules.limit(self._plan, before, after))
             self._walls[wall.slot.tap] = after
 
-    def open_for(self, openings: Iterable[Opening], seconds: int) -> None:
+    def open_for(self, openings: Iterable[Opening], seconds: int, mark: int) -> None:
         """Open addresses for a time from now on; those that are open for longer stay so.
+
+        Args:
+            openings: What is opened.
+            seconds: For how long.
+            mark: Of the walls whose policy allows it; where another stands by now, or one that is
+                held, nothing is opened.
 
         Raises:
             CapacityError: The sandbox has too many open.
@@ -199,8 +209,9 @@ class Walls:
             later = now + seconds
             new: list[Opening] = []
             for each in openings:
-                if each.tap not in self._walls:
-                    continue  # it ended meanwhile
+                wall = self._walls.get(each.tap)
+                if wall is None or wall.held or wall.mark != mark:
+                    continue  # it ended meanwhile, or may not any more
                 opened = self._openings.setdefault(each.tap, {})
                 if opened.get(each, 0.0) < later:
                     new.append(each)
@@ -274,6 +285,15 @@ class Walls:
         self._openings.clear()
         self._note(walls)
 
+    def _with_former(self, wall: Wall) -> Wall:
+        """Return a wall with the marks of what its sandbox's connections were allowed by before."""
+        before = self._walls.get(wall.slot.tap)
+        if before is None or before.lease != wall.lease:
+            return wall
+        marks = [each for each in (*before.former, before.mark) if each != wall.mark]
+        netlink.forget_connections(marks[:-FORMER_MAX])
+        return replace(wall, former=tuple(dict.fromkeys(marks[-FORMER_MAX:])))
+
     def _note(self, walls: list[Wall]) -> None:
         for wall in walls:
             self._walls[wall.slot.tap] = wall
@@ -327,6 +347,12 @@ class Walls:
         ]
         elements = [each["elem"] for found in sets for each in found.get("elem", ())]
         return [_refused(each) for each in elements if _key(each)[0] == id_]
+
+
+def _marks(wall: Wall) -> tuple[int, ...]:
+    """Return the marks that connections of a wall's sandbox may bear."""
+    allows = wall.policy.forwards or wall.policy.host
+    return (*wall.former, wall.mark) if allows else wall.former
 
 
 def _key(element: dict[str, Any]) -> list[Any]:

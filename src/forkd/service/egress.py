@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from forkd.model.network import NetworkPolicy
     from forkd.network.plan import Plan
-    from forkd.network.resolver import Upstream
+    from forkd.network.questions import Upstream
     from forkd.network.rules import Opening, Wall
     from forkd.service.supervision import Supervisor
     from forkd.service.vault import Vault
@@ -240,9 +240,10 @@ class Egress:
         reaches = partial(self._walls.permits, wall)
         use, vault = wall.use, self._vault
         if use is None or vault is None:
-            return Client(tap, wall.policy, wall.held, reaches)
+            return Client(tap, wall.tenant, wall.policy, wall.held, reaches)
         return Client(
             tap,
+            wall.tenant,
             wall.policy,
             wall.held,
             reaches,
@@ -256,10 +257,18 @@ class Egress:
         if tap is None:
             return None
         wall, names = self._by_tap[tap]
-        return Asker(wall.slot.tap, wall.policy, wall.held, names)
+        return Asker(
+            lease=wall.lease,
+            tap=wall.slot.tap,
+            tenant=wall.tenant,
+            mark=wall.mark,
+            policy=wall.policy,
+            held=wall.held,
+            refused=names,
+        )
 
-    async def _open_for(self, openings: Sequence[Opening], seconds: int) -> None:
-        await asyncio.to_thread(self._walls.open_for, openings, seconds)
+    async def _open_for(self, openings: Sequence[Opening], seconds: int, mark: int) -> None:
+        await asyncio.to_thread(self._walls.open_for, openings, seconds, mark)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.run(TaskKind.QUESTION, work, "of a sandbox")

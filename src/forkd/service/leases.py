@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from forkd.engine.process import CONSOLE_LOG
 from forkd.errors import CapacityError, Conflict, ForkdError
 from forkd.host import files, ownership, proc
+from forkd.model.caller import DEFAULT_TENANT
 from forkd.network import taps
 from forkd.network.rules import Wall
 from forkd.service import siblings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from forkd.cgroups.limits import Limits
     from forkd.cgroups.tree import CgroupTree
+    from forkd.model.caller import Tenant
     from forkd.model.ids import SandboxId
     from forkd.model.network import NetworkPolicy
     from forkd.model.sandbox import Sandbox
@@ -56,6 +58,7 @@ class Lease:
         cgroup: Its cgroup; None without limits, or before it was acquired.
         slot: Its network slot; None without a network.
         uid: The user that its process is; None for the daemon's.
+        tenant: Whose sandbox it is.
         policy: What it may reach by that; None without a network.
         held: Whether it may reach nothing at the moment.
         bandwidth_mbit: How much goes over its network each way, in millions of bits a second; None
@@ -69,6 +72,7 @@ class Lease:
     cgroup: Path | None = None
     slot: Slot | None = None
     uid: int | None = None
+    tenant: Tenant = DEFAULT_TENANT
     policy: NetworkPolicy | None = None
     held: bool = False
     bandwidth_mbit: int | None = None
@@ -88,7 +92,15 @@ class Lease:
         """What stands around it; None without a network."""
         if self.slot is None or self.policy is None:
             return None
-        return Wall(self.id, self.slot, self.policy, self.held, self.bandwidth_mbit, self.use)
+        return Wall(
+            self.id,
+            self.slot,
+            self.policy,
+            self.held,
+            self.bandwidth_mbit,
+            self.use,
+            tenant=self.tenant,
+        )
 
 
 class Leases:
@@ -183,6 +195,7 @@ class Leases:
         policy, held = row.sandbox.network, row.sandbox.egress_held
         lease = Lease(row.lease, directory, slot=slot, uid=uid, policy=policy, held=held)
         lease.bandwidth_mbit, lease.use = row.sandbox.bandwidth_limit_mbit, row.sandbox.use
+        lease.tenant = row.sandbox.owner.tenant
         return lease
 
     async def check(self, limits: Limits | None) -> None:

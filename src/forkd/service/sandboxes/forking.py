@@ -172,6 +172,7 @@ class Forks:
             ]
             for child in children:
                 child.lease.use = child.sandbox.use
+                child.lease.tenant = owner.tenant
             siblings = origin.source is not None
             batch = Batch(children, options, self, reservation, siblings=siblings)
             batch.users = None if origin.source is None else origin.source.open_siblings()
