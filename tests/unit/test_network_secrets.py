@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
 from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
 
-from forkd.errors import InvalidRequest
+from forkd.errors import HostError, InvalidRequest
 from forkd.model.caller import Tenant
 from forkd.model.secret import Bound, Secret, SecretValue, parse_hosts
 from forkd.network.authority import Authority
 from forkd.network.heads import BodyMask, is_searchable, mask
 from forkd.network.hello import HELLO_BYTES_MAX, UNFINISHED, server_name
-from forkd.network.upstream import Via
+from forkd.network.upstream import Stream, Upstreams, Via
 
 VALUE = "abcabcabd-value"
 
@@ -74,9 +76,31 @@ def test_what_is_no_hello_names_nobody(data: bytes) -> None:
     assert server_name(data) is None
 
 
-def test_a_name_that_is_none_is_not_taken_for_one() -> None:
-    hello = client_hello("a-pi.example.com").replace(b"a-pi.example.com", b"a\0pi.example.com")
-    assert server_name(hello) is None
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        (f"{'a' * 63}.example.com", True),
+        (f"{'a' * 64}.example.com", False),
+        ("a\0.example.com", False),
+        ("-a.example.com", False),
+        ("a..example.com", False),
+    ],
+)
+def test_a_name_that_is_none_is_not_taken_for_one(name: str, taken: bool) -> None:  # noqa: FBT001 - a table
+    placed = ("bbb." * 64)[: len(name) - 1] + "b"  # which Python takes for a name
+    hello = client_hello(placed).replace(placed.encode(), name.encode())
+    assert server_name(hello) == (name if taken else None)
+
+
+async def test_a_name_that_python_cannot_encode_is_one_error_of_ours() -> None:
+    ours, theirs = socket.socketpair()
+    stream = Stream(*await asyncio.open_connection(sock=ours))
+    try:
+        with pytest.raises(HostError, match="no TLS with"):
+            await Upstreams().secure(stream, f"{'a' * 64}.example.com")
+    finally:
+        stream.abort()
+        theirs.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000])

@@ -14,7 +14,8 @@ HELLO_BYTES_MAX = 16 * 1024
 
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _RECORD_HEAD, _MESSAGE_HEAD, _RANDOM = 5, 4, 32
-_NAME = re.compile(rb"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_LABEL = rb"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rb"%b(?:\.%b)*" % (_LABEL, _LABEL))
 _NAME_BYTES_MAX = 253
 
 

@@ -30,6 +30,9 @@ IDLE_S = 600.0
 
 _Event: TypeAlias = h11.Event | type[h11.PAUSED]
 
+SPLICE_IDLE_S = 3_600.0
+"""How long a connection that is passed on as it is may be silent both ways: it takes a place."""
+
 LINGER_S = 1.0
 """How long a guest that was refused may take to read that."""
 
@@ -308,14 +311,17 @@ async def splice(one: Stream, other: Stream) -> None:
 
     Raises:
         ExceptionGroup: A side was lost.
+        TimeoutError: Both were silent for too long.
     """
-    async with asyncio.TaskGroup() as group:
-        group.create_task(_pump(one, other), name="there")
-        group.create_task(_pump(other, one), name="back")
+    async with asyncio.timeout(SPLICE_IDLE_S) as silence, asyncio.TaskGroup() as group:
+        group.create_task(_pump(one, other, silence), name="there")
+        group.create_task(_pump(other, one, silence), name="back")
 
 
-async def _pump(source: Stream, target: Stream) -> None:
+async def _pump(source: Stream, target: Stream, silence: asyncio.Timeout) -> None:
+    clock = asyncio.get_running_loop().time
     while data := await source.reader.read(BUFFER_BYTES):
+        silence.reschedule(clock() + SPLICE_IDLE_S)
         target.writer.write(data)
         await target.writer.drain()
     if target.writer.can_write_eof():

@@ -178,7 +178,7 @@ class Upstreams:
         except ssl.SSLCertVerificationError as error:
             reason = error.verify_message or "it cannot be verified"
             raise HostError(f"the certificate of {name} is not valid: {reason}") from None
-        except (OSError, ssl.SSLError, EOFError) as error:
+        except (OSError, ssl.SSLError, EOFError, ValueError) as error:  # or no name to verify
             raise HostError(f"no TLS with {name}: {type(error).__name__}") from None
 
     def _load_trust(self) -> ssl.SSLContext:
