@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from forkd.images.layout import Cache
 from forkd.images.oci import check_layers
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
-from tests.support.ext4 import listing, read
+from tests.support.ext4 import Entry, listing, read
 from tests.support.hostile_package import cells
 from tests.support.oci import folder, hardlink, regular, symlink, write_layout
 
@@ -91,6 +92,23 @@ def test_an_archive_gives_the_same_as_the_layout_it_was_made_from(
 
     assert read(root.path, "/etc/hello") == b"hi"
     assert root.config.cwd == "/srv"
+
+
+def test_what_is_below_run_arrives_by_either_name(tmp_path: Path) -> None:
+    members = [
+        folder("run/app", mode=0o2775, owner=33),
+        regular("run/app/keep"),
+        symlink("var/run", "/run"),
+        folder("var/run/old", mode=0o1777),
+    ]
+    write_layout(tmp_path / "layout", [members])
+
+    root = build(tmp_path, "layout")
+
+    found = listing(root.path, "/run")
+    assert found["app"] == Entry(stat.S_IFDIR | 0o2775, 33, 33)
+    assert found["old"] == Entry(stat.S_IFDIR | 0o1777, 0, 0)
+    assert "keep" in listing(root.path, "/run/app")
 
 
 def test_a_hostile_archive_stays_in_its_folder(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ def regular(name: str, data: bytes = b"", *, mode: int = 0o644, owner: int = 0) 
     return info, data
 
 
-def folder(name: str) -> Member:
+def folder(name: str, *, mode: int = 0o755, owner: int = 0) -> Member:
     """Return a folder, to be put into a layer."""
     info = tarfile.TarInfo(name)
-    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    info.type, info.mode, info.uid, info.gid = tarfile.DIRTYPE, mode, owner, owner
     return info, b""
 
 

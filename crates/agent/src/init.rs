@@ -12,6 +12,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::unistd::chroot;
 
-use crate::{log, mounts};
+use crate::{copy, log, mounts};
 
 const MODULES: &str = "/etc/forkd/modules";
 const NEW_ROOT: &str = "/newroot";
@@ -219,11 +220,7 @@ fn install_agent() -> io::Result<PathBuf> {
 }
 
 fn place_agent(agent: &[u8]) -> io::Result<()> {
-    let run = Path::new("/run");
-    fs::create_dir_all(run)?;
-    if !mounts::is_mounted(run) {
-        mount_tmpfs(run, "mode=0755")?;
-    }
+    keep_run(Path::new("/run"))?;
     let bin = Path::new("/run/forkd/bin");
     fs::create_dir_all(bin)?;
     // A fork then maps all of the agent's code at once, and not page by page.  A kernel without
@@ -233,6 +230,27 @@ fn place_agent(agent: &[u8]) -> io::Result<()> {
     }
     fs::write(AGENT, agent)?;
     fs::set_permissions(AGENT, fs::Permissions::from_mode(0o755))
+}
+
+/// Makes `run` a file system in memory that holds what the image has there.  Images keep folders in
+/// it that their servers need, with owners and modes of their own.
+///
+/// # Errors
+///
+/// Also that it does not fit into half of the guest's memory.
+fn keep_run(run: &Path) -> io::Result<()> {
+    fs::create_dir_all(run)?;
+    if mounts::is_mounted(run) {
+        return Ok(());
+    }
+    let images = File::open(run)?;
+    mount_tmpfs(run, "mode=0755")?;
+    // What is below the mount can still be reached by what was opened before.
+    let images = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
+    copy::tree(&images, run, "forkd").map_err(|error| {
+        let text = format!("cannot keep what the image has in /run: {error}");
+        io::Error::new(error.kind(), text)
+    })
 }
 
 fn mount_tmpfs(target: &Path, options: &str) -> io::Result<()> {

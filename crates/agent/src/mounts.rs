@@ -17,8 +17,8 @@ struct Mount {
     kind: &'static str,
     flags: MsFlags,
     options: &'static str,
-    /// Options besides, which an older kernel may not know.
-    wishes: &'static str,
+    /// Options besides, which an older kernel may not know: the first that it does are taken.
+    wishes: &'static [&'static str],
 }
 
 const fn plain(
@@ -28,7 +28,7 @@ const fn plain(
     options: &'static str,
 ) -> Mount {
     let flags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
-    Mount { source, target, kind, flags, options, wishes: "" }
+    Mount { source, target, kind, flags, options, wishes: &[] }
 }
 
 /// `/tmp` stays on the disk: it is private to each sandbox there, and does not count as memory.
@@ -41,7 +41,7 @@ const MOUNTS: [Mount; 7] = [
         kind: "devtmpfs",
         flags: MsFlags::MS_NOSUID,
         options: "mode=0755",
-        wishes: "",
+        wishes: &[],
     },
     Mount {
         source: "devpts",
@@ -49,14 +49,17 @@ const MOUNTS: [Mount; 7] = [
         kind: "devpts",
         flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
         options: "gid=5,mode=0620,ptmxmode=0666",
-        wishes: "",
+        wishes: &[],
     },
     plain("tmpfs", "/dev/shm", "tmpfs", "mode=1777"),
     plain("tmpfs", "/run", "tmpfs", "mode=0755"),
-    // Going from one cgroup to another, as the agent does for each process, would else wait for
-    // every processor.
-    Mount { wishes: "favordynmods", ..plain("cgroup2", MOUNTED_AT, "cgroup2", "") },
+    Mount { wishes: &CGROUP_WISHES, ..plain("cgroup2", MOUNTED_AT, "cgroup2", "") },
 ];
+
+/// Going from one cgroup to another, as the agent does for each process, would else wait for every
+/// processor.  The other two are what systemd asks for, and finds if it is the image's init.
+const CGROUP_WISHES: [&str; 2] =
+    ["favordynmods,nsdelegate,memory_recursiveprot", "nsdelegate,memory_recursiveprot"];
 
 /// Links that programs expect in `/dev`.
 const LINKS: [(&str, &str); 4] = [
@@ -69,14 +72,26 @@ const LINKS: [(&str, &str); 4] = [
 /// Settings that keep an idle guest idle, and its memory shared: whatever wakes up on a timer
 /// writes to memory, and what is written to is no longer shared with the siblings.  A huge page is
 /// the worst of them, since the first byte that a process wants costs two mebibytes of zeroes.
-const SETTINGS: [(&str, &str); 7] = [
+const QUIET: [(&str, &str); 5] = [
     ("/proc/sys/kernel/watchdog", "0"),
     ("/proc/sys/kernel/hung_task_timeout_secs", "0"),
     ("/proc/sys/vm/stat_interval", "3600"),
     ("/proc/sys/vm/compaction_proactiveness", "0"),
-    ("/proc/sys/fs/inotify/max_user_instances", "8192"),
-    ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
     ("/sys/kernel/mm/transparent_hugepage/enabled", "madvise"),
+];
+
+/// Limits of the whole guest, as systemd and distributions set them.  The kernel's own follow from
+/// the memory, and a guest has little of it: none of these takes any by itself.
+const ROOM: [(&str, &str); 9] = [
+    ("/proc/sys/fs/file-max", "9223372036854775807"),
+    ("/proc/sys/fs/inotify/max_user_instances", "8192"),
+    ("/proc/sys/fs/inotify/max_user_watches", "1048576"),
+    ("/proc/sys/fs/fanotify/max_user_marks", "1048576"),
+    ("/proc/sys/kernel/keys/maxkeys", "2000"),
+    ("/proc/sys/kernel/pid_max", "4194304"),
+    ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
+    ("/proc/sys/net/unix/max_dgram_qlen", "512"),
+    ("/proc/sys/vm/max_map_count", "1048576"),
 ];
 
 /// Mounts the kernel's own file systems below `root`; what is mounted already stays.
@@ -111,8 +126,8 @@ pub fn all() -> io::Result<()> {
             log::line(&format!("{link}: {error}"));
         }
     }
-    for (name, value) in SETTINGS {
-        // A kernel built without one of these has nothing to turn off.
+    for (name, value) in QUIET.into_iter().chain(ROOM) {
+        // A kernel built without one of these has nothing to set.
         if let Err(error) = fs::write(name, value)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -129,11 +144,9 @@ fn mount_one(root: &Path, one: &Mount) -> io::Result<()> {
     }
     fs::create_dir_all(&target)?;
     let mount_with =
-        |options| mount(Some(one.source), &target, Some(one.kind), one.flags, Some(options));
-    let mounted = match one.wishes {
-        "" => mount_with(one.options),
-        wishes => mount_with(wishes).or_else(|_| mount_with(one.options)),
-    };
+        |options: &str| mount(Some(one.source), &target, Some(one.kind), one.flags, Some(options));
+    let wished = one.wishes.iter().map(|wishes| mount_with(wishes)).find(Result::is_ok);
+    let mounted = wished.unwrap_or_else(|| mount_with(one.options));
     match mounted {
         // A devtmpfs that the kernel has mounted itself.
         Ok(()) | Err(Errno::EBUSY) => Ok(()),
