@@ -32,6 +32,27 @@ os.close(notify)
 made
 """
 
+ON_DEMAND = """
+set -e
+test ! -e /sys/module/loop
+mkdir -p /mnt/vfat
+truncate -s 1M /tmp/disk.ext4
+exec 3<>/dev/loop-control
+test -e /sys/module/loop
+exec 4<>/dev/net/tun
+test -e /sys/module/tun
+test "$(stat -c %a /dev/fuse)" = 666
+exec 5<>/dev/fuse
+mkdir /tmp/lower /tmp/upper /tmp/work /tmp/merged
+modprobe squashfs
+grep -q squashfs /proc/filesystems
+modprobe -a wireguard veth br_netfilter nf_tables binfmt_misc inet_diag tls
+mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
+cat /proc/sys/fs/binfmt_misc/status
+! modprobe no-such-module 2>/dev/null
+"""
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def sandbox(real_host: RealHost) -> AsyncIterator[SandboxId]:
     async with real_host.forked(1, ForkOptions()) as (child,):
@@ -66,3 +87,9 @@ async def test_what_the_image_has_below_run_is_there(
     found = await shell(real_host, sandbox, "stat -c '%a %U:%G' /run /run/lock /var/run/lock")
 
     assert found.splitlines() == ["755 root:root", "1777 root:root", "1777 root:root"]
+
+
+async def test_kernel_modules_are_loaded_when_they_are_used(
+    real_host: RealHost, sandbox: SandboxId
+) -> None:
+    assert await shell(real_host, sandbox, ON_DEMAND) == "enabled\n"

@@ -12,6 +12,7 @@ import pytest
 from forkd.errors import BuildError
 from forkd.images.builder import build_rootfs
 from forkd.images.layout import Cache
+from forkd.images.modules import PlannedModule, PlannedModules
 from forkd.images.oci import check_layers
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
@@ -45,10 +46,12 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def build(tmp_path: Path, image: str, **more: object) -> Rootfs:
+def build(
+    tmp_path: Path, image: str, modules: PlannedModules | None = None, **more: object
+) -> Rootfs:
     table = {"name": "oci", "image": {"oci": image}, "machine": {"disk_mib": 32}, **more}
     recipe = parse_recipe(table, folder=tmp_path)
-    return build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build(), WHERE[0])
+    return build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build(), WHERE[0], modules)
 
 
 def hello(tmp_path: Path) -> Path:
@@ -109,6 +112,38 @@ def test_what_is_below_run_arrives_by_either_name(tmp_path: Path) -> None:
     assert found["app"] == Entry(stat.S_IFDIR | 0o2775, 33, 33)
     assert found["old"] == Entry(stat.S_IFDIR | 0o1777, 0, 0)
     assert "keep" in listing(root.path, "/run/app")
+
+
+def one_module(tmp_path: Path) -> PlannedModules:
+    path = tmp_path / "some.ko"
+    path.write_bytes(b"no module, but depmod only warns of that")
+    planned = PlannedModule(path=path, name="kernel/lib/some.ko")
+    return PlannedModules(release="6.1.0-test", source="test", files=(planned,))
+
+
+def test_kernel_modules_arrive_with_tables_and_a_modprobe(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    members = [symlink("lib", str(outside)), folder("sbin")]
+    write_layout(tmp_path / "layout", [members])
+
+    root = build(tmp_path, "layout", one_module(tmp_path))
+
+    place = f"{outside}/modules/6.1.0-test"
+    assert read(root.path, f"{place}/kernel/lib/some.ko").startswith(b"no module")
+    assert {"modules.dep", "modules.alias.bin"} <= listing(root.path, place).keys()
+    assert stat.S_ISLNK(listing(root.path, "/sbin")["modprobe"].mode)
+    assert list(outside.iterdir()) == []
+    assert build(tmp_path, "layout").key != root.key
+
+
+def test_an_image_keeps_its_own_modprobe(tmp_path: Path) -> None:
+    members = [folder("usr/sbin"), symlink("sbin", "usr/sbin"), regular("usr/sbin/modprobe", b"x")]
+    write_layout(tmp_path / "layout", [members])
+
+    root = build(tmp_path, "layout", one_module(tmp_path))
+
+    assert read(root.path, "/usr/sbin/modprobe") == b"x"
 
 
 def test_a_hostile_archive_stays_in_its_folder(tmp_path: Path) -> None:

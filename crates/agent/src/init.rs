@@ -13,20 +13,18 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::unistd::chroot;
 
-use crate::{copy, log, mounts};
+use crate::{copy, log, modprobe, mounts};
 
 const MODULES: &str = "/etc/forkd/modules";
 const NEW_ROOT: &str = "/newroot";
@@ -34,11 +32,12 @@ const NEW_ROOT: &str = "/newroot";
 /// Where the agent lives once the initramfs is gone: in memory, whatever the image's disk is.
 const AGENT: &str = "/run/forkd/bin/agent";
 
+/// What the agent is called when the kernel asks for a module; see [`modprobe`].
+const MODPROBE: &str = "/run/forkd/bin/modprobe";
+
 /// How long the root's device may take to appear.
 const ROOT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// `MODULE_INIT_COMPRESSED_FILE`: the kernel unpacks it.
-const COMPRESSED: u32 = 4;
 /// Options of the file system for the agent alone; tmpfs(5).
 const AGENT_MOUNT: &str = "mode=0755,huge=always";
 
@@ -58,6 +57,7 @@ fn boot() -> io::Result<std::convert::Infallible> {
         enter(root, &options)?;
     }
     let agent = install_agent()?;
+    modprobe::prepare(MODPROBE);
     if options.image_init {
         Command::new(&agent).arg("agent").spawn()?;
         return Err(Command::new("/sbin/init").env_clear().exec());
@@ -125,20 +125,11 @@ fn load_modules() -> io::Result<()> {
     for path in
         list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
     {
-        load_module(Path::new(path)).map_err(|error| {
+        modprobe::insert(Path::new(path), "").map_err(|error| {
             io::Error::new(error.kind(), format!("cannot load {path}: {error}"))
         })?;
     }
     Ok(())
-}
-
-fn load_module(path: &Path) -> io::Result<()> {
-    let compressed = path.extension().is_some_and(|ending| ending != "ko");
-    let flags = ModuleInitFlags::from_bits_retain(if compressed { COMPRESSED } else { 0 });
-    match finit_module(&File::open(path)?, c"", flags) {
-        Ok(()) | Err(Errno::EEXIST) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 /// Waits until the device is there: every change in `/dev` is an event.
@@ -229,7 +220,8 @@ fn place_agent(agent: &[u8]) -> io::Result<()> {
         log::line(&format!("{}: {error}", bin.display()));
     }
     fs::write(AGENT, agent)?;
-    fs::set_permissions(AGENT, fs::Permissions::from_mode(0o755))
+    fs::set_permissions(AGENT, fs::Permissions::from_mode(0o755))?;
+    symlink("agent", MODPROBE)
 }
 
 /// Makes `run` a file system in memory that holds what the image has there.  Images keep folders in

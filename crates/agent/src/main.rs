@@ -1,6 +1,6 @@
 //! forkd's agent: what runs inside every guest, and answers for it.
 //!
-//! One static program with four roles, told apart by how it is called:
+//! One static program with five roles, told apart by how it is called:
 //!
 //! | called as                    | role                                                   |
 //! |------------------------------|--------------------------------------------------------|
@@ -8,6 +8,7 @@
 //! | `forkd-agent agent`          | the agent of a guest, on vsock                         |
 //! | `forkd-agent serve --unix P` | the agent without a guest, for development and tests   |
 //! | `forkd-agent stage …`        | [`stage`]: becomes a user's process                    |
+//! | `modprobe …`                 | [`modprobe`]: loads kernel modules, if the image cannot |
 //!
 //! One thread and one poll loop ([`server`]) serve everybody, because a fork pays for each page
 //! that is touched: a thread's stack is pages, and so is a wake-up.  Only what may block on a disk
@@ -33,6 +34,7 @@ mod identity;
 mod image;
 mod init;
 mod log;
+mod modprobe;
 mod mounts;
 mod netlink;
 mod processes;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["/init", ..] => init::run(),
+        [name, rest @ ..] if is_called(name, "modprobe") => modprobe::run(rest),
         [_, "agent"] => boot::guest(),
         [_, "serve", "--unix", path, rest @ ..] => boot::host(path, rest),
         [_, "stage", rest @ ..] => stage::run(rest),
@@ -61,4 +64,9 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Whether this program was started by the name `role`, wherever it lies.
+fn is_called(name: &str, role: &str) -> bool {
+    name.rsplit('/').next() == Some(role)
 }

@@ -66,6 +66,12 @@ def copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def link(path: Path, target: str) -> None:
+    """Make a symbolic link at `path` that leads to `target`, wherever that is."""
+    with kernel_call(f"make the link {path}"):
+        path.symlink_to(target)
+
+
 def set_mode(path: Path, mode: int) -> None:
     """Set the permissions of what a path leads to."""
     with kernel_call(f"set the mode of {path}"):

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from forkd.errors import BuildError, CapacityError
 from forkd.host import cells, files, folders, ownership, process
 from forkd.images import pip, rootfs
+from forkd.images.modules import PlannedModule
 from forkd.images.plan import ROOTFS_NAME, Made, Plan, PlannedFile, PlannedOci
 
 if TYPE_CHECKING:
@@ -122,6 +123,14 @@ def _stage(plan: Plan, work: Path) -> Plan:
         path = inputs / f"file-{number}"
         _copy(each.path, path)
         staged.append(PlannedFile(path=path, target=each.target, mode=each.mode))
+    modules = plan.modules
+    if modules is not None:
+        copies = []
+        for number, module in enumerate(modules.files):
+            path = inputs / f"module-{number}"
+            _copy(module.path, path)
+            copies.append(PlannedModule(path=path, name=module.name))
+        modules = modules.model_copy(update={"files": tuple(copies)})
     image = plan.oci
     if image is not None and image.path is not None:
         path = inputs / "image"
@@ -129,7 +138,7 @@ def _stage(plan: Plan, work: Path) -> Plan:
         rest = str(path) + image.rest.removeprefix(str(image.path))
         shown = f"{image.transport}:{image.rest}"
         image = PlannedOci(transport=image.transport, rest=rest, path=path, shown=shown)
-    return plan.model_copy(update={"files": tuple(staged), "oci": image})
+    return plan.model_copy(update={"files": tuple(staged), "modules": modules, "oci": image})
 
 
 def _copy(source: Path, target: Path) -> None:

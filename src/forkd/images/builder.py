@@ -1,7 +1,8 @@
 """Build all that a recipe's machine boots, or find it built.
 
     recipe ── kernel ──────────────────────── initramfs (with our agent)
-         └─── packages | oci ── files ── pip ── rootfs ── image in the cache
+         │         └────────── modules ────┐
+         └─── packages | oci ── pip ── files ── rootfs ── image in the cache
 
 The root file system is built aside and gets its name in the cache when it is whole, under a
 lock that makes a second builder of the same image wait and then find it.  Whatever goes
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError, HostError
 from forkd.host import files, folders
-from forkd.images import initramfs, kernel, keys, namespace, plan, rootfs
+from forkd.images import initramfs, kernel, keys, modules, namespace, plan, rootfs
 from forkd.images.apart import make_apart
 from forkd.images.plan import ROOTFS_NAME, ImageConfig
 from forkd.images.recipe import load_recipe
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from forkd.host.process import Cancel
     from forkd.images.apart import Cells
     from forkd.images.layout import Cache
+    from forkd.images.modules import PlannedModules
+    from forkd.images.plan import Plan
     from forkd.images.recipe import Recipe
     from forkd.model.progress import Progress
 
@@ -102,7 +105,8 @@ def build_recipe(
     try:
         chosen = _kernel(recipe, cache, build)
         first = initramfs.build_initramfs(chosen, agent, cache, build) if agent else None
-        root = build_rootfs(recipe, cache, build, cells)
+        chosen_modules = modules.choose(chosen, recipe.image.wanted_modules)
+        root = build_rootfs(recipe, cache, build, cells, chosen_modules)
     except HostError as error:
         raise BuildError(f"cannot build {recipe.name}: {error}", **error.context) from error
     image = Image(
@@ -116,9 +120,15 @@ def build_recipe(
     return BuiltImage(image, recipe, root.config, chosen.version)
 
 
-def build_rootfs(recipe: Recipe, cache: Cache, build: Build, cells: Cells | None = None) -> Rootfs:
+def build_rootfs(
+    recipe: Recipe,
+    cache: Cache,
+    build: Build,
+    cells: Cells | None = None,
+    chosen_modules: PlannedModules | None = None,
+) -> Rootfs:
     """Return the root file system of a recipe from the cache, built if it is not there."""
-    key = keys.image_key(recipe)
+    key = keys.image_key(recipe, chosen_modules)
     folder = cache.images / key
 
     def remove(path: Path) -> None:
@@ -131,8 +141,9 @@ def build_rootfs(recipe: Recipe, cache: Cache, build: Build, cells: Cells | None
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
             return _stored(folder)
         with cache.partial(folder, remove) as aside:
-            _make(recipe, key, aside, build, cells)
-            if keys.image_key(recipe) != key:
+            planned = plan.plan_of(recipe, key, chosen_modules)
+            _make(recipe, planned, aside, build, cells)
+            if keys.image_key(recipe, chosen_modules) != key:
                 raise BuildError(
                     f"the files of {recipe.name} changed while its image was built; build it again",
                     stage="rootfs",
@@ -145,8 +156,8 @@ def _kernel(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
     machine = recipe.machine
     if machine.kernel == "debian":
         return kernel.debian_kernel(cache, build)
-    modules = recipe.folder / machine.modules if machine.modules is not None else None
-    return kernel.given_kernel(recipe.folder / machine.kernel, modules)
+    folder = recipe.folder / machine.modules if machine.modules is not None else None
+    return kernel.given_kernel(recipe.folder / machine.kernel, folder)
 
 
 def _stored(folder: Path) -> Rootfs:
@@ -158,11 +169,10 @@ def _stored(folder: Path) -> Rootfs:
     return Rootfs(folder.name, path, disk_bytes, config)
 
 
-def _make(recipe: Recipe, key: str, aside: Path, build: Build, cells: Cells | None) -> None:
+def _make(recipe: Recipe, planned: Plan, aside: Path, build: Build, cells: Cells | None) -> None:
     """Put everything that the cache holds of an image into the folder `aside`."""
     started = time.monotonic()
     image, scratch = aside / ROOTFS_NAME, aside / "scratch"
-    planned = plan.plan_of(recipe, key)
     files.make_folder(scratch)  # private: programs in it may be set-uid
     if recipe.image.rootfs is not None:
         given = recipe.folder / recipe.image.rootfs
@@ -177,7 +187,7 @@ def _make(recipe: Recipe, key: str, aside: Path, build: Build, cells: Cells | No
     namespace.remove(scratch, build)
     folders.write(aside / "image.json", plan.to_json(made.config.model_dump(mode="json")))
     manifest = {
-        "key": key,
+        "key": planned.key,
         "name": recipe.name,
         "builder": keys.BUILDER_VERSION,
         "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -12,6 +12,7 @@ what these depend on.  It is not compressed: a microVM copies it faster than it 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import lzma
 import time
 from pathlib import PurePosixPath
@@ -127,17 +128,24 @@ def read_modules(folder: Path | None) -> dict[str, bytes]:
         return {}
     try:
         dependencies = parse_dependencies(files.read_all(folder / "modules.dep").decode())
-        built_in = _built_in(folder)
-        paths = load_order(MODULES, dependencies, built_in)
+        paths = load_order(MODULES, dependencies, built_in_modules(folder))
         return {_file_name(path): _module(folder / path) for path in paths}
     except HostError as error:
         raise BuildError(f"cannot read the modules in {folder}: {error}") from error
 
 
 def parse_dependencies(text: str) -> dict[str, tuple[str, ...]]:
-    """Return what `modules.dep` says: for each module's path, the paths it depends on."""
+    """Return what `modules.dep` says: for each module's path, the paths it depends on.
+
+    Raises:
+        BuildError: It names a file outside of its folder: it may come from anyone.
+    """
     lines = (line.partition(":") for line in text.splitlines() if ":" in line)
-    return {path: tuple(needed.split()) for path, _, needed in lines}
+    table = {path: tuple(needed.split()) for path, _, needed in lines}
+    for path in itertools.chain(table, *table.values()):
+        if path.startswith("/") or ".." in path.split("/"):
+            raise BuildError(f"modules.dep names a file outside of its folder: {path}")
+    return table
 
 
 def load_order(
@@ -184,7 +192,8 @@ def module_name(path: str) -> str:
     return PurePosixPath(path).name.partition(".ko")[0].replace("-", "_")
 
 
-def _built_in(folder: Path) -> frozenset[str]:
+def built_in_modules(folder: Path) -> frozenset[str]:
+    """Return the names of the modules that a kernel has built in."""
     table = folder / "modules.builtin"
     lines = files.read_all(table).decode().splitlines() if files.is_there(table) else []
     return frozenset(module_name(line) for line in lines)

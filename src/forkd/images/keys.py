@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from forkd.images.modules import PlannedModules
     from forkd.images.recipe import Recipe, RecipeFile
 
 BUILDER_VERSION = 1
@@ -36,8 +37,8 @@ KEY_CHARACTERS = 32
 """Half of a SHA-256 in hex: enough to never meet twice, short enough to read."""
 
 
-def image_key(recipe: Recipe) -> str:
-    """Return the key of the image that `recipe` describes.
+def image_key(recipe: Recipe, modules: PlannedModules | None = None) -> str:
+    """Return the key of the image that `recipe` describes, with these kernel modules in it.
 
     Reads its files and, where the image is a local one, the image.
 
@@ -46,6 +47,8 @@ def image_key(recipe: Recipe) -> str:
     """
     try:
         ingredients = _ingredients(recipe)
+        if modules is not None:
+            ingredients["modules"] = modules.described()
     except HostError as error:
         raise BuildError(str(error), **error.context) from error
     canonical = json.dumps(ingredients, sort_keys=True, separators=(",", ":"))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from forkd.host import folders
-from forkd.images import debian, keys, oci, pip, rootfs
+from forkd.images import debian, keys, modules, oci, pip, rootfs
+from forkd.images.modules import PlannedModules
 from forkd.images.oci import OciConfig
 from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
 
@@ -74,6 +75,7 @@ class Plan(_Frozen):
         debian: Packages that it consists of; or else:
         oci: The image that it is unpacked from.
         requirements: Python packages.
+        modules: Of the kernel; None for none.
         files: What is put over these.
         env: Settings of the recipe; those that it does not make are the OCI image's.
         cwd: Likewise.
@@ -86,6 +88,7 @@ class Plan(_Frozen):
     debian: DebianSource | None
     oci: PlannedOci | None
     requirements: tuple[str, ...]
+    modules: PlannedModules | None = None
     files: tuple[PlannedFile, ...]
     env: Mapping[str, str]
     cwd: str | None
@@ -131,7 +134,7 @@ class Workshop:
     tools: Path | None = None
 
 
-def plan_of(recipe: Recipe, key: str) -> Plan:
+def plan_of(recipe: Recipe, key: str, chosen_modules: PlannedModules | None = None) -> Plan:
     """Return what the root file system of a recipe is made of.
 
     Raises:
@@ -145,6 +148,7 @@ def plan_of(recipe: Recipe, key: str) -> Plan:
         debian=source.debian,
         oci=reference,
         requirements=recipe.pip.requirements,
+        modules=chosen_modules,
         files=tuple(
             PlannedFile(path=path, target=target, mode=keys.file_mode(path, entry))
             for entry in recipe.files
@@ -169,6 +173,8 @@ def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
     config = plan.config(found)
     if plan.requirements:
         pip.install_requirements(plan.requirements, folder, workshop.scratch, build)
+    if plan.modules is not None:
+        modules.install(plan.modules, folder, workshop.scratch, build)
     for each in plan.files:
         rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
     rootfs.install(folder, IMAGE_JSON, to_json(config.model_dump(mode="json")), 0o644)

@@ -34,6 +34,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -57,6 +58,9 @@ PACKAGES_MAX = 1_000
 
 REQUIREMENTS_MAX = 1_000
 """Most Python requirements named by one recipe."""
+
+MODULES_MAX = 1_000
+"""Most kernel modules named by one recipe; what they need is not counted."""
 
 FILES_MAX = 1_000
 """Most entries of `files`; an entry may be a whole folder."""
@@ -123,6 +127,19 @@ def _inner_path(text: str) -> str:
     return str(path)
 
 
+def _modules(value: object) -> str | tuple[str, ...]:
+    match value:
+        case "default" | "all" | "none":
+            return value
+        case list() | tuple() if len(value) <= MODULES_MAX:
+            if all(isinstance(name, str) and _MODULE.fullmatch(name) for name in value):
+                return tuple(value)
+    raise ValueError(f"must be 'default', 'all', 'none' or a list of names, at most {MODULES_MAX}")
+
+
+_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
 def _pattern(pattern: str) -> StringConstraints:
     return StringConstraints(pattern=pattern, max_length=TEXT_BYTES_MAX)
 
@@ -144,6 +161,7 @@ EnvName = Annotated[str, _pattern(r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvValue = Annotated[str, Field(max_length=ENV_VALUE_BYTES_MAX), AfterValidator(_no_nul)]
 Env = Annotated[Mapping[EnvName, EnvValue], Field(max_length=ENV_MAX)]
 Command = Annotated[tuple[Text, ...], Field(min_length=1, max_length=COMMAND_ARGS_MAX)]
+Modules = Annotated[str | tuple[str, ...], PlainValidator(_modules)]
 Code = Annotated[str, Field(max_length=CODE_BYTES_MAX), AfterValidator(_no_nul)]
 CommandLine = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=CMDLINE_BYTES_MAX)]
 
@@ -169,18 +187,28 @@ class ImageSource(_Frozen):
         debian: Packages.
         oci: An OCI layout folder, an OCI or `docker save` archive, or a registry reference.
         rootfs: A finished ext4 file system, used as it is.
+        modules: Which of the kernel's modules are put into it: those that guests ask for, all,
+            none, or these with all that they need.
     """
 
     debian: DebianSource | None = None
     oci: Text | None = None
     rootfs: Text | None = None
+    modules: Modules = "default"
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = [name for name in ("debian", "oci", "rootfs") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("name exactly one of debian, oci and rootfs")
+        if self.rootfs is not None and "modules" in self.model_fields_set:
+            raise ValueError("modules do not go with rootfs: put them into it yourself")
         return self
+
+    @property
+    def wanted_modules(self) -> str | tuple[str, ...]:
+        """What is put into the image, which is nothing in a finished one."""
+        return "none" if self.rootfs is not None else self.modules
 
 
 class RecipeFile(_Frozen):

@@ -72,7 +72,10 @@ def make_ext4(folder: Path, image: Path, *, disk_mib: int, key: str, build: Buil
 
 
 def _too_small(disk_mib: int) -> str:
-    return f"the image does not fit into {disk_mib} MiB; raise machine.disk_mib"
+    return (
+        f"the image does not fit into {disk_mib} MiB; raise machine.disk_mib, "
+        "or leave kernel modules out with image.modules = 'none'"
+    )
 
 
 def check_ext4(path: Path) -> int:
@@ -154,6 +157,17 @@ def install_tree(root: Path, target: PurePosixPath, source: Path) -> None:
     """Put all files in the folder `source` under the guest's folder `target`."""
     for path, relative in walk_files(source):
         install(root, target / relative, path, default_mode(path))
+
+
+def link_if_missing(root: Path, target: PurePosixPath, to: str) -> None:
+    """Make the guest's name `target` a symbolic link, unless there is anything."""
+    try:
+        make_folder(root, target.parent)
+        here = resolve(root, target)
+        if folders.link_target(here) is None and not files.is_there(here):
+            folders.link(here, to)
+    except HostError as error:
+        raise BuildError(f"cannot install {target}: {error}") from error
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, PurePosixPath]]:
