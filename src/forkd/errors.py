@@ -11,6 +11,7 @@ ForkdError
 │   │   └── BudgetError      its tree may not grow any more
 │   └── PackError            a pack is damaged, hostile, unsigned or not trusted
 ├── CapacityError            the host is full; the same call may work later
+│   └── Busy                 the sandbox is; nothing was started
 ├── BuildError               an image or a bake failed for a reason of its own
 │   └── WarmUpError          the warm-up failed, or never became ready
 ├── StoreError               bytes on disk are missing, damaged or too new
@@ -111,6 +112,12 @@ class CapacityError(ForkdError):
 
     code = "capacity"
     retryable = True
+
+
+class Busy(CapacityError):
+    """The sandbox runs as much at once as it can; nothing of this was started."""
+
+    code = "busy"
 
 
 class BuildError(ForkdError):

@@ -299,6 +299,12 @@ TTY_CELLS_MAX = 4096
 EVAL_CODE_BYTES_MAX = 512 * 1024
 """Code of one eval: it must fit one frame of the guest protocol, whatever JSON makes of it."""
 
+EVAL_WAITING_MAX = 64
+"""Most evals that wait for the one interpreter of a sandbox; one more is refused."""
+
+EVAL_WAIT_S_MAX = 45.0
+"""Longest time that an eval waits for its turn: less than clients allow beyond its own time."""
+
 EVAL_OUTPUT_BYTES_MAX = 1024 * 1024
 """Most bytes kept of an evaluation's stdout, and as many of its stderr; the rest is dropped."""
 

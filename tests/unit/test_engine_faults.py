@@ -6,6 +6,7 @@ import pytest
 
 from forkd.engine.faults import control_fault, guest_fault
 from forkd.errors import (
+    Busy,
     Conflict,
     EngineError,
     ForkdError,
@@ -47,7 +48,7 @@ def test_a_machines_error_keeps_its_code(code: str, kind: type[ForkdError]) -> N
         ("no_runtime", Conflict),
         ("warm_up_failed", WarmUpError),
         ("no_space", GuestError),
-        ("busy", GuestError),
+        ("busy", Busy),
         ("a code of the future", GuestError),
     ],
 )

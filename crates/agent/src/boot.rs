@@ -28,8 +28,9 @@ pub const FOLDER: &str = "/run/forkd";
 const CID_HOST: u32 = 2;
 const CID_ANY: u32 = u32::MAX;
 
-/// Clients that the kernel keeps waiting while the loop is busy.
-const LISTEN_BACKLOG: i32 = 128;
+/// Clients that the kernel keeps waiting while the loop is busy: as many as are served at a time,
+/// for it resets the connection of one more.
+const LISTEN_BACKLOG: i32 = 512;
 
 /// The agent of a guest.
 pub fn guest() -> ExitCode {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use forkd_proto::guest::{ErrorBody, ErrorCode};
+use nix::errno::Errno;
 
 /// Result of whatever an operation needs.
 pub type Outcome<T> = Result<T, ErrorBody>;
@@ -37,7 +38,14 @@ pub fn recoded(code: ErrorCode) -> impl Fn(ErrorBody) -> ErrorBody {
     move |body| ErrorBody { code, message: body.message, field: None }
 }
 
-fn code_of(error: &io::Error) -> ErrorCode {
+/// What the kernel says of a shortage that passes: of descriptors, processes or memory.
+const SHORTAGES: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
+
+/// The code that the kernel's refusal has.
+pub fn code_of(error: &io::Error) -> ErrorCode {
+    if error.raw_os_error().is_some_and(|number| SHORTAGES.contains(&Errno::from_raw(number))) {
+        return ErrorCode::Busy;
+    }
     match error.kind() {
         io::ErrorKind::NotFound => ErrorCode::NotFound,
         io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
@@ -68,6 +76,8 @@ mod tests {
             (nix::libc::ENOSPC, ErrorCode::NoSpace),
             (nix::libc::EDQUOT, ErrorCode::NoSpace),
             (nix::libc::EROFS, ErrorCode::Io),
+            (nix::libc::EMFILE, ErrorCode::Busy),
+            (nix::libc::EAGAIN, ErrorCode::Busy),
         ] {
             let body = refused("/a", &io::Error::from_raw_os_error(number));
             assert_eq!(body.code, code, "{number}");

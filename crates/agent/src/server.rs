@@ -40,7 +40,7 @@ use crate::{files, freeze, log, quiesce};
 mod ops;
 
 /// Most clients at a time; the next one is told `busy`.
-pub const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 512;
 
 /// How long until a client is accepted for whom there was no descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);

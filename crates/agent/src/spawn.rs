@@ -20,7 +20,7 @@ use nix::unistd::{Pid, pipe2};
 
 use crate::cgroup::Cgroups;
 use crate::child::Process;
-use crate::failure::{Outcome, failure, invalid, refused};
+use crate::failure::{Outcome, code_of, failure, invalid, refused};
 use crate::image::Surroundings;
 use crate::users;
 
@@ -247,8 +247,8 @@ pub fn check_directory(cwd: &str) -> Outcome<()> {
 
 /// Why the kernel would not execute a program that exists.
 pub fn exec_failure(program: &str, error: &io::Error) -> ErrorBody {
-    let code = match error.kind() {
-        io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
+    let code = match code_of(error) {
+        code @ (ErrorCode::PermissionDenied | ErrorCode::Busy) => code,
         _ => ErrorCode::ExecFailed,
     };
     failure(code, format!("{program}: {error}"))

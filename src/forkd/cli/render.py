@@ -36,6 +36,7 @@ WRAPPED_MIN = 29
 HINTS = {
     "denied": "pass --token, or set FORKD_TOKEN",
     "capacity": "the same command may work later",
+    "busy": "the same command may work later",
     "host": "`forkd doctor` checks what this host can do",
 }
 """What to do about an error, by its code, where its message does not say so itself."""

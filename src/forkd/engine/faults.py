@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.replies import AgentError, ControlError
 from forkd.errors import (
+    Busy,
     CapacityError,
     Conflict,
     EngineError,
@@ -17,6 +18,7 @@ from forkd.errors import (
     StoreError,
     WarmUpError,
 )
+from forkd.limits import SHORT_RETRY_S
 
 if TYPE_CHECKING:
     from forkd.model.json import JsonObject
@@ -43,6 +45,7 @@ _GUEST: dict[str, type[ForkdError]] = {
     "no_runtime": Conflict,
     "warm_up_failed": WarmUpError,
     "warm_up_timeout": WarmUpError,
+    "busy": Busy,
 }
 
 
@@ -70,11 +73,13 @@ def control_fault(members: JsonObject) -> ForkdError:
 def guest_fault(members: JsonObject) -> ForkdError:
     """Return the exception for an agent's ERROR frame; its code is in `guest_code`."""
     said = AgentError.read(members, "a request")
-    context = {"guest_code": said.code}
+    context: dict[str, str | int] = {"guest_code": said.code}
     if said.field is not None:
         context["field"] = said.field
     kind, message = _GUEST.get(said.code, GuestError), said.message
     if kind is InvalidRequest and message.startswith(_UNKNOWN):
         # We ask only for what some agent knows.
         kind, message = Conflict, f"{_TOO_OLD} ({message[:_UNKNOWN_CHARS]})"
+    if kind.retryable:
+        context["retry_after_s"] = SHORT_RETRY_S
     return kind(message, **context)

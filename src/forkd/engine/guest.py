@@ -12,6 +12,7 @@ that stream, or that only a bake needs, have modules of their own: `guest_files`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -20,8 +21,8 @@ from forkd.engine.channel import Channel, deadline
 from forkd.engine.faults import guest_fault
 from forkd.engine.frames import Kind
 from forkd.engine.replies import Echo, Empty, Evaluated, Pong, Reply
-from forkd.errors import EngineError
-from forkd.limits import EVAL_OUTPUT_BYTES_MAX
+from forkd.errors import Busy, EngineError, EngineExited
+from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EVAL_WAIT_S_MAX, EVAL_WAITING_MAX, SHORT_RETRY_S
 from forkd.model.exec import EvalFault, EvalResult
 from forkd.model.guest import GuestStatus
 from forkd.model.output import Kept
@@ -66,6 +67,8 @@ class Guest:
         self._vsock = vsock
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Channel] = []
+        self._evaluation = asyncio.Lock()
+        self._evals_waiting = 0
 
     def close(self) -> None:
         """Close the idle connections; those in use are their users' to close."""
@@ -83,11 +86,17 @@ class Guest:
 
         Raises:
             EngineExited: The machine is gone, or its agent does not listen.
+            Busy: The agent has too many connections.
         """
         with tracing.span(f"agent {op}"):
             async with self._lent() as channel:
                 request = {name: value for name, value in members.items() if value is not None}
-                await channel.send_json(Kind.REQUEST, {"op": op, **request})
+                try:
+                    await channel.send_json(Kind.REQUEST, {"op": op, **request})
+                except EngineExited:
+                    # An agent that has too many connections says so before it closes one.
+                    answer(await channel.receive())
+                    raise
                 yield channel
 
     @contextlib.asynccontextmanager
@@ -140,19 +149,24 @@ class Guest:
     ) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
 
+        Evaluations of one guest take turns here, in their order, so that no deadline runs while
+        another's code does.
+
         Args:
             code: What to run.
-            timeout_s: How long it may take.
+            timeout_s: How long it may take, from when its turn has come.
             kept: What takes its outputs; None to keep them for the result alone.
 
         Raises:
             Conflict: The guest has no runtime.
+            Busy: Too many wait, or its turn has not come in time; the code did not run.
             EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
             ForkdError: As `ask`.
         """
         stdout, stderr = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
         streams = {Kind.STDOUT: stdout, Kind.STDERR: stderr}
         async with (
+            self._turn(),
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
             self.operation("eval", {"code": code, "timeout_s": timeout_s}) as channel,
         ):
@@ -161,6 +175,24 @@ class Guest:
             reply = Evaluated.read(answer(frame), "eval")
         dropped = stdout.truncated or stderr.truncated
         return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None, None]:
+        """Have the interpreter for the block, after all who asked before."""
+        if self._evals_waiting >= EVAL_WAITING_MAX:
+            raise _busy(f"{EVAL_WAITING_MAX} evaluations wait already")
+        self._evals_waiting += 1
+        try:
+            async with asyncio.timeout(EVAL_WAIT_S_MAX):
+                await self._evaluation.acquire()
+        except TimeoutError:
+            raise _busy(f"others have run for {EVAL_WAIT_S_MAX:g} s") from None
+        finally:
+            self._evals_waiting -= 1
+        try:
+            yield
+        finally:
+            self._evaluation.release()
 
     async def _borrow(self) -> Channel:
         while self._idle:
@@ -183,6 +215,14 @@ class Guest:
             self._idle.append(channel)
         else:
             channel.close()
+
+
+def _busy(why: str) -> Busy:
+    return Busy(
+        f"the sandbox evaluates one thing at a time, and {why}: this code did not run; try again",
+        guest_code="busy",
+        retry_after_s=SHORT_RETRY_S,
+    )
 
 
 def _check_greeting(line: str) -> None:

@@ -367,7 +367,7 @@ class Guests(Protocol):
     Raises, from each method: `GuestError` if the agent refused (`context["guest_code"]`),
     or the narrower `NotFound` and `Conflict` for files that are missing or in the
     way; `Conflict` if the sandbox does not run; from `exec` and `eval` `CapacityError` if there
-    are too many at once.
+    are too many at once, its subclass `Busy` if there are in this sandbox.
     """
 
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:

@@ -194,6 +194,12 @@ impl Client {
         self.finish()
     }
 
+    /// Whether a request is answered; it may find the connection closed already.
+    pub fn served(&mut self, request: &Value) -> bool {
+        let sent = write_frame(&mut self.stream, Kind::Request, request.to_string().as_bytes());
+        sent.is_ok() && self.next().is_some_and(|frame| frame.kind == Kind::Reply)
+    }
+
     /// Runs a shell script.
     pub fn sh(&mut self, script: &str) -> Answer {
         self.ask(&serde_json::json!({"op": "exec", "args": ["sh", "-c", script]}))
