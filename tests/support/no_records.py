@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from forkd.service.tokens import Tokens
+from forkd.store.history import Found
 from forkd.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 class NoRecords:
     """Takes what is to be written down, and has nothing to say."""
+
+    async def read(self, _: Callable[[Database], object]) -> Found:
+        """Have nothing to say."""
+        return Found((), None)
 
     async def ask(self, _: Callable[[Database], object]) -> int:
         """Do nothing."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -188,7 +188,9 @@ async def test_a_crash_does_not_age_what_was_before_it(
         host.note("c")
         await host.written()
 
-        assert said(await host.read(0, 4)) == ["a", "b", f"gap 2-{journals.IDS_RESERVED}", "c"]
+        for caller in (CALLER, TENANT):
+            events = await host.read(0, 4, caller)
+            assert said(events) == ["a", "b", f"gap 2-{journals.IDS_RESERVED}", "c"]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -206,9 +208,10 @@ async def test_what_was_too_much_is_a_gap_before_all_that_is_kept(
             await stack.aclose()
             host = await stack.enter_async_context(opened(tmp_path))
 
-        assert said(await host.read(0, 4)) == ["gap 0-2", "c", "d", "e"]
-        assert said(await host.read(1, 4)) == ["gap 1-2", "c", "d", "e"]
-        assert said(await host.read(2, 3)) == ["c", "d", "e"]
+        for caller in (CALLER, TENANT):
+            assert said(await host.read(0, 4, caller)) == ["gap 0-2", "c", "d", "e"]
+            assert said(await host.read(1, 4, caller)) == ["gap 1-2", "c", "d", "e"]
+            assert said(await host.read(2, 3, caller)) == ["c", "d", "e"]
 
 
 async def test_events_are_counted_often_enough(
@@ -220,9 +223,9 @@ async def test_events_are_counted_often_enough(
         for each in range(300):
             host.note(str(each))
             await host.written()
-        kept = await host.records.ask(lambda db: history.between(db, 0, 1_000, 1_000))
+        kept = await host.records.read(lambda db: history.between(db, 0, 1_000, 1_000))
 
-    assert 50 <= len(kept) < 50 + 20
+    assert 50 <= len(kept.events) < 50 + 20
 
 
 async def test_what_was_too_old_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,13 +233,14 @@ async def test_what_was_too_old_is_a_gap(tmp_path: Path, monkeypatch: pytest.Mon
     async with opened(tmp_path) as host:
         host.note("a", "b")
         await host.written()
-        aged = await host.records.ask(lambda db: history.between(db, 0, 2, 1))
-        old = replace(aged[0], at=aged[0].at - timedelta(seconds=EVENTS_KEPT_S + 1))
+        aged = await host.records.read(lambda db: history.between(db, 0, 2, 1))
+        old = replace(aged.events[0], at=aged.events[0].at - timedelta(seconds=EVENTS_KEPT_S + 1))
         await host.records.ask(lambda db: history.put(db, [old]))
         host.note("c")
         await host.written()
 
-        assert said(await host.read(0, 3)) == ["gap 0-1", "b", "c"]
+        for caller in (CALLER, TENANT):
+            assert said(await host.read(0, 3, caller)) == ["gap 0-1", "b", "c"]
 
 
 async def test_a_follower_that_is_far_behind_reads_everything_in_order(
@@ -250,8 +254,9 @@ async def test_a_follower_that_is_far_behind_reads_everything_in_order(
         await host.written()
         host.note(*names[20:])  # in memory, on the disk, and 13 between the two
 
-        assert said(await host.read(0, 40)) == names
-        assert said(await host.read(17, 23)) == names[17:]
+        for caller in (CALLER, TENANT):
+            assert said(await host.read(0, 40, caller)) == names
+            assert said(await host.read(17, 23, caller)) == names[17:]
 
 
 async def test_what_happens_while_a_follower_is_busy_is_not_missed(tmp_path: Path) -> None:
@@ -291,6 +296,45 @@ async def test_a_tenant_hears_of_its_own_and_of_gaps(tmp_path: Path) -> None:
         gap = f"gap 2-{journals.IDS_RESERVED}"
         assert said(await host.read(0, 3, TENANT)) == ["mine", gap, "mine too"]
         assert len(await host.read(0, 5)) == 5  # an admin hears of all
+
+
+async def test_a_tenant_reads_its_own_events_and_none_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", 1)
+    read: list[history.Found] = []
+    between = history.between
+
+    def noted(*args: Any) -> history.Found:  # noqa: ANN401 - those of `between`
+        read.append(between(*args))
+        return read[-1]
+
+    monkeypatch.setattr(history, "between", noted)
+    async with opened(tmp_path) as host:
+        host.note("mine", "mine too")
+        host.note(*(f"theirs {number}" for number in range(1_000)), owner=OTHERS)
+        host.note("mine at last")
+        await host.written()
+
+        assert said(await host.read(0, 3, TENANT)) == ["mine", "mine too", "mine at last"]
+    assert [len(found.events) for found in read] == [2]
+
+
+async def test_who_reads_the_history_holds_up_nobody_who_writes(tmp_path: Path) -> None:
+    async with opened(tmp_path) as host:
+        host.note("a")
+        await host.written()
+        with host.database.reading() as reading:
+            reading.execute("SELECT * FROM events").fetchone()
+            async with asyncio.timeout(DEADLINE_S):
+                await host.records.ask(lambda db: db.host_setting("name", "chosen"))
+        with host.database.transaction():
+            async with asyncio.timeout(DEADLINE_S):
+                found = await host.records.read(lambda db: history.between(db, 0, 9, 9))
+        with pytest.raises(StoreError, match="readonly"), host.database.reading() as reading:
+            reading.execute("DELETE FROM events")
+
+    assert said(list(found.events)) == ["a"]
 
 
 async def test_who_hears_of_nothing_is_told_how_far_the_history_has_come(

@@ -7,7 +7,8 @@ or a daemon was killed before it was written down) there is a *gap*: whoever rea
 the ids alone, and is told.
 
 Followers read one shared history, each at its own pace: an event costs the same whether one
-follows or five hundred, and a slow follower reads from the database what is in memory no more.
+follows or five hundred, and a slow follower reads from the database what is in memory no more: its
+tenant's events alone, by a connection that nobody waits for who writes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError
+from forkd.limits import SHORT_RETRY_S
 from forkd.model.caller import Owner, Scope, request_id
 from forkd.model.event import Event, EventBatch, EventKind, gap
+from forkd.service.places import Places
 from forkd.service.use_case import streaming_use_case
 from forkd.store import history
 
@@ -71,6 +74,9 @@ IDLE_S = 15.0
 IDS_RESERVED = 1_000_000
 """How many ids are reserved at a time, so that none is given twice after a crash."""
 
+READS_MAX = 2
+"""Most reads of the database at once: one tenant's leave a place to the next one's."""
+
 BATCH_MAX = 500
 """Most events that a follower is given at once."""
 
@@ -92,11 +98,16 @@ class Journal:
         self._writing = asyncio.Lock()
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._ended = False
+        self._missing: list[tuple[int, int]] = []
+        self._reads = Places("reads of the history", READS_MAX, SHORT_RETRY_S)
         self.followers = 0
 
     async def begin(self) -> None:
         """Go on where the last daemon ended; after what it may have given out if it was killed."""
         extent = await self._records.ask(history.extent)
+        self._missing = await self._records.ask(history.missing)
+        if extent.reserved > extent.last:
+            self._missing.append((extent.last + 1, extent.reserved))
         self._next_id = max(extent.last, extent.reserved) + 1
         await self._reserve(IDS_RESERVED)
 
@@ -172,7 +183,7 @@ class Journal:
             seen = self._next_id - 1 if after is None else after
             time_s, heard_s = asyncio.get_running_loop().time, -IDLE_S
             while not self._ended:
-                batch = await self._after(seen)
+                batch = await self._after(caller, seen)
                 seen = batch.up_to
                 visible = tuple(each for each in batch.events if _may_see(caller, each))
                 if visible or time_s() - heard_s >= IDLE_S:
@@ -201,21 +212,45 @@ class Journal:
             if not each.done():
                 each.set_result(None)
 
-    async def _after(self, seen: int) -> EventBatch:
-        """Return what came after an id, or some of it."""
+    async def _after(self, caller: Caller, seen: int) -> EventBatch:
+        """Return what came after an id, or some of it; of the database, what a caller may see."""
         if seen >= self._next_id:  # the caller's history is of another host, or another state
             return EventBatch((gap(seen, self._next_id - 1, datetime.now(UTC)),), self._next_id - 1)
         first = self._recent[0].id if self._recent else self._next_id
         if seen + 1 >= first:
             events = self._since(seen)[:BATCH_MAX]
             return EventBatch(tuple(events), events[-1].id if events else seen)
-        unwritten = [each for each in self._unwritten if seen < each.id < first]
-        found = await self._records.ask(lambda db: history.between(db, seen, first, BATCH_MAX))
+        tenant = None if caller.is_admin else caller.tenant
+        unwritten = [
+            each for each in self._unwritten if seen < each.id < first and _may_see(caller, each)
+        ]
+        async with self._reads.wait(caller):
+            read = await self._records.read(
+                lambda db: history.between(db, seen, first, BATCH_MAX, tenant)
+            )
+        found = read.events
         if len(found) < BATCH_MAX:
             last = found[-1].id if found else seen
             found = (*found, *(each for each in unwritten if each.id > last))[:BATCH_MAX]
         up_to = found[-1].id if len(found) == BATCH_MAX else first - 1
-        return EventBatch(tuple(_with_gaps(found, seen, up_to)), up_to)
+        if tenant is None:
+            return EventBatch(tuple(_with_gaps(found, seen, up_to)), up_to)
+        oldest = read.oldest or min((each.id for each in self._unwritten), default=first)
+        gaps = self._gaps(seen, up_to, oldest)
+        return EventBatch(tuple(sorted((*found, *gaps), key=lambda each: each.id)), up_to)
+
+    def _gaps(self, seen: int, up_to: int, oldest: int) -> Iterator[Event]:
+        """Yield a gap for each run of ids without any tenant's event, after one id up to another.
+
+        Args:
+            seen: After which one.
+            up_to: Up to which one.
+            oldest: The first that there is an event of.
+        """
+        for first, last in ((1, oldest - 1), *self._missing):
+            after, until = max(seen, first - 1), min(up_to, last)
+            if after < until:
+                yield gap(after, until, datetime.now(UTC))
 
     def _since(self, seen: int) -> list[Event]:
         """Return the events in memory after an id; quick for who has seen almost all of them."""
@@ -239,9 +274,16 @@ class Journal:
             except ForkdError as error:
                 about = {"events": len(self._unwritten), "error": str(error)}
                 log.warning("events not written", extra=about)
-                del self._unwritten[:-UNWRITTEN_MAX]  # a gap; memory stays bounded
+                self._drop_unwritten()
                 return False
         return True
+
+    def _drop_unwritten(self) -> None:
+        """Forget events that cannot be written down, so that memory stays bounded: a gap."""
+        lost = self._unwritten[:-UNWRITTEN_MAX]
+        if lost:
+            self._missing.append((lost[0].id, lost[-1].id))
+            del self._unwritten[: len(lost)]
 
     async def _put(self, events: list[Event]) -> None:
         await self._records.ask(lambda db: history.put(db, events))

@@ -1,7 +1,8 @@
 """The database, asked from the event loop.
 
 It has a thread of its own: what must be written down before a sandbox exists, and while it ends,
-never waits for images that are being built or files that are being hashed.
+never waits for images that are being built or files that are being hashed.  Who reads the history
+has another thread, and a connection of its own.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Records:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._thread = threads.start(1, "forkd-database")
+        self._reading_thread = threads.start(1, "forkd-history")
 
     def close(self) -> None:
         """Close the database once what was asked for is written."""
+        self._reading_thread.shutdown()
         self._thread.shutdown()
         self._database.close()
 
@@ -70,6 +73,12 @@ class Records:
     async def ask(self, what: Callable[[Database], T]) -> T:
         """Return what one of the functions of `forkd.store` finds in the database."""
         return await self._ask("ask", lambda: what(self._database))
+
+    async def read(self, what: Callable[[Database], T]) -> T:
+        """Return what a function finds that only reads; nothing that is written waits for it."""
+        with tracing.span("store read"):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._reading_thread, lambda: what(self._database))
 
     async def _ask(self, name: str, what: Callable[[], T]) -> T:
         with tracing.span(f"store {name}"):

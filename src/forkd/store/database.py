@@ -86,6 +86,7 @@ class Database:
         """
         self._path = path
         self._lock = threading.Lock()
+        self._reading_lock = threading.Lock()
         with _as_store_error():
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -94,12 +95,15 @@ class Database:
             with _as_store_error():
                 self._prepare()
                 self._reserve(path)
+                self._reader = _open_to_read(path)
         except (StoreError, CapacityError):
             self._connection.close()
             raise
 
     def close(self) -> None:
         """Close the database; idempotent."""
+        with self._reading_lock:
+            self._reader.close()
         with self._lock:
             self._connection.close()
 
@@ -256,6 +260,32 @@ class Database:
             finally:
                 if not durable:
                     self._connection.execute(_DURABLE)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection that sees one state of the database for the block, and changes nothing.
+
+        It is apart from that of transactions: neither waits for the other.
+
+        Raises:
+            StoreError: The database does not work.
+        """
+        with self._reading_lock, _as_store_error():
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                self._reader.execute("ROLLBACK")
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    made = sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    made.row_factory = sqlite3.Row
+    made.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    return made
 
 
 @contextlib.contextmanager

@@ -80,17 +80,44 @@ def put(database: Database, events: Sequence[Event]) -> None:
             _remove_surplus(connection)
 
 
-def between(database: Database, seen: int, before: int, count_max: int) -> tuple[Event, ...]:
-    """Return the first events after one id and before another.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the database has of a part of the history.
+
+    Attributes:
+        events: Those that were asked for.
+        oldest: The least id of any event that is there; None without one.
+    """
+
+    events: tuple[Event, ...]
+    oldest: int | None
+
+
+def between(
+    database: Database, seen: int, before: int, count_max: int, tenant: Tenant | None = None
+) -> Found:
+    """Return the first events after one id and before another, of one tenant or of all.
 
     Of an event that cannot be read, say of a later forkd, there is a gap.
     """
-    with database.transaction() as connection:
+    whose, names = ("", ()) if tenant is None else ("tenant = ? AND ", (tenant,))
+    with database.reading() as connection:
         rows = connection.execute(
-            "SELECT * FROM events WHERE id > ? AND id < ? ORDER BY id LIMIT ?",
-            (seen, before, count_max),
+            f"SELECT * FROM events WHERE {whose}id > ? AND id < ? ORDER BY id LIMIT ?",  # noqa: S608 - words of ours
+            (*names, seen, before, count_max),
         ).fetchall()
-    return tuple(map(_event, rows))
+        (oldest,) = connection.execute("SELECT min(id) FROM events").fetchone()
+    return Found(tuple(map(_event, rows)), oldest)
+
+
+def missing(database: Database) -> list[tuple[int, int]]:
+    """Return which ids have no event between two that have one: the first and last of each run."""
+    with database.reading() as connection:
+        rows = connection.execute(
+            "SELECT before + 1, id - 1 FROM "
+            "(SELECT id, lag(id) OVER (ORDER BY id) AS before FROM events) WHERE id > before + 1"
+        )
+        return [(first, last) for first, last in rows]
 
 
 def _remove_aged(connection: Connection) -> None:

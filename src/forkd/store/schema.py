@@ -108,6 +108,10 @@ ALTER TABLE sandboxes ADD COLUMN io_limit_mib_s INTEGER;
 ALTER TABLE sandboxes ADD COLUMN io_limit_ops INTEGER;
 """
 
+_EVENTS_OF_TENANTS = """
+CREATE INDEX events_of_tenants ON events (tenant, id);
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -119,6 +123,7 @@ MIGRATIONS = (
     _SECRETS,
     _CPU_WEIGHT,
     _IO,
+    _EVENTS_OF_TENANTS,
 )
 """What makes version n + 1 of version n."""
 
