@@ -19,7 +19,7 @@ from forkd.daemon.settings import Bind
 from forkd.errors import ForkdError
 from forkd.host import holdings
 from forkd.limits import BUILDS_MAX
-from forkd.model.caller import DEFAULT_TENANT, Caller, Scope
+from forkd.model.caller import DEFAULT_TENANT, TENANT_SCOPES, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
 from forkd.model.network import NetworkChange
@@ -408,10 +408,10 @@ async def test_a_scraper_gets_the_format_that_it_asks_for(fake_host: FakeHost) -
     assert other.text.endswith("# EOF\n")
 
 
-async def test_metrics_want_the_scope_read(fake_host: FakeHost) -> None:
-    lacking = Caller("nobody", DEFAULT_TENANT, frozenset({Scope.RUN}), "test")
+async def test_metrics_take_a_scope_of_their_own(fake_host: FakeHost) -> None:
+    lacking = Caller("nobody", DEFAULT_TENANT, TENANT_SCOPES, "test")
     async with fake_host.service() as host:
-        with pytest.raises(ForkdError, match="lacks the scope read"):
+        with pytest.raises(ForkdError, match="lacks the scope metrics"):
             await host.figures.exposition(lacking, "")
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 READ, RUN, SNAPSHOTS, ADMIN = Scope.READ, Scope.RUN, Scope.SNAPSHOTS, Scope.ADMIN
+METRICS = Scope.METRICS
 OURS, THEIRS = Tenant("ours"), Tenant("theirs")
 
 
@@ -61,7 +62,7 @@ DECISIONS = {
     "health": OPEN,
     "ready": OPEN,
     "version": OPEN,
-    "metrics": Decision((READ,)),
+    "metrics": Decision((METRICS,)),
     "v1 list_sandboxes": Decision((READ,)),
     "v1 fork": about(RUN, body={"snapshot_tag": "{tag}"}),
     "v1 delete_sandbox": about(RUN),
@@ -275,3 +276,35 @@ async def test_a_shared_snapshot_is_forked_by_all_and_changed_by_its_tenant(scen
         for operation in ("v2 delete_snapshot", "v2 share_snapshot"):
             refused = await scene.ask(operation, may(SNAPSHOTS), whose=THEIRS)
             assert refused.status_code == (403 if shared else 404), operation
+
+
+async def test_what_others_have_is_told_to_nobody_but_an_administrator(scene: Scene) -> None:
+    base, live = scene.things[THEIRS]["tag"], scene.things[THEIRS]["id"]
+    scene.app.state.asking = may(READ, RUN, SNAPSHOTS, tenant=THEIRS)
+    made = await scene.http.post(f"/v2/sandboxes/{live}/branch", json={"n": 0, "tag": "link"})
+    assert made.status_code == 201, made.text
+    await scene.http.put("/v2/snapshots/link/shared", json={"shared": True})
+    forked = await scene.http.post("/v2/sandboxes", json={"snapshot_tag": "link"})
+    assert forked.status_code == 201, forked.text
+
+    async def told(caller: Caller) -> tuple[Any, ...]:
+        scene.app.state.asking = caller
+        link = (await scene.http.get("/v2/snapshots/link/info")).json()
+        host = (await scene.http.get("/v2/host")).json()
+        listed = {each["tag"]: each for each in (await scene.http.get("/v2/snapshots")).json()}
+        assert {name: link[name] for name in listed["link"]} == listed["link"]
+        names = ("parent_tag", "source_id", "ancestors", "sandboxes")
+        return (*(link[name] for name in names), host["snapshots"], host["sandboxes"])
+
+    assert await told(may(READ)) == (None, None, [], 0, 2, 1)
+    assert await told(may(ADMIN)) == (base, live, [base], 1, 3, 3)
+    theirs = {"a": "link", "b": scene.things[OURS]["tag"]}
+    scene.app.state.asking = may(RUN)
+    apart = await scene.http.post("/v2/diff", json=theirs)
+    assert (apart.status_code, base in apart.text) == (409, False)
+    assert "another tenant's snapshot" in apart.json()["error"]
+    v1 = await scene.http.get("/v1/snapshots", headers={})
+    assert v1.status_code == 403
+    scene.app.state.asking = may(READ)
+    said = (await scene.http.get("/v1/snapshots")).text
+    assert (base in said, live in said, "link" in said) == (False, False, True)

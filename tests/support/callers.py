@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller, Scope, Tenant
+from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, TENANT_SCOPES, Caller, Tenant
 
 CALLER = Caller("tests", DEFAULT_TENANT, ALL_SCOPES, "test")
 """May do anything."""
 
 
 def tenant(name: str) -> Caller:
-    """Return a caller of a tenant, with every scope but `admin`."""
-    return Caller(f"token:{name}", Tenant(name), ALL_SCOPES - {Scope.ADMIN}, "test")
+    """Return a caller of a tenant, with all scopes that are about one tenant."""
+    return Caller(f"token:{name}", Tenant(name), TENANT_SCOPES, "test")

@@ -30,7 +30,7 @@ def create(
         typer.Option(
             "--scope",
             "-s",
-            help="`read`, `run`, `snapshots` or `admin`; may be repeated.",
+            help="`read`, `run`, `snapshots`, `metrics` or `admin`; may be repeated.",
         ),
     ] = ["read", "run"],  # noqa: B006 - Typer copies it
     tenant: Annotated[str, typer.Option(help="Tenant that it acts for.")] = "default",

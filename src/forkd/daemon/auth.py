@@ -28,8 +28,7 @@ from starlette.datastructures import Headers
 from forkd.daemon.peers import ANYBODY, END, HELD, OPEN_PATHS, PEER_UID
 from forkd.errors import CapacityError, Denied, Forbidden, InvalidRequest
 from forkd.host import files, users
-from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, Caller
-from forkd.model.caller import Scope as Permission
+from forkd.model.caller import ALL_SCOPES, DEFAULT_TENANT, TENANT_SCOPES, Caller
 from forkd.telemetry import names
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class BySocket:
     """Tells who asks over the Unix socket: the kernel says which user has opened it.
 
     Root and the daemon's own user may do anything.  Others, who can open it only if its mode lets
-    them, may do all but what needs `admin`.
+    them, may do all that is about one tenant.
     """
 
     async def __call__(self, scope: Scope, request_id: str) -> Caller:
@@ -170,7 +169,7 @@ class BySocket:
         if uid is None:  # it has left already
             raise Denied("the kernel does not say who opened this connection")
         is_admin = uid in {0, users.user_id()}
-        scopes = ALL_SCOPES if is_admin else ALL_SCOPES - {Permission.ADMIN}
+        scopes = ALL_SCOPES if is_admin else TENANT_SCOPES
         return Caller(f"user:{users.user_name(uid)}", DEFAULT_TENANT, scopes, request_id)
 
 

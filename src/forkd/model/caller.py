@@ -25,10 +25,14 @@ class Scope(StrEnum):
     READ = "read"
     RUN = "run"
     SNAPSHOTS = "snapshots"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 
 ALL_SCOPES = frozenset(Scope)
+
+TENANT_SCOPES = ALL_SCOPES - {Scope.ADMIN, Scope.METRICS}
+"""What tells and changes nothing of other tenants."""
 
 OBJECTS_MAX = 20_000
 """Most objects that are remembered of one request: a fork and a branch of the most sandboxes."""

@@ -23,8 +23,8 @@ class HostInfo:
         network: Whether taps can be made here.
         jail: Whether machines are jailed.
         state_free_bytes: Free space where snapshots are stored.
-        snapshots: How many snapshots are stored.
-        sandboxes: How many sandboxes are alive.
+        snapshots: How many snapshots the caller may use.
+        sandboxes: How many of the sandboxes that it may see are alive.
         uptime_s: Since the daemon started.
     """
 

@@ -80,7 +80,7 @@ class Figures:
         self._holdings = Holdings(self.settings.tops_dir)
         self.telemetry.set(names.BUILD_INFO, 1, _VERSION)
 
-    @use_case("metrics", Scope.READ)
+    @use_case("metrics", Scope.METRICS)
     async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:
         """Return all figures as text, and which media type it is."""
         self._count()

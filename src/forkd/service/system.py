@@ -46,7 +46,8 @@ class System:
     @use_case("host_info", Scope.READ)
     async def info(self, caller: Caller) -> HostInfo:
         """Return what this host is and how full it is."""
-        snapshots, sandboxes = len(self.catalog.all()), len(self.roster.alive())
+        snapshots = len(self.catalog.visible(caller))
+        sandboxes = sum(caller.may_touch(each.owner) for each in self.roster.alive())
         return await asyncio.to_thread(self._read, snapshots, sandboxes)
 
     def _read(self, snapshots: int, sandboxes: int) -> HostInfo:

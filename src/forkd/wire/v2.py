@@ -117,8 +117,8 @@ class HostInfo(Answer):
         default=False,
         description="Machines are jailed, without rights or files of the host.",
     )
-    snapshots: int
-    sandboxes: int
+    snapshots: int = Field(description="How many the caller may use.")
+    sandboxes: int = Field(description="How many of those that the caller may see are alive.")
     uptime_s: float
 
 
@@ -168,13 +168,13 @@ class SnapshotInfo(Answer):
     disk_mib: int
     runtime: str = Field(description="The warm runtime: `python` or `none`.")
     stored_bytes: int = Field(description="What its own files take in the store.")
-    parent_tag: str | None = Field(description="What it is a difference against; None for a base.")
+    parent_tag: str | None = Field(description="Its parent, if it has one that may be told.")
     chain_depth: int = Field(description="How many snapshots are under it.")
     source_id: str | None = Field(default=None, description="The sandbox that it was taken of.")
     pause_ms: float | None = Field(
         default=None, description="How long that sandbox was paused for it."
     )
-    sandboxes: int = Field(description="How many sandboxes forked from it are alive.")
+    sandboxes: int = Field(description="How many forks of it that may be told are alive.")
     error: str | None = Field(default=None, description="Why `status` is `failed`.")
     tenant: str = "default"
     created_by: str = Field(default="", description="Whose request made it: a token, a user.")

@@ -5,7 +5,7 @@ The rules are those of `wire.v2`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ Name = Annotated[
         description="Lower-case letters, digits, '.', '_' and '-'; a letter or digit first.",
     ),
 ]
-ScopeName = Literal["read", "run", "snapshots", "admin"]
+ScopeName = Literal["read", "run", "snapshots", "metrics", "admin"]
 Quota = Annotated[int | None, Field(ge=0, le=limits.QUOTA_MAX)]
 
 
@@ -29,9 +29,10 @@ class TokenCreate(Request):
     name: Name
     scopes: list[ScopeName] = Field(
         min_length=1,
-        max_length=4,
+        max_length=len(get_args(ScopeName)),
         description="`read` looks; `run` forks, branches and runs programs; `snapshots` makes and "
-        "removes snapshots; `admin` includes all of them, for every tenant.",
+        "removes snapshots; `metrics` sees the figures of the whole host; `admin` includes all of "
+        "them, for every tenant.",
     )
     tenant: Name = "default"
     expires_in_secs: Annotated[int | None, Field(ge=1, le=limits.TOKEN_LIFE_S_MAX)] = Field(

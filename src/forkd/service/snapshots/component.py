@@ -15,6 +15,7 @@ from forkd.model.caller import Scope
 from forkd.model.progress import Progress
 from forkd.service.places import Places
 from forkd.service.snapshots.bake import BakePlan, bake
+from forkd.service.snapshots.disclosure import shown
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
 from forkd.service.staging import staged_folder
@@ -102,12 +103,12 @@ class Snapshots:
     @use_case("list_snapshots", Scope.READ)
     async def list(self, caller: Caller) -> tuple[Snapshot, ...]:
         """Return every snapshot."""
-        return self.catalog.visible(caller)
+        return tuple(shown(self.catalog, caller, each) for each in self.catalog.visible(caller))
 
     @use_case("get_snapshot", Scope.READ)
     async def get(self, caller: Caller, tag: Tag) -> Snapshot:
         """Return one snapshot."""
-        return self.catalog.look_up(caller, tag)
+        return shown(self.catalog, caller, self.catalog.look_up(caller, tag))
 
     @use_case("share_snapshot", Scope.SNAPSHOTS)
     async def share(self, caller: Caller, tag: Tag, *, shared: bool) -> Snapshot:

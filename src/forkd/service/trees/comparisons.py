@@ -27,12 +27,13 @@ from forkd.model.ids import SandboxId, Tag, is_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.service.chain_files import load_chain
 from forkd.service.places import Places
+from forkd.service.snapshots.disclosure import called
 from forkd.service.staging import staged_folder
 from forkd.service.supervision import to_end
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from forkd.engine.configs import DiskConfig
@@ -98,11 +99,13 @@ class Comparisons:
         self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
     ) -> Difference:
         """Return how one machine differs from another."""
-        shared = common(self._chain_of(caller, before), self._chain_of(caller, after))
+        chains = self._chain_of(caller, before), self._chain_of(caller, after)
+        shared = common(*chains, lambda tag: called(self.catalog, caller, tag))
         chain = await self.workers.run(caller, lambda: load_chain(self.store, shared))
         disk = chain[-1].disk
         if disk is None:
-            raise Conflict(f"what goes back to {shared} has no disk", tag=shared)
+            base = called(self.catalog, caller, shared)
+            raise Conflict(f"what goes back to {base} has no disk", tag=base)
         with self.places.take(caller):
             async with staged_folder(self.store) as staged:
                 await asyncio.to_thread(self.jail.let_through, staged)
@@ -166,7 +169,7 @@ class Comparisons:
             await to_end(self.sandboxes.delete_all([id_]))
 
 
-def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
+def common(one: tuple[Tag, ...], other: tuple[Tag, ...], name: Callable[[Tag], str] = str) -> Tag:
     """Return the last snapshot that two chains, base first, have in common.
 
     Raises:
@@ -175,7 +178,8 @@ def common(one: tuple[Tag, ...], other: tuple[Tag, ...]) -> Tag:
     shared = [tag for tag, same in zip(one, other, strict=False) if tag == same]
     if not shared or one[0] != other[0]:
         raise Conflict(
-            f"they have no common ancestor: one goes back to {one[0]}, the other to {other[0]}"
+            f"they have no common ancestor: one goes back to {name(one[0])}, the other to "
+            f"{name(other[0])}"
         )
     return shared[-1]
 
