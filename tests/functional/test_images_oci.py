@@ -222,6 +222,18 @@ def test_an_image_larger_than_its_disk_says_so(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "images").iterdir()) == []
 
 
+def test_a_disk_has_an_inode_for_each_8_kib_and_their_tables_are_holes(tmp_path: Path) -> None:
+    hello(tmp_path)
+
+    image = build(tmp_path, "layout", machine={"disk_mib": 2_048}).path
+
+    with image.open("rb") as file:
+        superblock = file.read(2048)[1024:]
+    free = int.from_bytes(superblock[0x10:0x14], "little")
+    assert free >= 262_144
+    assert image.stat().st_blocks * 512 < 4 << 20
+
+
 def test_layers_that_say_they_are_terabytes_are_refused_before_they_are_unpacked(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from forkd.errors import BuildError
 from forkd.images import rootfs
-from forkd.images.rootfs import check_ext4, install, install_tree, resolve
+from forkd.images.rootfs import check_ext4, inodes_for, install, install_tree, resolve
 
 
 @pytest.fixture
@@ -150,3 +150,24 @@ def test_an_absolute_link_deep_in_the_image_starts_again_at_its_root(root: Path)
     put(root, "/usr/share/conf/file")
 
     assert (root / "etc" / "file").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("entries", "disk_mib", "inodes"),
+    [
+        (20_000, 2_048, 20_000 + 262_144),
+        (300_000, 2_048, 524_288),
+        (524_288 - 16, 2_048, 524_288),
+        (10, 1_024, 10 + 131_072),
+        (10, 32, 8_192),
+    ],
+)
+def test_a_sandbox_has_inodes_in_proportion_besides_those_of_its_image(
+    entries: int, disk_mib: int, inodes: int
+) -> None:
+    assert inodes_for(entries, disk_mib) == inodes
+
+
+def test_an_image_of_more_files_than_there_can_be_inodes_says_so() -> None:
+    with pytest.raises(BuildError, match=r"524288 inodes; raise machine\.disk_mib"):
+        inodes_for(524_288 - 15, 2_048)

@@ -4,7 +4,9 @@ The file system is made for machines that are forked, not for a disk that lives 
 
 - no journal: memory and disk are always frozen together, so there is never a replay, and
   each child would copy journal blocks to protect nothing;
-- inode tables are zeroed now, so that no `ext4lazyinit` thread wakes up in every child;
+- inode tables are holes, which are zeros, and said to be zeroed: they take no room in the image,
+  and no `ext4lazyinit` thread wakes up in every child;
+- as many inodes for a sandbox as its disk has room for small files, besides those of the image;
 - no blocks reserved for root, who is everybody in a sandbox;
 - 4 KiB blocks, which is what the layers above it are made of;
 - UUID and hash seed come from the image's key, and holes stay holes.
@@ -37,6 +39,15 @@ LINKS_MAX = 40
 
 BLOCK_BYTES = 4_096
 
+BYTES_PER_FREE_INODE = 8_192
+"""One file more for each so many bytes of the disk; until then its inode is part of a hole."""
+
+FREE_INODES_MIN = 131_072
+"""No fewer, where there are so many blocks."""
+
+_RESERVED_INODES = 16
+"""More than ext4 has for itself."""
+
 MOUNT_POINTS = ("dev", "proc", "run", "sys", "tmp")
 """Folders that the agent mounts over; an image may come without them."""
 
@@ -52,13 +63,15 @@ def make_ext4(folder: Path, image: Path, *, disk_mib: int, key: str, build: Buil
     Raises:
         BuildError: It does not fit into `disk_mib`.
     """
+    inodes = inodes_for(_count(folder, build), disk_mib)
     identity = str(uuid.uuid5(_KEY_NAMESPACE, key))
     features = "^has_journal,^resize_inode"
-    extended = f"lazy_itable_init=0,nodiscard,root_owner=0:0,hash_seed={identity}"
+    extended = "lazy_itable_init=0,assume_storage_prezeroed=1,nodiscard,root_owner=0:0"
     build.tell("rootfs", f"writing a file system of {disk_mib} MiB", 0.0)
     args: list[str | Path] = [
         *("mke2fs", "-q", "-F", "-t", "ext4", "-b", str(BLOCK_BYTES), "-m", "0"),
-        *("-O", features, "-E", extended, "-U", identity, "-L", "forkd-root"),
+        *("-N", str(inodes), "-O", features, "-E", f"{extended},hash_seed={identity}"),
+        *("-U", identity, "-L", "forkd-root"),
         *("-d", folder, image, f"{disk_mib}M"),
     ]
     try:
@@ -76,6 +89,30 @@ def _too_small(disk_mib: int) -> str:
         f"the image does not fit into {disk_mib} MiB; raise machine.disk_mib, "
         "or leave kernel modules out with image.modules = 'none'"
     )
+
+
+def inodes_for(entries: int, disk_mib: int) -> int:
+    """Return how many inodes a file system of `disk_mib` gets for an image of so many entries.
+
+    Raises:
+        BuildError: It cannot have so many: ext4 has at most one for each block.
+    """
+    disk_bytes = disk_mib << 20
+    most = disk_bytes // BLOCK_BYTES
+    if entries + _RESERVED_INODES > most:
+        raise BuildError(
+            f"the image has {entries} files and folders, but a file system of {disk_mib} MiB has "
+            f"at most {most} inodes; raise machine.disk_mib"
+        )
+    return min(entries + max(disk_bytes // BYTES_PER_FREE_INODE, FREE_INODES_MIN), most)
+
+
+def _count(folder: Path, build: Build) -> int:
+    """Return how many inodes the files and folders in `folder` take, itself included."""
+    lines: list[str] = []
+    args: list[str | Path] = ["du", "--inodes", "--summarize", folder]
+    run_as_root(args, build, timeout_s=EXT4_TIMEOUT_S, on_line=lines.append)
+    return int(lines[-1].split()[0])
 
 
 def check_ext4(path: Path) -> int:
