@@ -35,6 +35,7 @@ PORT = 5_353
 """Where the resolver would listen."""
 
 SERVICE, CLIENT = 9_000, 9_100
+MTU = 1_400
 SLOT = PLAN.slot(0)
 
 _CONNECTIONS = Path("/proc/thread-self/net/nf_conntrack")
@@ -220,6 +221,47 @@ def test_a_connection_that_the_next_policy_allows_too_goes_on_whoever_speaks_fir
         client.send(b"?")
         with pytest.raises(ConnectionResetError):
             client.recv(8)
+
+
+@pytest.mark.parametrize(("family", "heads"), [("IPv4", 40), ("IPv6", 60)])
+def test_both_ends_send_segments_that_the_way_out_takes(
+    walled: Walled, family: str, heads: int
+) -> None:
+    """Whether or not somebody on the way says that longer ones are too long."""
+    address = world.PUBLIC[FAMILIES[family]]
+    host, server = walled.outer.host, partial(world.listening, address, SERVICE)
+    walled.put("internet")
+    host.mtu("up0", MTU)
+    try:
+        with (
+            walled.outer.world.run(server) as listener,
+            walled.outer.guests[0].run(partial(world.connected, address, SERVICE)) as client,
+            listener.accept()[0] as accepted,
+        ):
+            for end in (client, accepted):
+                assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= MTU - heads
+        assert walled.outer.guests[0].run(partial(_send_too_much, address)) == errno.EMSGSIZE
+    finally:
+        host.mtu("up0", 1_500)
+
+
+def _send_too_much(address: str) -> int | None:
+    """Send a packet that the way out does not take; return what the host says of it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(world.DEADLINE_S)
+        sock.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _DO)
+        sock.connect((address, SERVICE))
+        sock.send(bytes(1_450))
+        try:
+            sock.recv(1)
+        except OSError as error:
+            return error.errno
+        return None
+
+
+_MTU_DISCOVER, _DO = 10, 2
+"""IP_MTU_DISCOVER, IP_PMTUDISC_DO (linux/in.h)."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

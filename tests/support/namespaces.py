@@ -79,6 +79,14 @@ class Namespace:
         self.run(make)
         other.run(lambda: _with_route(lambda route: _up(route, other_name)))
 
+    def mtu(self, link: str, size: int) -> None:
+        """Set the longest packet of a link."""
+
+        def change(route: IPRoute) -> None:
+            route.link("set", index=route.link_lookup(ifname=link)[0], mtu=size)
+
+        self.run(lambda: _with_route(change))
+
     def address(self, link: str, *addresses: str) -> None:
         """Give a link addresses, each with its prefix length."""
 

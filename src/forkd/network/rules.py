@@ -10,7 +10,9 @@ than one.
     input        what of it is for this host: the resolver, and the host's end if that is allowed
     forward      to a tap go answers only, and nothing from another tap; strangers' packets go
                  nowhere, where this host forwards because of us, but for those from taps of other
-                 daemons that the walls there have allowed, and so marked
+                 daemons that the walls there have allowed, and so marked.  Both ends of a TCP
+                 connection are told the longest segment that the route takes, since many networks
+                 drop the errors that say so
     from_host    what this host answers a tap, or sends on for the proxy: to what the tap may ask
     dns          questions to the host's end of a link go to our resolver's port, and connections
                  to the ports of a sandbox's secrets, once they were allowed, to our proxy's
@@ -156,6 +158,8 @@ iifname limit rate over {questions_per_s}/second burst {questions_burst} packets
   }}
   chain forward {{
     type filter hook forward priority filter; policy accept;
+    tcp flags & (syn | rst) == syn iifname @taps tcp option maxseg size set rt mtu
+    tcp flags & (syn | rst) == syn oifname @taps tcp option maxseg size set rt mtu
     oifname @taps jump to_guest
     iifname @taps accept
     iifname "fk*" ct mark != 0 accept
