@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.daemon.logs import FORMAT, FieldsFormatter, log_to
+from forkd.daemon.logs import (
+    FORMAT,
+    LINES_BURST_MAX,
+    LINES_PER_S_MAX,
+    MESSAGES_COUNTED_MAX,
+    FieldsFormatter,
+    RateFilter,
+    log_to,
+    reopen,
+)
 from forkd.model.caller import Request, current_request
 
 if TYPE_CHECKING:
@@ -80,3 +89,40 @@ def test_a_line_of_a_request_ends_with_its_id(file: Path) -> None:
     within, after = file.read_text().splitlines()
     assert within.endswith(" within sandbox=sb-1 request=0123abcd")
     assert after.endswith(" after")
+
+
+def test_lines_of_one_message_are_limited_and_the_next_says_how_many_were_left_out() -> None:
+    now_s = 0.0
+    limited = RateFilter(lambda: now_s)
+
+    def written(message: str, count: int) -> list[logging.LogRecord]:
+        records = [logging.makeLogRecord({"name": "forkd", "msg": message}) for _ in range(count)]
+        return [each for each in records if limited.filter(each)]
+
+    assert len(written("connection refused", 10_000)) == LINES_BURST_MAX
+    assert len(written("sandbox exited", 2)) == 2
+    now_s += 2.0
+    first, *others = written("connection refused", 10_000)
+    assert len(others) == 2 * LINES_PER_S_MAX - 1
+    line = FieldsFormatter("%(message)s").format(first)
+    assert line == f"connection refused left_out={10_000 - LINES_BURST_MAX}"
+    assert "left_out" not in vars(others[0])
+
+
+def test_messages_are_counted_within_a_limit() -> None:
+    limited = RateFilter()
+    for number in range(3 * MESSAGES_COUNTED_MAX):
+        assert limited.filter(logging.makeLogRecord({"name": "lib", "msg": f"{number} happened"}))
+    assert len(limited._lines) <= MESSAGES_COUNTED_MAX  # noqa: SLF001
+
+
+def test_a_log_that_is_opened_anew_is_limited_as_before(file: Path) -> None:
+    log = logging.getLogger("forkd.daemon.connections")
+    for _ in range(LINES_BURST_MAX):
+        log.warning("connection refused")
+    file.rename(file.with_suffix(".1"))
+    reopen()
+    for _ in range(LINES_BURST_MAX):
+        log.warning("connection refused")
+
+    assert len(file.read_text().splitlines()) < LINES_BURST_MAX / 2
