@@ -105,6 +105,42 @@ def test_keys_reach_the_program_raw_and_the_terminal_is_as_before(
     assert termios.tcgetattr(terminal) == before
 
 
+def test_a_terminal_that_is_closed_hangs_up_on_the_program(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, terminal: int
+) -> None:
+    def close() -> None:
+        with open(os.devnull, "rb") as other:  # noqa: PTH123 - a name for its descriptor
+            os.dup2(other.fileno(), terminal)  # the fixture closes the number
+
+    os.write(terminal, b"key")
+    closer = when_fed(daemon, close)
+
+    ended = forkd("exec", "-t", sandbox, "sleep", keep_stdin=True)
+
+    closer.join()
+    assert ended.code == 128 + signal.SIGHUP
+
+
+def test_a_size_that_changes_as_the_program_starts_is_told(
+    forkd: Forkd, sandbox: str, terminal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    termios.tcsetwinsize(terminal, (24, 80))
+    sizes = iter([termios.tcgetwinsize(terminal), (50, 132)])
+    monkeypatch.setattr(attach, "_size", lambda: next(sizes))
+
+    ended = forkd("exec", "-t", sandbox, "size", keep_stdin=True)
+
+    assert (ended.code, ended.out, ended.err) == (0, "50x132", "")
+
+
+def test_without_input_a_terminal_needs_none_here(forkd: Forkd, sandbox: str) -> None:
+    refused = forkd("exec", "-t", sandbox, "true", stdin=b"piped")
+    run = forkd("exec", "-t", "-n", sandbox, "echo", "on")
+
+    assert (refused.code, "--no-stdin" in refused.err) == (125, True)
+    assert (run.code, run.out) == (0, "on\n")
+
+
 def test_a_reader_that_leaves_ends_the_program(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ use forkd_proto::Kind;
 use forkd_proto::guest::{Control, ErrorBody, ErrorCode, Exec as Request, ExecReply, WindowSize};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::pty::openpty;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, pipe2};
 
@@ -29,6 +28,7 @@ use crate::failure::{Outcome, failure, refused};
 use crate::image::Defaults;
 use crate::spawn::{self, Launch, Launcher, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
+use crate::terminal;
 
 /// How long after the end of the process, and after each output since, more is waited for.
 pub const DRAIN_GRACE: Duration = Duration::from_millis(200);
@@ -43,9 +43,6 @@ const STDIN_MAX: usize = 256 << 10;
 /// unless somebody raises the kernel's limit (`pipe-max-size`), and so all that was in it.
 const LAST_BYTES_MAX: u64 = 1 << 20;
 
-/// What a terminal takes for the end of input: control-D.
-const TERMINAL_EOF: u8 = 4;
-
 /// One process with its streams.
 #[derive(Debug)]
 pub struct Exec {
@@ -58,7 +55,8 @@ pub struct Exec {
     stdin_queue: Vec<u8>,
     stdin_eof: bool,
     outputs: [Option<Output>; 2],
-    terminal: bool,
+    /// The end of its input, if that is a terminal.
+    terminal: Option<terminal::End>,
     ended: Option<(Ended, Instant)>,
     /// When output came last since the end.
     heard_at: Option<Instant>,
@@ -97,7 +95,7 @@ impl Exec {
         let surroundings =
             defaults.surroundings(&request.env, request.cwd.as_deref(), request.user.as_deref());
         let no_pipe = |error: io::Error| refused("cannot make a pipe", &error);
-        let Plumbing { standard, stdin, outputs } = match request.tty {
+        let Plumbing { standard, stdin, outputs, end } = match request.tty {
             Some(size) => terminal(size).map_err(no_pipe)?,
             None => pipes(request.stdin).map_err(no_pipe)?,
         };
@@ -119,7 +117,7 @@ impl Exec {
             stdin_queue: Vec::new(),
             stdin_eof: false,
             outputs,
-            terminal: tty,
+            terminal: end,
             ended: None,
             heard_at: None,
             timed_out: false,
@@ -140,17 +138,18 @@ impl Exec {
     pub fn descriptors(&self) -> Vec<&File> {
         let outputs = self.outputs.iter().flatten().map(|output| output.file.as_ref());
         // The terminal is one descriptor for both directions.
-        let stdin = self.stdin.as_deref().filter(|_| !self.terminal);
+        let stdin = self.stdin.as_deref().filter(|_| self.terminal.is_none());
         self.verdict.as_ref().into_iter().chain(stdin).chain(outputs).collect()
     }
 
     /// When to drive it even if nothing happens.  A client that is `blocked` has to read before
     /// anything can be done about output, and that is an event.
     pub fn wake_at(&self, blocked: bool) -> Option<Instant> {
-        match self.drained_at() {
-            Some(at) => Some(at).filter(|_| !blocked),
-            None => self.deadline.filter(|_| !self.timed_out),
+        if let Some(at) = self.drained_at() {
+            return Some(at).filter(|_| !blocked);
         }
+        let end = self.terminal.as_ref().and_then(terminal::End::due);
+        self.deadline.filter(|_| !self.timed_out).into_iter().chain(end).min()
     }
 
     /// When output is waited for no longer, once the process has ended.
@@ -194,8 +193,8 @@ impl Exec {
                 _ => {}
             },
             Control::Resize(size) => {
-                if let Some(terminal) = self.stdin.as_ref().filter(|_| self.terminal)
-                    && let Err(error) = resize(terminal, size)
+                if let Some(terminal) = self.stdin.as_ref().filter(|_| self.terminal.is_some())
+                    && let Err(error) = terminal::resize(terminal, size)
                 {
                     crate::log::line(&format!("cannot resize a terminal: {error}"));
                 }
@@ -213,7 +212,7 @@ impl Exec {
     /// The pipes that somebody may go on writing to, now that the process has ended.  A terminal is
     /// not among them: it hangs up.
     pub fn leftovers(&mut self) -> Vec<Arc<File>> {
-        if self.ended.is_none() || self.terminal {
+        if self.ended.is_none() || self.terminal.is_some() {
             return Vec::new();
         }
         self.outputs.iter_mut().filter_map(Option::take).map(|output| output.file).collect()
@@ -232,7 +231,7 @@ impl Exec {
                 .read_verdict()
                 .map_or(Progress::Waiting, |failed| Progress::Done(Err(failed)));
         }
-        self.write_stdin();
+        self.write_stdin(now);
         let more = self.read_outputs(stream, scratch);
         if more && self.ended.is_some() {
             self.heard_at = Some(now);
@@ -272,7 +271,7 @@ impl Exec {
         }
     }
 
-    fn write_stdin(&mut self) {
+    fn write_stdin(&mut self, now: Instant) {
         let Some(stdin) = &self.stdin else {
             self.stdin_queue.clear();
             return;
@@ -290,14 +289,16 @@ impl Exec {
                 }
             }
         }
-        if self.stdin_eof {
-            self.stdin_eof = false;
-            if self.terminal {
-                self.stdin_queue.push(TERMINAL_EOF);
-                self.write_stdin();
-            } else {
-                self.stdin = None;
+        let ends = std::mem::take(&mut self.stdin_eof);
+        match &mut self.terminal {
+            Some(end) => {
+                if ends {
+                    end.begin(now);
+                }
+                end.type_to(stdin, now);
             }
+            None if ends => self.stdin = None,
+            None => {}
         }
     }
 
@@ -359,6 +360,7 @@ struct Plumbing {
     standard: Standard,
     stdin: Option<Arc<File>>,
     outputs: [Option<Output>; 2],
+    end: Option<terminal::End>,
 }
 
 fn pipes(with_stdin: bool) -> io::Result<Plumbing> {
@@ -380,6 +382,7 @@ fn pipes(with_stdin: bool) -> io::Result<Plumbing> {
         },
         stdin,
         outputs: [output(stdout, Kind::Stdout), output(stderr, Kind::Stderr)],
+        end: None,
     })
 }
 
@@ -395,30 +398,15 @@ pub fn output_pipe() -> io::Result<(File, OwnedFd)> {
 }
 
 fn terminal(size: WindowSize) -> io::Result<Plumbing> {
-    let pty = openpty(None, None)?;
-    for fd in [&pty.master, &pty.slave] {
-        nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
-    }
-    resize(&pty.master, size)?;
-    spawn::set_nonblocking(&pty.master)?;
-    let master = Arc::new(File::from(pty.master));
+    let (master, slave, end) = terminal::open(size)?;
+    let master = Arc::new(master);
     let standard = Standard {
-        stdin: Stdio::from(pty.slave.try_clone()?),
-        stdout: Stdio::from(pty.slave.try_clone()?),
-        stderr: Stdio::from(pty.slave),
+        stdin: Stdio::from(slave.try_clone()?),
+        stdout: Stdio::from(slave.try_clone()?),
+        stderr: Stdio::from(slave),
     };
     let output = Output { file: Arc::clone(&master), kind: Kind::Stdout };
-    Ok(Plumbing { standard, stdin: Some(master), outputs: [Some(output), None] })
-}
-
-fn resize(terminal: &impl AsFd, size: WindowSize) -> io::Result<()> {
-    let size = rustix::termios::Winsize {
-        ws_row: size.rows,
-        ws_col: size.columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+    Ok(Plumbing { standard, stdin: Some(master), outputs: [Some(output), None], end: Some(end) })
 }
 
 #[cfg(test)]
@@ -446,7 +434,7 @@ mod tests {
             stdin_queue: Vec::new(),
             stdin_eof: false,
             outputs: [Some(Output { file: Arc::new(read), kind: Kind::Stdout }), None],
-            terminal: false,
+            terminal: None,
             ended: Some((exit, now)),
             heard_at: None,
             timed_out: false,

@@ -46,6 +46,7 @@ mod sinks;
 mod spawn;
 mod stage;
 mod stream;
+mod terminal;
 mod users;
 mod warm;
 mod watch;

@@ -52,18 +52,26 @@ def attached(  # noqa: PLR0913 - what a program is run with
     """Run a program with our own streams and return how it ended.
 
     Raises:
-        InvalidRequest: `tty` was asked for and standard input is no terminal.
+        InvalidRequest: `tty` was asked for with input, and standard input is no terminal.
         ForkdError: The program could not be started, or was lost.
     """
-    if tty and not sys.stdin.isatty():
-        raise InvalidRequest("--tty needs a terminal as standard input", field="tty")
+    typed = tty and stdin
+    if typed and not sys.stdin.isatty():
+        raise InvalidRequest(
+            "--tty needs a terminal as standard input; leave out --tty to pipe input, or add "
+            "--no-stdin to have a terminal without input",
+            field="tty",
+        )
     size = _size() if tty else None
     program = sandbox.exec_stream(args, stdin=stdin, tty=size, timeout_s=timeout_s, **options)
     with program as process, ExitStack() as stack:
         stack.enter_context(signals_passed_on(process, _PASSED_ON_WITH_TTY if tty else PASSED_ON))
-        if tty:
+        if tty and (now := _size()) != size:
+            process.resize(*now)  # a change of before its signal was passed on
+        if typed:
             stack.enter_context(_raw(sys.stdin.fileno()))
-        if stdin:
+            _thread(_pump_keys, process, sys.stdin.fileno())
+        elif stdin:
             _thread(_pump_input, process, sys.stdin.fileno())
         for output in process:
             write_all(1 if output.stream == "stdout" else 2, output.data)
@@ -82,6 +90,16 @@ def _pump_input(process: Process, descriptor: int) -> None:
         process.close_stdin()
     except (ForkdError, OSError):
         return  # the program has ended, which the main thread hears of itself
+
+
+def _pump_keys(process: Process, descriptor: int) -> None:
+    """Pass on what is typed.  A terminal in raw mode ends only when it is closed."""
+    with suppress(ForkdError):
+        with suppress(OSError):
+            while data := os.read(descriptor, READ_BYTES):
+                process.write(data)
+        process.send_signal(signal.SIGHUP)
+        process.close_stdin()
 
 
 def _send_signals(
@@ -130,13 +148,17 @@ def _raw(descriptor: int) -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it may have been closed
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _size() -> tuple[int, int]:
-    """Return rows and columns of the terminal that standard input is."""
-    columns, rows = os.get_terminal_size(sys.stdin.fileno())
-    return rows or SIZE_UNKNOWN[0], columns or SIZE_UNKNOWN[1]
+    """Return rows and columns of our terminal: standard input, else output, if one is one."""
+    for stream in (sys.stdin, sys.stdout):
+        with suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(stream.fileno())
+            return rows or SIZE_UNKNOWN[0], columns or SIZE_UNKNOWN[1]
+    return SIZE_UNKNOWN
 
 
 def write_all(descriptor: int, data: bytes) -> None:

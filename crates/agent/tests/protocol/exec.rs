@@ -483,3 +483,74 @@ fn a_client_that_does_not_read_the_end_keeps_nobody_awake() {
 
     assert_eq!(client.finish().reply["timed_out"], true);
 }
+
+/// What a program on a terminal is asked for, with input to come.
+fn on_terminal(script: &str) -> Value {
+    let size = json!({"rows": 24, "columns": 80});
+    json!({"op": "exec", "args": ["sh", "-c", script], "tty": size, "stdin": true})
+}
+
+/// The answer of a program on a terminal that says `ready` before it gets input and its end.
+fn typed(agent: &Agent, script: &str, input: &[u8]) -> crate::support::Answer {
+    let mut client = agent.connect();
+    client.send(Kind::Request, &on_terminal(script));
+    let mut seen = String::new();
+    while !seen.contains("ready") {
+        let frame = client.next().expect("a frame");
+        seen.push_str(&String::from_utf8_lossy(&frame.payload));
+    }
+    client.send_bytes(Kind::Stdin, input);
+    client.send_bytes(Kind::StdinEof, b"");
+    client.finish()
+}
+
+#[test]
+fn the_end_of_input_on_a_terminal_ends_whoever_reads_it() {
+    let agent = Agent::start();
+    for (what, script, input, wanted) in [
+        ("a line", "stty -echo; echo ready; cat", "line\n", "line\r\n"),
+        ("a part of a line", "stty -echo; echo ready; cat", "part", "part"),
+        ("nothing", "stty -echo; echo ready; cat", "", ""),
+        ("the next one, too", "stty -echo; echo ready; cat; cat; echo end", "x\n", "x\r\nend\r\n"),
+        ("another key", "stty -echo eof ^B; echo ready; cat", "x\n", "x\r\n"),
+        ("raw mode", "stty -icanon -echo; echo ready; cat | wc -c", "12345", "6\r\n"),
+        ("raw mode without input", "stty raw -echo; echo ready; cat | wc -c", "", "1\n"),
+    ] {
+        let answer = typed(&agent, script, input.as_bytes());
+        assert!(answer.text().ends_with(wanted), "{what}: {:?}", answer.text());
+        assert_eq!(answer.reply["exit_code"], 0, "{what}");
+    }
+}
+
+#[test]
+fn what_was_typed_in_raw_mode_is_read_before_its_end() {
+    let agent = Agent::start();
+    let slow = "stty -icanon -echo; echo ready; while c=$(dd bs=500 count=1 2>/dev/null | wc -c); \
+                test $c -gt 0; do sleep 0.02; n=$((n + c)); done; echo $n";
+    let answer = typed(&agent, slow, &vec![b'a'; 20_000]);
+    assert!(answer.text().ends_with("20001\r\n"), "{:?}", answer.text());
+}
+
+#[test]
+fn a_terminal_has_its_status_its_keys_and_clean_signals() {
+    let agent = Agent::start();
+    let status = "grep -E 'Sig(Ign|Blk)' /proc/self/status; seq 100000 | tail -1; exit 7";
+    // Whatever started this test may have left something behind, too.
+    let ours = Command::new("sh").args(["-c", status]).output().expect("a shell").stdout;
+    let answer = agent.connect().ask(&on_terminal(status));
+    let wanted = String::from_utf8_lossy(&ours).replace('\n', "\r\n");
+    assert_eq!((answer.text(), &answer.reply["exit_code"]), (wanted, &json!(7)));
+    for (key, name) in [(3, "INT"), (28, "QUIT")] {
+        let script = format!(
+            "trap 'exit {key}' {name}; stty -echo; echo ready; while :; do sleep 0.01; done"
+        );
+        let mut client = agent.connect();
+        client.send(Kind::Request, &on_terminal(&script));
+        let mut seen = String::new();
+        while !seen.contains("ready") {
+            seen.push_str(&String::from_utf8_lossy(&client.next().expect("a frame").payload));
+        }
+        client.send_bytes(Kind::Stdin, &[key]);
+        assert_eq!(client.finish().reply["exit_code"], key, "SIG{name}");
+    }
+}
