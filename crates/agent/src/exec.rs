@@ -417,15 +417,11 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_was_in_a_large_pipe_when_the_grace_ended_is_not_lost() {
+    /// A process that ended at `now`, and what still writes to its output.
+    fn ended(now: Instant) -> (Exec, File, Stream) {
         let (read, write) = output_pipe().unwrap();
-        fcntl(&write, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
-        let mut write = File::from(write);
-        write.write_all(&vec![7; 1 << 20]).unwrap();
-        let now = Instant::now();
         let exit = Ended { exit_code: Some(0), signal: None };
-        let mut exec = Exec {
+        let exec = Exec {
             process: Process::new(Pid::from_raw(i32::MAX), None),
             started: now,
             deadline: None,
@@ -439,11 +435,49 @@ mod tests {
             heard_at: None,
             timed_out: false,
         };
-        let mut stream = Stream::new(UnixStream::pair().unwrap().0.into());
+        (exec, write.into(), Stream::new(UnixStream::pair().unwrap().0.into()))
+    }
+
+    #[test]
+    fn what_was_in_a_large_pipe_when_the_grace_ended_is_not_lost() {
+        let now = Instant::now();
+        let (mut exec, mut write, mut stream) = ended(now);
+        fcntl(&write, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
+        write.write_all(&vec![7; 1 << 20]).unwrap();
 
         let progress = exec.drive(&mut stream, &mut [0; 4096], now + DRAIN_MAX);
 
         assert!(stream.backlog() >= 1 << 20, "{} bytes", stream.backlog());
         assert!(matches!(progress, Progress::Done(Ok(ExecReply { truncated: true, .. }))));
+    }
+
+    #[test]
+    fn each_output_after_the_end_is_waited_for_anew_and_not_for_ever() {
+        let now = Instant::now();
+        let (mut exec, mut write, mut stream) = ended(now);
+        let mut drive = |at| exec.drive(&mut stream, &mut [0; 64], at);
+        let mut at = now;
+        while at < now + DRAIN_MAX {
+            write.write_all(b"x").unwrap();
+            assert!(matches!(drive(at), Progress::More), "{:?}", at - now);
+            at += DRAIN_GRACE.mul_f64(0.9);
+            if at < now + DRAIN_MAX {
+                assert!(matches!(drive(at), Progress::Waiting), "{:?}", at - now);
+            }
+        }
+
+        assert!(matches!(drive(at), Progress::Done(Ok(ExecReply { truncated: true, .. }))));
+    }
+
+    #[test]
+    fn output_that_was_closed_meanwhile_is_whole() {
+        let now = Instant::now();
+        let (mut exec, mut write, mut stream) = ended(now);
+        write.write_all(b"last").unwrap();
+        drop(write);
+
+        let progress = exec.drive(&mut stream, &mut [0; 64], now + DRAIN_MAX);
+
+        assert!(matches!(progress, Progress::Done(Ok(ExecReply { truncated: false, .. }))));
     }
 }
