@@ -23,6 +23,7 @@ from forkd.daemon.bodies import Room
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import CRASH, internal_error, plain, render
+from forkd.daemon.pacing import Pace
 from forkd.daemon.peers import ANYBODY, CALLER, END, HELD, OPEN_PATHS, VISITOR
 from forkd.errors import CapacityError, Denied, ForkdError, NotFound
 from forkd.limits import ANSWERS_BYTES_MAX
@@ -98,6 +99,7 @@ class Requests:
         self._telemetry = telemetry
         self._auditor = auditor or Auditor()
         self._answers = Room("answers", ANSWERS_BYTES_MAX)
+        self._pace = Pace()
         self._shares = {
             "http": Shares(limits.requests_max),
             "websocket": Shares(limits.websockets_max),
@@ -135,6 +137,7 @@ class Requests:
                 _note_visit(scope, answer.caller)
                 self._auditor.check(scope)
                 with self._counted(scope):
+                    await self._pace.begin(answer.caller)
                     await _until_gone(self._app, scope, receive, answer, end)
         except ForkdError as error:
             await _refuse(error, scope, receive, answer)
