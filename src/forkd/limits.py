@@ -360,7 +360,7 @@ what others leave, and more wait."""
 RESOLVER_QUESTIONS_PER_SANDBOX_MAX = 16
 """Most questions of one sandbox that the resolver asks upstream at once; more wait."""
 
-RESOLVER_WAITING_MAX = 8_192
+RESOLVER_WAITING_MAX = 16_384
 """Most questions that are asked upstream or wait for that, for all sandboxes; a tenant has half of
 what others leave."""
 

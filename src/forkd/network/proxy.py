@@ -175,9 +175,8 @@ class Proxy:
             sockets.reset(sock)
             return
         running = self._running.setdefault(client.tap, set())
-        if len(running) >= PROXY_CONNECTIONS_PER_SANDBOX_MAX or not self._places.take(
-            client.tenant
-        ):
+        is_full = len(running) >= PROXY_CONNECTIONS_PER_SANDBOX_MAX
+        if is_full or not self._places.take(client.tenant):
             log.info("sandbox has too many connections", extra={"tap": client.tap})
             sockets.reset(sock)
             return
@@ -284,7 +283,7 @@ def _meant(secrets: Sequence[Bound], name: str, port: int) -> list[Bound]:
 
 def _may_reach(policy: NetworkPolicy, name: str, address: str, port: int) -> bool:
     """Whether a policy allows a name, whose address the packet filter has allowed for whatever."""
-    if policy.internet or permits(policy, ip_address(address), Protocol.TCP, port):
+    if permits(policy, ip_address(address), Protocol.TCP, port):
         return True
     return any(
         not rule.ports or any(port == each.first for each in rule.ports)

@@ -173,9 +173,8 @@ class Turns:
     @contextlib.contextmanager
     def waiting(self, asker: Asker) -> Iterator[bool]:
         """Count a question that is asked or waits; yield whether there may be another."""
-        if self._waiting[
-            asker.tap
-        ] >= RESOLVER_WAITING_PER_SANDBOX_MAX or not self._waiting_places.take(asker.tenant):
+        is_full = self._waiting[asker.tap] >= RESOLVER_WAITING_PER_SANDBOX_MAX
+        if is_full or not self._waiting_places.take(asker.tenant):
             yield False
             return
         self._waiting[asker.tap] += 1
