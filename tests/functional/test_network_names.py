@@ -323,6 +323,32 @@ def test_internet_resolves_every_name_of_every_kind(outer: Outside) -> None:
 
 
 @pytest.mark.usefixtures("server")
+def test_what_a_name_has_opened_stays_open_while_the_policy_allows_it(outer: Outside) -> None:
+    async def work(asking: Asking) -> None:
+        await asking.put("example.com:443", "a.test")
+        await asking.ask("example.com")
+        address = world.PUBLIC[0]
+
+        await asking.put("*.com", "example.com:80,443")
+        assert await asking.try_("tcp", address, 443) == "reached"
+        assert await asking.try_("tcp", address, 80) == "refused", "until it is asked for again"
+        await asking.put("example.com:443", held=True)
+        assert await asking.try_("tcp", address, 443) == "refused"
+        await asking.put("example.com:443")
+        assert await asking.try_("tcp", address, 443) == "reached"
+        await asking.put("example.com:443/tcp")
+        assert await asking.try_("udp", address, 443) == "refused"
+        await asking.put("example.com:80")
+        await asking.put("example.com:443")
+        assert await asking.try_("tcp", address, 443) == "refused"
+        await asking.ask("example.com")
+        await asking.put("example.com:443", lease="sb-1")
+        assert await asking.try_("tcp", address, 443) == "refused"
+
+    scenario(outer, work)
+
+
+@pytest.mark.usefixtures("server")
 def test_a_name_that_is_taken_from_the_policy_leads_nowhere_at_once(outer: Outside) -> None:
     async def work(asking: Asking) -> None:
         await asking.put("example.com:443")

@@ -281,9 +281,10 @@ def _openings(
     query: dns.message.QueryMessage, addresses: list[Address], asker: Asker
 ) -> list[Opening]:
     """Return what is opened: an address that is not public is by its own rule, at its ports."""
+    name = name_of(query)
     return [
-        Opening(asker.tap, address, protocol, port)
-        for rule in asker.policy.named(name_of(query))
+        Opening(asker.tap, address, protocol, port, name)
+        for rule in asker.policy.named(name)
         for protocol in rule.protocols
         for port in (tuple(each.first for each in rule.ports) or (None,))
         for address in addresses

@@ -28,7 +28,7 @@ refused, and dropped if it comes in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from forkd.model.caller import Tenant
-    from forkd.model.network import NetworkPolicy
+    from forkd.model.network import NameRule, NetworkPolicy
     from forkd.model.secret import SecretUse
     from forkd.network.plan import Plan, Slot
     from forkd.network.ranges import Address, Piece
@@ -304,12 +304,26 @@ class Opening:
         address: Which.
         protocol: What is allowed there.
         port: Where; None for every port, and for ICMP.
+        name: Which name; an address that several lead to is open by the first.
     """
 
     tap: str
     address: Address
     protocol: Protocol
     port: int | None
+    name: str = field(default="", compare=False)
+
+    def is_allowed(self, policy: NetworkPolicy) -> bool:
+        """Whether a policy allows it, if its name leads there."""
+        return any(
+            self.protocol in rule.protocols
+            and (self.port is None if not rule.ports else self.port in _singles(rule))
+            for rule in policy.named(self.name)
+        )
+
+
+def _singles(rule: NameRule) -> set[int]:
+    return {each.first for each in rule.ports}
 
 
 def table_name(plan: Plan) -> str:

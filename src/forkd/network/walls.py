@@ -7,6 +7,7 @@ after a daemon that was killed: what it forked lives on behind it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from forkd.network.ranges import is_own, permits
 from forkd.network.rules import Opening, Roused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from forkd.network.plan import Plan
     from forkd.network.rules import Wall
@@ -123,8 +124,10 @@ class Walls:
             old = [self._walls[each.slot.tap] for each in new if each.slot.tap in self._walls]
             openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
             gone = rules.take(self._plan, old, openings) if old else ""
-            nftables.run(gone + rules.put(self._plan, new))
+            kept = {each.slot.tap: self._still_open(each) for each in new}
+            nftables.run(gone + rules.put(self._plan, new) + self._open_again(kept))
             self._note(new)
+            self._openings |= {tap: opened for tap, opened in kept.items() if opened}
 
     def guard(self, taps: Iterable[str]) -> None:
         """Drop what comes from taps, or is forwarded there, until they have a wall or are taken.
@@ -284,6 +287,30 @@ class Walls:
         self._walls.clear()
         self._openings.clear()
         self._note(walls)
+
+    def _still_open(self, wall: Wall) -> dict[Opening, float]:
+        """Return what is open to a sandbox, until when, and is allowed by a new wall of it too."""
+        before, now = self._walls.get(wall.slot.tap), self._clock()
+        if before is None or before.lease != wall.lease:
+            return {}
+        opened = self._openings.get(wall.slot.tap, {})
+        return {
+            each: until
+            for each, until in opened.items()
+            if until > now and each.is_allowed(wall.policy)
+        }
+
+    def _open_again(self, kept: Mapping[str, Mapping[Opening, float]]) -> str:
+        """Return the commands that open addresses for as long as they were to be open."""
+        now = self._clock()
+        by_seconds: dict[int, list[Opening]] = {}
+        for opened in kept.values():
+            for each, until in opened.items():
+                by_seconds.setdefault(math.ceil(until - now), []).append(each)
+        return "".join(
+            rules.open_for(self._plan, openings, seconds)
+            for seconds, openings in by_seconds.items()
+        )
 
     def _with_former(self, wall: Wall) -> Wall:
         """Return a wall with the marks of what its sandbox's connections were allowed by before."""
