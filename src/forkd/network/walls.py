@@ -22,7 +22,7 @@ from forkd.network.ranges import is_own, permits
 from forkd.network.rules import Opening, Roused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from forkd.network.plan import Plan
     from forkd.network.rules import Wall
@@ -117,17 +117,20 @@ class Walls:
             HostError: The kernel refused.
         """
         with self._lock:
-            new = list(map(self._with_former, walls))
+            new = [_with_former(each, self._walls.get(each.slot.tap)) for each in walls]
             if not self._built:
                 self._build(new, Roused())
                 return
             old = [self._walls[each.slot.tap] for each in new if each.slot.tap in self._walls]
             openings = [each for wall in old for each in self._openings.get(wall.slot.tap, ())]
             gone = rules.take(self._plan, old, openings) if old else ""
-            kept = {each.slot.tap: self._still_open(each) for each in new}
-            nftables.run(gone + rules.put(self._plan, new) + self._open_again(kept))
+            kept = self._still_open(new)
+            again = "".join(rules.open_for(self._plan, each, left) for left, each in kept.items())
+            nftables.run(gone + rules.put(self._plan, new) + again)
             self._note(new)
-            self._openings |= {tap: opened for tap, opened in kept.items() if opened}
+            for left, each in kept.items():
+                for opening in each:
+                    self._openings.setdefault(opening.tap, {})[opening] = self._clock() + left
 
     def guard(self, taps: Iterable[str]) -> None:
         """Drop what comes from taps, or is forwarded there, until they have a wall or are taken.
@@ -288,38 +291,17 @@ class Walls:
         self._openings.clear()
         self._note(walls)
 
-    def _still_open(self, wall: Wall) -> dict[Opening, float]:
-        """Return what is open to a sandbox, until when, and is allowed by a new wall of it too."""
-        before, now = self._walls.get(wall.slot.tap), self._clock()
-        if before is None or before.lease != wall.lease:
-            return {}
-        opened = self._openings.get(wall.slot.tap, {})
-        return {
-            each: until
-            for each, until in opened.items()
-            if until > now and each.is_allowed(wall.policy)
-        }
-
-    def _open_again(self, kept: Mapping[str, Mapping[Opening, float]]) -> str:
-        """Return the commands that open addresses for as long as they were to be open."""
-        now = self._clock()
-        by_seconds: dict[int, list[Opening]] = {}
-        for opened in kept.values():
-            for each, until in opened.items():
-                by_seconds.setdefault(math.ceil(until - now), []).append(each)
-        return "".join(
-            rules.open_for(self._plan, openings, seconds)
-            for seconds, openings in by_seconds.items()
-        )
-
-    def _with_former(self, wall: Wall) -> Wall:
-        """Return a wall with the marks of what its sandbox's connections were allowed by before."""
-        before = self._walls.get(wall.slot.tap)
-        if before is None or before.lease != wall.lease:
-            return wall
-        marks = [each for each in (*before.former, before.mark) if each != wall.mark]
-        netlink.forget_connections(marks[:-FORMER_MAX])
-        return replace(wall, former=tuple(dict.fromkeys(marks[-FORMER_MAX:])))
+    def _still_open(self, walls: list[Wall]) -> dict[int, list[Opening]]:
+        """Return what stays open under new walls of the same sandboxes, by how many seconds."""
+        now, found = self._clock(), dict[int, list[Opening]]()
+        for wall in walls:
+            before = self._walls.get(wall.slot.tap)
+            if before is None or before.lease != wall.lease:
+                continue
+            for each, until in self._openings.get(wall.slot.tap, {}).items():
+                if until > now and each.is_allowed(wall.policy):
+                    found.setdefault(math.ceil(until - now), []).append(each)
+        return found
 
     def _note(self, walls: list[Wall]) -> None:
         for wall in walls:
@@ -374,6 +356,15 @@ class Walls:
         ]
         elements = [each["elem"] for found in sets for each in found.get("elem", ())]
         return [_refused(each) for each in elements if _key(each)[0] == id_]
+
+
+def _with_former(wall: Wall, before: Wall | None) -> Wall:
+    """Return a wall with the marks of what its sandbox's connections were allowed by before."""
+    if before is None or before.lease != wall.lease:
+        return wall
+    marks = [each for each in (*before.former, before.mark) if each != wall.mark]
+    netlink.forget_connections(marks[:-FORMER_MAX])
+    return replace(wall, former=tuple(dict.fromkeys(marks[-FORMER_MAX:])))
 
 
 def _marks(wall: Wall) -> tuple[int, ...]:
