@@ -456,4 +456,4 @@ async def test_a_branch_does_not_give_its_source_room_beyond_the_limit_on_its_di
 
     result = await real_host.service.guests.eval(CALLER, parent.id, fill.format(1))
     assert result.error is not None
-    assert "Input/output error" in result.error.message
+    assert "No space left on device" in result.error.message

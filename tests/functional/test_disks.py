@@ -12,7 +12,6 @@ from forkd.engine.control import Control
 from forkd.engine.process import CONTROL_SOCKET
 from forkd.model.sandbox import ForkOptions
 from tests.support import nameless
-from tests.support.callers import CALLER
 from tests.support.real_host import REAL, value
 
 if TYPE_CHECKING:
@@ -131,22 +130,6 @@ async def test_a_file_system_that_is_full_in_one_child_has_room_in_its_sibling(
         free = "os.statvfs('/').f_bavail * os.statvfs('/').f_frsize"
         assert await value(real_host, other.id, free) > 1 << 27
         assert await value(real_host, full.id, free) < 1 << 20
-
-
-async def test_a_limit_on_the_disk_is_an_io_error_there_and_nowhere_else(
-    real_host: RealHost,
-) -> None:
-    async with (
-        real_host.forked(1, ForkOptions(disk_limit_mib=1)) as (limited,),
-        real_host.forked(1, ForkOptions()) as (other,),
-    ):
-        code = SYNCED.replace("1 << 18", "1 << 22")
-        result = await real_host.service.guests.eval(CALLER, limited.id, code)
-        assert result.error is not None
-        assert f"[Errno {errno.EIO}]" in result.error.message
-        assert (await metrics(real_host, limited.id)).top_bytes <= 1 << 20
-        assert await value(real_host, limited.id, "1 + 1") == 2
-        await value(real_host, other.id, code + "1")
 
 
 async def test_a_guests_flush_reaches_its_private_file(real_host: RealHost) -> None:

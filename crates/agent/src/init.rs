@@ -7,6 +7,9 @@
 //! | `forkd.rootflags=`   | mount options, among them `ro`, `rw`, `noatime`   | `rw,noatime` |
 //! | `forkd.init=image`   | process 1 is the image's own `/sbin/init`         | the agent is |
 //!
+//! A root of type ext4 is by default also mounted with `discard`: what is deleted is given back to
+//! the host, and no longer counts for the limit on the disk.
+//!
 //! `/etc/forkd/modules` in the initramfs names the kernel modules to load, one path per line, in
 //! their order.
 
@@ -81,7 +84,7 @@ impl Options {
         let mut options = Self {
             root: Some(PathBuf::from("/dev/vda")),
             kind: "ext4".to_owned(),
-            flags: "rw,noatime".to_owned(),
+            flags: String::new(),
             image_init: false,
         };
         for word in cmdline.split_ascii_whitespace() {
@@ -93,6 +96,10 @@ impl Options {
                 Some(("forkd.init", who)) => options.image_init = who == "image",
                 _ => {}
             }
+        }
+        if options.flags.is_empty() {
+            let discard = if options.kind == "ext4" { ",discard" } else { "" };
+            options.flags = format!("rw,noatime{discard}");
         }
         options
     }
@@ -259,8 +266,14 @@ mod tests {
         let options = Options::parse("console=ttyS0 quiet");
         assert_eq!(options.root.as_deref(), Some(Path::new("/dev/vda")));
         let (flags, data) = options.mount_flags();
-        assert_eq!((flags, data.as_str()), (MsFlags::MS_NOATIME, ""));
+        assert_eq!((flags, data.as_str()), (MsFlags::MS_NOATIME, "discard"));
         assert!(!options.image_init);
+    }
+
+    #[test]
+    fn a_file_system_that_may_not_know_the_word_is_mounted_without_discard() {
+        let options = Options::parse("forkd.rootfstype=squashfs");
+        assert_eq!(options.mount_flags(), (MsFlags::MS_NOATIME, String::new()));
     }
 
     #[test]

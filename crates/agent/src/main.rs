@@ -24,6 +24,7 @@ mod child;
 mod clock;
 mod conn;
 mod copy;
+mod disk;
 mod entropy;
 mod exec;
 mod failure;

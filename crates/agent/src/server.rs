@@ -35,7 +35,7 @@ use crate::runtime::Runtime;
 use crate::sinks::{self, Sinks};
 use crate::spawn::Launcher;
 use crate::stream::Stream;
-use crate::{files, freeze, log, quiesce};
+use crate::{disk, files, freeze, log, quiesce};
 
 mod ops;
 
@@ -88,6 +88,7 @@ pub struct Server {
     launcher: Launcher,
     defaults: Defaults,
     identity: Option<Identity>,
+    disk_limit: disk::Limit,
     folder: PathBuf,
     scratch: Box<[u8]>,
     now: Instant,
@@ -172,6 +173,7 @@ impl Server {
             launcher: parts.launcher,
             defaults: parts.defaults,
             identity: parts.identity,
+            disk_limit: disk::Limit::default(),
             folder: parts.folder,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             now: Instant::now(),

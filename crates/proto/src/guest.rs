@@ -15,9 +15,11 @@ use crate::limits::{
 use crate::parse;
 
 mod files;
+mod limit;
 mod reply;
 
 pub use files::*;
+pub use limit::*;
 pub use reply::*;
 
 /// Environment variables, by name.
@@ -62,7 +64,7 @@ pub enum Request {
     /// Writes the root file system out and lets nobody write to it any more.
     Freeze,
     /// Makes a forked guest somebody of its own.
-    PostFork(PostFork),
+    PostFork(Box<PostFork>),
     /// Sets the wall clock.
     SetTime(SetTime),
     /// Moves the wall clock.
@@ -349,6 +351,10 @@ pub struct PostFork {
     /// Identity on the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
+    /// How full the root file system may become, if not as full as its disk is large; an agent that
+    /// has never heard of it refuses the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskLimit>,
 }
 
 impl PostFork {

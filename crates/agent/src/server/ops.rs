@@ -400,6 +400,7 @@ impl Server {
                 // Before anything can be sent over the network.  What is left goes with the reply.
                 drop(conn.stream.flush());
             }
+            self.disk_limit.set(request.disk);
             let idle = !hooked && self.runtime.is_dormant();
             match identity.become_sandbox(request, idle) {
                 Ok(ipv6) => {

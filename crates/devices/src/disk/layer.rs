@@ -54,6 +54,8 @@ impl std::error::Error for LayerError {}
 pub struct Layer {
     blocks: Box<dyn Blocks>,
     map: Map,
+    // Blocks that layers below may hold, and that were discarded before this one was frozen.
+    discarded: Presence,
     size_bytes: u64,
 }
 
@@ -95,7 +97,12 @@ impl Layer {
     /// A raw image of `size_bytes`: every block at its own offset.  The last
     /// one may be short, and reads as if zeros followed.
     pub fn raw(blocks: impl Blocks + 'static, size_bytes: u64) -> Self {
-        Self { blocks: Box::new(blocks), map: Map::Whole, size_bytes }
+        Self {
+            blocks: Box::new(blocks),
+            map: Map::Whole,
+            discarded: Presence::default(),
+            size_bytes,
+        }
     }
 
     /// A layer of a disk of `size_bytes` that holds `runs`, whose blocks lie one
@@ -126,7 +133,16 @@ impl Layer {
             end = run_end;
         }
         let map = Map::Runs(entries.into_boxed_slice());
-        Ok(Self { blocks: Box::new(blocks), map, size_bytes })
+        let discarded = Presence::default();
+        Ok(Self { blocks: Box::new(blocks), map, discarded, size_bytes })
+    }
+
+    /// The same layer, above which a disk has discarded these blocks of layers
+    /// below, which it lacks itself.
+    #[must_use]
+    pub fn with_discarded(mut self, blocks: impl IntoIterator<Item = u64>) -> Self {
+        blocks.into_iter().for_each(|block| self.discarded.insert(block));
+        self
     }
 
     /// What used to be the top of a disk.
@@ -134,8 +150,20 @@ impl Layer {
         blocks: impl Blocks + 'static,
         size_bytes: u64,
         presence: Presence,
+        discarded: Presence,
     ) -> Self {
-        Self { blocks: Box::new(blocks), map: Map::Sparse(presence), size_bytes }
+        Self { blocks: Box::new(blocks), map: Map::Sparse(presence), discarded, size_bytes }
+    }
+
+    /// Blocks of layers below it that were discarded before it was frozen.
+    pub(super) fn discarded(&self) -> &Presence {
+        &self.discarded
+    }
+
+    /// The same: ascending, disjoint, not adjacent.
+    #[must_use]
+    pub fn discarded_runs(&self) -> Vec<Run> {
+        self.discarded.runs().collect()
     }
 
     /// Its size: that of the image, or of the disk it was made for.

@@ -13,6 +13,12 @@
 //! and goes on with a new one, at a cost that does not depend on its size:
 //! that is how siblings share a past without sharing a future.
 //!
+//! A discarded block leaves the top, and its space is given back.  A frozen top
+//! cannot give it back, as siblings may read it: the top notes instead that the
+//! block is discarded.  Such a block does not count as this disk's own, and is
+//! left out when layers are merged or saved.  What a discarded block reads as is
+//! undefined, so reads need not look at these notes.
+//!
 //! # Trust
 //!
 //! Ranges come from a guest by way of [`crate::virtio::block`], and are checked
@@ -123,9 +129,12 @@ pub struct LayeredDisk<T> {
     top: T,
     // Invariant: exactly the blocks that `top` has been given.
     present: Presence,
+    // Invariant: none of those; blocks that a frozen top has, discarded since.
+    discarded: Presence,
     /// How many of the highest layers were tops of this disk.
     frozen: usize,
-    // Invariant: the number of blocks that `top` or one of those has.
+    // Invariant: the number of blocks that `top` or one of those has, and that were not discarded
+    // since.
     own_blocks: u64,
     // Invariant: what those have, each block as often as one has it.
     frozen_blocks: u64,
@@ -171,6 +180,7 @@ impl<T: Top + 'static> LayeredDisk<T> {
             layers,
             top,
             present: Presence::default(),
+            discarded: Presence::default(),
             frozen: 0,
             own_blocks: 0,
             frozen_blocks: 0,
@@ -205,7 +215,12 @@ impl<T: Top + 'static> LayeredDisk<T> {
         self.frozen_blocks * BLOCK_BYTES
     }
 
-    /// Bytes that this disk has made the host store: those, and the top's.
+    /// Bytes in blocks of its own: each counts once, unless it was discarded.
+    pub fn own_bytes(&self) -> u64 {
+        self.own_blocks * BLOCK_BYTES
+    }
+
+    /// Bytes that this disk has made the host store: those of frozen tops, and the top's.
     pub fn stored_bytes(&self) -> u64 {
         self.frozen_bytes() + self.top_bytes()
     }
@@ -221,7 +236,8 @@ impl<T: Top + 'static> LayeredDisk<T> {
     pub fn freeze(&mut self, top: T, frozen: impl Blocks + 'static) -> Arc<Layer> {
         self.top = top;
         let present = std::mem::take(&mut self.present);
-        let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present));
+        let discarded = std::mem::take(&mut self.discarded);
+        let layer = Arc::new(Layer::frozen(frozen, self.size_bytes, present, discarded));
         self.layers.push(Arc::clone(&layer));
         self.frozen += 1;
         self.frozen_blocks += layer.blocks();
@@ -263,18 +279,27 @@ impl<T: Top + 'static> LayeredDisk<T> {
         (Source::Nobody, max)
     }
 
-    /// Whether a top of this disk, frozen or not, has `block`, and for how many
-    /// blocks from it, up to `max`, the answer is the same.
+    /// Whether a top of this disk, frozen or not, has `block` and it was not
+    /// discarded since; for how many blocks from it, up to `max`, the answer is
+    /// the same.
     fn is_own(&self, block: u64, max: u64) -> (bool, u64) {
-        let (present, mut blocks) = self.present.span(block, max);
+        let (present, blocks) = self.present.span(block, max);
         if present {
             return (true, blocks);
         }
+        let (discarded, mut blocks) = self.discarded.span(block, blocks);
+        if discarded {
+            return (false, blocks);
+        }
         for layer in self.layers.iter().rev().take(self.frozen) {
             let extent = layer.extent(block, blocks);
-            blocks = extent.blocks;
             if extent.offset.is_some() {
-                return (true, blocks);
+                return (true, extent.blocks);
+            }
+            let (discarded, same) = layer.discarded().span(block, extent.blocks);
+            blocks = same;
+            if discarded {
+                return (false, blocks);
             }
         }
         (false, blocks)
@@ -334,7 +359,10 @@ impl<T: Top + 'static> LayeredDisk<T> {
             }
             let end = block + (within + length as u64).div_ceil(BLOCK_BYTES);
             self.own_blocks += self.others(block, end);
-            (block..end).for_each(|block| self.present.insert(block));
+            for block in block..end {
+                self.present.insert(block);
+                self.discarded.remove(block);
+            }
             rest = tail;
             at += length as u64;
         }
@@ -396,6 +424,20 @@ impl<T: Top + 'static> LayeredDisk<T> {
         Ok(())
     }
 
+    /// Notes that blocks from `first` to `end`, which the top lacks, are discarded
+    /// in frozen tops: they count no more, and merging leaves them out.
+    fn hide_in_frozen(&mut self, first: u64, end: u64) {
+        let mut block = first;
+        while block < end {
+            let (own, blocks) = self.is_own(block, end - block);
+            if own {
+                (block..block + blocks).for_each(|block| self.discarded.insert(block));
+                self.own_blocks -= blocks;
+            }
+            block += blocks;
+        }
+    }
+
     /// Zeros whole blocks: where nothing lies below, forgetting them is enough.
     fn zero_blocks(&mut self, first: u64, end: u64) -> io::Result<()> {
         let mut block = first;
@@ -448,11 +490,15 @@ impl<T: Top + 'static> Disk for LayeredDisk<T> {
         self.top.sync()
     }
 
-    /// Whole blocks leave the top, and its limit, and read as the layers below
-    /// from then on; parts of blocks at either end stay as they are.
+    /// Whole blocks leave the top, and count no more as this disk's own; they read
+    /// as the layers below from then on.  Parts of blocks at either end stay as they
+    /// are.
     fn discard(&mut self, offset: u64, length: u64) -> io::Result<()> {
         self.check(offset, length)?;
-        self.drop_from_top(offset.div_ceil(BLOCK_BYTES), (offset + length) / BLOCK_BYTES)
+        let (first, end) = (offset.div_ceil(BLOCK_BYTES), (offset + length) / BLOCK_BYTES);
+        self.drop_from_top(first, end)?;
+        self.hide_in_frozen(first, end);
+        Ok(())
     }
 
     fn write_zeroes(&mut self, offset: u64, length: u64) -> io::Result<()> {

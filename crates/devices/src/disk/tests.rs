@@ -210,7 +210,7 @@ fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
 
     disk.write_at(BLOCK_BYTES, &[8; 8192]).unwrap();
     let refused = disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap_err();
-    disk.discard(BLOCK_BYTES, 2 * BLOCK_BYTES).unwrap();
+    disk.discard(2 * BLOCK_BYTES, BLOCK_BYTES).unwrap();
     disk.write_at(3 * BLOCK_BYTES, &[9; 512]).unwrap();
     freeze(&mut disk);
     let again = disk.write_at(4 * BLOCK_BYTES, &[9; 512]).unwrap_err();
@@ -219,6 +219,32 @@ fn what_was_frozen_counts_against_the_limit_and_each_block_once() {
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
     assert_eq!(again.kind(), io::ErrorKind::StorageFull);
     assert_eq!(disk.stats().refused, 2);
+}
+
+#[test]
+fn a_block_that_is_discarded_after_it_was_frozen_counts_no_more_until_it_is_written_again() {
+    let mut disk = LayeredDisk::new(SIZE, vec![image(1)], top(), 2 * BLOCK_BYTES).unwrap();
+    disk.write_at(0, &[7; 8192]).unwrap();
+    freeze(&mut disk);
+
+    disk.discard(0, BLOCK_BYTES).unwrap();
+    disk.discard(0, BLOCK_BYTES).unwrap();
+    assert_eq!(disk.own_bytes(), BLOCK_BYTES);
+    let layer = freeze(&mut disk);
+    assert_eq!(layer.discarded_runs(), [run(0, 1)]);
+    disk.discard(0, BLOCK_BYTES).unwrap();
+    assert_eq!(disk.own_bytes(), BLOCK_BYTES, "it was discarded two layers above");
+
+    disk.write_at(2 * BLOCK_BYTES, &[8; 4096]).unwrap();
+    let refused = disk.write_at(0, &[9; 4096]).unwrap_err();
+    disk.discard(2 * BLOCK_BYTES, BLOCK_BYTES).unwrap();
+    disk.write_at(0, &[9; 4096]).unwrap();
+    assert_eq!((disk.own_bytes(), read(&mut disk, 4095, 2)), (2 * BLOCK_BYTES, vec![9, 7]));
+    disk.discard(0, BLOCK_BYTES).unwrap();
+    disk.write_at(3 * BLOCK_BYTES, &[8; 512]).unwrap();
+
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(disk.own_bytes(), 2 * BLOCK_BYTES);
 }
 
 #[test]

@@ -20,19 +20,20 @@ fn post_fork() -> PostFork {
             gateway_v6: Some("fd00::1".to_owned()),
             dns: vec!["10.0.0.1".to_owned()],
         }),
+        disk: Some(DiskLimit { free_bytes: 1 << 26, used_bytes: 1 << 30 }),
     }
 }
 
 fn refused(change: impl FnOnce(&mut PostFork)) -> Option<String> {
     let mut request = post_fork();
     change(&mut request);
-    let json = serde_json::to_vec(&Request::PostFork(request)).unwrap();
+    let json = serde_json::to_vec(&Request::PostFork(Box::new(request))).unwrap();
     Request::parse(&json).unwrap_err().field
 }
 
 #[test]
 fn what_a_client_serialises_the_agent_parses() {
-    let request = Request::PostFork(post_fork());
+    let request = Request::PostFork(Box::new(post_fork()));
     let json = serde_json::to_vec(&request).unwrap();
     assert_eq!(Request::parse(&json).unwrap(), request);
     assert_eq!(Request::parse(br#"{"op": "quiesce"}"#).unwrap(), Request::Quiesce);
@@ -115,7 +116,7 @@ fn an_identity_that_is_none_is_refused() {
 
 #[test]
 fn a_seed_of_another_length_is_refused_and_none_is_ever_printed() {
-    let json = serde_json::to_string(&Request::PostFork(post_fork())).unwrap();
+    let json = serde_json::to_string(&Request::PostFork(Box::new(post_fork()))).unwrap();
     assert_eq!(field_of(&json.replace("a5a5", "a5")).as_deref(), Some("seed"));
     assert_eq!(field_of(&json.replacen("a5", "zz", 1)).as_deref(), Some("seed"));
     assert!(!format!("{:?}", post_fork()).contains("a5a5"));

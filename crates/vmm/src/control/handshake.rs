@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 
 use forkd_proto::control::{Child, ChildNetwork, Identify, Reset};
 use forkd_proto::frame::{self, Decoder, Kind};
-use forkd_proto::guest::{AdjustTime, Event, PostFork, Request, Seed};
+use forkd_proto::guest::{AdjustTime, DiskLimit, Event, PostFork, Request, Seed};
 use forkd_proto::limits::SEED_BYTES;
 use serde::Deserialize;
 
@@ -50,7 +50,7 @@ impl<'a> Identity<'a> {
     /// That of sandbox `id` after a reset.
     #[must_use]
     pub fn after_reset(id: &'a str, reset: &'a Reset) -> Self {
-        let Reset { hostname, machine_id, boot_id, network, deadline_s: _ } = reset;
+        let Reset { hostname, machine_id, boot_id, network, .. } = reset;
         Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
     }
 }
@@ -64,7 +64,7 @@ impl<'a> From<&'a Child> for Identity<'a> {
 
 impl<'a> From<&'a Identify> for Identity<'a> {
     fn from(identify: &'a Identify) -> Self {
-        let Identify { id, hostname, machine_id, boot_id, network, deadline_s: _ } = identify;
+        let Identify { id, hostname, machine_id, boot_id, network, .. } = identify;
         Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
     }
 }
@@ -75,8 +75,8 @@ pub struct Handshake {
     stream: UnixStream,
     decoder: Decoder,
     tries: u32,
-    /// What to say instead to an agent of before there was IPv6.
-    without_v6: Option<Box<PostFork>>,
+    /// What was sent, if an agent may be too old to know all of it.
+    said: Option<Box<PostFork>>,
     ipv6: bool,
     generation: Generation,
 }
@@ -111,9 +111,19 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// Whether the request was malformed in what it says of the network.
-    fn is_of_the_network(&self) -> bool {
-        self.code == "invalid_request" && self.field.as_deref() == Some("network")
+    /// The request without what an agent has refused that knows less; `None` if it must know that.
+    fn shorter(&self, said: &PostFork) -> Option<PostFork> {
+        let field = self.field.as_deref().filter(|_| self.code == "invalid_request")?;
+        let mut shorter = said.clone();
+        match field {
+            "network" => {
+                let network = said.network.as_ref().filter(|one| one.address_v6.is_some())?;
+                shorter.network = Some(network.without_v6());
+            }
+            "disk" => drop(shorter.disk.take()?),
+            _ => return None,
+        }
+        Some(shorter)
     }
 
     fn words(&self) -> String {
@@ -128,7 +138,11 @@ impl Handshake {
     /// # Errors
     ///
     /// [`Error::Io`] if the host has no entropy or the stream is closed.
-    pub fn start(stream: UnixStream, identity: Identity<'_>) -> Result<Self, Error> {
+    pub fn start(
+        stream: UnixStream,
+        identity: Identity<'_>,
+        disk: Option<DiskLimit>,
+    ) -> Result<Self, Error> {
         let mut seed = [0; SEED_BYTES];
         process::random(&mut seed).map_err(Error::io("draw a seed"))?;
         let network = identity.network.map(ChildNetwork::guest);
@@ -140,15 +154,14 @@ impl Handshake {
             seed: Seed(seed),
             realtime_ns: realtime_ns(),
             network,
+            disk,
         };
-        let without_v6 = post_fork.network.as_ref().filter(|network| network.address_v6.is_some());
-        let without_v6 = without_v6.map(|network| {
-            Box::new(PostFork { network: Some(network.without_v6()), ..post_fork.clone() })
-        });
+        let has_v6 = post_fork.network.as_ref().is_some_and(|one| one.address_v6.is_some());
+        let said = (has_v6 || disk.is_some()).then(|| Box::new(post_fork.clone()));
         let decoder = Decoder::new();
         let generation = Generation::Unknown;
-        let mut handshake = Self { stream, decoder, tries: 0, without_v6, ipv6: false, generation };
-        handshake.send(&Request::PostFork(post_fork))?;
+        let mut handshake = Self { stream, decoder, tries: 0, said, ipv6: false, generation };
+        handshake.send(&Request::PostFork(Box::new(post_fork)))?;
         let configured = handshake.stream.set_nonblocking(true);
         configured.map_err(Error::io("configure the handshake"))?;
         Ok(handshake)
@@ -223,10 +236,12 @@ impl Handshake {
             Some((Kind::Error, payload)) => {
                 let refusal: Refusal =
                     serde_json::from_slice(payload).map_err(|error| garbled(error.to_string()))?;
-                // An agent that knows no IPv6 has refused the request whole, and done nothing.
-                if let Some(mut again) = self.without_v6.take_if(|_| refusal.is_of_the_network()) {
-                    again.realtime_ns = realtime_ns();
-                    self.send(&Request::PostFork(*again))?;
+                // An agent that knows less has refused the request whole, and done nothing.
+                let shorter = self.said.as_deref().and_then(|said| refusal.shorter(said));
+                if let Some(shorter) = shorter {
+                    let again = PostFork { realtime_ns: realtime_ns(), ..shorter };
+                    self.said = Some(Box::new(again.clone()));
+                    self.send(&Request::PostFork(Box::new(again)))?;
                     return Ok(None);
                 }
                 return Err(Error::Guest(refusal.words()));
@@ -288,7 +303,7 @@ mod tests {
         };
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let identity = Identity { network: Some(&network), ..IDENTITY };
-        let handshake = Handshake::start(ours, identity).unwrap();
+        let handshake = Handshake::start(ours, identity, None).unwrap();
         let told = told(&mut theirs);
         (handshake, theirs, told)
     }
@@ -296,7 +311,7 @@ mod tests {
     fn told(agent: &mut UnixStream) -> PostFork {
         let request = frame::read_frame(agent).unwrap().unwrap();
         match Request::parse(&request.payload).unwrap() {
-            Request::PostFork(told) => told,
+            Request::PostFork(told) => *told,
             other => panic!("not post_fork: {other:?}"),
         }
     }
@@ -317,6 +332,24 @@ mod tests {
         let second = told(&mut agent);
         assert_eq!(second.network, first.network.as_ref().map(Network::without_v6));
         assert_eq!(second.seed, first.seed);
+        refuse(&mut agent, refusal);
+        assert!(handshake.advance(realtime_ns()).is_err());
+    }
+
+    #[test]
+    fn an_agent_that_knows_no_limit_of_the_disk_is_told_none() {
+        let (ours, mut agent) = UnixStream::pair().unwrap();
+        let limit = DiskLimit { free_bytes: 1 << 20, used_bytes: 1 << 30 };
+        let mut handshake = Handshake::start(ours, IDENTITY, Some(limit)).unwrap();
+        let first = told(&mut agent);
+        assert_eq!(first.disk, Some(limit));
+        let refusal = r#"{"code":"invalid_request","message":"unknown","field":"disk"}"#;
+
+        refuse(&mut agent, refusal);
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+
+        let second = told(&mut agent);
+        assert_eq!((second.disk, second.seed), (None, first.seed));
         refuse(&mut agent, refusal);
         assert!(handshake.advance(realtime_ns()).is_err());
     }
@@ -422,7 +455,7 @@ mod tests {
 
     fn start() -> (Handshake, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let handshake = Handshake::start(ours, IDENTITY).unwrap();
+        let handshake = Handshake::start(ours, IDENTITY, None).unwrap();
         let request = frame::read_frame(&mut theirs).unwrap().unwrap();
         assert!(matches!(Request::parse(&request.payload).unwrap(), Request::PostFork(_)));
         (handshake, theirs)

@@ -34,7 +34,8 @@ impl Introduction {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let connection = bus.vsock(|vsock| vsock.connect(AGENT_PORT, guests))?;
-        let handshake = Handshake::start(ours, identity)?;
+        let disk = bus.block().and_then(|block| block.device().disk().limit());
+        let handshake = Handshake::start(ours, identity, disk)?;
         Ok(Self { handshake, connection, deadline })
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forkd_devices::disk::{LAYERS_MAX, LayeredDisk, STORED_PER_LIMIT_MAX};
 use forkd_devices::virtio::block::Disk;
 use forkd_proto::control::DiskMetrics;
+use forkd_proto::guest::DiskLimit;
 
 use crate::disk::layers::{Lower, Stored, Stratum};
 use crate::disk::merge::{Merge, Merged};
@@ -18,13 +19,45 @@ use crate::sys::files;
 /// Most layers of a disk that were tops of machines: from there on each branch makes one of two, so
 /// that a machine can be branched any number of times.
 const FROZEN_MAX: usize = 64;
-/// How many times a disk's limit its own frozen tops may hold before they are made one layer, which
-/// holds no more than the limit.
+/// How often frozen tops may hold what a disk has of its own, or its limit, before they are made
+/// one layer, which holds it once.
 ///
 /// More than once, so that a merge is paid for by what was written since the one before it.
-const FROZEN_PER_LIMIT_MAX: u64 = 2;
+const FROZEN_PER_OWN_MAX: u64 = 2;
 // There is room for the top that is frozen next, and for one that is written during a merge.
-const _: () = assert!(FROZEN_PER_LIMIT_MAX + 2 == STORED_PER_LIMIT_MAX);
+const _: () = assert!(FROZEN_PER_OWN_MAX + 2 == STORED_PER_LIMIT_MAX);
+
+/// Part of a disk that its file system's own tables take at most, which an image has as holes: one
+/// inode of 256 bytes for each block of 4 KiB.
+const TABLES_SHARE: u64 = 16;
+/// What ext4 may allocate beyond what it says is free: its reserve for blocks of which it must have
+/// some, such as those that say where a file's other blocks are, is no more by itself.
+const ADMITTED_BYTES: u64 = 16 << 20;
+/// Likewise, as a part of what files may have: a block of extents has room for 340.
+const EXTENTS_SHARE: u64 = 64;
+
+/// How much a disk may store of its own, and what its guest is told so that it never tries to store
+/// more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    /// What the sandbox's file system may allocate beyond what it has in use.
+    limit: u64,
+    /// What it may have in use in all: that, and what the layers below have, since a file system
+    /// that overwrites what it has in use asks for no room.
+    used_max: u64,
+    /// What the device stores.  A guest that keeps to the others never comes so far.
+    stored_max: u64,
+}
+
+impl Room {
+    /// That of a disk of `size` over layers that take `base` bytes of the host.
+    fn new(size: u64, base: u64, limit: u64) -> Self {
+        let limit = limit.min(size);
+        let used_max = (limit + base).saturating_add(size / TABLES_SHARE).min(size);
+        let slack = ADMITTED_BYTES + limit / EXTENTS_SHARE;
+        Self { limit, used_max, stored_max: (used_max + slack).min(size) }
+    }
+}
 
 /// A machine's disk.
 #[derive(Debug)]
@@ -34,18 +67,28 @@ pub struct HostDisk {
     tops: Tops,
     /// How many of the layers it was made over.
     given: usize,
-    limit: u64,
+    room: Room,
 }
 
 impl HostDisk {
-    /// A disk over `lower` whose private top is among `tops`, with at most `limit` bytes of its
-    /// own.
+    /// A disk over `lower` whose private top is among `tops`.  Its file system may allocate `limit`
+    /// bytes, and overwrite what the layers have besides.
     ///
     /// # Errors
     ///
     /// [`Error::Damaged`] if the layers do not make a disk of that size.
     pub fn new(lower: &Lower, tops: Tops, limit: Option<u64>) -> Result<Self, Error> {
-        Self::over(lower, tops, limit.unwrap_or(lower.size_bytes))
+        let size = lower.size_bytes;
+        let room = Room::new(size, lower.stored_bytes(), limit.unwrap_or(size));
+        Self::over(lower, tops, room)
+    }
+
+    /// What the guest is told of its limit; `None` if the disk is too small to exceed it.
+    #[must_use]
+    pub fn limit(&self) -> Option<DiskLimit> {
+        let Room { limit, used_max, stored_max: _ } = self.room;
+        let limited = limit < self.lower.size_bytes;
+        limited.then_some(DiskLimit { free_bytes: limit, used_bytes: used_max })
     }
 
     /// The layers below the top.
@@ -60,14 +103,15 @@ impl HostDisk {
     ///
     /// [`Error::Damaged`] if the layers do not make a disk.
     pub fn rewind(&mut self, lower: &Lower) -> Result<(), Error> {
-        *self = Self::over(lower, self.tops.clone(), self.limit)?;
+        *self = Self::over(lower, self.tops.clone(), self.room)?;
         Ok(())
     }
 
-    fn over(lower: &Lower, tops: Tops, limit: u64) -> Result<Self, Error> {
+    fn over(lower: &Lower, tops: Tops, room: Room) -> Result<Self, Error> {
         let given = lower.layers.len();
-        let disk = lower.disk(TopFile::new(tops.clone(), lower.size_bytes), given, limit)?;
-        Ok(Self { disk, lower: lower.clone(), tops, given, limit })
+        let top = TopFile::new(tops.clone(), lower.size_bytes);
+        let disk = lower.disk(top, given, room.stored_max)?;
+        Ok(Self { disk, lower: lower.clone(), tops, given, room })
     }
 
     /// Neighbours to make one layer of, if there are too many, or hold too much.
@@ -79,9 +123,10 @@ impl HostDisk {
         Some(Merge { index: start, layers, tops: self.tops.clone() })
     }
 
-    /// All layers that were its own tops, if they hold more than [`FROZEN_PER_LIMIT_MAX`] allows.
+    /// All layers that were its own tops, if they hold more than [`FROZEN_PER_OWN_MAX`] allows.
     fn repeated(&self) -> Option<Range<usize>> {
-        let most = self.limit.saturating_mul(FROZEN_PER_LIMIT_MAX);
+        let once = self.disk.own_bytes().max(self.room.limit);
+        let most = once.saturating_mul(FROZEN_PER_OWN_MAX);
         (self.disk.frozen_bytes() > most).then_some(self.given..self.lower.layers.len())
     }
 
@@ -138,7 +183,7 @@ impl HostDisk {
         let fd = frozen.as_raw_fd();
         let top = TopFile::new(self.tops.clone(), self.lower.size_bytes);
         let layer = self.disk.freeze(top, Stored(frozen));
-        self.lower.layers.push(Stratum { layer, fd, path: None });
+        self.lower.layers.push(Stratum::nameless(layer, fd));
         Ok(())
     }
 
@@ -191,6 +236,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("forkd-disk-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         path
+    }
+
+    impl Room {
+        /// One without slack, in which each byte counts.
+        fn of(limit: u64) -> Self {
+            Self { limit, used_max: limit, stored_max: limit }
+        }
     }
 
     fn tops(folder: &Path) -> Tops {
@@ -253,7 +305,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, tops(&folder), Some(1 << 20)).unwrap();
+        let mut disk = HostDisk::over(&lower, tops(&folder), Room::of(1 << 20)).unwrap();
         let mut expected = [1_u8; 8];
         for round in 0..=FROZEN_MAX {
             assert!(disk.crowded().is_none(), "{round}");
@@ -282,7 +334,8 @@ mod tests {
         std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
         let limit = 2 * 4096;
-        let mut disk = HostDisk::new(&lower, tops(&folder), Some(limit)).unwrap();
+        let room = Room::of(limit);
+        let mut disk = HostDisk::over(&lower, tops(&folder), room).unwrap();
         let freeze = |disk: &mut HostDisk, round: usize| {
             let block = round % 2;
             disk.write_at(block as u64 * 4096, &[u8::try_from(round).unwrap(); 4096])?;
@@ -305,9 +358,63 @@ mod tests {
 
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         assert_eq!(merges, 32, "one for each three that were frozen, after the first five");
-        let mut other = HostDisk::new(&disk.lower, tops(&folder), Some(limit)).unwrap();
+        let mut other = HostDisk::over(&disk.lower, tops(&folder), room).unwrap();
         other.write_at(0, &[7; 8192]).unwrap();
         assert_eq!(other.metrics().top_bytes, limit, "what was given is nobody's own");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_discarded_after_it_was_frozen_is_neither_merged_nor_saved_nor_counted() {
+        let folder = folder("discarded");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let lower = Lower::open(std::slice::from_ref(&image), 8 * 4096, None).unwrap();
+        let limit = 2 * 4096;
+        let room = Room::of(limit);
+        let mut disk = HostDisk::over(&lower, tops(&folder), room).unwrap();
+        let saved_blocks = |disk: &HostDisk| {
+            let layer = folder.join("disk.layer");
+            disk.lower().save(disk.given(), &layer).unwrap();
+            let stored = std::fs::metadata(&layer).unwrap().len() - 96;
+            std::fs::remove_file(layer).unwrap();
+            stored / 4096
+        };
+
+        for block in 0..8_u64 {
+            disk.write_at(block * 4096, &[7; 4096]).unwrap();
+            disk.freeze().unwrap();
+            disk.discard(block * 4096, 4096).unwrap();
+            assert_eq!(disk.disk.own_bytes(), 0, "{block}");
+            if let Some(merge) = disk.crowded() {
+                disk.adopt(merge.make().unwrap());
+                assert!(disk.metrics().top_bytes <= limit, "{block}");
+            }
+        }
+        disk.write_at(0, &[9; 4096]).unwrap();
+        disk.freeze().unwrap();
+
+        assert_eq!(saved_blocks(&disk), 1);
+        assert_eq!((disk.disk.own_bytes(), disk.given()), (4096, 1));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_guest_is_told_less_than_its_device_stores() {
+        let folder = folder("told");
+        let image = folder.join("image");
+        std::fs::write(&image, vec![1; 8 * 4096]).unwrap();
+        let size = 1 << 30;
+        let lower = Lower::open(std::slice::from_ref(&image), size, None).unwrap();
+        let disk = |limit| HostDisk::new(&lower, tops(&folder), limit).unwrap();
+
+        let limited = disk(Some(64 << 20));
+        let told = limited.limit().unwrap();
+        assert_eq!((told.free_bytes, told.used_bytes), (64 << 20, (128 << 20) + 8 * 4096));
+        assert!(limited.room.stored_max >= told.used_bytes + (17 << 20));
+        assert_eq!(disk(None).limit(), None);
+        assert_eq!(disk(Some(size)).limit(), None, "a disk cannot exceed its own size");
+        assert_eq!(disk(Some(size - 1)).limit().unwrap().used_bytes, size);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -337,7 +444,7 @@ mod tests {
         let image = folder.join("image");
         std::fs::write(&image, vec![1; 2 * 4096]).unwrap();
         let lower = Lower::open(std::slice::from_ref(&image), 2 * 4096, None).unwrap();
-        let mut disk = HostDisk::new(&lower, tops(&folder), Some(1 << 20)).unwrap();
+        let mut disk = HostDisk::over(&lower, tops(&folder), Room::of(1 << 20)).unwrap();
         disk.write_at(0, &[2; 8192]).unwrap();
         assert_eq!(holders(disk.disk.top().made().unwrap().as_raw_fd()), (1, 1));
 

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ use crate::sys::handed;
 
 /// Bytes copied at a time when a layer is written.
 const COPY_BYTES: u64 = 1 << 20;
+/// The unit of `st_blocks`; stat(2).
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// The immutable layers of a disk, opened and verified; cheap to clone.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub(super) struct Stratum {
     pub(super) fd: i32,
     /// The file it was opened from; `None` if it was the top of a machine.
     pub(super) path: Option<PathBuf>,
+    /// What the host stores for it.
+    pub(super) stored_bytes: u64,
 }
 
 impl Lower {
@@ -54,9 +58,9 @@ impl Lower {
         let mut layers: Vec<Stratum> =
             paths.iter().zip(known).take_while(same).map(|(_, stratum)| stratum.clone()).collect();
         for path in &paths[layers.len()..] {
-            let (layer, fd) =
+            let opened =
                 if layers.is_empty() { open_image(path)? } else { open_layer(path, size_bytes)? };
-            layers.push(Stratum { layer: Arc::new(layer), fd, path: Some(path.clone()) });
+            layers.push(Stratum { path: Some(path.clone()), ..opened });
         }
         Ok(Self { layers, size_bytes })
     }
@@ -115,12 +119,28 @@ impl Lower {
         writer.commit()
     }
 
-    /// The blocks that are in a layer above the `above` lowest ones.
+    /// The blocks that are in a layer above the `above` lowest ones, and were not discarded since.
     #[must_use]
     pub fn blocks_above(&self, above: usize) -> Units {
-        let mut units = Units::none_of(self.size_bytes);
-        units.add_runs(self.layers.iter().skip(above).flat_map(Stratum::runs));
-        units
+        self.kept_and_discarded(above).0
+    }
+
+    /// The blocks that layers above the `above` lowest ones have, and those that they discard.
+    pub(super) fn kept_and_discarded(&self, above: usize) -> (Units, Units) {
+        let mut kept = Units::none_of(self.size_bytes);
+        let mut discarded = Units::none_of(self.size_bytes);
+        for stratum in self.layers.iter().skip(above) {
+            kept.remove_runs(stratum.discarded_runs());
+            kept.add_runs(stratum.runs());
+            discarded.remove_runs(stratum.runs());
+            discarded.add_runs(stratum.discarded_runs());
+        }
+        (kept, discarded)
+    }
+
+    /// What the host stores for all of them.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.layers.iter().map(|stratum| stratum.stored_bytes).sum()
     }
 
     /// The disk, to be read only.
@@ -147,21 +167,35 @@ impl Lower {
 }
 
 impl Stratum {
-    pub(super) fn runs(&self) -> impl Iterator<Item = Run> + use<> {
-        let runs = self.layer.runs();
-        runs.into_iter().map(|run| Run { first: run.first, count: run.blocks })
+    /// A layer that is read by the descriptor `fd`.
+    pub(super) fn nameless(layer: Arc<Layer>, fd: i32) -> Self {
+        let stored_bytes = layer.blocks() * UNIT_BYTES;
+        Self { layer, fd, path: None, stored_bytes }
+    }
+
+    fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        self.layer.runs().into_iter().map(run_of)
+    }
+
+    fn discarded_runs(&self) -> impl Iterator<Item = Run> + use<> {
+        self.layer.discarded_runs().into_iter().map(run_of)
     }
 }
 
-fn open_image(path: &Path) -> Result<(Layer, i32), Error> {
-    let name = path.display();
-    let file = handed::open(path).map_err(Error::io(format!("open image {name}")))?;
-    let bytes = file.metadata().map_err(Error::io(format!("read image {name}")))?.len();
-    let fd = file.as_raw_fd();
-    Ok((Layer::raw(Stored(file), bytes), fd))
+fn run_of(run: DiskRun) -> Run {
+    Run { first: run.first, count: run.blocks }
 }
 
-fn open_layer(path: &Path, size_bytes: u64) -> Result<(Layer, i32), Error> {
+fn open_image(path: &Path) -> Result<Stratum, Error> {
+    let name = path.display();
+    let file = handed::open(path).map_err(Error::io(format!("open image {name}")))?;
+    let found = file.metadata().map_err(Error::io(format!("read image {name}")))?;
+    let fd = file.as_raw_fd();
+    let layer = Arc::new(Layer::raw(Stored(file), found.len()));
+    Ok(Stratum { stored_bytes: found.blocks() * STAT_BLOCK_BYTES, ..Stratum::nameless(layer, fd) })
+}
+
+fn open_layer(path: &Path, size_bytes: u64) -> Result<Stratum, Error> {
     let mut reader = BodyReader::open(path, Kind::Layer)?;
     let table = Table::read(&mut reader)?;
     let name = reader.name().to_owned();
@@ -177,7 +211,7 @@ fn open_layer(path: &Path, size_bytes: u64) -> Result<(Layer, i32), Error> {
         table.runs.iter().map(|run| DiskRun { first: run.first, blocks: run.count }).collect();
     let fd = file.as_raw_fd();
     Layer::from_runs(Stored(file), size_bytes, table.data_offset(), &runs)
-        .map(|layer| (layer, fd))
+        .map(|layer| Stratum::nameless(Arc::new(layer), fd))
         .map_err(|error| Error::Damaged(format!("{name}: {error}")))
 }
 

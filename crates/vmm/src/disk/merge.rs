@@ -40,7 +40,7 @@ impl Merge {
         let Self { index, layers, tops } = self;
         let count = layers.layers.len();
         let failed = || Error::io("merge layers");
-        let units = layers.blocks_above(0);
+        let (units, discarded) = layers.kept_and_discarded(0);
         let mut file = tops.file().map_err(failed())?;
         tops.admit(&file, units.iter().count() as u64 * UNIT_BYTES).map_err(failed())?;
         let mut all = layers.disk(NoTop, count, 0)?;
@@ -61,7 +61,9 @@ impl Merge {
         let file = files::read_only(&file).map_err(failed())?;
         let fd = file.as_raw_fd();
         let layer = Layer::from_runs(Stored(file), layers.size_bytes, 0, &runs)
-            .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?;
-        Ok(Merged { index, count, stratum: Stratum { layer: Arc::new(layer), fd, path: None } })
+            .map_err(|error| Error::Damaged(format!("merged layers: {error}")))?
+            // Layers below these may still have them.
+            .with_discarded(discarded.iter());
+        Ok(Merged { index, count, stratum: Stratum::nameless(Arc::new(layer), fd) })
     }
 }

@@ -163,6 +163,15 @@ impl Units {
         }
     }
 
+    /// Takes all units of some runs out.
+    pub fn remove_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        for unit in runs.into_iter().flat_map(|run| run.first..run.first + run.count) {
+            if let Some(word) = usize::try_from(unit / 64).ok().and_then(|at| self.0.get_mut(at)) {
+                *word &= !(1 << (unit % 64));
+            }
+        }
+    }
+
     /// Whether it is one of them.
     #[must_use]
     pub fn contains(&self, unit: u64) -> bool {

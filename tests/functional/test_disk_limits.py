@@ -1,0 +1,136 @@
+"""A full private disk is ENOSPC to the program that writes, and what is deleted comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.engine.control import Control
+from forkd.engine.process import CONTROL_SOCKET
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support.callers import CALLER
+from tests.support.real_host import FORK_DEADLINE_S, REAL, shell, value
+
+if TYPE_CHECKING:
+    from forkd.engine.replies import Metrics
+    from forkd.model.sandbox import Sandbox
+    from tests.support.real_host import RealHost
+
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+
+LIMIT_MIB = 16
+
+WRITE = """
+import errno, itertools, os, random
+
+BLOCK = random.Random(0).randbytes(1 << 18)
+
+
+def pieces():
+    for number in itertools.count():
+        yield number.to_bytes(8, "little") + BLOCK[8:]
+
+
+def free_bytes():
+    space = os.statvfs("/")
+    return space.f_bavail * space.f_frsize
+
+
+def write(path, most):
+    '''Write until the disk is full; return how much was written, and check that it is there.'''
+    wrote = 0
+    with open(path, "wb", buffering=0) as file:
+        for piece in pieces():
+            try:
+                wrote += file.write(piece[:most - wrote])
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+                break
+            if wrote == most:
+                break
+        os.fsync(file.fileno())
+    with open("/proc/sys/vm/drop_caches", "w") as caches:
+        caches.write("3")
+    with open(path, "rb") as file:
+        for start, piece in zip(range(0, wrote, len(BLOCK)), pieces()):
+            assert file.read(len(BLOCK)) == piece[:wrote - start], f"wrong bytes at {start}"
+    return wrote
+
+
+def overwrite(most):
+    '''Write over files of the image, which asks the file system for no room.'''
+    wrote = 0
+    for folder, _, names in os.walk("/usr/lib/python3"):
+        for name in names:
+            path = os.path.join(folder, name)
+            if wrote < most and os.path.isfile(path) and not os.path.islink(path):
+                with open(path, "r+b", buffering=0) as file:
+                    data = file.read()
+                    file.seek(0)
+                    wrote += file.write(data)
+                    os.fsync(file.fileno())
+    return wrote
+"""
+
+
+async def test_a_full_disk_is_no_space_to_the_writer_and_what_is_deleted_comes_back(
+    real_host: RealHost,
+) -> None:
+    async with real_host.forked(1, ForkOptions(disk_limit_mib=LIMIT_MIB)) as (sandbox,):
+        await value(real_host, sandbox.id, WRITE)
+        limit = LIMIT_MIB * MIB
+        assert await value(real_host, sandbox.id, "free_bytes()") == limit
+
+        wrote = await value(real_host, sandbox.id, f"write('/root/a', {2 * limit})")
+        assert limit - MIB <= wrote <= limit
+        assert await value(real_host, sandbox.id, "overwrite(4 << 20)") >= 4 * MIB
+        stored = (await metrics(real_host, sandbox)).disk
+        await shell(real_host, sandbox.id, "rm /root/a; sync -f /root")
+        left = (await metrics(real_host, sandbox)).disk
+        assert stored is not None
+        assert left is not None
+        assert left.top_bytes <= stored.top_bytes - wrote
+        for _ in range(2):
+            again = await value(real_host, sandbox.id, f"write('/root/a', {limit - 2 * MIB})")
+            assert again >= limit - 2 * MIB
+            await shell(real_host, sandbox.id, "rm /root/a")
+
+        assert (await metrics(real_host, sandbox)).rejected["block"] == 0
+
+
+async def test_a_branch_has_a_limit_of_its_own_and_its_source_gets_frozen_blocks_back(
+    real_host: RealHost,
+) -> None:
+    limit = LIMIT_MIB * MIB
+    fits = f"write('/root/{{}}', {limit - 4 * MIB}) >= {limit - 4 * MIB}"
+    async with real_host.forked(1, ForkOptions(disk_limit_mib=LIMIT_MIB)) as (source,):
+        await value(real_host, source.id, WRITE)
+        assert await value(real_host, source.id, fits.format("a"))
+        result = await real_host.service.branches.branch(CALLER, source.id, 1, BranchOptions())
+        (sibling,) = result.fork.sandboxes
+        try:
+            # What it began with is frozen; deleting it makes room all the same.
+            await shell(real_host, source.id, "rm /root/a; fstrim /")
+            assert await value(real_host, source.id, fits.format("b"))
+            assert await value(real_host, sibling.id, "os.path.getsize('/root/a')") > MIB
+            assert await value(real_host, sibling.id, "free_bytes()") == limit
+            assert await value(real_host, sibling.id, fits.format("b"))
+            for each in (source, sibling):
+                assert (await metrics(real_host, each)).rejected["block"] == 0
+        finally:
+            await real_host.service.sandboxes.delete(CALLER, sibling.id)
+
+        await real_host.service.sandboxes.reset(CALLER, source.id, deadline_s=FORK_DEADLINE_S)
+        assert await value(real_host, source.id, "__import__('os').path.exists('/root/b')") is False
+        await value(real_host, source.id, WRITE)
+        assert await value(real_host, source.id, "free_bytes()") == limit
+
+
+async def metrics(host: RealHost, sandbox: Sandbox) -> Metrics:
+    """Return what a machine has counted."""
+    path = host.settings.sandboxes_dir / sandbox.id / CONTROL_SOCKET
+    async with await Control.connect(path) as control:
+        return await control.metrics()
