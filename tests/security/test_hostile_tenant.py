@@ -34,7 +34,7 @@ QUIET = 10
 """How many sandboxes the quiet tenant has."""
 
 TURNS = 12
-"""How often it asks each of them while the other stands still, and while it works."""
+"""How often it asks each of them while the other is idle, and while it works."""
 
 SLOWED_MAX = 2.0
 
