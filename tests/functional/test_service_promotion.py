@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,6 +96,26 @@ async def test_a_promoted_child_has_its_parents_id_and_name_and_its_own_thoughts
         assert len(fake_host.vmm_processes()) == 1 + 1
         with pytest.raises(NotFound):
             await service.sandboxes.get(CALLER, winner.id)
+        await clear(service, fake_host)
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_promoted_child_reaches_as_much_as_its_parent_might_and_no_more(
+    fake_host: FakeHost, *, held: bool
+) -> None:
+    async with family(fake_host) as (service, parent, (winner, *_)):
+        roster = service.sandboxes.roster
+        for each, is_held in ((parent.id, held), (winner.id, not held)):
+            owner = roster.find(each)
+            assert owner is not None
+            owner.lease.held = is_held
+            owner.sandbox = replace(owner.sandbox, egress_held=is_held)
+
+        promotion = await service.promotions.promote(CALLER, winner.id)
+
+        promoted = roster.find(parent.id)
+        assert promoted is not None
+        assert (promotion.sandbox.egress_held, promoted.lease.held) == (held, held)
         await clear(service, fake_host)
 
 

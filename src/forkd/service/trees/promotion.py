@@ -162,7 +162,7 @@ class Promotions:
         child.renaming = True
         self.sandboxes.roster.reindex((child, parent))
         self.leases.transfer(parent.lease, child.lease)
-        child.lease.held = False
+        child.lease.held = child.sandbox.egress_held
         child.watch_expiry()
 
     async def _finish(self, owner: SandboxOwner) -> None:
@@ -219,7 +219,10 @@ def losers(child: Sandbox, all_: Iterable[Sandbox]) -> tuple[SandboxId, ...]:
 
 
 def in_place_of(child: Sandbox, parent: Sandbox, slot: Slot | None) -> Sandbox:
-    """Return `child` in the place of `parent`, at the addresses of a link."""
+    """Return `child` in the place of `parent`, at the addresses of a link.
+
+    A promotion gives it that place, and no more than the place had: egress stays held if it was.
+    """
     return replace(
         child,
         id=parent.id,
@@ -231,7 +234,7 @@ def in_place_of(child: Sandbox, parent: Sandbox, slot: Slot | None) -> Sandbox:
         branched_at=parent.branched_at,
         expires_at=parent.expires_at,
         owner=parent.owner,
-        egress_held=False,
+        egress_held=parent.egress_held,
     )
 
 
