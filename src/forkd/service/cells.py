@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.cgroups.limits import Limits
 from forkd.cgroups.tree import END_TIMEOUT_S
 from forkd.errors import CapacityError, InvalidRequest
-from forkd.host import nftables, sockets
+from forkd.host import nftables
 from forkd.host.cells import Cell
+from forkd.host.places import Place
 from forkd.limits import (
     BUILD_MEMORY_BYTES_MAX,
     BUILD_PIDS_MAX,
@@ -29,10 +31,8 @@ from forkd.service import build_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from forkd.cgroups.tree import CgroupTree
-    from forkd.host.sockets import Socket
     from forkd.service.build_network import BuildNetwork
     from forkd.service.jail import UidRange
 
@@ -40,6 +40,10 @@ UIDS_MIN = BUILDS_MAX * BUILD_UIDS + PACKS_MAX
 """Least users of a range for cells."""
 
 LIMITS = Limits(pids=BUILD_PIDS_MAX, memory_bytes=BUILD_MEMORY_BYTES_MAX)
+
+PLACES = Path("/run/forkd-places")
+"""Where all daemons of this host see which users of cells are somebody's; root's alone, as `/run`
+is, where `/run/lock` often is everybody's."""
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +126,7 @@ class Cells:
         """
         first = self._uids.first + BUILDS_MAX * BUILD_UIDS
         for uid in range(first, first + PACKS_MAX):
-            if (held := sockets.take_name(f"forkd/packs/{uid}")) is not None:
+            if (held := Place.take(PLACES, f"pack-{uid}")) is not None:
                 with contextlib.closing(held):
                     cell = Cell(self._vmm, uid)
                     try:
@@ -144,7 +148,7 @@ class Cells:
         for first in map(self._first_of, range(BUILDS_MAX)):
             if (table := table_name(first)) not in tables:
                 continue
-            if (held := sockets.take_name(f"forkd/builds/{first}")) is not None:
+            if (held := Place.take(PLACES, f"build-{first}")) is not None:
                 with contextlib.closing(held):
                     build_network.release(first)
                     removed.append(table)
@@ -165,10 +169,10 @@ class Cells:
     def _first_of(self, place: int) -> int:
         return self._uids.first + place * BUILD_UIDS
 
-    def _take(self) -> tuple[int, Socket]:
+    def _take(self) -> tuple[int, Place]:
         """Return a place whose users no build has, of whatever daemon, and its lock."""
         for place in range(BUILDS_MAX):
-            held = sockets.take_name(f"forkd/builds/{self._first_of(place)}")
+            held = Place.take(PLACES, f"build-{self._first_of(place)}")
             if held is not None:
                 return place, held
         raise CapacityError(f"{BUILDS_MAX} images are being built", retry_after_s=LONG_RETRY_S)
