@@ -28,6 +28,7 @@ from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.model.snapshot import SnapshotStatus
 from forkd.model.tree import TreeBudgets
 from forkd.service import seeds
+from forkd.service.siblings import SiblingUsers
 from forkd.service.trees import stalls
 from tests.support.branches import OPTIONS, branched, held
 from tests.support.callers import CALLER
@@ -192,6 +193,31 @@ async def test_a_sibling_that_fails_is_reported_and_the_others_live(fake_host: F
         assert (len(result.fork.sandboxes), len(result.fork.failures)) == (5, 2)
         assert {failure.stage for failure in result.fork.failures} == {"agent"}
         assert len(fake_host.left_over()) == 6
+
+
+async def test_a_seed_that_names_another_machine_as_its_child_is_not_believed(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host, "seed=lie") as (service, source):
+        (sibling,) = await branched(service, source.id)
+        assert sibling.pid is not None
+
+        assert proc.parent(sibling.pid) == seed_of(sibling)
+        assert await value(service, sibling.id, "1 + 1") == 2
+
+
+async def test_a_branch_that_fails_before_anything_is_made_gives_back_what_it_reserved(
+    fake_host: FakeHost,
+) -> None:
+    async with held(fake_host) as (service, source):
+        owner = service.sandboxes.roster.find(source.id)
+        assert owner is not None
+        users = SiblingUsers(extents=((7, 1),), namespace=-1)  # its namespace was closed meanwhile
+        owner.lease.siblings = users
+        for _ in range(2):
+            with pytest.raises(Conflict, match="deleted while it was being branched"):
+                await branched(service, source.id)
+        owner.lease.siblings = None
 
 
 async def test_all_or_nothing_leaves_only_the_source_when_a_sibling_fails(

@@ -298,7 +298,8 @@ class Zygote:
             ready += 1
             self.children += 1
             ms = {"clone": 0.1, "build": 0.2, "resume": 0.1, "agent": 0.5, "total": 0.9}
-            done = {"id": child["id"], "pid": pid, "ms": ms, "attempts": attempts}
+            named = os.getpid() if "fork=lie" in self.knobs else pid
+            done = {"id": child["id"], "pid": named, "ms": ms, "attempts": attempts}
             if names_ipv6(child) and "ipv6=unknown" not in self.knobs:
                 done["ipv6"] = True
             peer.send(Kind.EVENT, {"event": "ready", **done})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine.process import CONSOLE_LOG
-from forkd.errors import CapacityError, Conflict, ForkdError
+from forkd.errors import Conflict, ForkdError
 from forkd.host import files, ownership, proc
 from forkd.model.caller import DEFAULT_TENANT
 from forkd.network import taps
@@ -164,7 +164,7 @@ class Leases:
                 lease.uid = (
                     self._jail.take() if source is None else siblings.take(self._jail, source)
                 )
-        except CapacityError:
+        except BaseException:
             for lease in leases:
                 self._free_slot(lease)
                 self._free_uid(lease)

@@ -67,6 +67,9 @@ USERS_NAME = "users"
 INTRODUCED_AT_ONCE = 32
 """How many guests are told of their secrets at the same time."""
 
+IDENTIFIED_AT_ONCE = 32
+"""How many siblings are asked at the same time which process they are."""
+
 UNDO_AT_ONCE = 32
 """How many machines of a failed fork are ended at the same time."""
 
@@ -175,9 +178,10 @@ class Forks:
                 child.lease.tenant = owner.tenant
             siblings = origin.source is not None
             batch = Batch(children, options, self, reservation, siblings=siblings)
-            batch.users = None if origin.source is None else origin.source.open_siblings()
             self._forking += count
             try:
+                if origin.source is not None:
+                    batch.users = origin.source.open_siblings()
                 with tracing.span("fork prepare", children=count):
                     await batch.acquire()
                 yield batch
@@ -281,14 +285,30 @@ class Batch:
             )
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
-        run_dir = self._forks.settings.run_dir
-        for child in self._children:
-            pid = child.sandbox.pid
-            if pid is not None and not proc.has_option_below(pid, CONFIG_OPTION, run_dir):
-                await _identify(child)
+        await self._identify()
         if self._options.secrets and not self._siblings:  # who have what their source was told
             await self._introduce()
         self._wall_ms = (loop.time() - began_s) * 1_000
+
+    async def _identify(self) -> None:
+        """Make sure which process each child is; who cannot be told has failed.
+
+        What a zygote names is believed if it is one of ours.  A seed's is not: it may name another
+        sandbox's machine, being as little to be trusted as the machine that it was.
+        """
+        run_dir = self._forks.settings.run_dir
+        at_once = asyncio.Semaphore(IDENTIFIED_AT_ONCE)
+
+        async def identify(child: _Child) -> None:
+            async with at_once:
+                await _identify(child)
+
+        def is_believed(pid: int) -> bool:
+            return not self._siblings and proc.has_option_below(pid, CONFIG_OPTION, run_dir)
+
+        named = [(child, child.sandbox.pid) for child in self._children]
+        doubtful = [each for each, pid in named if pid is not None and not is_believed(pid)]
+        await asyncio.gather(*map(identify, doubtful))
 
     async def _introduce(self) -> None:
         """Tell guests of the CA and the placeholders of their sandbox; who cannot be has failed."""
@@ -517,7 +537,7 @@ def _note(child: _Child, outcome: ChildReady | ChildFailed) -> None:
 
 
 async def _identify(child: _Child) -> None:
-    """Ask the kernel which process a child is, if what the zygote has named is none of ours."""
+    """Ask the kernel which process a child is, whatever its zygote has named."""
     try:
         async with await Control.connect(child.lease.directory / CONTROL_SOCKET) as control:
             child.sandbox = replace(child.sandbox, pid=control.peer_pid())
