@@ -20,7 +20,7 @@ endif
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference ## Install what is missing: packages, virtual environment, Rust
+setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect ## Install what is missing: packages, virtual environment, Rust
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
@@ -40,9 +40,16 @@ $(STAMPS)/reference: tests/reference/requirements.txt | $(STAMPS)/venv
 		--target build/reference-client -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
+# Inspect AI, whose self-check runs in a sandbox: apart, because it needs eighty packages.
+$(STAMPS)/inspect: tests/inspect/requirements.txt | $(STAMPS)/venv
+	@rm -rf build/inspect-client
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/inspect-client -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
-	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference binaries
+	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect binaries
 
 binaries:
 	@tools/build_binaries

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.daemon.app import create_app
-from forkd.daemon.server import listening
-from forkd.daemon.settings import Settings
-from tests.support.callers import CALLER
 from tests.support.docs import ROOT, page_id, run_python
+from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.support.real_host import RealHost
@@ -32,18 +27,6 @@ PAGES = [
 
 REPLACED = {'"numpy"': f'"{TAG}"', ", 100)": ", 10)"}
 """The snapshot that is baked here; and fewer children, since a hundred are the demo's business."""
-
-
-@contextlib.asynccontextmanager
-async def daemon_of(host: RealHost) -> AsyncIterator[str]:
-    """Serve a host at a socket of its own, and delete what was forked meanwhile."""
-    settings = Settings(socket=host.settings.run_dir / "forkd.sock")
-    try:
-        async with listening(create_app(host.service), settings, host.service.tokens) as (url,):
-            yield url
-    finally:
-        for sandbox in await host.service.sandboxes.list(CALLER):
-            await host.service.sandboxes.delete(CALLER, sandbox.id)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -85,6 +85,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "tun": lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK),
     "binaries": has_built("forkd-vmm", "forkd-agent", "forkd-witness"),
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,
+    "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),

@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, over the real VMM, on folders of its own."""
+"""A daemon over the real VMM: in a process and on folders of its own, or in front of a host."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from forkd.daemon.app import create_app
+from forkd.daemon.server import listening
+from forkd.daemon.settings import Settings
 from forkd.service.settings import DiskPolicy
 from tests.support import processes
+from tests.support.callers import CALLER
 from tests.support.host_settings import settings_in
 from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from forkd.service.names import Names
     from tests.support.bakes import Bake
+    from tests.support.real_host import RealHost
 
 DISKS = DiskPolicy()
 """What private disk layers may take if a test does not say."""
@@ -45,6 +50,18 @@ sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """The daemon as it is, except that it shares neither cgroups nor addresses with another."""
 
 END_TIMEOUT_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def daemon_of(host: RealHost) -> AsyncIterator[str]:
+    """Serve a host at a socket of its own, and delete what was forked meanwhile; gives its URL."""
+    settings = Settings(socket=host.settings.run_dir / "forkd.sock")
+    try:
+        async with listening(create_app(host.service), settings, host.service.tokens) as (url,):
+            yield url
+    finally:
+        for sandbox in await host.service.sandboxes.list(CALLER):
+            await host.service.sandboxes.delete(CALLER, sandbox.id)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""Inspect AI takes our sandboxes for its own: its published self-check passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.docs import ROOT
+from tests.support.real_daemon import daemon_of
+from tests.support.real_host import REAL, TAG
+
+if TYPE_CHECKING:
+    from tests.support.real_host import RealHost
+    from tests.support.soak import Soak
+
+pytestmark = [
+    REAL, pytest.mark.needs("inspect"), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]  # fmt: skip
+
+CLIENT = ROOT / "build" / "inspect-client"
+FOLDER = ROOT / "tests" / "inspect"
+DEAREST = "test_exec_input_large"
+"""Sends 50 MiB, which takes a minute into an emulated guest."""
+
+CHECKS_MIN = 38
+"""Fewer were not all of them."""
+
+
+@pytest.mark.soak
+async def test_the_self_check_of_inspect_ai_passes(real_host: RealHost, soak: Soak) -> None:
+    """What it does not pass is listed there, with reasons."""
+    left_out = [] if soak.in_full else ["-k", f"not {DEAREST}"]
+    settings = ["-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
+    command = ["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider", *settings]
+    command += [str(FOLDER / "self_check.py"), *left_out]
+    async with daemon_of(real_host) as url:
+        path = os.pathsep.join(map(str, (CLIENT, ROOT / "src", ROOT)))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"FORKD_URL": url, "FORKD_TAG": str(TAG), "PYTHONPATH": path},
+        )  # fmt: skip
+        output, _ = await process.communicate()
+
+    text = output.decode(errors="replace")
+    assert process.returncode == 0, text
+    passed = next(int(word) for word in text.splitlines()[-1].split() if word.isdigit())
+    assert passed >= CHECKS_MIN, text
