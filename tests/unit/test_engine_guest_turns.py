@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from forkd.model.exec import EvalResult
+
 VALUE = {"has_value": True, "repr": "1", "value": 1, "value_is_json": True}
 
 
@@ -62,14 +64,20 @@ async def guest_of(agent: OneByOne, folder: Path) -> AsyncIterator[Guest]:
         await asyncio.gather(*(served.wait() for served in agent.serving))
 
 
+async def begun(agent: OneByOne, guest: Guest) -> asyncio.Task[EvalResult]:
+    """Return an evaluation that runs until the agent may go on."""
+    first = asyncio.create_task(guest.eval("first", timeout_s=60))
+    await agent.has_begun("first")
+    return first
+
+
 async def test_time_spent_waiting_is_not_an_evaluations_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_guest, "GRACE_S", 0.05)
     agent = OneByOne()
     async with guest_of(agent, tmp_path) as guest:
-        first = asyncio.create_task(guest.eval("first", timeout_s=60))
-        await agent.has_begun("first")
+        first = await begun(agent, guest)
         second = asyncio.create_task(guest.eval("second", timeout_s=5))
         hasty = asyncio.create_task(guest.eval("hasty", timeout_s=0.05))
 
@@ -103,8 +111,7 @@ async def test_so_many_may_wait_and_one_more_is_told_to_try_again(
     monkeypatch.setattr(engine_guest, "EVAL_WAITING_MAX", 2)
     agent = OneByOne()
     async with guest_of(agent, tmp_path) as guest:
-        first = asyncio.create_task(guest.eval("first", timeout_s=60))
-        await agent.has_begun("first")
+        first = await begun(agent, guest)
         waiting = [asyncio.create_task(guest.eval(code, timeout_s=5)) for code in ("a", "b")]
         await asyncio.sleep(0)  # both have asked
 
@@ -128,8 +135,7 @@ async def test_who_waits_too_long_is_told_that_the_code_did_not_run(
     monkeypatch.setattr(engine_guest, "EVAL_WAIT_S_MAX", 0.05)
     agent = OneByOne()
     async with guest_of(agent, tmp_path) as guest:
-        first = asyncio.create_task(guest.eval("first", timeout_s=60))
-        await agent.has_begun("first")
+        first = await begun(agent, guest)
 
         with pytest.raises(Busy, match="did not run"):
             await guest.eval("second", timeout_s=5)

@@ -179,6 +179,16 @@ class Guest:
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None, None]:
         """Have the interpreter for the block, after all who asked before."""
+        if self._evaluation.locked() or self._evals_waiting > 0:
+            await self._wait_for_turn()
+        else:
+            await self._evaluation.acquire()  # at once, and without a timer
+        try:
+            yield
+        finally:
+            self._evaluation.release()
+
+    async def _wait_for_turn(self) -> None:
         if self._evals_waiting >= EVAL_WAITING_MAX:
             raise _busy(f"{EVAL_WAITING_MAX} evaluations wait already")
         self._evals_waiting += 1
@@ -189,10 +199,6 @@ class Guest:
             raise _busy(f"others have run for {EVAL_WAIT_S_MAX:g} s") from None
         finally:
             self._evals_waiting -= 1
-        try:
-            yield
-        finally:
-            self._evaluation.release()
 
     async def _borrow(self) -> Channel:
         while self._idle:

@@ -492,15 +492,20 @@ fn on_terminal(script: &str) -> Value {
     json!({"op": "exec", "args": ["sh", "-c", script], "tty": size, "stdin": true})
 }
 
-/// The answer of a program on a terminal that says `ready` before it gets input and its end.
-fn typed(agent: &Agent, script: &str, input: &[u8]) -> crate::support::Answer {
-    let mut client = agent.connect();
-    client.send(Kind::Request, &on_terminal(script));
+/// Reads what a program says until it has said `ready`.
+fn wait_until_ready(client: &mut Client) {
     let mut seen = String::new();
     while !seen.contains("ready") {
         let frame = client.next().expect("a frame");
         seen.push_str(&String::from_utf8_lossy(&frame.payload));
     }
+}
+
+/// The answer of a program on a terminal that says `ready` before it gets input and its end.
+fn typed(agent: &Agent, script: &str, input: &[u8]) -> crate::support::Answer {
+    let mut client = agent.connect();
+    client.send(Kind::Request, &on_terminal(script));
+    wait_until_ready(&mut client);
     client.send_bytes(Kind::Stdin, input);
     client.send_bytes(Kind::StdinEof, b"");
     client.finish()
@@ -548,10 +553,7 @@ fn a_terminal_has_its_status_its_keys_and_clean_signals() {
         );
         let mut client = agent.connect();
         client.send(Kind::Request, &on_terminal(&script));
-        let mut seen = String::new();
-        while !seen.contains("ready") {
-            seen.push_str(&String::from_utf8_lossy(&client.next().expect("a frame").payload));
-        }
+        wait_until_ready(&mut client);
         client.send_bytes(Kind::Stdin, &[key]);
         assert_eq!(client.finish().reply["exit_code"], key, "SIG{name}");
     }
