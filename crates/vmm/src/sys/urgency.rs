@@ -13,10 +13,10 @@ const VCPU_PRIORITY: libc::c_int = 1;
 /// Of the thread that stops vCPUs and lets them go: above theirs, which have no end of work.
 const STOPPER_PRIORITY: libc::c_int = VCPU_PRIORITY + 1;
 /// What a process that is forked meanwhile does not inherit.
-const URGENT: libc::c_int = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+pub const URGENT: libc::c_int = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
 
 /// Of a thread that was urgent: taking back what its forks do not inherit needs `CAP_SYS_NICE`.
-const CALM: libc::c_int = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+pub const CALM: libc::c_int = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
 
 /// The thread that made it is urgent, until it is dropped.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sys::process::{Forked, exit_now, fork_into};
+use crate::sys::urgency;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 
@@ -98,6 +99,9 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGCHLD), 0, 0]),
         (Role::Process, libc::SYS_setresuid, [1, 1, 1]),
         (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
+        (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
+        (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::CALM), 0]),
+        (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::CALM), 0]),
     ];
     let refused = [
         (Role::Vcpu, libc::SYS_mprotect, [0, 0, code]),
@@ -114,6 +118,9 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_SECUREBITS), 0, 0]),
         (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWNS), 0]),
         (Role::Vcpu, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
+        (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
+        (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_FIFO), 0]),
+        (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_RR), 0]),
         (Role::Process, libc::SYS_setresuid, [0, 0, 0]),
         (Role::Process, libc::SYS_setresgid, [1, 1, -1]),
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGSYS), 0, 0]),
