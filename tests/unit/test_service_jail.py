@@ -179,6 +179,26 @@ def test_nobodys_siblings_can_be_its_user(uid: int, left: tuple[tuple[int, int],
     assert without(uid, ((10, 3), (20, 1))) == left
 
 
+@pytest.mark.needs("root")
+def test_what_a_machine_has_left_among_tops_goes_with_it_and_nobody_elses(tmp_path: Path) -> None:
+    there = Jail(UidRange(FIRST, UIDS_MIN), (tmp_path,), (), tmp_path)
+    uid = there.take()
+    assert uid is not None
+    for name, owner in (("left", uid), ("another", uid + 1), ("operators", 0)):
+        (tmp_path / name).write_text("x")
+        os.chown(tmp_path / name, owner, owner)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/in it").symlink_to("/etc")
+    os.chown(tmp_path / "folder", uid, uid)
+
+    there.sweep(None)
+    there.sweep(uid)
+
+    assert {each.name for each in tmp_path.iterdir()} == {"another", "operators"}
+    there.prepare()
+    assert {each.name for each in tmp_path.iterdir()} == {"operators"}
+
+
 def test_without_a_range_there_are_no_users() -> None:
     there = Jail(None, (), (), Path("/tops"))
 

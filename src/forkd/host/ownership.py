@@ -8,6 +8,7 @@ Every function blocks, and raises what the kernel refuses as `CapacityError` or 
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
 from forkd.host.faults import kernel_call
-from forkd.host.files import PRIVATE
+from forkd.host.files import PRIVATE, remove_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE = 0o600
@@ -110,6 +111,22 @@ def take_tree_back(folder: Path) -> None:
             os.close(opened)
     for each in inner:
         take_back(each)
+
+
+def remove_of(folder: Path, users: Container[int]) -> list[str]:
+    """Remove what some users have in a folder; return what that was called.
+
+    What is gone meanwhile is fine.
+    """
+    removed = []
+    with kernel_call(f"look at {folder}"), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_uid in users:
+                    removed.append(entry.name)
+    for name in removed:
+        remove_tree(folder / name)
+    return removed
 
 
 def take_file(path: Path) -> None:

@@ -31,7 +31,7 @@ from forkd.host import ownership, users
 from forkd.limits import SHORT_RETRY_S, UIDS_MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
     from pathlib import Path
 
     from forkd.host.userns import Extent
@@ -78,8 +78,8 @@ class UidRange:
             raise ValueError(f"must be at least {UIDS_MIN} users above 0 and below {UID_MAX + 2}")
         return cls(first, count)
 
-    def __contains__(self, uid: int) -> bool:
-        return self.first <= uid < self.first + self.count
+    def __contains__(self, uid: object) -> bool:
+        return isinstance(uid, int) and self.first <= uid < self.first + self.count
 
     @property
     def block(self) -> int:
@@ -169,6 +169,22 @@ class Jail:
         for folder in (*self._folders, *self._read_only):
             mode = TOPS if folder == self._tops else THROUGH
             ownership.share(folder, self._uids.first, mode)
+        self._sweep(self._uids)
+
+    def sweep(self, uid: int | None) -> None:
+        """Remove what a machine that has ended has left under a name among tops, which have none.
+
+        Only one that was taken over leaves anything there.
+
+        Raises:
+            HostError: The kernel refused.
+        """
+        if self._uids is not None and uid is not None:
+            self._sweep((uid,))
+
+    def _sweep(self, users: Container[int]) -> None:
+        if removed := ownership.remove_of(self._tops, users):
+            log.warning("a machine left files among tops", extra={"files": len(removed)})
 
     def let_through(self, folder: Path) -> None:
         """Let inmates pass through another folder.

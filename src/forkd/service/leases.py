@@ -374,6 +374,7 @@ class Leases:
 
     def _remove(self, lease: Lease, *, keep_console: bool) -> None:
         self._cgroups.remove(lease.id)
+        self._jail.sweep(lease.uid)
         if keep_console:
             files.remove_all_but(lease.directory, KEPT_FILES)
             if lease.uid is not None and files.is_there(lease.directory):
