@@ -51,6 +51,9 @@ BUILD_PIDS_MAX = 4_096
 BUILD_MEMORY_BYTES_MAX = 8 << 30
 """Most memory of one build, what it keeps in `/tmp` included; its files on disk do not count."""
 
+BUILD_MEMORY_BYTES_MIN = 1 << 30
+"""Least memory that a build is given: one whose tenant may not have so much is refused."""
+
 EXITED_KEPT_MAX = 1_000
 """Most sandboxes remembered after they ended by themselves; the oldest are forgotten first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +13,13 @@ from forkd.model.caller import Caller, Scope, Tenant, local_caller
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.tenant import Quotas
+from tests.support.chains import write
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forkd.model.ids import Tag
     from forkd.model.sandbox import Sandbox
     from forkd.service.host import Host
     from tests.support.service_host import FakeHost
@@ -25,6 +28,7 @@ ADMIN = local_caller()
 TEAM = Tenant("team")
 MEMBER = Caller("token:member", TEAM, frozenset({Scope.READ, Scope.RUN, Scope.SNAPSHOTS}), "test")
 AT_ONCE = 200
+MUCH_BYTES = 3 << 20
 
 
 @pytest.fixture
@@ -43,9 +47,9 @@ async def fork(host: Host, count: int = 1, **limits: int) -> tuple[Sandbox, ...]
     return (await host.sandboxes.fork(MEMBER, TAG, count, options)).sandboxes
 
 
-async def used(host: Host) -> dict[str, int]:
-    (usage,) = await host.tenants.list(MEMBER)
-    return {name: getattr(usage.used, name) for name in ("sandboxes", "vcpus", "memory_mib")}
+async def used(host: Host, name: str = "sandboxes") -> int:
+    found = [each.used for each in await host.tenants.list(MEMBER)]
+    return getattr(found[0], name) if found else 0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ async def test_two_hundred_at_once_get_exactly_what_there_is(host: Host) -> None
     refused = [each for each in ended if isinstance(each, QuotaExceeded)]
     assert len(refused) == AT_ONCE - 10
     assert len(await host.sandboxes.list(MEMBER)) == 10
-    assert (await used(host))["sandboxes"] == 10
+    assert await used(host) == 10
 
 
 async def test_what_ends_counts_no_more_and_a_failed_fork_never_did(host: Host) -> None:
@@ -103,7 +107,7 @@ async def test_what_ends_counts_no_more_and_a_failed_fork_never_did(host: Host) 
 
     with pytest.raises(ForkdError):
         await host.sandboxes.fork(MEMBER, parse_tag("none-such"), 1, ForkOptions())
-    assert (await used(host))["sandboxes"] == 1
+    assert await used(host) == 1
     await fork(host)
     await host.tenants.remove_quotas(ADMIN, TEAM)
     await fork(host, 3)
@@ -122,19 +126,117 @@ async def test_siblings_count_for_the_tenant_of_their_source(host: Host) -> None
 
 async def test_stored_snapshots_are_counted_before_and_after_they_are_written(host: Host) -> None:
     (source,) = await fork(host)
-    memory_mib = (await host.snapshots.get(MEMBER, TAG)).memory_bytes >> 20
-    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(snapshot_mib=memory_mib))
+    most_mib = await most_of_a_link(host)
+    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(snapshot_mib=most_mib))
     link = await host.branches.snapshot(MEMBER, source.id, parse_tag("link"), wait=True)
     (usage,) = await host.tenants.list(MEMBER)
     assert usage.used.snapshot_mib == -(-link.stored_bytes // (1 << 20))
 
-    with pytest.raises(QuotaExceeded):  # it might have as much as all of memory
+    with pytest.raises(QuotaExceeded):  # it might have as much as all of memory, and of the disk
         await host.branches.snapshot(MEMBER, source.id, parse_tag("another"), wait=True)
     assert [each.tag for each in await host.snapshots.list(MEMBER)] == ["link", TAG]
     await host.sandboxes.delete(MEMBER, source.id)
     await host.snapshots.delete(MEMBER, parse_tag("link"))
     (usage,) = await host.tenants.list(MEMBER)
     assert usage.used.snapshot_mib == 0
+
+
+async def most_of_a_link(host: Host) -> int:
+    """Return the most that a link over the host's snapshot can take, in MiB."""
+    base = await host.snapshots.get(ADMIN, TAG)
+    return -(-(base.memory_bytes + base.disk_bytes) >> 20)
+
+
+async def test_what_was_written_and_is_more_than_it_could_be_is_no_snapshot(
+    host: Host, fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has taken a VMM over can write what they like."""
+    monkeypatch.setattr("forkd.service.snapshots.writing.most_stored_bytes", lambda *_: 1)
+    (source,) = await fork(host)
+    await write(host, source.id, "/much", "x" * MUCH_BYTES)
+    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(snapshot_mib=MUCH_BYTES >> 20))
+
+    with pytest.raises(QuotaExceeded):
+        await host.branches.snapshot(MEMBER, source.id, parse_tag("link"), wait=True)
+
+    assert [each.tag for each in await host.snapshots.list(MEMBER)] == [TAG]
+    assert await used(host, "snapshot_mib") == 0
+    await host.sandboxes.delete(MEMBER, source.id)
+    assert fake_host.left_over() == []
+
+
+async def test_a_link_that_would_become_too_large_is_not_compacted(host: Host) -> None:
+    """What is under it is another tenant's, and shared."""
+    link = parse_tag("link")
+    (above,) = (await host.sandboxes.fork(ADMIN, TAG, 1, ForkOptions())).sandboxes
+    await write(host, above.id, "/much", "x" * MUCH_BYTES)
+    much = await host.branches.snapshot(ADMIN, above.id, parse_tag("much"), wait=True)
+    await host.snapshots.share(ADMIN, much.tag, shared=True)
+    (source,) = (await host.sandboxes.fork(MEMBER, much.tag, 1, ForkOptions())).sandboxes
+    made = await host.branches.snapshot(MEMBER, source.id, link, wait=True)
+    await host.sandboxes.delete(MEMBER, source.id)
+    whole_mib = -(-(await host.snapshots.get(MEMBER, link)).chain_bytes >> 20)
+    link_mib = await used(host, "snapshot_mib")
+    assert whole_mib > link_mib
+
+    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(snapshot_mib=whole_mib - 1))
+    with pytest.raises(QuotaExceeded):
+        await host.chains.compact(MEMBER, link)
+    assert await host.snapshots.get(MEMBER, link) == replace(made, sandboxes=0)
+    assert await used(host, "snapshot_mib") == link_mib
+
+    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(snapshot_mib=whole_mib))
+    flat = await host.chains.compact(MEMBER, link)
+    assert await used(host, "snapshot_mib") == -(-flat.stored_bytes >> 20)
+
+
+async def test_a_zygote_counts_for_whose_snapshot_it_is_until_somebody_needs_the_room(
+    host: Host, fake_host: FakeHost
+) -> None:
+    own, other = parse_tag("own"), parse_tag("other")
+    for tag in (own, other):
+        await fake_host.bake(host, fake_host.recipe(), tag, caller=MEMBER)
+    guest_mib = (await host.snapshots.get(MEMBER, own)).memory_bytes >> 20
+    await host.tenants.set_quotas(ADMIN, TEAM, Quotas(memory_mib=guest_mib + 1))
+
+    async def forked(tag: Tag) -> Sandbox:
+        return (await host.sandboxes.fork(MEMBER, tag, 1, ForkOptions())).sandboxes[0]
+
+    first = await forked(own)
+    assert await used(host, "memory_mib") == guest_mib + 1
+    with pytest.raises(QuotaExceeded):
+        await forked(other)
+    await host.sandboxes.delete(MEMBER, first.id)
+    assert await used(host, "memory_mib") == 1
+
+    second = await forked(other)  # the zygote that nobody uses gives way
+
+    assert await used(host, "memory_mib") == guest_mib + 1
+    await host.sandboxes.delete(MEMBER, second.id)
+    await host.snapshots.delete(MEMBER, other)
+    assert await used(host, "memory_mib") == 0
+
+
+async def test_the_seed_of_a_branch_counts_once_as_long_as_there_is_a_sibling(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as host:
+        await fake_host.bake(host, fake_host.recipe())
+        await host.snapshots.share(ADMIN, TAG, shared=True)
+        guest_mib = (await host.snapshots.get(MEMBER, TAG)).memory_bytes >> 20
+        await host.tenants.set_quotas(ADMIN, TEAM, Quotas(memory_mib=4 * guest_mib))
+        (source,) = await fork(host)
+        with pytest.raises(QuotaExceeded):  # three siblings and their seed
+            await host.branches.branch(MEMBER, source.id, 3, BranchOptions())
+        made = await host.branches.branch(MEMBER, source.id, 2, BranchOptions())
+        assert await used(host, "memory_mib") == 4 * guest_mib
+
+    async with fake_host.service() as host:
+        assert await used(host, "memory_mib") == 4 * guest_mib
+        one, other = made.fork.sandboxes
+        for sandbox, left in ((one, 3), (other, 1), (source, 0)):
+            await host.sandboxes.delete(MEMBER, sandbox.id)
+            assert await used(host, "memory_mib") == left * guest_mib
 
 
 async def test_the_next_daemon_counts_what_it_adopts_and_knows_quotas(fake_host: FakeHost) -> None:
@@ -144,7 +246,7 @@ async def test_the_next_daemon_counts_what_it_adopts_and_knows_quotas(fake_host:
         await first.tenants.set_quotas(ADMIN, TEAM, Quotas(sandboxes=2))
         await fork(first, 2)
     async with fake_host.service() as second:
-        assert (await used(second))["sandboxes"] == 2
+        assert await used(second) == 2
         with pytest.raises(QuotaExceeded):
             await fork(second)
         for each in await second.sandboxes.list(ADMIN):

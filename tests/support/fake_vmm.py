@@ -5,6 +5,7 @@ an agent inside that knows the few operations that tests of the service need.  W
 should do wrong is said in the kernel's command line, as words, and kept in its `state`:
 
     boot=never | boot=exit       the agent never announces itself; the machine says why and ends
+    boot=hungry                  it never does either, and the machine takes `HUNGRY_BYTES`
     save=fail                    the machine refuses to be saved
     fork=fail:N                  every Nth child fails
     fork=again                   children are ready at their second attempt
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 Members = dict[str, Any]
 
+HUNGRY_BYTES = 512 << 20
+
 UNKNOWN_MEMBER = {"code": "invalid_request", "message": "unknown field", "field": "network"}
 
 
@@ -70,6 +73,7 @@ class Machine:
         self.branching = threading.Lock()
         self.peers: list[Speaker] = []
         self.watched = threading.Event()
+        self.eaten = b""
 
     def listen(self) -> None:
         (self.directory / "console.log").write_bytes(b"hello from the console\n")
@@ -432,7 +436,10 @@ def run_machine(config: Members) -> None:
         print("killed by the filter", file=sys.stderr, flush=True)  # noqa: T201 - its log
         machine.end()
         raise SystemExit(1)
-    if "boot=never" not in knobs:
+    if "boot=hungry" in knobs:
+        machine.watched.wait()
+        machine.eaten = b"x" * HUNGRY_BYTES
+    if not {"boot=never", "boot=hungry"} & set(knobs):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(machine.directory / "vsock.sock_1025"))
             speaker = Speaker(sock)

@@ -98,8 +98,11 @@ def set_quotas(  # noqa: PLR0913 - one for each quota
     name: TenantName,
     *,
     sandboxes: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
-    vcpus: Annotated[int | None, typer.Option(help="Their virtual CPUs together.")] = None,
-    memory_mib: Annotated[int | None, typer.Option(help="Their memory, in MiB.")] = None,
+    vcpus: Annotated[int | None, typer.Option(help="Virtual CPUs of sandboxes and bakes.")] = None,
+    memory_mib: Annotated[
+        int | None,
+        typer.Option(help="Memory of these and builds, in MiB."),
+    ] = None,
     disk_mib: Annotated[int | None, typer.Option(help="Their private disks, in MiB.")] = None,
     snapshot_mib: Annotated[int | None, typer.Option(help="Stored snapshots, in MiB.")] = None,
     forks_per_minute: Annotated[int | None, typer.Option(help="Forks and siblings.")] = None,

@@ -52,18 +52,21 @@ _LINE_BYTES_MAX = 16 * 1024 * 1024
 """Longest first line: a comparison's, whose paths have 2 MiB and may be escaped."""
 
 
-async def start_machine(vmm: Path, config: MachineConfig, *, filtered: bool = True) -> Process:
+async def start_machine(
+    vmm: Path, config: MachineConfig, *, filtered: bool = True, cgroup: Path | None = None
+) -> Process:
     """Start a machine in `config.directory`; it boots from now on.
 
     Args:
         vmm: The VMM's program.
         config: The machine.
         filtered: As of `start_zygote`.
+        cgroup: The group that it is started in; None for the daemon's own.
 
     Raises:
         ForkdError: As `start_zygote`.
     """
-    return await _start(vmm, "machine", config, filtered=filtered)
+    return await _start(vmm, "machine", config, filtered=filtered, cgroup=cgroup)
 
 
 async def start_zygote(vmm: Path, config: ZygoteConfig, *, filtered: bool = True) -> Process:
@@ -163,9 +166,10 @@ async def _start(
     config: MachineConfig | ZygoteConfig,
     *,
     filtered: bool,
+    cgroup: Path | None = None,
 ) -> Process:
     options = () if filtered else (NO_FILTER_OPTION,)
-    place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening", options)
+    place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening", options, cgroup)
     process, _ = await _first_said(vmm, role, config, place)
     return process
 
@@ -178,6 +182,7 @@ class _Place:
     timeout_s: float
     event: str
     options: tuple[str, ...] = ()
+    cgroup: Path | None = None
 
 
 async def _first_said(
@@ -194,7 +199,7 @@ async def _first_said(
     )
     limits = rlimits.COMPARER if role == "compare" else rlimits.VMM
     command = [vmm, role, CONFIG_OPTION, config_path, *place.options]
-    process, stdout = spawn.start(command, log=log, limits=limits)
+    process, stdout = spawn.start(command, log=log, limits=limits, cgroup=place.cgroup)
     try:
         async with deadline(place.timeout_s, f"the {role} did not report {place.event!r}"):
             line = await stdout.line(_LINE_BYTES_MAX)

@@ -20,6 +20,7 @@ import subprocess
 from typing import TYPE_CHECKING, Self
 
 from forkd.errors import HostError
+from forkd.host.cgroupfs import PROCESSES
 from forkd.host.faults import kernel_call
 from forkd.host.process import plain_environment
 
@@ -35,6 +36,9 @@ LOG_BYTES_MAX = 1 << 20
 
 LOG_PIECE_BYTES_MAX = 64 * 1024
 """Most of it that is read at once: what fits into a pipe."""
+
+SHELL = "/bin/sh"
+"""What enters a group for a program, by its number, which stays that of the program."""
 
 LOG_FULL = b"\n... the log is full\n"
 
@@ -246,13 +250,22 @@ class Output:
             transport.close()
 
 
-def start(args: Sequence[str | Path], *, log: Path, limits: Limits) -> tuple[Process, Output]:
+_ENTER = (SHELL, "-c", 'echo 0 > "$0" && exec "$@"')
+"""Words before the name of a file by which a group is entered, and before those of a program that
+is started once it is: what the program takes from its first page on counts for the group."""
+
+
+def start(
+    args: Sequence[str | Path], *, log: Path, limits: Limits, cgroup: Path | None = None
+) -> tuple[Process, Output]:
     """Start a program in a session of its own.
 
     Args:
         args: The program, by path, and its arguments.
         limits: What it may take of the host.
         log: Where its standard error goes, appended, while the process is held.
+        cgroup: The group that it is in from its start; None for ours.  It ends at once, and says so
+            in its log, if it may not enter that.
 
     Returns:
         The process, and its standard output, which is the caller's to close.
@@ -262,6 +275,8 @@ def start(args: Sequence[str | Path], *, log: Path, limits: Limits) -> tuple[Pro
         HostError: It could not be started.
     """
     command = limits.command(args)
+    if cgroup is not None:
+        command = [*_ENTER, str(cgroup / PROCESSES), *command]
     with kernel_call(f"start {args[0]}"), contextlib.ExitStack() as undo:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         output = Output(reading)

@@ -43,8 +43,9 @@ class Amounts:
 
     Attributes:
         sandboxes: Sandboxes that have not ended.
-        vcpus: Virtual CPUs of these.
-        memory_mib: Memory that these may use: their limit, or what their guests have.
+        vcpus: Virtual CPUs of these, and of machines that are baked.
+        memory_mib: Memory that these may use: their limit, or what their guests have.  The memory
+            of zygotes and of seeds besides, and what a build of an image may use.
         disk_mib: Private disk that these may use: their limit, or the size of their disk.
         snapshot_mib: What snapshots take in the store.
         forks_per_minute: Sandboxes forked or branched within the last minute.

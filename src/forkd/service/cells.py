@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 UIDS_MIN = BUILDS_MAX * BUILD_UIDS + PACKS_MAX
 """Least users of a range for cells."""
 
-LIMITS = Limits(pids=BUILD_PIDS_MAX, memory_bytes=BUILD_MEMORY_BYTES_MAX)
-
 PLACES = Path("/run/forkd-places")
 """Where all daemons of this host see which users of cells are somebody's; root's alone, as `/run`
 is, where `/run/lock` often is everybody's."""
@@ -94,8 +92,11 @@ class Cells:
         uids.check("build_uid_range")
 
     @contextlib.contextmanager
-    def build(self) -> Iterator[Cell]:
+    def build(self, memory_bytes: int = BUILD_MEMORY_BYTES_MAX) -> Iterator[Cell]:
         """Give a cell to one build, for the block; blocks, and ends what is left in it.
+
+        Args:
+            memory_bytes: What all of its processes together may take.
 
         Raises:
             CapacityError: As many builds as may be are under way.
@@ -106,7 +107,8 @@ class Cells:
         try:
             first = self._first_of(place)
             with self._confined(first):
-                group = self._cgroups.create(name, LIMITS) if self._cgroups is not None else None
+                limits = Limits(pids=BUILD_PIDS_MAX, memory_bytes=memory_bytes)
+                group = self._cgroups.create(name, limits) if self._cgroups is not None else None
                 cell = Cell(self._vmm, first, BUILD_UIDS, group)
                 try:
                     yield cell

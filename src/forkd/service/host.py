@@ -48,6 +48,7 @@ from forkd.service.sandboxes.component import Sandboxes
 from forkd.service.sandboxes.roster import Roster
 from forkd.service.secrets import Secrets
 from forkd.service.slots import Slots
+from forkd.service.snapshots.bake_leases import BakeLeases
 from forkd.service.snapshots.catalog import Catalog
 from forkd.service.snapshots.compaction import Compaction
 from forkd.service.snapshots.component import Snapshots
@@ -65,7 +66,7 @@ from forkd.service.trees.trees import Trees
 from forkd.service.usage import UsageOfSandboxes
 from forkd.service.vault import Vault
 from forkd.service.workers import Workers
-from forkd.service.zygotes import ZygotePool
+from forkd.service.zygotes import Accounts, ZygotePool
 from forkd.store.database import Database
 from forkd.store.pending import PendingStore
 from forkd.store.recipes import RecipeStore
@@ -323,18 +324,20 @@ async def _compose(
     introduction, secrets = await _open_secrets(settings, telemetry, records)
     workers = stack.enter_context(Workers())
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded, workers)
-    images = stack.enter_context(Images(telemetry, settings, tasks, recipes, ground.cells))
-    zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail))
+    admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
+    for_builds = (recipes, ground.cells, ledger, admission)
+    images = stack.enter_context(Images(telemetry, settings, tasks, *for_builds))
+    roster = Roster()
+    catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
+    accounts = Accounts(ledger, catalog.tenant_of)
+    zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail, accounts))
     await stack.enter_async_context(tasks)
     for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
         tasks.run(TaskKind.JOURNAL, work, what, vital=True)
-    roster = Roster()
-    catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
     egress, slots, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
-    admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction)
     sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
     guests = Guests(telemetry, roster, introduction)
@@ -344,7 +347,8 @@ async def _compose(
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
-    for_bakes = (store, catalog, images, upkeep, jail)
+    bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
+    for_bakes = (store, catalog, images, upkeep, bakes)
     for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
     for_comparisons = (store, catalog, sandboxes, branches, jail, workers)
     for_figures = (catalog, zygotes, images, journal, lag, slots, workers)

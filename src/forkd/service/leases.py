@@ -65,6 +65,7 @@ class Lease:
             for no limit.
         use: Which secrets it uses; None for none.
         siblings: Who its siblings can be; None before its first branch.
+        seed: The process whose memory it goes back to at a reset, if that is a seed's.
     """
 
     id: SandboxId
@@ -78,6 +79,7 @@ class Lease:
     bandwidth_mbit: int | None = None
     use: SecretUse | None = None
     siblings: SiblingUsers | None = None
+    seed: int | None = None
 
     def open_siblings(self) -> int | None:
         """Return a descriptor, the caller's, of its siblings' user namespace; None for none.

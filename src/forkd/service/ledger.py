@@ -2,8 +2,11 @@
 
 A fork reserves what its sandboxes may use before they are there, and each counts by itself from
 the moment when it is, so that two hundred requests at once do not exceed a quota that one would
-not.  A sandbox counts with what it may use, its limits, until its machine has ended; a snapshot
-with what it takes, and while it is written with the most that it can take.
+not.  A sandbox counts with what it may use, its limits, until its machine has ended; so does a
+machine that is baked.  Of a branch its seed counts besides, with the memory of its source, as long
+as there are siblings that are reset to it; of a snapshot that is forked its zygote, with the memory
+that it holds.  A snapshot counts with what it takes in the store, and while it is written with the
+most that it can take.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from forkd.errors import QuotaExceeded
 from forkd.model.tenant import Amounts, Quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from forkd.model.caller import Tenant
     from forkd.model.sandbox import ForkOptions, Sandbox
@@ -47,11 +50,15 @@ class Ledger:
 
     Attributes:
         quotas: What tenants may have; one that is not in it may have anything.
+        make_room: Gives up some memory that a tenant has and does not need, such as a zygote that
+            nobody forks from; says whether there was any.
     """
 
     def __init__(self) -> None:
         self.quotas: dict[Tenant, Quotas] = {}
+        self.make_room: Callable[[Tenant], bool] = lambda _: False
         self._counted: dict[str, tuple[Tenant, Amounts]] = {}
+        self._shared: dict[str, set[str]] = {}
         self._total: defaultdict[Tenant, Amounts] = defaultdict(Amounts)
         self._reserved: set[Reservation] = set()
         self._forks: defaultdict[Tenant, _Window] = defaultdict(_Window)
@@ -86,7 +93,10 @@ class Ledger:
         quotas = self.quotas.get(tenant)
         if quotas is None:
             return
-        for name, more, limit, used in quotas.exceeded(self.used(tenant), asked):
+        while exceeded := next(quotas.exceeded(self.used(tenant), asked), None):
+            name, more, limit, used = exceeded
+            if name == "memory_mib" and self.make_room(tenant):
+                continue
             raise QuotaExceeded(
                 f"the tenant {tenant} may have {name} up to {limit}: {used} in use, and {more} "
                 "more asked for",
@@ -95,6 +105,13 @@ class Ledger:
                 limit=limit,
                 used=used,
             )
+
+    def memory_left_mib(self, tenant: Tenant) -> int | None:
+        """Return how much more memory a tenant may have; None for no limit."""
+        quotas = self.quotas.get(tenant, Quotas())
+        if quotas.memory_mib is None:
+            return None
+        return max(0, quotas.memory_mib - self.used(tenant).memory_mib)
 
     @contextlib.contextmanager
     def reserve(self, tenant: Tenant, asked: Amounts) -> Generator[Reservation, None, None]:
@@ -118,6 +135,30 @@ class Ledger:
         self.release(key)
         self._counted[key] = tenant, amounts
         self._total[tenant] += amounts
+
+    def recount(self, key: str, tenant: Tenant, amounts: Amounts) -> None:
+        """Count something otherwise than before, if its tenant may have so much more.
+
+        Raises:
+            QuotaExceeded: It may not; the thing counts as before.
+        """
+        _, before = self._counted.get(key, (tenant, Amounts()))
+        self.check(tenant, amounts - before)
+        self.count(key, tenant, amounts)
+
+    def share(self, key: str, holder: str, tenant: Tenant, amounts: Amounts) -> None:
+        """Count something once for all who hold it, until the last of them was `let_go`."""
+        holders = self._shared.setdefault(key, set())
+        if not holders:
+            self.count(key, tenant, amounts)
+        holders.add(holder)
+
+    def let_go(self, key: str, holder: str) -> None:
+        """Undo one `share`; who does not hold it is fine."""
+        holders = self._shared.get(key, set())
+        holders.discard(holder)
+        if not holders and self._shared.pop(key, None) is not None:
+            self.release(key)
 
     def release(self, key: str) -> None:
         """Count something no more; what is not counted is fine."""
@@ -174,6 +215,19 @@ def amounts_of(options: Sandbox | ForkOptions, snapshot: Snapshot | None) -> Amo
         memory_mib=memory_mib or 0,
         disk_mib=disk_mib or 0,
     )
+
+
+def most_stored_bytes(snapshot: Snapshot, disk_limit_mib: int | None) -> int:
+    """Return the most that a snapshot of a machine can take: all of its memory, and of its disk.
+
+    Args:
+        snapshot: What the machine goes back to, or is to become.
+        disk_limit_mib: Most that it may write to its disk; None for no limit.
+    """
+    disk_bytes = snapshot.disk_bytes
+    if disk_limit_mib is not None:
+        disk_bytes = min(disk_bytes, disk_limit_mib * _MIB)
+    return snapshot.memory_bytes + disk_bytes
 
 
 def stored(size_bytes: int) -> Amounts:

@@ -164,6 +164,12 @@ def retired_for(machines: Iterable[int]) -> frozenset[int]:
     return frozenset(pid for pid in parents if pid and proc.name(pid) == RETIRED_NAME)
 
 
+def retired_of(machine: int | None) -> int | None:
+    """Return the retired seed to which a machine is reset; None for none."""
+    found = () if machine is None else retired_for([machine])
+    return next(iter(found), None)
+
+
 def cgroup_of(source: Sandbox) -> Path | None:
     """Return the cgroup in which a sandbox's seed belongs; None for the one it is forked in.
 

@@ -26,6 +26,7 @@ from forkd.engine.watch import Watch
 from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
 from forkd.host import files
 from forkd.limits import SHORT_RETRY_S
+from forkd.model.tenant import Amounts
 from forkd.service.chain_files import load_chain
 from forkd.service.places import full
 from forkd.service.supervision import TaskKind, to_end
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forkd.host.spawn import Process
+    from forkd.model.caller import Tenant
     from forkd.model.ids import Tag
     from forkd.service.chain_files import Chain, LinkFiles
     from forkd.service.jail import Jail
+    from forkd.service.ledger import Ledger
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
     from forkd.store.snapshots import SnapshotStore
@@ -56,6 +59,12 @@ class Zygote:
     process: Process
     directory: Path
     watch: Watch
+    tenant: Tenant
+
+    @property
+    def key(self) -> str:
+        """Under what the ledger counts it."""
+        return _key(self.directory)
 
     @property
     def socket(self) -> Path:
@@ -74,6 +83,29 @@ class Zygote:
     async def _stop(self) -> None:
         async with await Control.connect(self.socket) as control:
             await control.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """For whom zygotes count: whose their snapshots are, whoever forks from them.
+
+    Attributes:
+        ledger: What tenants may have.
+        tenant_of: Returns whose a snapshot is.
+    """
+
+    ledger: Ledger
+    tenant_of: Callable[[Tag], Tenant]
+
+    def charge(self, key: str, tag: Tag, memory_bytes: int) -> Tenant:
+        """Count the memory of a snapshot's zygote; return for whom.
+
+        Raises:
+            QuotaExceeded: The tenant may not have so much.
+        """
+        tenant = self.tenant_of(tag)
+        self.ledger.recount(key, tenant, Amounts(memory_mib=-(-memory_bytes >> 20)))
+        return tenant
 
 
 @dataclass(slots=True)
@@ -108,12 +140,19 @@ class ZygotePool:
     """
 
     def __init__(
-        self, settings: HostSettings, store: SnapshotStore, tasks: Supervisor, jail: Jail
+        self,
+        settings: HostSettings,
+        store: SnapshotStore,
+        tasks: Supervisor,
+        jail: Jail,
+        accounts: Accounts,
     ) -> None:
         self._settings = settings
         self._jail = jail
         self._store = store
         self._tasks = tasks
+        self._accounts = accounts
+        accounts.ledger.make_room = self._retire
         self._entries: dict[Tag, _Entry] = {}
         self._stray: list[tuple[Tag, Zygote]] = []  # lost while the service was stopping
         self._held = 0  # that start, live or end
@@ -150,6 +189,7 @@ class ZygotePool:
         Raises:
             ChainError: A link does not load; `context["link"]` is its tag.
             CapacityError: It would be one zygote too many, and all others are used.
+            QuotaExceeded: Whose the snapshot is may not have as much memory as its zygote holds.
             ForkdError: As `forkd.service.chain_files.load_chain`, and as
                 `forkd.engine.process.start_zygote`.
         """
@@ -256,12 +296,12 @@ class ZygotePool:
             await self._freed.wait()
         self._held += 1
 
-    def _retire(self) -> bool:
-        """Have the zygote end that was idle longest; return whether there was one."""
+    def _retire(self, tenant: Tenant | None = None) -> bool:
+        """Have the zygote end that was idle longest, of a tenant; return whether there was one."""
         idle = (
             (entry.idle.when(), tag)
             for tag, entry in self._entries.items()
-            if entry.idle is not None
+            if entry.idle is not None and (tenant is None or _is_of(entry, tenant))
         )
         _, tag = min(idle, default=(0.0, None))
         if tag is None:
@@ -279,17 +319,20 @@ class ZygotePool:
     async def _started(self, chain: Chain, entry: _Entry) -> Zygote:
         head = chain[-1]
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
-        await asyncio.to_thread(files.make_folder, directory)
+        memory_bytes = await asyncio.to_thread(files.size_bytes, head.memory) or 0
+        tenant = self._accounts.charge(_key(directory), head.tag, memory_bytes)
         try:
+            await asyncio.to_thread(files.make_folder, directory)
             if len(chain) == 1:
                 process = await self._load(directory, head)
             else:
                 process = await self._derive(directory, chain, entry)
             watch = await self._watch(head.tag, entry, directory, process)
         except BaseException:
+            self._accounts.ledger.release(_key(directory))
             await to_end(asyncio.to_thread(files.remove_from_under, directory))
             raise
-        return Zygote(process, directory, watch)
+        return Zygote(process, directory, watch, tenant)
 
     async def _load(self, directory: Path, base: LinkFiles) -> Process:
         config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, self._jail.config())
@@ -333,16 +376,23 @@ class ZygotePool:
         zygote = entry.zygote
         if zygote is None or zygote.directory != directory:
             return  # it was forgotten before
-        entry.zygote = None
-        self._forget_parent(entry)
+        self._take_out(entry)
         log.warning("zygote ended", extra={"tag": tag, "reason": reason})
         self._stop_in_background(tag, zygote)
 
     def _expire(self, tag: Tag, entry: _Entry) -> None:
-        zygote, entry.zygote, entry.idle = entry.zygote, None, None
+        entry.idle = None
+        zygote = self._take_out(entry)
         if zygote is not None:
-            self._forget_parent(entry)
             self._stop_in_background(tag, zygote)
+
+    def _take_out(self, entry: _Entry) -> Zygote | None:
+        """Return the zygote of an entry, which is to end and counts for nobody any more."""
+        zygote, entry.zygote = entry.zygote, None
+        if zygote is not None:
+            self._accounts.ledger.release(zygote.key)
+        self._forget_parent(entry)
+        return zygote
 
     def _stop_in_background(self, tag: Tag, zygote: Zygote) -> None:
         self._ending += 1
@@ -362,12 +412,21 @@ class ZygotePool:
     async def _end(self, tag: Tag, entry: _Entry) -> None:
         async with entry.lock:
             _keep(entry)
-            zygote, entry.zygote = entry.zygote, None
-            self._forget_parent(entry)
+            zygote = self._take_out(entry)
             if zygote is not None:
                 self._ending += 1
                 await self._finish(zygote)
                 log.info("zygote stopped", extra={"tag": tag})
+
+
+def _key(directory: Path) -> str:
+    """Return under what the ledger counts the zygote in a folder."""
+    return f"zygote:{directory.name}"
+
+
+def _is_of(entry: _Entry, tenant: Tenant) -> bool:
+    """Whether a tenant has the zygote of an entry."""
+    return entry.zygote is not None and entry.zygote.tenant == tenant
 
 
 def _keep(entry: _Entry) -> None:

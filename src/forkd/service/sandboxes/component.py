@@ -22,6 +22,7 @@ from forkd.model.event import EventKind
 from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.model.tenant import Amounts
+from forkd.service import seeds
 from forkd.service.ledger import amounts_of
 from forkd.service.places import Places
 from forkd.service.sandboxes import console
@@ -170,6 +171,7 @@ class Sandboxes:
     def adopt(self, row: SandboxRow) -> SandboxOwner:
         """Own a sandbox that an earlier daemon forked."""
         lease = self.leases.adopt(row)
+        lease.seed = seeds.retired_of(row.sandbox.pid)
         owner = SandboxOwner(row.sandbox, lease, self._owner_tools, renaming=row.renaming)
         return self._run(owner)
 
@@ -226,17 +228,31 @@ class Sandboxes:
     def _run(self, owner: SandboxOwner) -> SandboxOwner:
         self.roster.add(owner)
         if owner.sandbox.state is not SandboxState.EXITED:
-            amounts = amounts_of(owner.sandbox, self.catalog.shelf.find(owner.sandbox.tag))
-            self.ledger.count(owner.lease.id, owner.sandbox.owner.tenant, amounts)
+            self._count(owner)
         self.tasks.run(TaskKind.OWNER, owner.run(), owner.sandbox.id, vital=True)
         return owner
 
+    def _count(self, owner: SandboxOwner) -> None:
+        """Count what a sandbox may use, and the seed that it has in common with its siblings."""
+        lease, tenant = owner.lease, owner.sandbox.owner.tenant
+        amounts = amounts_of(owner.sandbox, self.catalog.shelf.find(owner.sandbox.tag))
+        self.ledger.count(lease.id, tenant, amounts)
+        if lease.seed is not None:
+            held = Amounts(memory_mib=amounts.memory_mib)
+            self.ledger.share(_seed_key(lease.seed), lease.id, tenant, held)
+
+    def _release(self, owner: SandboxOwner) -> None:
+        lease = owner.lease
+        self.ledger.release(lease.id)
+        if lease.seed is not None:
+            self.ledger.let_go(_seed_key(lease.seed), lease.id)
+
     def _note_gone(self, owner: SandboxOwner) -> None:
-        self.ledger.release(owner.lease.id)
+        self._release(owner)
         self.roster.remove(owner)
 
     def _note_exit(self, owner: SandboxOwner) -> None:
-        self.ledger.release(owner.lease.id)
+        self._release(owner)
         oldest = self.roster.note_exit(owner)
         if oldest is not None:
             self.tasks.run(TaskKind.DELETE, self.delete_all([oldest]), f"{oldest}, long exited")
@@ -247,3 +263,8 @@ class Sandboxes:
         except ForkdError as error:
             about = {"sandbox": owner.sandbox.id, "error": str(error)}
             log.warning("sandbox not deleted", extra=about)
+
+
+def _seed_key(pid: int) -> str:
+    """Return under what the ledger counts a seed."""
+    return f"seed:{pid}"

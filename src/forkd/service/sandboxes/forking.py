@@ -31,6 +31,7 @@ from forkd.model.caller import touch
 from forkd.model.event import EventKind
 from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
+from forkd.model.tenant import Amounts
 from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6
 from forkd.service.allowance import allow, limits_of
 from forkd.service.ledger import amounts_of
@@ -158,7 +159,10 @@ class Forks:
             options = replace(options, disk_limit_mib=self.settings.disks.limit_mib)
         if self.settings.cgroups:
             options = allow(options, origin.snapshot)
-        asked = replace(amounts_of(options, origin.snapshot), forks_per_minute=1) * count
+        each = amounts_of(options, origin.snapshot)
+        asked = replace(each, forks_per_minute=1) * count
+        if origin.source is not None:  # the seed has as much memory as any of them
+            asked += Amounts(memory_mib=each.memory_mib)
         self.admission.check(asked.memory_mib)
         await self.leases.check(limits_of(options))
         with self.ledger.reserve(owner.tenant, asked) as reservation:
@@ -331,11 +335,14 @@ class Batch:
             if child.sandbox.pid is not None:
                 await self._stop(child, at_once)
 
-    async def keep(self, *, branched_at: datetime | None = None) -> ForkResult:
+    async def keep(
+        self, *, branched_at: datetime | None = None, seed: int | None = None
+    ) -> ForkResult:
         """Give each child that is ready an owner, and release what the others had.
 
         Args:
             branched_at: At which instant of their parent's life they were branched.
+            seed: The process that they are reset to, if that is a seed's.
 
         Raises:
             EngineError: One failed, and `all_or_nothing` was asked for.
@@ -357,6 +364,7 @@ class Batch:
         self.kept = True
         self._reservation.settle()
         for child in ready:
+            child.lease.seed = seed
             self._forks.adopt(child.sandbox, child.lease)
         for child in self._children:
             self._report(child)

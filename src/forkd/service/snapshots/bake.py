@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from forkd.engine.configs import JailConfig
     from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.images.recipe import WarmUp
     from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.bake_leases import BakeLease
 
 BOOT_TIMEOUT_S = 300.0
 """How long a stock kernel may take to boot to its agent: 5 s where it is emulated, twice."""
@@ -58,18 +58,18 @@ class BakePlan:
         built: The image and its recipe.
         rootfs: The lowest layer of the disk, as the store keeps it.
         staged: The empty folder to save into.
-        jail: Where the machine is; of the user that it is, if there is one.
+        lease: What the machine holds of the host.
     """
 
     built: BuiltImage
     rootfs: Path
     staged: Path
-    jail: JailConfig | None = None
+    lease: BakeLease
 
     @property
     def uid(self) -> int | None:
         """The user that the machine is; None for the daemon's."""
-        return None if self.jail is None else self.jail.uid
+        return None if self.lease.jail is None else self.lease.jail.uid
 
 
 async def bake(
@@ -126,7 +126,9 @@ async def _machine(
 ) -> AsyncGenerator[Control, None]:
     """Start the machine; it is gone when the block ends."""
     config = _config(directory, settings, plan)
-    process = await start_machine(settings.vmm, config, filtered=settings.filtered)
+    process = await start_machine(
+        settings.vmm, config, filtered=settings.filtered, cgroup=plan.lease.cgroup
+    )
     with process:
         try:
             async with await Control.connect(directory / CONTROL_SOCKET) as control:
@@ -149,10 +151,11 @@ def _config(directory: Path, settings: HostSettings, plan: BakePlan) -> MachineC
         disk=DiskConfig(
             (plan.rootfs,),
             image.disk_bytes,
+            top_limit_bytes=plan.lease.disk_limit_mib * _MIB,
             top_directory=settings.tops_dir,
             top_reserve_bytes=settings.disks.reserve_mib * _MIB,
         ),
-        jail=plan.jail,
+        jail=plan.lease.jail,
     )
 
 

@@ -28,7 +28,7 @@ from forkd.service.snapshots.shelf import Shelf, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from forkd.model.caller import Caller
+    from forkd.model.caller import Caller, Tenant
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.sandbox import Sandbox
     from forkd.service.journal import Journal
@@ -193,6 +193,11 @@ class Catalog:
         """Return what is in the store, whole or damaged."""
         return tuple(map(self.get, self.shelf.known))
 
+    def tenant_of(self, tag: Tag) -> Tenant:
+        """Return whose a snapshot is."""
+        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
+        return owner.tenant
+
     def users(self, tags: Iterable[Tag]) -> tuple[Sandbox, ...]:
         """Return the sandboxes alive that go back to any of `tags`."""
         return tuple(sandbox for tag in tags for sandbox in self._users_of(tag))
@@ -251,15 +256,13 @@ class Catalog:
         self._note(EventKind.SNAPSHOT_WRITING, tag, parent=parent, source=source)
 
     def expect(self, tag: Tag, expected_bytes: int) -> None:
-        """Note how much a claimed snapshot can take, once that is known.
+        """Note how much a snapshot takes that is claimed or compacted, or can take; before it does.
 
         Raises:
-            QuotaExceeded: The tenant may not have so much stored.
+            QuotaExceeded: The tenant may not have so much stored; it counts as before.
         """
-        owner, _ = self._owners[tag]
-        self._ledger.release(_key(tag))
-        self._ledger.check(owner.tenant, stored_amounts(expected_bytes))
-        self._count(tag, expected_bytes)
+        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
+        self._ledger.recount(_key(tag), owner.tenant, stored_amounts(expected_bytes))
 
     def check_claim(self, tag: Tag, parent: Tag | None = None) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""

@@ -19,6 +19,8 @@ from forkd.service.use_case import use_case
 from forkd.store.manifest import REPLACES_MAX, Link
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forkd.engine.replies import SavedFile
     from forkd.model.caller import Caller
     from forkd.model.ids import Tag
@@ -66,11 +68,25 @@ class Compaction:
             self.catalog.look_up_own(caller, tag)
             affected = self._check_unused(caller, tag)
             with contextlib.ExitStack() as undo:
+                undo.enter_context(self._growing(snapshot))
                 undo.enter_context(self.catalog.shelf.locked(affected, "being compacted"))
                 task = self.tasks.run(TaskKind.COMPACT, self._compact_in_place(tag, affected), tag)
                 task.when_done(undo.pop_all().close)
         await task
         return self.catalog.get(tag if to is None else to)
+
+    @contextlib.contextmanager
+    def _growing(self, snapshot: Snapshot) -> Iterator[None]:
+        """Have a snapshot count as a copy of all of its chain, the most that it can become.
+
+        Raises:
+            QuotaExceeded: Its tenant may not have so much stored.
+        """
+        self.catalog.expect(snapshot.tag, snapshot.chain_bytes)
+        try:
+            yield
+        finally:
+            self.catalog.add(self.catalog.shelf.known[snapshot.tag])
 
     def _check_unused(self, caller: Caller, tag: Tag) -> tuple[Tag, ...]:
         """Return `tag` and its descendants, if nothing uses any of them."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import ForkdError
 from forkd.host import proc
-from forkd.limits import BAKED_MACHINES_MAX, BAKES_MAX, LONG_RETRY_S
+from forkd.limits import BAKES_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.model.progress import Progress
+from forkd.service.ledger import most_stored_bytes
 from forkd.service.places import Places
 from forkd.service.snapshots.bake import BakePlan, bake
 from forkd.service.snapshots.disclosure import shown
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from forkd.model.snapshot import Removed, Snapshot, SnapshotRequest
     from forkd.service.admission import Admission
     from forkd.service.images import Images
-    from forkd.service.jail import Jail
     from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.bake_leases import BakeLeases
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.snapshots.upkeep import Upkeep
     from forkd.service.supervision import Supervisor
@@ -51,8 +52,8 @@ class Snapshots:
     """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask.
 
     Attributes:
+        leases: What the machines hold that are booted and warmed up for bakes.
         bakes: The places of bakes.
-        machines: Those of the machines that are booted and warmed up for them.
     """
 
     telemetry: Telemetry
@@ -63,11 +64,8 @@ class Snapshots:
     catalog: Catalog
     images: Images
     upkeep: Upkeep
-    jail: Jail
+    leases: BakeLeases
     bakes: Places = field(default_factory=lambda: Places("bakes", BAKES_MAX, LONG_RETRY_S))
-    machines: Places = field(
-        default_factory=lambda: Places("baked machines", BAKED_MACHINES_MAX, LONG_RETRY_S)
-    )
 
     @streaming_use_case("bake", Scope.SNAPSHOTS)
     async def bake(
@@ -146,22 +144,35 @@ class Snapshots:
     ) -> Snapshot:
         async with staged_folder(self.store) as staged:
             built = await self.images.built(caller, request.recipe, tell)
-            self.catalog.expect(request.tag, built.recipe.machine.memory_mib << 20)
+            shape = _shape(self.catalog.get(request.tag), built)
+            most_bytes = most_stored_bytes(shape, self.settings.disks.limit_mib)
+            self.catalog.expect(request.tag, most_bytes)
             tell(Progress("image", None, f"keeping image {built.image.key}"))
             rootfs = await to_end(
                 asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
             )
-            if not self.machines.has_room(caller):
+
+            def waits() -> None:
                 tell(Progress("boot", None, "waiting for other machines to be baked"))
-            async with self.machines.wait(caller):
-                with self.jail.cell() as cell:
-                    plan = BakePlan(built, rootfs, staged, cell)
-                    saved = await bake(self.settings, plan, tell)
+
+            async with self.leases.take(caller, shape, waits) as lease:
+                saved = await bake(self.settings, BakePlan(built, rootfs, staged, lease), tell)
             self.catalog.expect(request.tag, sum(file.bytes for file in saved))
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, saved)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
             return from_manifest(manifest, self.store)
+
+
+def _shape(snapshot: Snapshot, built: BuiltImage) -> Snapshot:
+    """Return a snapshot that is being baked, with what its machine has."""
+    machine = built.recipe.machine
+    return replace(
+        snapshot,
+        vcpus=machine.vcpus,
+        memory_bytes=machine.memory_mib << 20,
+        disk_bytes=built.image.disk_bytes,
+    )
 
 
 def _manifest(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError
 from forkd.model.ids import parse_tag
+from forkd.service.ledger import most_stored_bytes
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.staging import staged_folder
 from forkd.service.supervision import TaskKind, to_end
@@ -80,10 +81,11 @@ class LinkWriter:
 
         Raises:
             Conflict: The tag is taken, the snapshot under it not ready, or the chain too long.
+            QuotaExceeded: It could be more than its tenant may have stored.
             CapacityError: There are too many snapshots, or the disk is full.
             ForkdError: The snapshot under it is missing or damaged.
         """
-        expected_bytes = self.catalog.get(source.tag).memory_bytes
+        expected_bytes = most_stored_bytes(self.catalog.get(source.tag), source.disk_limit_mib)
         await self.catalog.claim(tag, owner, source.tag, source.id, expected_bytes=expected_bytes)
         record = Record(tag=tag, created_at=datetime.now(UTC), parent=source.tag, source=source.id)
         claim = Claim(self, record, tag, source.tag, keep_error=not wait)
@@ -115,6 +117,7 @@ class LinkWriter:
 
         Raises:
             CapacityError: The disk is full; nothing was left on it.
+            QuotaExceeded: Its tenant may not have so much stored; nothing was left.
             ForkdError: The seed could not write; nothing was left.
         """
         try:
@@ -141,6 +144,7 @@ class LinkWriter:
             chain = await asyncio.to_thread(store.load_chain, claim.parent)
             memory = tuple(_memory(store, link) for link in chain)
             saved = await seed.save(staged, memory=memory, disk_layers=1 + len(chain))
+            self.catalog.expect(claim.tag, sum(file.bytes for file in saved))
             manifest = _manifest(claim, chain[-1], saved, seed.pause_ms)
             await to_end(asyncio.to_thread(store.publish, staged, manifest))
             return manifest

@@ -140,7 +140,7 @@ class Branches:
                         await batch.fork(zygote)
             if claim is not None and plan.wait:
                 await claim.written()
-            fork = await batch.keep(branched_at=branched_at)
+            fork = await batch.keep(branched_at=branched_at, seed=seed.process.pid)
         self._report(sandbox, plan, seed.pause_ms)
         written = None if claim is None else claim.snapshot
         result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=written)
