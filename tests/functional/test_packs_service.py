@@ -16,8 +16,8 @@ import pytest
 from forkd import programs
 from forkd.errors import CapacityError, Conflict, ForkdError, NotFound, PackError, StoreError
 from forkd.host import files, proc
-from forkd.host.cells import Cell
 from forkd.limits import BUILD_UIDS, BUILD_UIDS_DEFAULT, BUILDS_MAX, PACKS_MAX
+from forkd.model.caller import Caller, Scope, Tenant
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
@@ -43,9 +43,11 @@ from tests.support.packs import (
     DISK_BYTES,
     MEMORY_BYTES,
     PUBLIC,
+    OneCell,
     a_link,
     block,
     chunk,
+    open_below,
     signed,
 )
 from tests.support.service_host import until
@@ -257,6 +259,26 @@ async def test_an_ancestor_called_as_the_pack_is_now_gets_another_name(
     assert [tag for tag, _ in links] == ["base.0", "middle", "base"]
 
 
+async def test_a_link_is_never_laid_over_another_tenants_private_snapshot(
+    here: Host, there: Host
+) -> None:
+    """Its files are the same, its tag is taken: that is all that the caller learns."""
+    await there.unpack(await here.pack("middle"), "middle")
+    member = Caller("token:member", Tenant("team"), frozenset({Scope.SNAPSHOTS}), "test")
+
+    async def unpack(head: str) -> list[tuple[str, bool]]:
+        request = UnpackRequest(parse_tag(head), allow_unsigned=True)
+        pack = pieces(await here.pack("head"))
+        return [(e.tag, e.reused) for e in (await there.packs.unpack(member, request, pack)).links]
+
+    assert await unpack("head") == [("head.0", False), ("head.1", False), ("head", False)]
+    again = await there.unpack(await here.pack("middle"), "middle")
+    assert again == [("base", True), ("middle", True)]
+    for tag in ("base", "middle"):
+        await there.catalog.share(parse_tag(tag), shared=True)
+    assert await unpack("other") == [("base", True), ("middle", True), ("other", False)]
+
+
 async def test_a_name_that_another_snapshot_has_is_refused(here: Host, there: Host) -> None:
     there.add(["other", "head"])
     before, pack = there.everything(), await here.pack("head")
@@ -411,13 +433,6 @@ async def test_a_link_that_cannot_be_published_takes_those_before_it_along(
     assert list((there.state / "staging").iterdir()) == []
 
 
-class OneCell:
-    """Cells of which one is always free, in which nothing is run."""
-
-    def pack(self) -> contextlib.AbstractContextManager[Cell]:
-        return contextlib.nullcontext(Cell(Path("none-such"), 1))
-
-
 async def test_a_download_that_ends_as_its_files_are_opened_leaves_none_open(
     here: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,13 +458,7 @@ async def test_a_download_that_ends_as_its_files_are_opened_leaves_none_open(
 
     assert download.cancelled()
     assert len(opened) == 3 * len(FILES) + 1
-    assert _open_below(here.state / "snapshots") == []
-
-
-def _open_below(folder: Path) -> list[Path]:
-    """Return which files below a folder this process has open."""
-    opened = (path.resolve() for path in Path("/proc/self/fd").iterdir())
-    return [path for path in opened if path.is_relative_to(folder)]
+    assert open_below(here.state / "snapshots") == []
 
 
 async def test_two_packs_of_one_name_at_once_are_one_snapshot(here: Host, there: Host) -> None:

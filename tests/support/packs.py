@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zstandard
 from blake3 import blake3
 
+from forkd.host.cells import Cell
 from forkd.packs import keys
 from forkd.packs.blocks import RECORD, Kind
 from forkd.packs.container import MAGIC, read_head
@@ -20,7 +23,6 @@ from forkd.packs.writer import Source, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from forkd.packs.manifest import Device, FileName
 
@@ -142,3 +144,18 @@ def chunk(data: bytes) -> bytes:
 def record(kind: Kind | int, first: int, second: int = 0, data: bytes = b"") -> bytes:
     """Return one record."""
     return RECORD.pack(kind, first, second) + data
+
+
+class OneCell:
+    """Cells of which one is always free, in which nothing is run."""
+
+    @staticmethod
+    def pack() -> contextlib.AbstractContextManager[Cell]:
+        """Give the cell."""
+        return contextlib.nullcontext(Cell(Path("none-such"), 1))
+
+
+def open_below(folder: Path) -> list[Path]:
+    """Return which files below a folder this process has open."""
+    opened = (path.resolve() for path in Path("/proc/self/fd").iterdir())
+    return [path for path in opened if path.is_relative_to(folder)]

@@ -32,6 +32,7 @@ from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import Source, measured, paths_of
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.places import Places
+from forkd.service.snapshots.catalog import may_use
 from forkd.service.staging import staged_folder
 from forkd.service.supervision import to_end
 from forkd.service.use_case import streaming_use_case, use_case
@@ -208,7 +209,7 @@ class Packs:
         self, caller: Caller, tag: Tag, manifest: PackManifest, staged: Path
     ) -> list[_Planned]:
         """Give the links in `staged` their names; returns what became of each."""
-        known = {each.tag: each.status for each in self._catalog.all()}
+        known = {each.tag: _is_usable(caller, each) for each in self._catalog.all()}
         planned = await self._workers.run(caller, lambda: self._plan(tag, manifest, known))
         fresh = [each.tag for each in planned if not each.reused]
         under = planned[-len(fresh) - 1].tag if 0 < len(fresh) < len(planned) else None
@@ -233,10 +234,13 @@ class Packs:
             self._catalog.settle(snapshot.tag, snapshot)
         return planned
 
-    def _plan(
-        self, head: Tag, manifest: PackManifest, known: Mapping[Tag, SnapshotStatus]
-    ) -> list[_Planned]:
+    def _plan(self, head: Tag, manifest: PackManifest, known: Mapping[Tag, bool]) -> list[_Planned]:
         """Decide which links are here already and what the others are called; blocks.
+
+        Args:
+            head: What the last link is to be called.
+            manifest: The pack's.
+            known: The tags that are taken, and whether each is a snapshot that a link may be.
 
         Raises:
             Conflict: Another snapshot has the name of the head.
@@ -248,8 +252,7 @@ class Packs:
             choices = (
                 _Planned(link, each, reused=each in known)
                 for each in free
-                if each not in known
-                or (known[each] is SnapshotStatus.READY and self._is(each, planned, manifest))
+                if each not in known or (known[each] and self._is(each, planned, manifest))
             )
             chosen = next(choices, None)
             if chosen is None:
@@ -351,6 +354,15 @@ async def _all(pieces: AsyncGenerator[bytes, None]) -> bytes:
             if len(said) > OUTCOME_BYTES_MAX:
                 raise HostError("reading a pack said more than there is to say")
     return bytes(said)
+
+
+def _is_usable(caller: Caller, snapshot: Snapshot) -> bool:
+    """Whether a link of a caller's pack may be a snapshot that is here already.
+
+    Never another tenant's private snapshot: a caller with a copy of its files would learn that it
+    is here, take it into its own chains for nothing, and keep its owner from removing it.
+    """
+    return snapshot.status is SnapshotStatus.READY and may_use(caller, snapshot)
 
 
 def _check_ready(found: list[Snapshot]) -> None:
