@@ -307,5 +307,6 @@ def test_a_service_manager_is_told_when_the_daemon_listens(
 def test_every_kind_of_task_crashes_in_a_test() -> None:
     vital = {TaskKind.OWNER, TaskKind.JOURNAL, TaskKind.RESOLVER, TaskKind.PROXY}
     # test_network_names.py, test_secrets.py and test_network_slots.py, where there are networks
-    elsewhere = {TaskKind.QUESTION, TaskKind.PROXIED, TaskKind.FILL}
+    # and tests/unit/test_service_clock.py
+    elsewhere = {TaskKind.QUESTION, TaskKind.PROXIED, TaskKind.FILL, TaskKind.CLOCK}
     assert {*CONCERNED, *UNATTENDED, *vital, *elsewhere} == set(TaskKind)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.host.disks import disk_of
+from forkd.machine.qemu import CMDLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
+    "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),
     "systemd-analyze": has_program("systemd-analyze"),

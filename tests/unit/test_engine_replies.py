@@ -29,6 +29,7 @@ SAMPLES: dict[type[replies.Reply], dict[str, Any]] = {
     replies.Empty: {},
     replies.AgentError: {"code": "io", "message": "m", "field": "cwd"},
     replies.Pong: {"version": "0", "pid": 1, "uptime_s": 1.5, "runtime": "ready"},
+    replies.GuestTime: {"realtime_ns": 1},
     replies.Echo: {"data": "x"},
     replies.EvalException: {"type": "T", "message": "m", "traceback": "t"},
     replies.Evaluated: {

@@ -14,13 +14,11 @@ which this daemon is served, or a page whose name was pointed at this address wo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import ipaddress
 import re
 import secrets
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -259,8 +257,7 @@ class ByToken:
         token = self._tokens.find(secret)
         held.enter_context(self._tokens.in_use(token.name, end))
         if token.expires_at is not None:
-            left_s = (token.expires_at - datetime.now(UTC)).total_seconds()
-            held.callback(asyncio.get_running_loop().call_later(left_s, end).cancel)
+            held.callback(self._tokens.clock.call_at(token.expires_at, end).cancel)
         return Caller(f"token:{token.name}", token.tenant, token.scopes, request_id)
 
 

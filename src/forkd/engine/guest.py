@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from forkd.engine.channel import Channel, deadline
 from forkd.engine.faults import guest_fault
 from forkd.engine.frames import Kind
-from forkd.engine.replies import Echo, Empty, Evaluated, Pong, Reply
+from forkd.engine.replies import Echo, Empty, Evaluated, GuestTime, Pong, Reply
 from forkd.errors import Busy, EngineError, EngineExited
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EVAL_WAIT_S_MAX, EVAL_WAITING_MAX, SHORT_RETRY_S
 from forkd.model.exec import EvalFault, EvalResult
@@ -46,6 +47,15 @@ GRACE_S = 30.0
 
 FREEZE_TIMEOUT_S = 600.0
 """How long a guest may take to write out what is in its caches."""
+
+CLOCK_TIMEOUT_S = 10.0
+"""How long an agent may take to read its clock, or to move it."""
+
+CLOCK_TOLERANCE_NS = 20_000_000
+"""How far a guest's clock may be off the host's, as after a fork."""
+
+CLOCK_TRIES_MAX = 8
+"""How often a guest's clock is corrected until it is right."""
 
 IDLE_CHANNELS_MAX = 4
 """Most idle connections kept per guest; more at once are opened and closed as needed."""
@@ -139,6 +149,33 @@ class Guest:
     async def echo(self, data: str) -> str:
         """Have `data` returned; raises as `ask`."""
         return (await self.ask("echo", {"data": data}, Echo)).data
+
+    async def follow_clock(self) -> float:
+        """Have the guest's wall clock be right; its monotonic clock goes on as it was.
+
+        The clock is moved by a difference, which does not age on its way to the guest.
+
+        Returns:
+            How far it was moved, in seconds.
+
+        Raises:
+            EngineError: It is wrong after `CLOCK_TRIES_MAX` corrections, or as `ask`.
+        """
+        moved_ns = 0
+        for _ in range(CLOCK_TRIES_MAX):
+            began_ns = time.time_ns()
+            read = await self._adjust_time(0)
+            took_ns = time.time_ns() - began_ns
+            off_ns = began_ns + took_ns // 2 - read.realtime_ns
+            if abs(off_ns) <= max(CLOCK_TOLERANCE_NS, took_ns):
+                return moved_ns / 1e9
+            await self._adjust_time(off_ns)
+            moved_ns += off_ns
+        raise EngineError(f"the guest's clock is wrong after {CLOCK_TRIES_MAX} corrections")
+
+    async def _adjust_time(self, offset_ns: int) -> GuestTime:
+        members = {"offset_ns": offset_ns}
+        return await self.ask("adjust_time", members, GuestTime, timeout_s=CLOCK_TIMEOUT_S)
 
     async def freeze(self) -> None:
         """Write the root file system out and freeze it: writers wait for ever; raises as `ask`."""

@@ -108,6 +108,12 @@ class Pong(Reply):
     runtime: Annotated[RuntimeStatus, Field(strict=False)]
 
 
+class GuestTime(Reply):
+    """To `set_time` and `adjust_time`."""
+
+    realtime_ns: Instant
+
+
 class Echo(Reply):
     """To `echo`."""
 

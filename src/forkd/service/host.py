@@ -30,8 +30,10 @@ from forkd.service.admission import Admission
 from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.chains import Chains
+from forkd.service.clock import WallClock
 from forkd.service.egress import Egress
 from forkd.service.figures import Figures
+from forkd.service.guest_clocks import GuestClocks
 from forkd.service.guests import Guests
 from forkd.service.images import Images
 from forkd.service.introduction import Introduction
@@ -255,9 +257,11 @@ def _make_folders(settings: HostSettings) -> None:
         files.make_folder(folder, parents=True, exist_ok=True)
 
 
-async def _open_rights(telemetry: Telemetry, records: Records) -> tuple[Ledger, Tokens, Tenants]:
+async def _open_rights(
+    telemetry: Telemetry, records: Records, clock: WallClock
+) -> tuple[Ledger, Tokens, Tenants]:
     ledger = Ledger()
-    tokens, tenants = Tokens(telemetry, records), Tenants(telemetry, records, ledger)
+    tokens, tenants = Tokens(telemetry, records, clock), Tenants(telemetry, records, ledger)
     await tokens.load()
     await tenants.load()
     return ledger, tokens, tenants
@@ -319,8 +323,8 @@ async def _compose(
     journal, rows = await _recover(settings, telemetry, ground, stack)
     uploaded = RecipeStore(settings.state_dir)
     await _prepare(store, pending, uploaded)
-    tasks = Supervisor()
-    ledger, tokens, tenants = await _open_rights(telemetry, records)
+    tasks, clock = Supervisor(), WallClock()
+    ledger, tokens, tenants = await _open_rights(telemetry, records, clock)
     introduction, secrets = await _open_secrets(settings, telemetry, records)
     workers = stack.enter_context(Workers())
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded, workers)
@@ -334,11 +338,13 @@ async def _compose(
     await stack.enter_async_context(tasks)
     for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
         tasks.run(TaskKind.JOURNAL, work, what, vital=True)
+    tasks.run(TaskKind.CLOCK, clock.watch(), "of the host", vital=True)
+    clock.on_step.append(GuestClocks(tasks, roster).note_step)
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
     await upkeep.drop_unused_images()
     egress, slots, leases = _open_leases(settings, ground, tasks, introduction.vault, stack)
-    for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction)
+    for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction, clock)
     sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
     guests = Guests(telemetry, roster, introduction)
     lag = stack.enter_context(LoopLag())

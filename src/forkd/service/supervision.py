@@ -52,6 +52,7 @@ class TaskKind(StrEnum):
     PROXY = "proxy"
     PROXIED = "proxied"
     FILL = "fill"
+    CLOCK = "clock"
 
 
 class Task(Generic[T]):

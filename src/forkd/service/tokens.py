@@ -18,6 +18,7 @@ from forkd.errors import CapacityError, Conflict, Denied, InvalidRequest, NotFou
 from forkd.limits import TOKENS_MAX
 from forkd.model.caller import Scope, touch
 from forkd.model.token import NewToken, Token
+from forkd.service.clock import WallClock
 from forkd.service.use_case import use_case
 from forkd.store import rights
 
@@ -34,10 +35,17 @@ SECRET_BYTES = 32
 
 
 class Tokens:
-    """The tokens of one host; `forkd.service.api.Tokens` documents what a caller may ask."""
+    """The tokens of one host; `forkd.service.api.Tokens` documents what a caller may ask.
 
-    def __init__(self, telemetry: Telemetry, records: Records) -> None:
+    Attributes:
+        clock: By which they expire.
+    """
+
+    def __init__(
+        self, telemetry: Telemetry, records: Records, clock: WallClock | None = None
+    ) -> None:
         self.telemetry = telemetry
+        self.clock = clock or WallClock()
         self._records = records
         self._by_digest: dict[str, Token] = {}
         self._users: dict[str, set[Callable[[], object]]] = {}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import Tag
     from forkd.model.sandbox import ForkOptions, ForkResult, NewLimits, Sandbox
     from forkd.service.admission import Admission
+    from forkd.service.clock import WallClock
     from forkd.service.introduction import Introduction
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
@@ -76,6 +77,7 @@ class Sandboxes:
     catalog: Catalog
     zygotes: ZygotePool
     introduction: Introduction
+    clock: WallClock
     forks: Forks = field(init=False)
     log_followers: Places = field(
         default_factory=lambda: Places("followed consoles", LOG_FOLLOWERS_MAX, SHORT_RETRY_S)
@@ -96,7 +98,12 @@ class Sandboxes:
             self._own,
         )
         self._owner_tools = OwnerTools(
-            self.records, self.leases, self.journal, gone=self._note_gone, exited=self._note_exit
+            self.records,
+            self.leases,
+            self.journal,
+            self.clock,
+            gone=self._note_gone,
+            exited=self._note_exit,
         )
 
     @use_case("fork", Scope.RUN)

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.sandbox import Sandbox
+    from forkd.service.clock import WallClock, WallTimer
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.records import Records
@@ -55,6 +56,7 @@ class OwnerTools:
         records: Where they write down what they publish.
         leases: Where they give back what the sandbox holds.
         journal: Where they note what happens to it.
+        clock: By which its time comes.
         gone: Called when a sandbox is deleted and nothing of it is left.
         exited: Called when a sandbox has ended by itself.
     """
@@ -62,6 +64,7 @@ class OwnerTools:
     records: Records
     leases: Leases
     journal: Journal
+    clock: WallClock
     gone: Callable[[SandboxOwner], None]
     exited: Callable[[SandboxOwner], None]
 
@@ -86,7 +89,7 @@ class SandboxOwner:
         self._tools = tools
         self._turns = Turns()
         self._process: Process | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: WallTimer | asyncio.TimerHandle | None = None
 
     @property
     def control(self) -> Path:
@@ -154,9 +157,8 @@ class SandboxOwner:
             self._timer = None
         expires_at = self.sandbox.expires_at
         if expires_at is not None and self.sandbox.state is SandboxState.RUNNING:
-            left_s = (expires_at - datetime.now(UTC)).total_seconds()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, left_s), self._post, "expire", self._expire)
+            expire = partial(self._post, "expire", self._expire)
+            self._timer = self._tools.clock.call_at(expires_at, expire)
 
     def _watch(self) -> None:
         """Have the end of the machine's process noticed."""
@@ -185,7 +187,7 @@ class SandboxOwner:
         self._turns.post(f"{what} {self.sandbox.id}", work)
 
     async def _expire(self) -> None:
-        expires_at, now = self.sandbox.expires_at, datetime.now(UTC)
+        expires_at, now = self.sandbox.expires_at, self._tools.clock.now()
         if self.sandbox.state is not SandboxState.RUNNING or expires_at is None:
             return
         if now < expires_at:  # the clock was set back, or the sandbox was given more time
