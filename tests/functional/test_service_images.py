@@ -78,7 +78,7 @@ async def test_a_build_takes_no_more_memory_than_its_tenant_may_have(fake_host: 
     async with Supervisor() as tasks:
         folders = (fake_host.folder / "recipes",)
         store, workers = RecipeStore(fake_host.settings.state_dir), Workers()
-        recipes = Recipes(Telemetry(), folders, store, workers)
+        recipes = Recipes(Telemetry(), folders, store, workers, ledger, tasks)
         given = (recipes, cast("Cells", cells), ledger, admission)
         with workers, Images(Telemetry(), fake_host.settings, tasks, *given) as images:
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import CapacityError, InvalidRequest, NotFound
+from forkd.errors import CapacityError, InvalidRequest, NotFound, QuotaExceeded
+from forkd.model.caller import Caller, Scope, Tenant
 from forkd.model.recipe import NamedRecipe, UploadedRecipe
+from forkd.model.tenant import Amounts, Quotas
 from forkd.service import recipes
-from forkd.service.recipes import UNUSED_S_MAX, Recipes
+from forkd.service.ledger import Ledger
+from forkd.service.recipes import IN_USE_S_MAX, UNUSED_S_MAX, Recipes
+from forkd.service.supervision import Supervisor
 from forkd.service.workers import Workers
 from forkd.store.recipes import RecipeStore
 from forkd.telemetry.telemetry import Telemetry
@@ -21,10 +25,14 @@ from tests.support.callers import CALLER
 from tests.support.recipes import NO_RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from forkd.model.recipe import StoredRecipe
+
+
+TEAM = Tenant("team")
+MEMBER = Caller("token:member", TEAM, frozenset({Scope.SNAPSHOTS}), "test")
 
 
 async def pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -40,13 +48,23 @@ def store(tmp_path: Path) -> RecipeStore:
 
 
 @pytest.fixture
-def uploads(tmp_path: Path, store: RecipeStore) -> Iterator[Recipes]:
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+async def uploads(tmp_path: Path, store: RecipeStore, ledger: Ledger) -> AsyncIterator[Recipes]:
     with Workers() as workers:
-        yield Recipes(Telemetry(), (tmp_path / "shelf",), store, workers)
+        async with Supervisor() as tasks:
+            yield Recipes(Telemetry(), (tmp_path / "shelf",), store, workers, ledger, tasks)
 
 
 def kept(tmp_path: Path) -> list[str]:
-    return [each.name for each in (tmp_path / "recipes").iterdir()]
+    names = sorted(each.name for each in (tmp_path / "recipes").iterdir())
+    recipes = [each for each in names if not each.startswith(".owner-")]
+    owned = {each for each in recipes if not each.startswith(".")}
+    assert {each.removeprefix(".owner-") for each in names if each not in recipes} == owned
+    return recipes
 
 
 async def upload(uploads: Recipes, data: bytes) -> StoredRecipe:
@@ -197,14 +215,68 @@ async def test_uploads_that_no_build_uses_are_removed_after_a_week(
     for recipe, age_s in ((old, 60), (fresh, -60)):
         os.utime(tmp_path / "recipes" / recipe.source.digest, times=(a_week_ago - age_s,) * 2)
 
-    assert [each.name for each in uploads.tidy(dry_run=True)] == [old.source.digest]
+    assert [each.name for each in await uploads.tidy(dry_run=True)] == [old.source.digest]
     assert len(kept(tmp_path)) == 2
-    (removed,) = uploads.tidy()
+    (removed,) = await uploads.tidy()
 
     assert (removed.kind, removed.name) == ("recipe", old.source.digest)
     assert kept(tmp_path) == [fresh.source.digest]
     with pytest.raises(NotFound, match="upload it again"):
         uploads.find(old.source)
+
+
+async def test_an_upload_counts_for_whoever_was_first_until_it_is_removed(
+    tmp_path: Path, uploads: Recipes, ledger: Ledger, store: RecipeStore
+) -> None:
+    big, small = archive(TOML, entry("big", b"x" * (3 << 20))), archive(TOML)
+    ledger.quotas[TEAM] = Quotas(snapshot_mib=3)
+    with pytest.raises(QuotaExceeded):
+        await uploads.upload(MEMBER, pieces(big))
+    assert kept(tmp_path) == []
+
+    ledger.quotas[TEAM] = Quotas(snapshot_mib=4)
+    stored = await uploads.upload(MEMBER, pieces(big))
+    await upload(uploads, big)
+    assert ledger.promised() == ledger.used(TEAM) == Amounts(snapshot_mib=-(-stored.bytes >> 20))
+    with pytest.raises(QuotaExceeded):
+        await uploads.upload(MEMBER, pieces(small))
+
+    again = Ledger()
+    with Workers() as workers:
+        other = Recipes(Telemetry(), (), store, workers, again, Supervisor())
+        await other.load()
+    assert again.used(TEAM) == ledger.used(TEAM)
+
+    os.utime(tmp_path / "recipes" / stored.source.digest, times=(0, 0))
+    await uploads.tidy()
+    assert ledger.promised() == Amounts()
+
+
+async def test_what_a_tenant_has_not_used_for_long_gives_way_to_what_it_uploads(
+    tmp_path: Path, uploads: Recipes, ledger: Ledger
+) -> None:
+    ledger.quotas[TEAM] = Quotas(snapshot_mib=2)
+    datas = [archive(TOML, entry(name)) for name in ("older", "old", "new")]
+    older, old = [await uploads.upload(MEMBER, pieces(each)) for each in datas[:2]]
+    theirs = await upload(uploads, archive(TOML, entry("theirs")))
+    now_s = time.time()
+    for recipe, age_s in ((older, IN_USE_S_MAX - 60), (old, IN_USE_S_MAX - 120), (theirs, 10**6)):
+        path = tmp_path / "recipes" / recipe.source.digest
+        os.utime(path, times=(now_s - age_s,) * 2)
+    with pytest.raises(QuotaExceeded):  # a build may be using them
+        await uploads.upload(MEMBER, pieces(datas[2]))
+
+    path = tmp_path / "recipes" / old.source.digest
+    os.utime(path, times=(now_s - IN_USE_S_MAX - 1,) * 2)
+    new = await uploads.upload(MEMBER, pieces(datas[2]))
+
+    assert ledger.used(TEAM) == Amounts(snapshot_mib=2)
+    left = sorted(each.source.digest for each in (older, theirs, new))
+    assert [each for each in kept_now(tmp_path) if not each.startswith(".")] == left
+
+
+def kept_now(tmp_path: Path) -> list[str]:
+    return sorted(each.name for each in (tmp_path / "recipes").iterdir())
 
 
 async def test_a_recipe_that_is_used_is_kept_for_another_week(
@@ -215,7 +287,7 @@ async def test_a_recipe_that_is_used_is_kept_for_another_week(
 
     uploads.find(recipe.source)
 
-    assert uploads.tidy() == []
+    assert await uploads.tidy() == []
 
 
 def test_a_recipe_is_found_by_name_and_by_a_path_inside(tmp_path: Path, uploads: Recipes) -> None:

@@ -47,7 +47,7 @@ class Amounts:
         memory_mib: Memory that these may use: their limit, or what their guests have.  The memory
             of zygotes and of seeds besides, and what a build of an image may use.
         disk_mib: Private disk that these may use: their limit, or the size of their disk.
-        snapshot_mib: What snapshots take in the store.
+        snapshot_mib: What snapshots and uploaded recipes take in the store.
         forks_per_minute: Sandboxes forked or branched within the last minute.
     """
 

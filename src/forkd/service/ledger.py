@@ -6,7 +6,8 @@ not.  A sandbox counts with what it may use, its limits, until its machine has e
 machine that is baked.  Of a branch its seed counts besides, with the memory of its source, as long
 as there are siblings that are reset to it; of a snapshot that is forked its zygote, with the memory
 that it holds.  A snapshot counts with what it takes in the store, and while it is written with the
-most that it can take.
+most that it can take.  An uploaded recipe counts like a snapshot, for the tenant that has uploaded
+it first.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class Ledger:
 
     Attributes:
         quotas: What tenants may have; one that is not in it may have anything.
-        make_room: Gives up some memory that a tenant has and does not need, such as a zygote that
-            nobody forks from; says whether there was any.
+        make_room: Gives up some of what a tenant has and does not need, by the name of a quota,
+            such as the memory of a zygote that nobody forks from; says whether there was any.
     """
 
     def __init__(self) -> None:
         self.quotas: dict[Tenant, Quotas] = {}
-        self.make_room: Callable[[Tenant], bool] = lambda _: False
+        self.make_room: dict[str, Callable[[Tenant], bool]] = {}
         self._counted: dict[str, tuple[Tenant, Amounts]] = {}
         self._shared: dict[str, set[str]] = {}
         self._total: defaultdict[Tenant, Amounts] = defaultdict(Amounts)
@@ -95,7 +96,8 @@ class Ledger:
             return
         while exceeded := next(quotas.exceeded(self.used(tenant), asked), None):
             name, more, limit, used = exceeded
-            if name == "memory_mib" and self.make_room(tenant):
+            make_room = self.make_room.get(name)
+            if make_room is not None and make_room(tenant):
                 continue
             raise QuotaExceeded(
                 f"the tenant {tenant} may have {name} up to {limit}: {used} in use, and {more} "

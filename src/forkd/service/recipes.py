@@ -7,6 +7,7 @@ use the files that came with it and no others.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from forkd.errors import CapacityError, InvalidRequest
+from forkd.errors import CapacityError, InvalidRequest, QuotaExceeded
 from forkd.host import archives, files
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
 from forkd.limits import (
@@ -33,16 +34,19 @@ from forkd.model.recipe import (
     no_upload,
 )
 from forkd.model.snapshot import Removed
+from forkd.service.ledger import stored as stored_amounts
 from forkd.service.places import Places
-from forkd.service.supervision import to_end
+from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
-    from forkd.model.caller import Caller
+    from forkd.model.caller import Caller, Tenant
     from forkd.model.recipe import RecipeSource
+    from forkd.service.ledger import Ledger
+    from forkd.service.supervision import Supervisor
     from forkd.service.workers import Workers
     from forkd.store.recipes import RecipeStore
     from forkd.telemetry.telemetry import Telemetry
@@ -52,6 +56,10 @@ UPLOADS_MAX = 8
 
 UNUSED_S_MAX = 7 * 24 * 3_600.0
 """How long an uploaded recipe that no build uses is kept: a week."""
+
+IN_USE_S_MAX = 6 * 3_600.0
+"""How long an uploaded recipe may be in use since somebody has asked for it: a build, and the bake
+that it is for.  It gives way to nothing before."""
 
 LIMITS = archives.ArchiveLimits(RECIPE_ENTRIES_MAX, RECIPE_PATH_BYTES_MAX)
 
@@ -92,23 +100,37 @@ class Recipes:
         folders: The operator's folders of recipes.
         store: Where uploaded ones are.
         workers: Receive and unpack them.
+        ledger: What their tenants may have.
+        tasks: Removes those that give way to others of their tenant.
 
     Attributes:
         uploads: The places of uploads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         telemetry: Telemetry,
         folders: tuple[Path, ...],
         store: RecipeStore,
         workers: Workers,
+        ledger: Ledger,
+        tasks: Supervisor,
     ) -> None:
         self.telemetry = telemetry
         self._folders = folders
         self._store = store
         self._workers = workers
+        self._ledger = ledger
+        self._tasks = tasks
+        self._owners: dict[UploadedRecipe, Tenant] = {}
+        ledger.make_room["snapshot_mib"] = self._make_room
         self.uploads = Places("recipe uploads", UPLOADS_MAX, SHORT_RETRY_S)
+
+    async def load(self) -> None:
+        """Count what is stored for whoever has uploaded it."""
+        for recipe, (tenant, size_bytes) in (await asyncio.to_thread(self._store.owners)).items():
+            self._owners[recipe] = tenant
+            self._ledger.count(_key(recipe), tenant, stored_amounts(size_bytes))
 
     @use_case("upload_recipe", Scope.SNAPSHOTS)
     async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
@@ -118,8 +140,11 @@ class Recipes:
             run = partial(self._workers.run, caller)
             try:
                 await run(partial(files.make_folder, aside))
-                recipe = await self._receive(run, aside / _ARCHIVE, pieces)
-                stored = await run(partial(self._keep, aside, recipe))
+                recipe, size_bytes = await self._receive(run, aside / _ARCHIVE, pieces)
+                with self._ledger.reserve(caller.tenant, stored_amounts(size_bytes)):
+                    fresh, stored = await run(partial(self._keep, aside, recipe, caller.tenant))
+                if fresh:
+                    await self._charge(run, caller.tenant, stored)
             finally:
                 await to_end(run(partial(files.remove_tree, aside)))
         log.info("recipe uploaded", extra={"recipe": str(recipe), "recipe_name": stored.name})
@@ -146,19 +171,51 @@ class Recipes:
             return FoundRecipe(self._named(source.name), confined=False)
         return FoundRecipe(self._inside(source), confined=False)
 
-    def tidy(self, *, dry_run: bool = False) -> list[Removed]:
-        """Remove uploaded recipes that no build has used for long; blocks."""
+    async def tidy(self, *, dry_run: bool = False) -> list[Removed]:
+        """Remove uploaded recipes that no build has used for long."""
+        unused = await asyncio.to_thread(self._store.unused, time.time() - UNUSED_S_MAX)
         removed = []
-        for folder in self._store.unused(time.time() - UNUSED_S_MAX):
-            removed.append(Removed("recipe", folder.name, files.tree_bytes(folder)))
+        for folder in unused:
+            size_bytes = await asyncio.to_thread(files.tree_bytes, folder)
+            removed.append(Removed("recipe", folder.name, size_bytes))
             if not dry_run:
-                self._store.remove(folder)
+                recipe = UploadedRecipe(folder.name)
+                await asyncio.to_thread(self._store.remove, recipe)
+                self._forget(recipe)
         return removed
+
+    async def _charge(self, run: _Run, tenant: Tenant, stored: StoredRecipe) -> None:
+        """Count a recipe that was kept, or remove it again if its tenant may not have so much."""
+        try:
+            self._ledger.recount(_key(stored.source), tenant, stored_amounts(stored.bytes))
+        except QuotaExceeded:
+            await run(partial(self._store.remove, stored.source))
+            raise
+        self._owners[stored.source] = tenant
+
+    def _make_room(self, tenant: Tenant) -> bool:
+        """Remove the recipe of a tenant that was used longest ago; return whether there was one."""
+        oldest_s = time.time() - IN_USE_S_MAX
+        mine = (each for each, owner in self._owners.items() if owner == tenant)
+        used = [(self._store.used_at_s(each) or 0.0, each) for each in mine]
+        at_s, recipe = min(used, key=lambda each: each[0], default=(oldest_s, None))
+        if recipe is None or at_s >= oldest_s:
+            return False
+        aside = self._store.put_aside(recipe)
+        self._forget(recipe)
+        log.info("recipe removed to make room", extra={"recipe": str(recipe), "tenant": tenant})
+        remove = asyncio.to_thread(files.remove_tree, aside)
+        self._tasks.run(TaskKind.DELETE, remove, str(recipe))
+        return True
+
+    def _forget(self, recipe: UploadedRecipe) -> None:
+        self._owners.pop(recipe, None)
+        self._ledger.release(_key(recipe))
 
     async def _receive(
         self, run: _Run, archive: Path, pieces: AsyncIterable[bytes]
-    ) -> UploadedRecipe:
-        """Write an archive, and return what it is called by its contents."""
+    ) -> tuple[UploadedRecipe, int]:
+        """Write an archive; return what it is called by its contents, and how long it is."""
         free = await run(partial(files.free_bytes, archive.parent)) - ROOM_BYTES_MIN
         room = free // 2  # what is in the archive will lie beside it
         digest, waiting, size = hashlib.sha256(), bytearray(), 0
@@ -176,10 +233,13 @@ class Recipes:
                 await run(partial(files.append, archive, bytes(waiting)))
                 waiting.clear()
         await run(partial(files.append, archive, bytes(waiting)))
-        return UploadedRecipe(digest.hexdigest())
+        return UploadedRecipe(digest.hexdigest()), size
 
-    def _keep(self, aside: Path, recipe: UploadedRecipe) -> StoredRecipe:
-        """Unpack an archive that was received, unless it was before; blocks."""
+    def _keep(
+        self, aside: Path, recipe: UploadedRecipe, tenant: Tenant
+    ) -> tuple[bool, StoredRecipe]:
+        """Unpack an archive that was received, unless it was before, and say so; blocks."""
+        fresh = False
         if self._store.find(recipe) is None:
             folder = aside / _FOLDER
             files.make_folder(folder)
@@ -187,8 +247,8 @@ class Recipes:
             if not files.is_there(folder / RECIPE_FILE_NAME):
                 raise InvalidRequest(f"the archive holds no {RECIPE_FILE_NAME}", field="body")
             load_recipe(folder, confined=True)
-            self._store.publish(folder, recipe)
-        return self._describe(recipe)
+            fresh = self._store.publish(folder, recipe, tenant)
+        return fresh, self._describe(recipe)
 
     def _describe(self, recipe: UploadedRecipe) -> StoredRecipe:
         folder = self._store.find(recipe)
@@ -217,3 +277,8 @@ class Recipes:
             "operator add its folder to FORKD_RECIPE_DIRS",
             field="recipe",
         )
+
+
+def _key(recipe: UploadedRecipe) -> str:
+    """Return under what the ledger counts a recipe."""
+    return f"recipe:{recipe.digest}"

@@ -152,7 +152,7 @@ class ZygotePool:
         self._store = store
         self._tasks = tasks
         self._accounts = accounts
-        accounts.ledger.make_room = self._retire
+        accounts.ledger.make_room["memory_mib"] = self._retire
         self._entries: dict[Tag, _Entry] = {}
         self._stray: list[tuple[Tag, Zygote]] = []  # lost while the service was stopping
         self._held = 0  # that start, live or end

@@ -100,7 +100,7 @@ class Upkeep:
         removed = await self._tidy_snapshots(dry_run=dry_run)
         removed += await to_end(self._tidy_files(dry_run=dry_run))
         removed += await to_end(asyncio.to_thread(self._tidy_cache, dry_run=dry_run))
-        removed += await to_end(asyncio.to_thread(self.recipes.tidy, dry_run=dry_run))
+        removed += await to_end(self.recipes.tidy(dry_run=dry_run))
         return tuple(removed)
 
     async def drop_unused_images(self) -> None:
