@@ -65,12 +65,16 @@ class Steps:
     """
 
     def __init__(self) -> None:
+        self._told = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         with kernel_call("watch the wall clock"):
             self._timer = _LIBC.timerfd_create(time.CLOCK_REALTIME, _FLAGS)
             if self._timer < 0:
                 raise _last_error()
         try:
             self._arm()
+            with kernel_call("watch the wall clock"):
+                self._loop.add_reader(self._timer, self._note)
         except BaseException:
             os.close(self._timer)
             raise
@@ -84,39 +88,22 @@ class Steps:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._loop.remove_reader(self._timer)
         os.close(self._timer)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when the clock was set since the last call, or after so long.
+        """Return when the clock was set since the last call, or after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._told.wait()
+        self._told.clear()
 
-        Raises:
-            CapacityError: The kernel has no room to watch another descriptor.
-        """
-        loop = asyncio.get_running_loop()
-        told = loop.create_future()
-
-        def tell() -> None:
-            if not told.done():
-                told.set_result(None)
-
-        with kernel_call("watch the wall clock"):
-            loop.add_reader(self._timer, tell)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await told
-        finally:
-            loop.remove_reader(self._timer)
-        self._take()
-
-    def _take(self) -> None:
-        """Have the timer tell of the next time."""
-        try:
+    def _note(self) -> None:
+        """Tell of a step, and have the timer tell of the next one."""
+        with contextlib.suppress(OSError):  # ECANCELED is what it says; there is nothing to read
             os.read(self._timer, 8)
-        except BlockingIOError:
-            return
-        except OSError:  # ECANCELED: the clock was set
-            self._arm()
+        self._arm()
+        self._told.set()
 
     def _arm(self) -> None:
         spec = _Spec(at_s=_NEVER_S)
