@@ -308,7 +308,7 @@ def is_dead(pid: int) -> bool:
     return ") Z " in stat
 
 
-LASTING = tuple(f"{kind} " for kind in (TaskKind.OWNER, TaskKind.JOURNAL))
+LASTING = tuple(f"{kind} " for kind in (TaskKind.OWNER, TaskKind.JOURNAL, TaskKind.CLOCK))
 """How the names of tasks begin that live as long as a sandbox, or as the host."""
 
 
