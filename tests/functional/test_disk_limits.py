@@ -24,14 +24,13 @@ MIB = 1 << 20
 LIMIT_MIB = 16
 
 WRITE = """
-import errno, itertools, os, random
+import errno, os, random
 
 BLOCK = random.Random(0).randbytes(1 << 18)
 
 
-def pieces():
-    for number in itertools.count():
-        yield number.to_bytes(8, "little") + BLOCK[8:]
+def piece(number):
+    return number.to_bytes(8, "little") + BLOCK[8:]
 
 
 def free_bytes():
@@ -43,20 +42,20 @@ def write(path, most):
     '''Write until the disk is full; return how much was written, and check that it is there.'''
     wrote = 0
     with open(path, "wb", buffering=0) as file:
-        for piece in pieces():
+        while wrote < most:
+            number, within = divmod(wrote, len(BLOCK))
             try:
-                wrote += file.write(piece[:most - wrote])
+                wrote += file.write(piece(number)[within:within + most - wrote])
             except OSError as error:
                 assert error.errno == errno.ENOSPC, error
-                break
-            if wrote == most:
                 break
         os.fsync(file.fileno())
     with open("/proc/sys/vm/drop_caches", "w") as caches:
         caches.write("3")
     with open(path, "rb") as file:
-        for start, piece in zip(range(0, wrote, len(BLOCK)), pieces()):
-            assert file.read(len(BLOCK)) == piece[:wrote - start], f"wrong bytes at {start}"
+        for start in range(0, wrote, len(BLOCK)):
+            expected = piece(start // len(BLOCK))[:wrote - start]
+            assert file.read(len(BLOCK)) == expected, f"wrong bytes at {start}"
     return wrote
 
 
