@@ -14,9 +14,12 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkd.host import proc
@@ -24,7 +27,9 @@ from tests.support.archives import TOML, archive, entry
 from tests.support.raw_http import WEBSOCKET, Answer, RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SANDBOXES = 4
 FLOODERS = 48
@@ -149,8 +154,11 @@ class HostileTenant:
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 async with RawClient(self.orders.url) as client:
-                    while True:
-                        await deed(client)
+                    try:
+                        while True:
+                            await deed(client)
+                    finally:
+                        client.writer.transport.abort()  # with what the daemon does not read
             await asyncio.sleep(BUSY_S)
 
     async def flood(self, number: int) -> None:
@@ -301,6 +309,41 @@ class HostileTenant:
                     raise ConnectionError
 
         await self.again(deed)
+
+
+@dataclass
+class Process:
+    """The hostile tenant's process, and what it said at its end."""
+
+    process: subprocess.Popen[bytes]
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def stand_still(self) -> None:
+        """Have it do nothing, with all that it holds."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Have it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def at_work(orders: Orders) -> Iterator[Process]:
+    """Have a hostile tenant at work within the block; what it forked is gone afterwards."""
+    command = [sys.executable, "-m", "tests.support.hostile_tenant", json.dumps(asdict(orders))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe) as process:  # noqa: S603 - our own
+        made = Process(process)
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"at work\n"
+            yield made
+            process.stdin.close()
+            made.said |= json.loads(process.stdout.readline())
+            assert process.wait(ANSWER_TIMEOUT_S) == 0
+        finally:
+            process.kill()
 
 
 def _siblings(given: Answer) -> list[dict[str, Any]]:
