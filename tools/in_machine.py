@@ -55,9 +55,7 @@ def main() -> int:
 def act(action: str, command: list[str]) -> int:
     """Carry out one action."""
     if action == "down":
-        try:
-            Machine.attach(STATE).stop()
-        except NotFound:
+        if not Machine.end(STATE):
             say("no machine runs")
         return 0
     machine = development_machine()
