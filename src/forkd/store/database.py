@@ -87,6 +87,7 @@ class Database:
         self._path = path
         self._lock = threading.Lock()
         self._reading_lock = threading.Lock()
+        self._durable = True  # as `_prepare` leaves it
         with _as_store_error():
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -247,8 +248,10 @@ class Database:
             CapacityError: The disk is full.
         """
         with self._lock, _as_store_error():
-            if not durable:
-                self._connection.execute(_NOT_DURABLE)
+            # Before it begins: whatever fails after the commit would deny what was written.
+            if durable is not self._durable:
+                self._connection.execute(_DURABLE if durable else _NOT_DURABLE)
+                self._durable = durable
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
@@ -257,9 +260,6 @@ class Database:
                 if self._connection.in_transaction:  # a full disk may have ended it already
                     self._connection.execute("ROLLBACK")
                 raise
-            finally:
-                if not durable:
-                    self._connection.execute(_DURABLE)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
