@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.errors import CapacityError
 from forkd.machine import door
 from forkd.machine.door import Door
+from forkd.sdk._errors import from_answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,7 +81,9 @@ async def test_a_client_past_the_limit_is_told_to_come_back(tmp_path: Path) -> N
 
     assert refused.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1\r\n" in refused
-    assert "1 connections" in json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["message"]
+    error = from_answer(503, refused.partition(b"\r\n\r\n")[2])
+    assert isinstance(error, CapacityError)
+    assert "1 connections" in str(error)
 
 
 async def test_while_the_machine_is_paused_clients_are_told_why(tmp_path: Path) -> None:
@@ -87,9 +91,9 @@ async def test_while_the_machine_is_paused_clients_are_told_why(tmp_path: Path) 
     async with asyncio.timeout(DEADLINE_S), opened(opening, Inner()) as port:
         refused = await ask(port)
 
-    error = json.loads(refused.partition(b"\r\n\r\n")[2])["error"]
-    assert error["code"] == "capacity"
-    assert f"the disk with {tmp_path} is full" in error["message"]
+    error = from_answer(503, refused.partition(b"\r\n\r\n")[2])
+    assert isinstance(error, CapacityError)
+    assert f"the disk with {tmp_path} is full" in str(error)
 
 
 async def test_a_machine_that_found_no_room_goes_on_once_there_is_some(tmp_path: Path) -> None:

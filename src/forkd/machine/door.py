@@ -56,6 +56,9 @@ REFUSED_BYTES_MAX = 1 << 20
 REFUSED_S = 5.0
 """How long a refused client may take to read the answer."""
 
+RETRY_AFTER_S = 1
+"""When a refused client may try again."""
+
 ROOM_BYTES = 64 << 20
 """Free space on the host's disk with which a stopped machine is continued."""
 
@@ -167,11 +170,11 @@ def full_disk(folder: Path) -> str:
 
 def refusal(message: str) -> bytes:
     """Return an HTTP answer that says why a connection is refused at the moment."""
-    error = {"code": "capacity", "message": message, "context": {}, "retryable": True}
-    body = json.dumps({"error": error}).encode()
+    said = {"error": message, "code": "capacity", "context": {"retry_after_s": RETRY_AFTER_S}}
+    body = json.dumps(said).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
 

@@ -54,6 +54,6 @@ def why_unwell(url: str, *, timeout_s: float = ANSWER_DEADLINE_S) -> str | None:
     if answer.status == http.client.OK:
         return None
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
         return f"HTTP status {answer.status}"
