@@ -26,7 +26,7 @@ async def test_a_server_scrapes_a_daemon_and_evaluates_the_rules(
 ) -> None:
     (folder := tmp_path / "prometheus").mkdir()
     with FakeDaemon(fake_host, tcp=True) as daemon:
-        asked = {"name": "prometheus", "scopes": ["read"]}
+        asked = {"name": "prometheus", "scopes": ["metrics"]}
         made = daemon.http.post("/v2/tokens", json=asked)
         assert made.status_code == 201, made.text
         target = daemon.tcp_url.removeprefix("http://")

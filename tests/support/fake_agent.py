@@ -38,6 +38,7 @@ class Agent:
         self.namespace: dict[str, Any] = {"identity": identity}
         self.files: dict[str, bytes] = {}
         self.frozen, self.top = False, 0
+        self.clock_off_ns = 10**9
 
     def handle(self, sock: socket.socket) -> None:
         greeting = b""
@@ -63,6 +64,10 @@ class Agent:
 
     def op_echo(self, peer: Peer, request: Members) -> None:
         peer.send(Kind.REPLY, {"data": request.get("data", "")})
+
+    def op_adjust_time(self, peer: Peer, request: Members) -> None:
+        self.clock_off_ns += request["offset_ns"]
+        peer.send(Kind.REPLY, {"realtime_ns": time.time_ns() + self.clock_off_ns})
 
     def op_watch(self, peer: Peer, _: Members) -> None:
         if "watch=hang" not in self.knobs:
@@ -106,7 +111,10 @@ class Agent:
         peer.send(Kind.REPLY, members)
 
     def op_exec(self, peer: Peer, request: Members) -> None:
-        """Run `echo`, `cat`, `env`, `sleep`, `sh -c "exit N"`; others are `cat` with their name."""
+        """Run `echo`, `cat`, `env`, `sleep`, `sh -c "exit N"`; others are `cat` with their name.
+
+        `meet` waits at the `barrier` of the namespace.
+        """
         program, *rest = request["args"]
         if program == "missing":
             raise Refused("not_found", "missing: no such program")
@@ -116,13 +124,8 @@ class Agent:
             return
         ended: Members = {"exit_code": 0, "signal": None, "timed_out": False, "duration_s": 0.1}
         script = rest[1].split(" ", 2) if program == "sh" else [""]
-        if program == "echo":
-            peer.send_bytes(encode(Kind.STDOUT, " ".join(rest).encode() + b"\n"))
-        elif program == "env":
-            said = "".join(f"{name}={value}\n" for name, value in request.get("env", {}).items())
-            peer.send_bytes(encode(Kind.STDOUT, said.encode()))
-        elif program not in {"cat", "sleep"} and script[0] != "exit":
-            peer.send_bytes(encode(Kind.STDERR, program.encode()))
+        if script[0] != "exit":
+            self.begin(peer, request)
         if script[0] == "fail":
             peer.send_bytes(encode(Kind.STDERR, b"\n" + script[2].encode()))
         if script[0] in {"exit", "fail"}:
@@ -132,6 +135,19 @@ class Agent:
         elif request.get("stdin") or program == "sleep":
             ended |= self.run_until_told(peer)
         peer.send(Kind.REPLY, ended)
+
+    def begin(self, peer: Peer, request: Members) -> None:
+        """Write what a program does as it begins."""
+        program, *rest = request["args"]
+        if program == "meet":
+            self.namespace["barrier"].wait()
+        elif program == "echo":
+            peer.send_bytes(encode(Kind.STDOUT, " ".join(rest).encode() + b"\n"))
+        elif program == "env":
+            said = "".join(f"{name}={value}\n" for name, value in request.get("env", {}).items())
+            peer.send_bytes(encode(Kind.STDOUT, said.encode()))
+        elif program not in {"cat", "sleep"}:
+            peer.send_bytes(encode(Kind.STDERR, program.encode()))
 
     def run_until_told(self, peer: Peer) -> Members:
         """Say what comes in, until that ends or a signal comes; return how it has ended."""

@@ -137,6 +137,12 @@ async def execute(world: World, _: object) -> None:
         await drain(session)
 
 
+async def follow_clock(world: World, _: object) -> None:
+    owner = world.host.sandboxes.roster.find(world.source)
+    assert owner is not None
+    await owner.running_guest().follow_clock()
+
+
 async def no_files(world: World) -> None:
     """Remove what an earlier `files` has left in the source."""
     for path in ("/file", "/folder"):
@@ -350,6 +356,7 @@ STEPS: dict[str, Step] = {
     "follow": Step(follow, a_fork),
     "eval": Step(evaluate),
     "exec": Step(execute),
+    "follow the clock": Step(follow_clock),
     "files": Step(files, no_files),
     "missing file": Step(miss, refused=True),
     "branch": Step(branch),
