@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import subprocess
 import sys
@@ -39,12 +40,17 @@ with socket.socket(socket.AF_UNIX) as sock:
         print()
 """
 
+MIB = 1 << 20
+
+LIMIT_MIB = 16
+"""Of each sandbox's disk."""
+
 PORTS = (1, 22, 80, 1024, 1025, 5000, 65536, 4_000_000_000)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def sandbox(real_host: RealHost) -> AsyncIterator[Sandbox]:
-    async with real_host.forked(1, ForkOptions(disk_limit_mib=16)) as (forked,):
+    async with real_host.forked(1, ForkOptions(disk_limit_mib=LIMIT_MIB)) as (forked,):
         yield forked
 
 
@@ -97,25 +103,32 @@ async def test_a_guest_that_writes_over_its_disk_harms_nobody(
     real_host: RealHost, sandbox: Sandbox
 ) -> None:
     service = real_host.service
-    code = """
+    overwrite = """
 import os
 disk = os.open("/dev/vda", os.O_WRONLY)
-error = None
-try:
-    for block in range(1024, 8192):
-        os.pwrite(disk, os.urandom(4096), block * 4096)
-    os.fsync(disk)
-except OSError as raised:
-    error = raised
-os.pwrite(disk, bytes(4096), 0)
-os.pwrite(disk, os.urandom(8192), 4096)
-error is not None
-"""
-    assert await value(real_host, sandbox.id, code) is True, "its disk has a limit"
+piece = os.urandom(1 << 20) * 32
 
-    assert sandbox.pid is not None
-    assert 8 << 20 < nameless.stored_bytes(sandbox.pid) <= 17 << 20
+def overwrite(start, end):
+    try:
+        for offset in range(start, end, len(piece)):
+            os.pwrite(disk, piece[:end - offset], offset)
+            os.fsync(disk)
+    except OSError as error:
+        return error.errno
+
+overwrite(0, 8 << 20)
+"""
+    assert await value(real_host, sandbox.id, overwrite) is None
     with pytest.raises(GuestError):
         await service.comparisons.compare(CALLER, TAG, sandbox.id)
+
+    rest = "overwrite(8 << 20, os.lseek(disk, 0, os.SEEK_END))"
+    assert await value(real_host, sandbox.id, rest) == errno.EIO, "its disk has a limit"
+    (image,) = real_host.settings.state_dir.glob("images/*/rootfs.ext4")
+    layers = (image.stat(), (real_host.snapshot.directory / "disk.layer").stat())
+    base = sum(each.st_blocks * 512 for each in layers)
+    most = LIMIT_MIB * MIB + base + layers[0].st_size // 16 + 17 * MIB
+    assert sandbox.pid is not None
+    assert LIMIT_MIB * MIB < nameless.stored_bytes(sandbox.pid) <= most
     async with real_host.forked(1, ForkOptions()) as (sibling,):
         assert await value(real_host, sibling.id, "len(open('/etc/passwd').read()) > 0") is True
