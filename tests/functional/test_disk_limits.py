@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import subprocess
+import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +18,22 @@ from tests.support.callers import CALLER
 from tests.support.real_host import FORK_DEADLINE_S, REAL, shell, value
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from forkd.engine.replies import Metrics
     from forkd.model.sandbox import Sandbox
     from tests.support.real_host import RealHost
+    from tests.support.soak import Soak
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 
 LIMIT_MIB = 16
+
+ROUNDS, SOAK_ROUNDS = 12, 500
+
+TORTURE = (Path(__file__).parents[1] / "guest" / "full_disk.py").read_text()
 
 WRITE = """
 import errno, os, random
@@ -128,8 +140,59 @@ async def test_a_branch_has_a_limit_of_its_own_and_its_source_gets_frozen_blocks
         assert await value(real_host, source.id, "free_bytes()") == limit
 
 
+@pytest.mark.soak
+async def test_programs_survive_a_disk_that_is_full_again_and_again(
+    real_host: RealHost, soak: Soak
+) -> None:
+    """Fill the disk under SQLite, git and dpkg: 12 rounds in every run, 500 in a soak.
+
+    Twelve take about a minute in an emulated machine.
+    """
+    dice = soak.dice()
+    async with real_host.forked(1, ForkOptions(disk_limit_mib=LIMIT_MIB)) as (sandbox,):
+        guests = real_host.service.guests
+        packed = await asyncio.to_thread(git_of_this_host)
+        await guests.write_file(CALLER, sandbox.id, "/root/git.tar", chunks(packed))
+        await shell(real_host, sandbox.id, "tar -C / -xf /root/git.tar && rm /root/git.tar")
+        await value(real_host, sandbox.id, TORTURE)
+        await value(real_host, sandbox.id, "prepare()")
+
+        succeeded = [
+            await value(real_host, sandbox.id, f"one_round({number}, {dice.getrandbits(32)})")
+            for number in range(soak.count(ROUNDS, SOAK_ROUNDS))
+        ]
+
+        assert (await metrics(real_host, sandbox)).rejected["block"] == 0
+        rows, commits, _ = (sum(column) for column in zip(*succeeded, strict=True))
+        assert min(rows, commits) > 0, "one of the programs never had room for anything"
+
+
 async def metrics(host: RealHost, sandbox: Sandbox) -> Metrics:
     """Return what a machine has counted."""
     path = host.settings.sandboxes_dir / sandbox.id / CONTROL_SOCKET
     async with await Control.connect(path) as control:
         return await control.metrics()
+
+
+def git_of_this_host() -> bytes:
+    """Pack git with its own libraries, whatever the guest has of them."""
+    listed = subprocess.run(
+        ["/usr/bin/ldd", "/usr/bin/git"], check=True, capture_output=True, text=True
+    ).stdout
+    libraries = {Path(word) for word in listed.split() if word.startswith("/")}
+    loader = next(path for path in libraries if path.name.startswith("ld-linux"))
+    script = f'#!/bin/sh\nexec /opt/git/{loader.name} --library-path /opt/git /opt/git/git "$@"\n'
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
+        for path in (Path("/usr/bin/git"), *libraries):
+            archive.add(path, f"opt/git/{path.name}")
+        starter = tarfile.TarInfo("usr/local/bin/git")
+        starter.mode, starter.size = 0o755, len(script)
+        archive.addfile(starter, io.BytesIO(script.encode()))
+    return packed.getvalue()
+
+
+async def chunks(data: bytes) -> AsyncIterator[bytes]:
+    """Give bytes in pieces of a mebibyte."""
+    for start in range(0, len(data), MIB):
+        yield data[start : start + MIB]
