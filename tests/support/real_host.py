@@ -52,10 +52,12 @@ RECIPE = ROOT / "recipes" / TAG
 
 POSTGRESQL = ROOT / "recipes" / "postgresql"
 
+SERVICES = ROOT / "tests" / "recipes" / "services"
+
 RECIPES = (RECIPE,)
 """Of these, and of variants with the same image, every run bakes; their images must be cached."""
 
-SOAK_RECIPES = (*RECIPES, POSTGRESQL)
+SOAK_RECIPES = (*RECIPES, POSTGRESQL, SERVICES)
 """Likewise for `make soak`."""
 
 STATE_PARENT = Path("/var/lib/forkd")

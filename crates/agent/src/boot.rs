@@ -20,7 +20,7 @@ use crate::identity::Identity;
 use crate::image::{Defaults, IMAGE_FILE};
 use crate::server::{Parts, Server};
 use crate::spawn::Launcher;
-use crate::{cgroup, log, mounts, netlink, rlimits};
+use crate::{cgroup, log, netlink, rlimits};
 
 /// Where the agent keeps its own files, in memory.
 pub const FOLDER: &str = "/run/forkd";
@@ -75,9 +75,7 @@ pub fn host(socket: &str, rest: &[&str]) -> ExitCode {
 fn serve_guest() -> io::Result<std::convert::Infallible> {
     std::env::set_current_dir("/")?;
     rlimits::raise();
-    mounts::all()?;
     let folder = PathBuf::from(FOLDER);
-    fs::create_dir_all(&folder)?;
     if std::process::id() == 1
         && let Err(errno) = set_cad_enabled(false)
     {

@@ -20,6 +20,7 @@ use crate::clock;
 use crate::failure::{Outcome, failure, recoded};
 use crate::image::{Defaults, Surroundings};
 use crate::spawn::Launcher;
+use crate::systemd;
 use crate::warm::{logged, quote};
 
 /// How long the image's hook may take, all of it together, as long as whoever asked waits: the
@@ -34,10 +35,25 @@ const HOOK_FILE: &str = "/etc/forkd/post-fork";
 pub struct PostFork {
     done: KernelPart,
     hook: Hook,
-    commands: VecDeque<(Vec<String>, Surroundings)>,
-    running: Option<(Process, String)>,
+    commands: VecDeque<Command>,
+    running: Option<(Process, Command)>,
     deadline: Instant,
     output: PathBuf,
+}
+
+/// A program that is part of a fork.
+#[derive(Debug)]
+struct Command {
+    args: Vec<String>,
+    surroundings: Surroundings,
+    /// The image wants it, and not the agent.
+    hook: bool,
+}
+
+impl Command {
+    fn name(&self) -> &str {
+        self.args.first().map_or("", String::as_str)
+    }
 }
 
 /// What was done of a fork that only needs the kernel.
@@ -57,16 +73,22 @@ struct RuntimePart {
 }
 
 impl PostFork {
-    /// A fork of which nothing is done; hooks write to a file in `folder`.
-    pub fn new(defaults: &Defaults, folder: &Path, now: Instant) -> Self {
+    /// A fork of which nothing is done, where systemd may run; hooks write to a file in `folder`.
+    pub fn new(defaults: &Defaults, folder: &Path, systemd: bool, now: Instant) -> Self {
         let mut commands = VecDeque::new();
         let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
+        if systemd {
+            let (args, surroundings) = (systemd::restart_journal(), as_root.clone());
+            commands.push_back(Command { args, surroundings, hook: false });
+        }
         if has_hook() {
-            commands.push_back((vec![HOOK_FILE.to_owned()], as_root));
+            let args = vec![HOOK_FILE.to_owned()];
+            commands.push_back(Command { args, surroundings: as_root, hook: true });
         }
         if !defaults.post_fork_command.is_empty() {
+            let args = defaults.post_fork_command.clone();
             let as_image = defaults.surroundings(&forkd_proto::guest::Env::new(), None, None);
-            commands.push_back((defaults.post_fork_command.clone(), as_image));
+            commands.push_back(Command { args, surroundings: as_image, hook: true });
         }
         Self {
             done: KernelPart::default(),
@@ -78,7 +100,7 @@ impl PostFork {
         }
     }
 
-    /// Whether the image's commands will run.
+    /// Whether any commands will run.
     pub fn has_commands(&self) -> bool {
         !self.commands.is_empty()
     }
@@ -115,13 +137,13 @@ impl PostFork {
     ///
     /// `hook_failed`: the command cannot be run.
     pub fn run_next(&mut self, launcher: &mut Launcher) -> Outcome<Option<Pid>> {
-        let Some((args, surroundings)) = self.commands.pop_front() else {
+        let Some(command) = self.commands.pop_front() else {
             return Ok(None);
         };
-        let process = logged(launcher, &args, &surroundings, &self.output)
+        let process = logged(launcher, &command.args, &command.surroundings, &self.output)
             .map_err(recoded(ErrorCode::HookFailed))?;
         let pid = process.pid();
-        self.running = Some((process, args.into_iter().next().unwrap_or_default()));
+        self.running = Some((process, command));
         Ok(Some(pid))
     }
 
@@ -131,12 +153,14 @@ impl PostFork {
     ///
     /// `hook_failed`: not with 0.
     pub fn on_exit(&mut self, ended: Ended) -> Outcome<()> {
-        let Some((_, name)) = self.running.take() else { return Ok(()) };
+        let Some((_, command)) = self.running.take() else { return Ok(()) };
         if !ended.success() {
-            let said = quote(&self.output);
+            let (name, said) = (command.name(), quote(&self.output));
             return Err(failure(ErrorCode::HookFailed, format!("{name} ended with {ended}{said}")));
         }
-        self.hook = Hook::Ran;
+        if command.hook {
+            self.hook = Hook::Ran;
+        }
         Ok(())
     }
 
@@ -148,7 +172,7 @@ impl PostFork {
     /// Why it has taken too long, if it has.
     pub fn timed_out(&self, now: Instant) -> Option<ErrorBody> {
         (now >= self.deadline).then(|| {
-            let name = self.running.as_ref().map_or("the runtime", |(_, name)| name);
+            let name = self.running.as_ref().map_or("the runtime", |(_, command)| command.name());
             let limit = HOOK_TIMEOUT.as_secs();
             failure(ErrorCode::HookFailed, format!("{name} has not ended within {limit} s"))
         })

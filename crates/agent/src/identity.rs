@@ -3,11 +3,13 @@
 //! `/etc/hostname`, `/etc/machine-id`, `/etc/hosts`, `/etc/resolv.conf` and the kernel's boot id
 //! are, from boot on, bind mounts of files in memory that this module keeps open.  So a fork
 //! changes them without touching the disk, looking up a path, or a moment in which one is missing.
+//! They are mounted before the image's init starts: a program that has read one keeps it open, or
+//! what it said, and would not see a mount that comes later.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forkd_proto::guest::{ErrorBody, ErrorCode, Network, PostFork};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -17,14 +19,25 @@ use nix::unistd::sethostname;
 use crate::clock;
 use crate::entropy::Pool;
 use crate::failure::{Outcome, failure};
-use crate::log;
 use crate::netlink::Interface;
+use crate::{log, systemd};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const MACHINE_ID: &str = "/etc/machine-id";
+/// The same id for D-Bus, in images where it is no link to the other.
+const DBUS_ID: &str = "/var/lib/dbus/machine-id";
+const HOSTNAME: &str = "/etc/hostname";
+const HOSTS: &str = "/etc/hosts";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// What is mounted.
+const FILES: [&str; 5] = [HOSTNAME, HOSTS, MACHINE_ID, BOOT_ID, RESOLV_CONF];
 /// What each of the files has room for: a page.
 const TEXT_BYTES: i64 = 4096;
 /// Largest `/etc/hosts` in which the guest's name is looked for; to a larger one it is added.
 const HOSTS_MAX: u64 = 16 << 20;
+
+/// How much of a file with an id is read: more than an id has.
+const HELD_BYTES_MAX: usize = 64;
 
 /// What makes this guest somebody.
 #[derive(Debug)]
@@ -46,21 +59,23 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Prepares the files in `folder`, and puts them over the image's.
+    /// Opens the files that [`mount_files`] has put over the image's.
     ///
     /// # Errors
     ///
     /// Without them no fork could get an identity of its own.
     pub fn prepare(folder: &Path) -> io::Result<Self> {
-        let over = |target: &str| bind(folder, Path::new(target));
+        let ours = |target: &str| {
+            File::options().read(true).write(true).open(file_of(folder, Path::new(target)))
+        };
         Ok(Self {
             pool: Pool::open()?,
-            hostname: over("/etc/hostname")?,
-            hosts: over("/etc/hosts")?,
+            hostname: ours(HOSTNAME)?,
+            hosts: ours(HOSTS)?,
             name: String::new(),
-            machine_id: over("/etc/machine-id")?,
-            boot_id: over(BOOT_ID)?,
-            resolv_conf: over("/etc/resolv.conf")?,
+            machine_id: ours(MACHINE_ID)?,
+            boot_id: ours(BOOT_ID)?,
+            resolv_conf: ours(RESOLV_CONF)?,
             interface: Interface::prepare()
                 .inspect_err(|error| log::line(&format!("no network: {error}")))
                 .ok(),
@@ -75,7 +90,7 @@ impl Identity {
     ///
     /// The kernel refused.
     pub fn adopt_hostname(&mut self) -> io::Result<()> {
-        let image = fs::read_to_string("/etc/hostname").unwrap_or_default();
+        let image = fs::read_to_string(HOSTNAME).unwrap_or_default();
         let name = match image.trim() {
             "" => "forkd",
             name => name,
@@ -145,6 +160,9 @@ impl Identity {
 
     fn set_names(&mut self, request: &PostFork) -> io::Result<()> {
         self.set_hostname(&request.hostname)?;
+        if systemd::runs() {
+            systemd::rename_journals(&held(&self.machine_id)?, &request.machine_id);
+        }
         replace(&self.machine_id, &format!("{}\n", request.machine_id))?;
         replace(&self.boot_id, &format!("{}\n", request.boot_id))
     }
@@ -227,14 +245,40 @@ fn renamed(text: &str, old: &str, new: &str) -> String {
     lines
 }
 
-/// Makes a file in `folder` with what `target` holds, and mounts it there.
-fn bind(folder: &Path, target: &Path) -> io::Result<File> {
-    let name = target.file_name().unwrap_or_default();
-    let ours = folder.join(name);
-    let held = fs::read(target).unwrap_or_default();
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(true).open(&ours)?;
-    file.write_all(&held)?;
+/// Makes the files of [`Identity`] in `folder`, and mounts them over the image's.
+///
+/// # Errors
+///
+/// One cannot be made.  An image over whose file none can be mounted is poorer, and the console
+/// says so.
+pub fn mount_files(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for target in FILES.map(Path::new) {
+        let ours = file_of(folder, target);
+        let mut text = fs::read(target).unwrap_or_default();
+        if target == Path::new(MACHINE_ID) && text.trim_ascii().is_empty() {
+            text = fs::read("/proc/sys/kernel/random/uuid")?;
+            text.retain(|byte| *byte != b'-');
+        }
+        bind(&ours, target, &text)?;
+    }
+    let dbus = Path::new(DBUS_ID);
+    if fs::symlink_metadata(dbus).is_ok_and(|found| found.is_file()) {
+        let ours = file_of(folder, Path::new(MACHINE_ID));
+        mount(Some(&ours), dbus, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    }
+    Ok(())
+}
+
+/// Which file in `folder` is mounted over `target`.
+fn file_of(folder: &Path, target: &Path) -> PathBuf {
+    folder.join(target.file_name().unwrap_or_default())
+}
+
+/// Makes the file `ours` with `text` in it, and mounts it over `target`.
+fn bind(ours: &Path, target: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::create(ours)?;
+    file.write_all(text)?;
     if let Err(error) = allocate(&file) {
         log::line(&format!("{}: each fork allocates its page: {error}", target.display()));
     }
@@ -242,10 +286,9 @@ fn bind(folder: &Path, target: &Path) -> io::Result<File> {
         && let Err(error) = make_target(target)
     {
         log::line(&format!("{} is not kept: {error}", target.display()));
-        return Ok(file);
+        return Ok(());
     }
-    mount(Some(&ours), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
-    Ok(file)
+    Ok(mount(Some(ours), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
 }
 
 /// Has the page for a file's text allocated before the snapshot, though it may be empty until a
@@ -263,6 +306,14 @@ fn make_target(target: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     File::create(target).map(drop)
+}
+
+/// What one of the files holds, without the end of its line.
+fn held(file: &File) -> io::Result<String> {
+    let mut text = [0; HELD_BYTES_MAX];
+    let count = file.read_at(&mut text, 0)?;
+    let text = String::from_utf8_lossy(text.get(..count).unwrap_or_default());
+    Ok(text.trim().to_owned())
 }
 
 fn replace(file: &File, text: &str) -> io::Result<()> {

@@ -27,7 +27,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::unistd::chroot;
 
-use crate::{copy, log, modprobe, mounts};
+use crate::{boot, copy, identity, log, modprobe, mounts, systemd};
 
 const MODULES: &str = "/etc/forkd/modules";
 const NEW_ROOT: &str = "/newroot";
@@ -60,8 +60,12 @@ fn boot() -> io::Result<std::convert::Infallible> {
         enter(root, &options)?;
     }
     let agent = install_agent()?;
+    // All of it is there before any program of the image runs, which may look once and never again.
+    mounts::all()?;
+    identity::mount_files(Path::new(boot::FOLDER))?;
     modprobe::prepare(MODPROBE);
     if options.image_init {
+        systemd::prepare();
         Command::new(&agent).arg("agent").spawn()?;
         return Err(Command::new("/sbin/init").env_clear().exec());
     }

@@ -47,6 +47,7 @@ mod sinks;
 mod spawn;
 mod stage;
 mod stream;
+mod systemd;
 mod terminal;
 mod users;
 mod warm;

@@ -21,7 +21,7 @@ use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, FREEZE, Job, Purpose};
 use crate::warm::Warm;
 use crate::watch::Watch;
-use crate::{clock, files, log, processes};
+use crate::{clock, files, log, processes, systemd};
 
 impl Server {
     /// Takes one frame; what a thread is to do about it, if one is.
@@ -392,7 +392,9 @@ impl Server {
     }
 
     fn begin_post_fork(&mut self, conn: &mut Conn, request: &PostForkRequest) {
-        let mut fork = PostFork::new(&self.defaults, &self.folder, self.now);
+        // The init of a host that the agent only serves on is none of its business.
+        let systemd = self.identity.is_some() && systemd::runs();
+        let mut fork = PostFork::new(&self.defaults, &self.folder, systemd, self.now);
         let hooked = fork.has_commands() || self.defaults.post_fork.is_some();
         if let Some(identity) = &mut self.identity {
             if needs_generation() {
