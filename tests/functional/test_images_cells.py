@@ -17,6 +17,7 @@ import pytest
 
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import CapacityError, ForkdError, InvalidRequest
+from forkd.host import places
 from forkd.host.cgroupfs import CGROUP_ROOT
 from forkd.host.process import Cancel
 from forkd.images import apart
@@ -34,7 +35,7 @@ from forkd.limits import (
     UIDS_DEFAULT,
 )
 from forkd.service import doctor
-from forkd.service.cells import UIDS_MIN, Cells
+from forkd.service.cells import PLACES, UIDS_MIN, Cells
 from forkd.service.jail import UidRange
 from tests.support.hostile_package import cells
 
@@ -180,6 +181,7 @@ def test_a_build_whose_daemon_is_killed_ends_and_the_next_one_removes_its_folder
     (left,) = (each.name for each in cache.images.iterdir())
 
     cache.sweep()
+    places.sweep(PLACES)
 
     assert left.startswith(PARTIAL_PREFIX)
     assert list(cache.images.iterdir()) == []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import HostError
+from forkd.host import places
 from forkd.host.places import Place
 
 if TYPE_CHECKING:
@@ -26,6 +27,20 @@ def test_a_place_is_one_holders_until_it_is_given_back_and_leaves_nothing(tmp_pa
     assert again is not None
     again.close()
     other.close()
+    assert not folder.exists()
+
+
+def test_places_of_the_dead_are_given_back_and_those_of_the_living_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "places"
+    places.sweep(folder)
+    assert not folder.exists()
+    held = Place.take(folder, "held")
+    assert held is not None
+    (folder / "left").touch()
+
+    places.sweep(folder)
+    assert [each.name for each in folder.iterdir()] == ["held"]
+    held.close()
     assert not folder.exists()
 
 

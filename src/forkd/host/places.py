@@ -64,6 +64,19 @@ class Place:
                 self.folder.rmdir()
 
 
+def sweep(folder: Path) -> None:
+    """Give back the places of holders that were killed; blocks.
+
+    Raises:
+        HostError: As for `Place.take`.
+    """
+    with kernel_call(f"list {folder}"):
+        names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    for name in names:
+        if (left := Place.take(folder, name)) is not None:
+            left.close()
+
+
 def _open(folder: Path, name: str) -> int:
     """Open the file of a place in its folder, making both."""
     while True:

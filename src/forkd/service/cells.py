@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forkd.cgroups.limits import Limits
 from forkd.cgroups.tree import END_TIMEOUT_S
 from forkd.errors import CapacityError, InvalidRequest
-from forkd.host import nftables
+from forkd.host import nftables, places
 from forkd.host.cells import Cell
 from forkd.host.places import Place
 from forkd.limits import (
@@ -141,7 +141,7 @@ class Cells:
         )
 
     def tidy(self) -> list[str]:
-        """Remove what confined builds of a killed daemon; blocks, and returns the tables' names.
+        """Remove what was for the cells of a killed daemon; blocks, and returns the tables' names.
 
         Raises:
             HostError: The kernel refused.
@@ -154,6 +154,7 @@ class Cells:
                 with contextlib.closing(held):
                     build_network.release(first)
                     removed.append(table)
+        places.sweep(PLACES)
         return removed
 
     @contextlib.contextmanager
