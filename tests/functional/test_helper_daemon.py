@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from forkd.daemon.clients import TCP_CONNECTIONS_MAX
 from forkd.errors import HostError
 from forkd.machine import Machine, lifecycle
 from forkd.machine.health import why_unwell
 from forkd.machine.kernel import default_cache
 from forkd.machine.process import ProcessId
+from tests.support import leaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,15 +72,11 @@ async def ask_at_once(url: str, request: bytes, count: int) -> collections.Count
         return collections.Counter(await asyncio.gather(*(ask(url, request) for _ in range(count))))
 
 
-def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-
-
-def post(daemon: lifecycle.RunningDaemon, path: str, body: object) -> bytes:
+def request(daemon: lifecycle.RunningDaemon, line: str, body: object = None) -> bytes:
     assert daemon.token_file is not None
-    data = json.dumps(body).encode()
+    data = b"" if body is None else json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Authorization: Bearer {daemon.token_file.read_text()}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
@@ -89,15 +87,17 @@ def post(daemon: lifecycle.RunningDaemon, path: str, body: object) -> bytes:
 def test_no_request_of_a_crowd_is_lost(daemon: lifecycle.RunningDaemon, soak: Soak) -> None:
     """QEMU's own listener loses a third of three hundred.
 
-    A client whose connection is reset cannot know whether it has made a sandbox.
+    A client whose connection is reset cannot know whether it has made a sandbox.  The daemon lets
+    an address have a crowd once a valid token came from it.
     """
-    count = soak.count(200, 1000)
-    served = asyncio.run(ask_at_once(daemon.url, get("/healthz"), count))
-    assert served == {"HTTP/1.1 200 OK": count}
+    listing = request(daemon, "GET /v2/sandboxes")
+    for count in (1, soak.count(200, TCP_CONNECTIONS_MAX // 2)):
+        served = asyncio.run(ask_at_once(daemon.url, listing, count))
+        assert served == {"HTTP/1.1 200 OK": count}
 
     count = soak.count(60, 120)
-    request = post(daemon, "/v2/sandboxes", {"snapshot_tag": "nobody-made-this", "n": 1})
-    served = asyncio.run(ask_at_once(daemon.url, request, count))
+    fork = request(daemon, "POST /v2/sandboxes", {"snapshot_tag": "nobody-made-this", "n": 1})
+    served = asyncio.run(ask_at_once(daemon.url, fork, count))
     assert served == {"HTTP/1.1 404 Not Found": count}
 
 
@@ -117,13 +117,15 @@ def test_up_starts_a_daemon_again_that_was_killed_in_the_machine(
 
 
 def test_up_opens_a_door_again_that_was_killed(
-    daemon: lifecycle.RunningDaemon, state: Path
+    daemon: lifecycle.RunningDaemon, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = Machine.attach(state / "machine").door
     assert door is not None
     door.end((signal.SIGKILL,), grace_s=30)
 
-    assert lifecycle.up(state, progress=str).url == daemon.url
+    with monkeypatch.context() as patch:
+        patch.delenv(leaks.MARK)  # the new door is all tests', not this one's: `daemon` ends it
+        assert lifecycle.up(state, progress=str).url == daemon.url
     assert why_unwell(daemon.url) is None
 
 
