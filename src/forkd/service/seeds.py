@@ -28,6 +28,7 @@ from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener
 from forkd.errors import EngineError, ForkdError
 from forkd.host import cgroupfs, files, ownership, proc
+from forkd.service import folders
 from forkd.service.allowance import limits_of
 from forkd.service.supervision import to_end
 
@@ -197,8 +198,7 @@ async def take(
         HostError: The kernel refused something.
     """
     directory = settings.zygotes_dir / secrets.token_hex(8)
-    await asyncio.to_thread(files.make_folder, directory)
-    await asyncio.to_thread(ownership.give, directory, uid)
+    await folders.make(directory, uid)
     jailed = uid is not None or settings.rootless_jail
     config = BranchConfig(directory, cgroup)
     work = asyncio.ensure_future(_branch(control, config, uid, jailed=jailed))

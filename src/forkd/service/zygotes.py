@@ -27,6 +27,7 @@ from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreEr
 from forkd.host import files
 from forkd.limits import SHORT_RETRY_S
 from forkd.model.tenant import Amounts
+from forkd.service import folders
 from forkd.service.chain_files import load_chain
 from forkd.service.places import full
 from forkd.service.supervision import TaskKind, to_end
@@ -322,7 +323,7 @@ class ZygotePool:
         memory_bytes = await asyncio.to_thread(files.size_bytes, head.memory) or 0
         tenant = self._accounts.charge(_key(directory), head.tag, memory_bytes)
         try:
-            await asyncio.to_thread(files.make_folder, directory)
+            await folders.make(directory)
             if len(chain) == 1:
                 process = await self._load(directory, head)
             else:

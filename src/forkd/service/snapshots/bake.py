@@ -32,6 +32,7 @@ from forkd.engine.process import (
 from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidRequest
 from forkd.host import files, ownership
 from forkd.model.progress import Progress
+from forkd.service import folders
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ async def bake(
         HostError: The kernel refused something.
     """
     directory = settings.bakes_dir / secrets.token_hex(8)
-    await asyncio.to_thread(files.make_folder, directory)
-    await asyncio.to_thread(ownership.give, directory, plan.uid)
+    await folders.make(directory, plan.uid)
     try:
         return await _bake_in(directory, settings, plan, tell)
     except (GuestError, Conflict, InvalidRequest) as error:

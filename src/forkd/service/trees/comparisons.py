@@ -19,12 +19,13 @@ from forkd.engine import process
 from forkd.engine.configs import CompareConfig
 from forkd.engine.control import Control
 from forkd.errors import Conflict
-from forkd.host import files, ownership, pages
+from forkd.host import ownership, pages
 from forkd.limits import DIFF_CHANGES_MAX, DIFF_ENTRIES_MAX, DIFFS_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
 from forkd.model.ids import SandboxId, Tag, is_sandbox_id
 from forkd.model.sandbox import BranchOptions, ForkOptions
+from forkd.service import folders
 from forkd.service.chain_files import load_chain
 from forkd.service.places import Places
 from forkd.service.snapshots.disclosure import called
@@ -190,7 +191,7 @@ async def _write(copy: _Copy, directory: Path, above: int) -> Path:
     Returns:
         The layer's file.
     """
-    await asyncio.to_thread(files.make_folder, directory)
+    await folders.make(directory)
     await copy.guest.freeze()
     async with await Control.connect(copy.control) as control:
         await control.pause()
