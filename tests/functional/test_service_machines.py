@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import socket
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,7 @@ from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
@@ -128,7 +130,15 @@ async def test_files_are_written_where_they_are_mounted_and_for_whom_they_are(
             CALLER, sandbox.id, path, pieces(), make_parents=True, mode=0o644, user=user
         )
 
+    tree = b"".join(_tree_with_links())
+
+    async def archive() -> AsyncIterator[bytes]:
+        yield tree
+
     async with real_host.forked(1, ONE) as (sandbox,):
+        unpacked = await guests.write_archive(CALLER, sandbox.id, "/srv/app", archive(), user="1:2")
+        async with await guests.read_archive(CALLER, sandbox.id, "/srv/app") as reader:
+            packed = b"".join([piece async for piece in reader])
         await write(sandbox, "/etc/hosts", b"127.0.0.1 localhost\n127.0.0.9 db\n")
         await write(sandbox, "/etc/resolv.conf", b"# mine\n")
         await write(sandbox, "/proc/sys/vm/swappiness", b"17\n")
@@ -142,7 +152,17 @@ async def test_files_are_written_where_they_are_mounted_and_for_whom_they_are(
         finally:
             await real_host.service.sandboxes.delete(CALLER, sibling.id)
 
+    assert (unpacked.skipped, unpacked.entries) == ((), 4)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        members = {each.name: (each.linkname, each.uid, each.gid) for each in tar}
+    assert members == {
+        ".": ("", 1, 2),
+        "caf\udce9": ("", 1, 2),
+        "bin": ("", 1, 2),
+        "bin/python": ("/usr/bin/python3", 1, 2),
+    }
     assert seen == {
+        "linked": "works\n",
         "db": "127.0.0.9",
         "own": "127.0.0.1",
         "resolv.conf": "# mine\n",
@@ -153,10 +173,25 @@ async def test_files_are_written_where_they_are_mounted_and_for_whom_they_are(
     }
 
 
+def _tree_with_links() -> Iterator[bytes]:
+    """Yield an archive with what a virtual environment and odd names have."""
+    for name, kind, target in (
+        ("./", tarfile.DIRTYPE, ""),
+        ("bin", tarfile.DIRTYPE, ""),
+        ("bin/python", tarfile.SYMTYPE, "/usr/bin/python3"),
+        ("caf\udce9", tarfile.REGTYPE, ""),
+    ):
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname, member.mode = kind, target, 0o755
+        yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    yield bytes(1024)
+
+
 _SEEN = """
-import os, pathlib, socket, stat
+import os, pathlib, socket, stat, subprocess
 read = lambda path: pathlib.Path(path).read_text()
 {
+    "linked": subprocess.check_output(["/srv/app/bin/python", "-c", "print('works')"]).decode(),
     "db": socket.gethostbyname("db"),
     "own": socket.gethostbyname(socket.gethostname()),
     "resolv.conf": read("/etc/resolv.conf"),

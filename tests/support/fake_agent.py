@@ -25,7 +25,7 @@ Members = dict[str, Any]
 
 
 def no_operation(_: Peer, request: Members) -> None:
-    raise Refused("invalid_request", f"there is no operation {request['op']}")
+    raise Refused("invalid_request", f"unknown operation {request['op']}")
 
 
 class Agent:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forkd.engine.faults import guest_fault
 from forkd.model.caller import Scope
-from forkd.model.files import EntryKind, FileEntry
+from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from tests.support.fake_programs import FakeExec, evaluate
 from tests.support.file_tree import FileTree, Refused
@@ -49,6 +49,7 @@ class FakeGuest:
     modes: dict[str, int | None] = field(default_factory=dict)
     users: dict[str, str | None] = field(default_factory=dict)
     console: bytes = b"Linux version 6.1.0\n"
+    too_old: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -138,6 +139,29 @@ class FakeGuests:
         self.world.running[sandbox].users[path] = user
         return len(data)
 
+    async def read_archive(self, caller: Caller, sandbox: SandboxId, path: str) -> FakeReader:
+        self._check_age(sandbox)
+        with self._files(caller, sandbox) as files:
+            data = files.pack(path)
+        return FakeReader(data, 0)
+
+    async def write_archive(
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        user: str | None = None,
+        keep_owner: bool = False,
+    ) -> ArchiveResult:
+        self._check_age(sandbox)
+        with self._files(caller, sandbox) as files:
+            data = b"".join([each async for each in chunks])
+            result = files.unpack(path, data)
+        self.world.running[sandbox].users[path] = "archive" if keep_owner else user
+        return result
+
     async def stat(self, caller: Caller, sandbox: SandboxId, path: str) -> FileEntry:
         with self._files(caller, sandbox) as files:
             return an_entry(files.entry(path))
@@ -172,6 +196,13 @@ class FakeGuests:
     ) -> None:
         with self._files(caller, sandbox) as files:
             files.remove(path, recursive=recursive)
+
+    def _check_age(self, sandbox: SandboxId) -> None:
+        """Refuse as an agent does that has never heard of archives."""
+        guest = self.world.running.get(sandbox)
+        if guest is not None and guest.too_old:
+            words = "unknown operation"
+            raise guest_fault({"code": "invalid_request", "message": words, "field": "op"})
 
     @contextlib.contextmanager
     def _files(self, caller: Caller, sandbox: SandboxId) -> Iterator[FileTree]:

@@ -5,8 +5,12 @@ A file is a name with its contents; a folder is a name that ends with a slash.
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import PurePosixPath
 from typing import Any
+
+from forkd.model.files import ArchiveResult
 
 Members = dict[str, Any]
 
@@ -86,6 +90,45 @@ class FileTree:
         every = {name for name in (*FOLDERS, *self._files) if name.startswith(below)}
         names = {name.removeprefix(below).partition("/")[0] for name in every - {below}}
         return [self.entry(f"{below}{name}") for name in sorted(names)]
+
+    def pack(self, path: str) -> bytes:
+        """Return a file or a folder as a tar archive."""
+        archive = io.BytesIO()
+        below = f"{path.rstrip('/')}/"
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            if self._is_folder(path):
+                inside = sorted(name for name in self._files if name.startswith(below))
+                names = [below, *(name for name in inside if name != below)]
+            else:
+                names, below = [path], f"{PurePosixPath(path).parent}/"
+                self.read(path)
+            for name in names:
+                member = tarfile.TarInfo(name.removeprefix(below).rstrip("/") or ".")
+                member.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+                member.mode = 0o755 if member.isdir() else 0o644
+                contents = self._files.get(name, b"")
+                member.size = len(contents)
+                tar.addfile(member, io.BytesIO(contents))
+        return archive.getvalue()
+
+    def unpack(self, path: str, data: bytes) -> ArchiveResult:
+        """Make a tree of an archive; links are left out."""
+        entries, size, skipped = 0, 0, []
+        self.make_dir(path, parents=True)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            for member in tar:
+                place = str(PurePosixPath(path, member.name))
+                if member.isdir():
+                    self.make_dir(place, parents=True)
+                elif member.isreg() and (contents := tar.extractfile(member)) is not None:
+                    self.check_place(place, make_parents=True)
+                    self.write(place, contents.read())
+                    size += member.size
+                else:
+                    skipped.append((member.name, "not a file"))
+                    continue
+                entries += 1
+        return ArchiveResult(entries, size, tuple(skipped))
 
     def entry(self, path: str) -> Members:
         """Return what the agent says of a file or a folder."""

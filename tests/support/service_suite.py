@@ -492,6 +492,8 @@ class ScopeSuite:
             host.guests.echo(READER, sandbox, "x"),
             host.guests.read_file(READER, sandbox, "/tmp/file"),
             host.guests.write_file(READER, sandbox, "/tmp/file", pieces(b"")),
+            host.guests.read_archive(READER, sandbox, "/tmp"),
+            host.guests.write_archive(READER, sandbox, "/tmp", pieces(b"")),
             host.guests.stat(READER, sandbox, "/tmp"),
             host.guests.list_dir(READER, sandbox, "/tmp"),
             host.guests.make_dir(READER, sandbox, "/tmp/folder"),

@@ -384,21 +384,45 @@ def test_a_file_is_copied_there_and_back(forkd: Forkd, sandbox: str, tmp_path: P
     assert not list(tmp_path.glob("tmp*"))
 
 
-def test_a_folder_is_copied_whole_without_its_links(
-    forkd: Forkd, sandbox: str, tmp_path: Path
+@pytest.mark.parametrize("too_old", [False, True])
+def test_a_folder_is_copied_whole_and_what_is_left_out_is_named(
+    forkd: Forkd,
+    daemon: RunningDaemon,
+    sandbox: str,
+    tmp_path: Path,
+    too_old: bool,  # noqa: FBT001 - the cases
 ) -> None:
+    next(iter(daemon.service.running.values())).too_old = too_old
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").write_text("x")
-    (tree / "link").symlink_to("/etc/passwd")
+    (tree / "link").symlink_to("/etc/passwd")  # which the fake's files have not
 
     up = forkd("cp", str(tree), f"{sandbox}:/root/")
     down = forkd("cp", f"{sandbox}:/root/tree", str(tmp_path / "back"))
 
     assert (up.code, down.code) == (1, 0)
-    assert f"left out: {tree}/link" in up.err
+    assert f"left out: {f'{tree}/link' if too_old else 'link'}: " in up.err
     assert (tmp_path / "back" / "deep" / "file").read_text() == "x"
     assert not (tmp_path / "back" / "link").exists()
+
+
+def test_owners_are_asked_for_and_refused_where_the_agent_is_too_old(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, tmp_path: Path
+) -> None:
+    guest = next(iter(daemon.service.running.values()))
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "file").write_text("x")
+
+    assert forkd("cp", "--user", "app", str(tmp_path / "tree"), f"{sandbox}:/tmp/a").code == 0
+    assert forkd("cp", "--user", "1:2", str(tmp_path / "file"), f"{sandbox}:/tmp/b").code == 0
+    assert forkd("cp", "-a", str(tmp_path / "tree"), f"{sandbox}:/tmp/c").code == 0
+    assert guest.users == {"/tmp/a": "app", "/tmp/b": "1:2", "/tmp/c": "archive"}
+
+    guest.too_old = True
+    refused = forkd("cp", "--user", "app", str(tmp_path / "tree"), f"{sandbox}:/tmp/a")
+    assert refused.code == 4
+    assert "bake the snapshot again" in refused.err
 
 
 def test_a_guest_cannot_name_a_file_outside_the_target(
@@ -406,12 +430,17 @@ def test_a_guest_cannot_name_a_file_outside_the_target(
 ) -> None:
     guest = next(iter(daemon.service.running.values()))
     guest.contents.files["/root/../"] = b""
+    guest.contents.files["/root/good"] = b"x"
     (tmp_path / "target").mkdir()
 
-    ended = forkd("cp", f"{sandbox}:/root", str(tmp_path / "target" / "new"))
+    for guest.too_old in (False, True):
+        ended = forkd("cp", f"{sandbox}:/root", str(tmp_path / "target" / f"{guest.too_old}"))
 
-    assert ended.code == 2
-    assert "'..'" in ended.err
+        assert ended.code == 1
+        assert "left out: " in ended.err
+        assert ".." in ended.err
+        assert (tmp_path / "target" / f"{guest.too_old}" / "good").read_bytes() == b"x"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["target"]
 
 
 def test_a_copy_within_one_host_is_refused(forkd: Forkd) -> None:

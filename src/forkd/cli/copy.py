@@ -1,8 +1,9 @@
 """`forkd cp`: files and folders between this host and a sandbox.
 
-What comes out of a sandbox is hostile.  Names that would leave the target are refused, links are
-left out and said to be, and only the nine permission bits are kept.  A file appears under its
-name when it is whole.
+A tree goes as one archive (`forkd.cli.archive`); where the agent in the sandbox is too old for
+that, entry by entry and without its links.  What comes out of a sandbox is hostile: names that
+would leave the target are refused, and only the nine permission bits are kept unless told
+otherwise.  A file appears under its name when it is whole.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import render
+from forkd.cli import archive, render
+from forkd.cli.archive import PERMISSIONS, Copied, shown
 from forkd.cli.context import EXIT_ERROR, Json, shared
-from forkd.errors import HostError, InvalidRequest, NotFound
+from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from forkd.wire.v2_files import FileEntry
 
 READ_BYTES = 256 * 1024
-PERMISSIONS = 0o777
+
+ARCHIVE_BYTES_MIN = 1 << 20
+"""Smallest file that goes as an archive: it may have holes."""
 
 
 def register(app: typer.Typer) -> None:
@@ -35,30 +39,52 @@ def register(app: typer.Typer) -> None:
     app.command("cp")(copy)
 
 
-@dataclass
-class Copied:
-    """What was copied, and what was left out."""
+@dataclass(frozen=True)
+class Terms:
+    """How things are copied.
 
-    files: int = 0
-    bytes: int = 0
-    skipped: list[str] = field(default_factory=list)
+    Attributes:
+        user: Owner of what is made new in the sandbox; None for the image's user.
+        exact: Keep owners, and the bits that change the user.
+    """
+
+    user: str | None
+    exact: bool
 
 
 def copy(
     source: Annotated[str, typer.Argument(help="PATH or ID:/PATH", show_default=False)],
     target: Annotated[str, typer.Argument(help="ID:/PATH or PATH", show_default=False)],
     *,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="Owner of what is made new in the sandbox: a name, or UID[:GID] "
+            "(default: the image's user)."
+        ),
+    ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--archive",
+            "-a",
+            help="Keep owners, by number, and set-user-ID and other special bits.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Copy a file or a folder between this host and a sandbox."""
-    copied = Copied()
+    """Copy a file or a folder, links included, between this host and a sandbox.
+
+    What cannot be copied is left out and named, and the exit status is 1 then.
+    """
+    copied, terms = Copied(), Terms(user, exact)
     with shared.client(as_json=json) as client:
         match _remote(client, source), _remote(client, target):
             case (None, (sandbox, path)):
-                _upload(sandbox, Path(source), _into_remote(sandbox, path, source), copied)
+                _upload(sandbox, Path(source), _into_remote(sandbox, path, source), copied, terms)
             case ((sandbox, path), None):
                 name = PurePosixPath(path).name
-                _download(sandbox, path, _into_local(Path(target), name), copied)
+                _download(sandbox, path, _into_local(Path(target), name), copied, terms)
             case _:
                 raise InvalidRequest(
                     "one of the two must be in a sandbox: ID:/PATH", field="target"
@@ -94,32 +120,107 @@ def _into_local(target: Path, name: str) -> Path:
     return target / name if target.is_dir() else target
 
 
-def _upload(sandbox: Sandbox, source: Path, target: PurePosixPath, copied: Copied) -> None:
+def _upload(
+    sandbox: Sandbox, source: Path, target: PurePosixPath, copied: Copied, terms: Terms
+) -> None:
+    """Copy what is at `source`; a link there is followed."""
     try:
-        found = source.stat() if copied.files == 0 else source.lstat()
+        found = source.stat()
         if stat.S_ISDIR(found.st_mode):
-            sandbox.files.make_dir(str(target), parents=True)
-            for each in sorted(source.iterdir()):
-                _upload_below(sandbox, each, target / each.name, copied)
-        elif stat.S_ISREG(found.st_mode):
-            mode = found.st_mode & PERMISSIONS
-            written = sandbox.files.write(
-                str(target), _pieces(source), mode=mode, make_parents=True
-            )
-            copied.files, copied.bytes = copied.files + 1, copied.bytes + written
+            _upload_archive(sandbox, source, target, copied, terms)
+        elif not stat.S_ISREG(found.st_mode):
+            raise InvalidRequest(f"{source}: neither a file nor a folder", field="source")
+        elif terms.exact or _has_holes(found):
+            _upload_archive(sandbox, source, target, copied, terms, name=target.name)
         else:
-            copied.skipped.append(str(source))
+            _upload_file(sandbox, source, found, target, copied, terms)
     except FileNotFoundError as error:
-        raise NotFound(f"{source}: no such file", field="source") from error
+        raise NotFound(f"{shown(str(source))}: no such file", field="source") from error
     except OSError as error:
-        raise HostError(f"{source}: {error.strerror}") from error
+        raise HostError(f"{shown(str(source))}: {error.strerror}") from error
+
+
+def _has_holes(found: os.stat_result) -> bool:
+    return found.st_size >= ARCHIVE_BYTES_MIN and found.st_blocks * 512 < found.st_size
+
+
+def _upload_archive(  # noqa: PLR0913, PLR0917 - as `_upload`
+    sandbox: Sandbox,
+    source: Path,
+    target: PurePosixPath,
+    copied: Copied,
+    terms: Terms,
+    name: str | None = None,
+) -> None:
+    folder = str(target if name is None else target.parent)
+    made = Copied()
+    try:
+        result = sandbox.files.write_archive(
+            folder,
+            archive.pack(source, made, name=name, exact=terms.exact),
+            user=terms.user,
+            keep_owner=terms.exact,
+        )
+    except Conflict as error:
+        _refuse_unless_old(error, terms)
+        _upload_entry(sandbox, source, target, copied)
+        return
+    copied.files, copied.bytes = made.files, made.bytes
+    copied.skipped += made.skipped
+    for each in result.skipped:
+        copied.skip(each.path, shown(each.reason))
+    if result.more_skipped:
+        copied.skipped.append(f"{result.more_skipped} more")
+    copied.files -= min(copied.files, len(result.skipped) + result.more_skipped)
+
+
+def _refuse_unless_old(error: Conflict, terms: Terms) -> None:
+    """Return if an agent is too old for archives, and nothing was asked that needs one."""
+    too_old = error.context.get("guest_code") == "invalid_request"
+    if not too_old or terms.exact or terms.user is not None:
+        raise error
+
+
+def _upload_file(  # noqa: PLR0913, PLR0917 - as `_upload`
+    sandbox: Sandbox,
+    source: Path,
+    found: os.stat_result,
+    target: PurePosixPath,
+    copied: Copied,
+    terms: Terms,
+) -> None:
+    copied.bytes += sandbox.files.write(
+        str(target),
+        _pieces(source),
+        mode=found.st_mode & PERMISSIONS,
+        make_parents=True,
+        user=terms.user,
+    )
+    copied.files += 1
+
+
+def _upload_entry(sandbox: Sandbox, source: Path, target: PurePosixPath, copied: Copied) -> None:
+    found = source.stat() if copied.files == 0 else source.lstat()
+    if stat.S_ISDIR(found.st_mode):
+        sandbox.files.make_dir(str(target), parents=True)
+        for each in sorted(source.iterdir()):
+            _upload_below(sandbox, each, target / each.name, copied)
+    elif stat.S_ISREG(found.st_mode):
+        _upload_file(sandbox, source, found, target, copied, Terms(None, exact=False))
+    else:
+        copied.skip(str(source), "a device, a pipe or a socket")
 
 
 def _upload_below(sandbox: Sandbox, source: Path, target: PurePosixPath, copied: Copied) -> None:
     if source.is_symlink():
-        copied.skipped.append(str(source))
-    else:
-        _upload(sandbox, source, target, copied)
+        copied.skip(str(source), "a link, for which the sandbox's agent is too old")
+        return
+    try:
+        _upload_entry(sandbox, source, target, copied)
+    except OSError as error:
+        copied.skip(str(source), error)
+    except (InvalidRequest, Conflict, NotFound) as error:
+        copied.skip(str(source), error)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -128,26 +229,44 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield data
 
 
-def _download(sandbox: Sandbox, source: str, target: Path, copied: Copied) -> None:
-    _download_entry(sandbox, sandbox.files.stat(source), source, target, copied)
+def _download(sandbox: Sandbox, source: str, target: Path, copied: Copied, terms: Terms) -> None:
+    """Copy what is at `source`; a link there is followed."""
+    entry = sandbox.files.stat(source)
+    if entry.kind == "other":
+        raise InvalidRequest(f"{shown(source)}: neither a file nor a folder", field="source")
+    try:
+        if entry.kind == "file" and entry.size_bytes < ARCHIVE_BYTES_MIN and not terms.exact:
+            copied.bytes += _download_file(sandbox, source, target, entry.mode & PERMISSIONS)
+            copied.files += 1
+            return
+        try:
+            with sandbox.files.open_archive(source) as pieces:
+                archive.unpack(pieces, target, copied, exact=terms.exact)
+        except Conflict as error:
+            _refuse_unless_old(error, terms)
+            _download_entry(sandbox, entry, source, target, copied)
+    except OSError as error:
+        raise HostError(f"{shown(str(target))}: {error.strerror}") from error
 
 
 def _download_entry(
     sandbox: Sandbox, entry: FileEntry, source: str, target: Path, copied: Copied
 ) -> None:
-    try:
-        if entry.kind == "directory":
-            target.mkdir(exist_ok=True)
-            for each in sandbox.files.list(source):
+    if entry.kind == "directory":
+        target.mkdir(exist_ok=True)
+        for each in sandbox.files.list(source):
+            try:
                 inner = str(PurePosixPath(source, _safe(each.name)))
                 _download_entry(sandbox, each, inner, target / each.name, copied)
-        elif entry.kind == "file":
-            copied.bytes += _download_file(sandbox, source, target, entry.mode & PERMISSIONS)
-            copied.files += 1
-        else:
-            copied.skipped.append(source)
-    except OSError as error:
-        raise HostError(f"{target}: {error.strerror}") from error
+            except OSError as error:
+                copied.skip(f"{source}/{each.name}", error)
+            except (InvalidRequest, Conflict, NotFound) as error:
+                copied.skip(f"{source}/{each.name}", error)
+    elif entry.kind == "file":
+        copied.bytes += _download_file(sandbox, source, target, entry.mode & PERMISSIONS)
+        copied.files += 1
+    else:
+        copied.skip(source, "neither a file nor a folder")
 
 
 def _safe(name: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forkd.model.diff import Difference
-    from forkd.model.files import FileEntry
+    from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.host import HostInfo
     from forkd.model.pack import Unpacked
@@ -414,6 +414,17 @@ def exec_exit(ended: model_exec.Exited) -> v2.ExecExit:
         timed_out=ended.timed_out,
         duration_s=ended.duration_s,
         truncated=ended.truncated,
+    )
+
+
+def archive_written(result: ArchiveResult) -> v2_files.ArchiveWritten:
+    """Return what became of an archive."""
+    skipped = [v2_files.SkippedEntry(path=path, reason=why) for path, why in result.skipped]
+    return v2_files.ArchiveWritten(
+        entries=result.entries,
+        bytes=result.bytes,
+        skipped=skipped,
+        more_skipped=result.more_skipped,
     )
 
 

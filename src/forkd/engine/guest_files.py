@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import FRAME_PAYLOAD_MAX, Kind
 from forkd.engine.guest import ANSWER_TIMEOUT_S, answer
-from forkd.engine.replies import Entries, Entry, FileOpened, FileWritten
+from forkd.engine.replies import (
+    ArchiveOpened,
+    ArchiveWritten,
+    Entries,
+    Entry,
+    FileOpened,
+    FileWritten,
+    Reply,
+)
 from forkd.errors import EngineError, EngineExited
-from forkd.model.files import FileEntry
+from forkd.model.files import ArchiveResult, FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from forkd.engine.frames import Frame
     from forkd.engine.guest import Guest
     from forkd.model.json import JsonObject
+
+R = TypeVar("R", bound=Reply)
 
 WRITE_CHUNK_BYTES = FRAME_PAYLOAD_MAX // 4
 """Largest piece in which a file is sent: some frames fit into the buffers on the way."""
@@ -46,16 +56,26 @@ class GuestFile:
             NotFound: There is none.
             ForkdError: As `Guest.ask`.
         """
+        members: JsonObject = {"path": path, "offset": offset, "length": length}
+        return await cls._open(guest, "read_file", members, FileOpened)
+
+    @classmethod
+    async def open_archive(cls, guest: Guest, path: str) -> Self:
+        """Open a tree for reading, as a tar archive, whose size and mode are 0; as `open`."""
+        return await cls._open(guest, "read_archive", {"path": path}, ArchiveOpened)
+
+    @classmethod
+    async def _open(
+        cls, guest: Guest, op: str, members: JsonObject, reply: type[FileOpened | ArchiveOpened]
+    ) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             async with deadline(ANSWER_TIMEOUT_S, "the agent did not open the file"):
-                channel = await stack.enter_async_context(
-                    guest.operation("read_file", {"path": path, "offset": offset, "length": length})
-                )
+                channel = await stack.enter_async_context(guest.operation(op, members))
                 first = await channel.receive()
             if first.kind is not Kind.EVENT:
                 answer(first)
                 raise EngineError("an agent ended a file that it never opened")
-            opened = FileOpened.read(first.members(), "read_file")
+            opened = reply.read(first.members(), op)
             return cls(channel, stack.pop_all(), opened.size_bytes, opened.mode)
 
     @property
@@ -124,20 +144,49 @@ async def write_file(  # noqa: PLR0913 - what a caller may ask
         "make_parents": make_parents,
         "user": user,
     }
-    async with guest.operation("write_file", members) as channel:
+    return (await _send(guest, "write_file", members, chunks, FileWritten)).bytes
+
+
+async def write_archive(
+    guest: Guest,
+    path: str,
+    chunks: AsyncIterable[bytes],
+    *,
+    user: str | None,
+    keep_owner: bool,
+) -> ArchiveResult:
+    """Make a tree of a tar archive.
+
+    Raises:
+        ForkdError: As `write_file`; what was made before stays.
+    """
+    members: JsonObject = {"path": path, "user": user, "keep_owner": keep_owner}
+    written = await _send(guest, "write_archive", members, chunks, ArchiveWritten)
+    return ArchiveResult(
+        entries=written.entries,
+        bytes=written.bytes,
+        skipped=tuple((each.path, each.reason) for each in written.skipped),
+        more_skipped=written.more_skipped,
+    )
+
+
+async def _send(
+    guest: Guest, op: str, members: JsonObject, chunks: AsyncIterable[bytes], reply: type[R]
+) -> R:
+    async with guest.operation(op, members) as channel:
         try:
             outcome = await _exchange(channel, chunks)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # there is one: only `chunks` and we can fail
         if isinstance(outcome, EngineError):
             raise outcome
-        return FileWritten.read(answer(outcome), "write_file").bytes
+        return reply.read(answer(outcome), op)
 
 
 async def _exchange(channel: Channel, chunks: AsyncIterable[bytes]) -> Frame | EngineError:
     """Send a file and return the answer, which may come early: when the disk is full, say."""
     async with asyncio.TaskGroup() as group:
-        answering = group.create_task(_outcome(channel), name="answer to write_file")
+        answering = group.create_task(_outcome(channel), name="answer to a file")
         try:
             await _send_all(channel, chunks, answering)
             async with deadline(ANSWER_TIMEOUT_S, "the agent did not finish a file"):

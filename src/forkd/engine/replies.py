@@ -169,6 +169,30 @@ class FileOpened(Reply):
     mode: Annotated[int, Field(ge=0, le=MODE_BITS_MAX)]
 
 
+class ArchiveOpened(Reply):
+    """The first EVENT of `read_archive`; an archive has neither size nor mode."""
+
+    event: Literal["archive"]
+    size_bytes: Literal[0] = 0
+    mode: Literal[0] = 0
+
+
+class SkippedEntry(Reply):
+    """What an archive, or the tree that was made of it, has not."""
+
+    path: Message
+    reason: Message
+
+
+class ArchiveWritten(Reply):
+    """To `write_archive`."""
+
+    entries: Count
+    bytes: Count
+    skipped: Annotated[list[SkippedEntry], Field(max_length=ENTRIES_MAX)]
+    more_skipped: Count = 0
+
+
 class FileWritten(Reply):
     """To `write_file`."""
 

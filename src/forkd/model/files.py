@@ -16,6 +16,23 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveResult:
+    """What became of an archive.
+
+    Attributes:
+        entries: How many members were made.
+        bytes: In files among them.
+        skipped: Path and reason of each member that was left out.
+        more_skipped: How many more were.
+    """
+
+    entries: int
+    bytes: int
+    skipped: tuple[tuple[str, str], ...] = ()
+    more_skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One entry of a directory in a guest.
 

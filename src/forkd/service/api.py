@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.diff import Difference
     from forkd.model.exec import EvalResult, ExecRequest
-    from forkd.model.files import FileEntry
+    from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.image import Image
@@ -430,6 +430,35 @@ class Guests(Protocol):
 
         A new file, and each directory made on the way, belongs to `user` (a name or
         `uid[:gid]`), else to the image's user.  A file that exists keeps its owner.
+        """
+        ...
+
+    async def read_archive(self, caller: Caller, sandbox: SandboxId, path: str) -> FileReader:
+        """Open a file or a directory for reading as a tar archive.
+
+        Raises:
+            Conflict: The agent is too old for archives.
+        """
+        ...
+
+    async def write_archive(  # noqa: PLR0913 - what a caller may ask
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        user: str | None = None,
+        keep_owner: bool = False,
+    ) -> ArchiveResult:
+        """Make a tree below the directory `path` of a tar archive.
+
+        A member that cannot be made is left out and stops no other one.  Everything belongs to
+        `user` as for `write_file`, or with `keep_owner` to whom the archive says.
+
+        Raises:
+            InvalidRequest: It is no tar archive; what was made before stays.
+            Conflict: The agent is too old for archives.
         """
         ...
 

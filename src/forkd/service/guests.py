@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forkd.engine.guest import Guest
     from forkd.model.caller import Caller
     from forkd.model.exec import EvalResult, ExecRequest
-    from forkd.model.files import FileEntry
+    from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
     from forkd.model.output import Kept
@@ -144,6 +144,30 @@ class Guests:
             mode=mode,
             make_parents=make_parents,
             user=user,
+        )
+
+    @use_case("read_archive", Scope.RUN)
+    async def read_archive(self, caller: Caller, sandbox: SandboxId, path: str) -> GuestFile:
+        """Open a tree for reading as an archive."""
+        guest_path("path", path, PATH_BYTES_MAX)
+        return await GuestFile.open_archive(self._guest(caller, sandbox), path)
+
+    @use_case("write_archive", Scope.RUN)
+    async def write_archive(  # noqa: PLR0913 - what a caller may ask
+        self,
+        caller: Caller,
+        sandbox: SandboxId,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        user: str | None = None,
+        keep_owner: bool = False,
+    ) -> ArchiveResult:
+        """Make a tree of an archive."""
+        guest_path("path", path, PATH_BYTES_MAX)
+        guest = self._guest(caller, sandbox)
+        return await guest_files.write_archive(
+            guest, path, chunks, user=user, keep_owner=keep_owner
         )
 
     @use_case("stat_file", Scope.RUN)

@@ -54,10 +54,10 @@ OPERATION_NAMES = frozenset({
     "follow_console_log", "follow_events", "fork", "get_network", "get_recipe", "get_sandbox",
     "get_snapshot", "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots",
     "list_secrets", "list_tenants", "list_tokens", "list_usage", "make_dir", "metrics", "move_file",
-    "pack", "ping", "promote", "read_file", "remove_file", "remove_quotas", "remove_secret",
-    "remove_token", "reset", "set_limits", "set_quotas", "set_secret",
+    "pack", "ping", "promote", "read_archive", "read_file", "remove_file", "remove_quotas",
+    "remove_secret", "remove_token", "reset", "set_limits", "set_quotas", "set_secret",
     "share_snapshot", "start_exec", "stat_file", "tidy", "tree_budgets", "unpack",
-    "upload_recipe", "write_file",
+    "upload_recipe", "write_archive", "write_file",
 })  # fmt: skip
 """Values of the label `operation`: the use cases of all components, and `exec`."""
 

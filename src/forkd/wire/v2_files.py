@@ -76,6 +76,22 @@ class FileWritten(Answer):
     bytes: int
 
 
+class SkippedEntry(Answer):
+    """What was left out of a copy."""
+
+    path: str
+    reason: str
+
+
+class ArchiveWritten(Answer):
+    """What became of an archive."""
+
+    entries: int
+    bytes: int
+    skipped: list[SkippedEntry]
+    more_skipped: int = Field(default=0, description="How many more were left out.")
+
+
 class FilePath(Query):
     """Which file."""
 
@@ -95,6 +111,13 @@ class FileWrite(FilePath):
     mode: Mode = None
     make_parents: bool = False
     user: Owner = None
+
+
+class ArchiveWrite(FilePath):
+    """Where an archive's members go; it is the request's body."""
+
+    user: Owner = None
+    keep_owner: bool = Field(default=False, description="Owners are those of the archive.")
 
 
 class FileRemove(FilePath):

@@ -16,7 +16,9 @@ from forkd.wire import v2_files
 routes = router("files")
 
 BYTES = "application/octet-stream"
+TAR = "application/x-tar"
 _BODY = bytes_as(BYTES)
+_ARCHIVE = bytes_as(TAR)
 
 
 @routes.get(
@@ -60,6 +62,45 @@ async def write_file(
         user=query.user,
     )
     return v2_files.FileWritten(bytes=written)
+
+
+@routes.get(
+    "/v2/sandboxes/{id}/files/archive",
+    operation_id="read_archive",
+    response_class=Response,
+    responses={200: _ARCHIVE},
+)
+async def read_archive(
+    sandbox: IdOf, query: Annotated[v2_files.FilePath, Query()], caller: CallerOf, guests: GuestsOf
+) -> Response:
+    """Return a file or a folder, with all that is in it, as a tar archive."""
+    reader = await guests.read_archive(caller, sandbox, query.path)
+    return Stream(reader, owned=reader, media_type=TAR)
+
+
+@routes.put(
+    "/v2/sandboxes/{id}/files/archive",
+    operation_id="write_archive",
+    openapi_extra={"requestBody": {**_ARCHIVE, "required": True}},
+)
+@takes_upload(Scope.RUN)
+async def write_archive(
+    sandbox: IdOf,
+    query: Annotated[v2_files.ArchiveWrite, Query()],
+    request: Request,
+    caller: CallerOf,
+    guests: GuestsOf,
+) -> v2_files.ArchiveWritten:
+    """Make a tree of a tar archive; what cannot be made is left out and listed."""
+    result = await guests.write_archive(
+        caller,
+        sandbox,
+        query.path,
+        request.stream(),
+        user=query.user,
+        keep_owner=query.keep_owner,
+    )
+    return convert.archive_written(result)
 
 
 @routes.delete("/v2/sandboxes/{id}/files", operation_id="remove_file", status_code=204)

@@ -68,6 +68,38 @@ class Files:
         )
         return written.bytes
 
+    @contextmanager
+    def open_archive(self, path: str) -> Iterator[Iterator[bytes]]:
+        """Open a file or a folder for reading as a tar archive, in pieces."""
+        with self._http.streamed(f"{self._path}/archive", {"path": path}) as answer:
+            yield answer.iter_bytes()
+
+    def write_archive(
+        self,
+        path: str,
+        archive: bytes | Iterable[bytes],
+        *,
+        user: str | None = None,
+        keep_owner: bool = False,
+    ) -> v2_files.ArchiveWritten:
+        """Make a tree of a tar archive; what cannot be made is left out and in the answer.
+
+        Args:
+            path: The folder in which it is made, which need not exist.
+            archive: The archive, uncompressed; an iterable is sent as it comes.
+            user: Owner of what is made new, as of `write`.
+            keep_owner: Everything gets the owner that the archive says.
+        """
+        query = {"path": path, "user": user, "keep_owner": keep_owner or None}
+        return self._http.call(
+            v2_files.ArchiveWritten,
+            "PUT",
+            f"{self._path}/archive",
+            query=query,
+            content=archive,
+            timeout_s=None,
+        )
+
     def stat(self, path: str) -> v2_files.FileEntry:
         """Return what a path is; symbolic links are not followed."""
         return self._http.call(
