@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import Conflict, GuestError, InvalidRequest, NotFound
+from forkd.errors import Conflict, EngineExited, GuestError, InvalidRequest, NotFound
 from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import ExecRequest, Exited, Started, Stderr, Stdout, TtySize
 from forkd.model.sandbox import ForkOptions
@@ -40,7 +45,8 @@ async def held(fake_host: FakeHost) -> AsyncIterator[Held]:
         await fake_host.bake(service, fake_host.recipe())
         (sandbox,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
         yield Held(service, sandbox.id)
-        await service.sandboxes.delete(CALLER, sandbox.id)
+        with contextlib.suppress(NotFound):
+            await service.sandboxes.delete(CALLER, sandbox.id)
 
 
 async def test_an_evaluation_gives_its_value_and_its_output(held: Held) -> None:
@@ -167,3 +173,69 @@ async def test_a_source_of_bytes_that_fails_passes_its_own_error_on(held: Held) 
 
     with pytest.raises(NotFound, match="the source is gone"):
         await held.service.guests.write_file(CALLER, held.id, "/f", broken())
+
+
+ENDINGS = {
+    "killed": "its process ended without giving a reason",
+    "its time is over": "ttl",
+    "deleted": "deleted",
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+async def test_whoever_waits_is_told_why_the_sandbox_ended_as_everybody_is(
+    held: Held, how: str
+) -> None:
+    guests, sandboxes = held.service.guests, held.service.sandboxes
+    session = await guests.exec(CALLER, held.id, ExecRequest(("forever",)))
+    written = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"begun"
+        written.set()
+        await asyncio.Event().wait()
+
+    async def told() -> str:
+        with pytest.raises(EngineExited) as ended:
+            async for _ in session:
+                pass
+        return str(ended.value)
+
+    waiting = [
+        asyncio.create_task(told()),
+        asyncio.create_task(guests.write_file(CALLER, held.id, "/tmp/file", endless())),
+    ]
+    await written.wait()
+    owner = sandboxes.roster.get(CALLER, held.id)
+    if how == "killed":
+        assert owner.sandbox.pid is not None
+        os.kill(owner.sandbox.pid, signal.SIGKILL)
+    elif how == "deleted":
+        await sandboxes.delete(CALLER, held.id)
+    else:
+        owner.sandbox = replace(owner.sandbox, expires_at=datetime.now(UTC))
+        owner.watch_expiry()
+
+    async with asyncio.timeout(DEADLINE_S):
+        said = await waiting[0]
+    assert said == f"sandbox {held.id} has exited: {ENDINGS[how]}"
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+    if how != "deleted":
+        assert owner.sandbox.exit_reason == ENDINGS[how]
+        with pytest.raises(Conflict) as refused:
+            await guests.ping(CALLER, held.id)
+        assert str(refused.value) == said
+    await session.aclose()
+
+
+async def test_a_machine_that_ends_while_something_has_the_sandbox_is_explained(
+    held: Held,
+) -> None:
+    owner = held.service.sandboxes.roster.get(CALLER, held.id)
+
+    async with owner.exclusive("a test") as sandbox:
+        assert sandbox.pid is not None
+        os.kill(sandbox.pid, signal.SIGKILL)
+        with pytest.raises(EngineExited, match=f"{held.id} has exited: {ENDINGS['killed']}"):
+            await owner.guest.ping()

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from forkd.engine.faults import guest_fault
+from forkd.errors import EngineExited
 from forkd.model.caller import Scope
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
@@ -54,8 +55,9 @@ class FakeGuest:
 
 
 class FakeReader:
-    def __init__(self, data: bytes, size_bytes: int) -> None:
+    def __init__(self, data: bytes, size_bytes: int, *, breaks: bool = False) -> None:
         self._data = data
+        self._breaks = breaks
         self.size_bytes = size_bytes
         self.mode = 0o644
         self.closed = False
@@ -63,6 +65,8 @@ class FakeReader:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for start in range(0, len(self._data), 65536):
             yield self._data[start : start + 65536]
+            if self._breaks:
+                raise EngineExited("the machine is gone")
 
     async def aclose(self) -> None:
         self.closed = True
@@ -118,7 +122,8 @@ class FakeGuests:
         with self._files(caller, sandbox) as files:
             data = files.read(path)
         end = None if length is None else offset + length
-        return FakeReader(data[offset:end], len(data))
+        gone = self.world.running[sandbox].sandbox.exit_reason is not None
+        return FakeReader(data[offset:end], len(data), breaks=gone)
 
     async def write_file(
         self,

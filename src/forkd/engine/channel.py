@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from forkd.engine.frames import Frame, FrameDecoder, Kind, encode, encode_json
 from forkd.errors import EngineExited, EngineTimeout
@@ -19,11 +19,21 @@ from forkd.host import sockets
 from forkd.host.faults import host_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Generator,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
     from types import TracebackType
 
     from forkd.host.sockets import Socket
+
+Explain: TypeAlias = "Callable[[EngineExited], Awaitable[EngineExited]]"
+"""Returns a loss of the peer with its reason."""
 
 CONNECT_TIMEOUT_S = 10.0
 """How long a VMM may take to accept a connection: it does nothing else meanwhile."""
@@ -35,9 +45,10 @@ READ_BYTES = 256 * 1024
 class Channel:
     """One connection; one task may read and others write at the same time."""
 
-    def __init__(self, sock: Socket) -> None:
-        """Take over a connected socket, which must not block."""
+    def __init__(self, sock: Socket, explain: Explain | None = None) -> None:
+        """Take over a connected socket, which must not block; `explain` as of `connect`."""
         self._sock = sock
+        self._explain = explain
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
         self._writing = asyncio.Lock()
@@ -45,15 +56,24 @@ class Channel:
         self._closed = False
 
     @classmethod
-    async def connect(cls, path: Path) -> Self:
+    async def connect(cls, path: Path, explain: Explain | None = None) -> Self:
         """Connect to the socket at `path`.
+
+        Args:
+            path: Where the peer listens.
+            explain: Returns what to raise for a loss of the peer, once it knows why.
 
         Raises:
             EngineExited: Nobody listens there.
             EngineTimeout: Nobody accepted within `CONNECT_TIMEOUT_S`.
             CapacityError: There are too many open files, or too little memory.
         """
-        return cls(await connected(path))
+        try:
+            return cls(await connected(path), explain)
+        except EngineExited as error:
+            if explain is None:
+                raise
+            raise await explain(error) from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,13 +113,14 @@ class Channel:
         Raises:
             EngineExited: The peer is gone, or answers with more than `bytes_max` bytes.
         """
-        await self._write(text.encode() + b"\n")
         answer = b""
-        while not answer.endswith(b"\n"):
-            # Byte by byte: what follows the line belongs to the frames.
-            answer += await self._read(1)
-            if len(answer) > bytes_max:
-                raise EngineExited(f"the answer to {text!r} is no line")
+        async with self._explained():
+            await self._write(text.encode() + b"\n")
+            while not answer.endswith(b"\n") and len(answer) <= bytes_max:
+                # Byte by byte: what follows the line belongs to the frames.
+                answer += await self._read(1)
+        if len(answer) > bytes_max:
+            raise EngineExited(f"the answer to {text!r} is no line")
         return answer.decode(errors="replace").rstrip("\n")
 
     async def send(self, kind: Kind, payload: bytes = b"") -> None:
@@ -109,7 +130,8 @@ class Channel:
             EngineExited: The peer is gone.
             EngineError: The payload is too long.
         """
-        await self._write(encode(kind, payload))
+        async with self._explained():
+            await self._write(encode(kind, payload))
 
     async def send_files(
         self, kind: Kind, members: Mapping[str, object], files: Sequence[int]
@@ -127,7 +149,8 @@ class Channel:
 
     async def send_json(self, kind: Kind, members: Mapping[str, object]) -> None:
         """Send a JSON frame; as `send`."""
-        await self._write(encode_json(kind, members))
+        async with self._explained():
+            await self._write(encode_json(kind, members))
 
     async def receive(self) -> Frame:
         """Return the next frame.
@@ -136,9 +159,20 @@ class Channel:
             EngineExited: The peer is gone.
             EngineError: It sent what is no frame.
         """
-        while not self._frames:
-            self._frames = self._decoder.feed(await self._read(READ_BYTES))
+        async with self._explained():
+            while not self._frames:
+                self._frames = self._decoder.feed(await self._read(READ_BYTES))
         return self._frames.pop(0)
+
+    @contextlib.asynccontextmanager
+    async def _explained(self) -> AsyncGenerator[None, None]:
+        """Raise a loss of the peer with its reason, unless it is we who let go."""
+        try:
+            yield
+        except EngineExited as error:
+            if self._explain is None or self._closed:
+                raise
+            raise await self._explain(error) from error
 
     async def _read(self, bytes_max: int) -> bytes:
         with self._use():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
     from pathlib import Path
 
+    from forkd.engine.channel import Explain
     from forkd.engine.frames import Frame
     from forkd.model.json import JsonObject, JsonValue
 
@@ -71,10 +72,18 @@ class Guest:
     Args:
         vsock: The machine's socket.
         connect_timeout_s: How long the agent may take to accept a connection.
+        explain: Returns what to raise when the machine is gone, once it knows why.
     """
 
-    def __init__(self, vsock: Path, *, connect_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        vsock: Path,
+        *,
+        connect_timeout_s: float = ANSWER_TIMEOUT_S,
+        explain: Explain | None = None,
+    ) -> None:
         self._vsock = vsock
+        self._explain = explain
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Channel] = []
         self._evaluation = asyncio.Lock()
@@ -243,7 +252,7 @@ class Guest:
             if channel.idle:
                 return channel
             channel.close()
-        channel = await Channel.connect(self._vsock)
+        channel = await Channel.connect(self._vsock, self._explain)
         try:
             async with deadline(self._connect_timeout_s, "the agent took no connection"):
                 greeting = await channel.line(f"CONNECT {AGENT_PORT}", _HANDSHAKE_BYTES_MAX)

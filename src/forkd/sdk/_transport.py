@@ -112,6 +112,8 @@ def transport_errors(endpoint: Endpoint) -> Iterator[None]:
         yield
     except httpx.ConnectError as error:
         raise TransportError(_unreached(endpoint, error)) from error
+    except httpx.RemoteProtocolError as error:
+        raise TransportError(_gone(endpoint)) from error
     except httpx.TimeoutException as error:
         raise TransportError(f"{endpoint.url} did not answer in time") from error
     except (httpx.HTTPError, httpx.StreamError, ssl.SSLError) as error:
@@ -239,6 +241,13 @@ def _refused(endpoint: Endpoint, error: Exception) -> ForkdError:
     if isinstance(error, InvalidStatus):
         return from_answer(error.response.status_code, bytes(error.response.body or b""))
     return TransportError(_unreached(endpoint, error))
+
+
+def _gone(endpoint: Endpoint) -> str:
+    return (
+        f"the daemon at {endpoint.url} ended the connection before its answer was whole: it was "
+        "stopped or restarted, or what it answered with ended; sandboxes outlive a daemon"
+    )
 
 
 def _unreached(endpoint: Endpoint, error: Exception) -> str:

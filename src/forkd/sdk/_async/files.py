@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forkd.errors import NotFound
+from forkd.errors import EngineExited, ForkdError, NotFound, TransportError
 from forkd.sdk._requests import build
-from forkd.wire import v2_files
+from forkd.wire import v2, v2_files
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping
+
+    import httpx
 
     from forkd.sdk._async.http import AsyncHttp
 
@@ -21,11 +23,12 @@ class AsyncFiles:
 
     def __init__(self, http: AsyncHttp, sandbox_path: str) -> None:
         self._http = http
+        self._sandbox_path = sandbox_path
         self._path = f"{sandbox_path}/files"
 
     async def read(self, path: str) -> bytes:
         """Return a file's contents."""
-        async with self._http.streamed(self._path, {"path": path}) as answer:
+        async with self._streamed(self._path, {"path": path}) as answer:
             return await answer.aread()
 
     async def read_text(self, path: str) -> str:
@@ -38,7 +41,7 @@ class AsyncFiles:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a file for reading: gives an iterator of its bytes, in pieces."""
         query = {"path": path, "offset": offset or None, "length": length}
-        async with self._http.streamed(self._path, query) as answer:
+        async with self._streamed(self._path, query) as answer:
             yield answer.aiter_bytes()
 
     async def write(
@@ -70,7 +73,7 @@ class AsyncFiles:
     @asynccontextmanager
     async def open_archive(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a file or a folder for reading as a tar archive, in pieces."""
-        async with self._http.streamed(f"{self._path}/archive", {"path": path}) as answer:
+        async with self._streamed(f"{self._path}/archive", {"path": path}) as answer:
             yield answer.aiter_bytes()
 
     async def write_archive(
@@ -146,3 +149,23 @@ class AsyncFiles:
         """Remove a file, an empty folder, or with `recursive` a whole one."""
         query = {"path": path, "recursive": recursive or None}
         await self._http.send("DELETE", self._path, query=query)
+
+    @asynccontextmanager
+    async def _streamed(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+        """Open an answer; one that breaks off because the sandbox ended says why it did."""
+        try:
+            async with self._http.streamed(path, query) as answer:
+                yield answer
+        except TransportError as error:
+            raise await self._explained(error) from error
+
+    async def _explained(self, error: TransportError) -> ForkdError:
+        try:
+            sandbox = await self._http.call(v2.SandboxInfo, "GET", self._sandbox_path)
+        except NotFound:
+            return EngineExited("the sandbox has exited: deleted")
+        except ForkdError:
+            return error
+        if sandbox.exit_reason is None:
+            return error
+        return EngineExited(f"sandbox {sandbox.id} has exited: {sandbox.exit_reason}")

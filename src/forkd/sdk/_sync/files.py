@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forkd.errors import NotFound
+from forkd.errors import EngineExited, ForkdError, NotFound, TransportError
 from forkd.sdk._requests import build
-from forkd.wire import v2_files
+from forkd.wire import v2, v2_files
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import httpx
 
     from forkd.sdk._sync.http import Http
 
@@ -22,11 +24,12 @@ class Files:
 
     def __init__(self, http: Http, sandbox_path: str) -> None:
         self._http = http
+        self._sandbox_path = sandbox_path
         self._path = f"{sandbox_path}/files"
 
     def read(self, path: str) -> bytes:
         """Return a file's contents."""
-        with self._http.streamed(self._path, {"path": path}) as answer:
+        with self._streamed(self._path, {"path": path}) as answer:
             return answer.read()
 
     def read_text(self, path: str) -> str:
@@ -39,7 +42,7 @@ class Files:
     ) -> Iterator[Iterator[bytes]]:
         """Open a file for reading: gives an iterator of its bytes, in pieces."""
         query = {"path": path, "offset": offset or None, "length": length}
-        with self._http.streamed(self._path, query) as answer:
+        with self._streamed(self._path, query) as answer:
             yield answer.iter_bytes()
 
     def write(
@@ -71,7 +74,7 @@ class Files:
     @contextmanager
     def open_archive(self, path: str) -> Iterator[Iterator[bytes]]:
         """Open a file or a folder for reading as a tar archive, in pieces."""
-        with self._http.streamed(f"{self._path}/archive", {"path": path}) as answer:
+        with self._streamed(f"{self._path}/archive", {"path": path}) as answer:
             yield answer.iter_bytes()
 
     def write_archive(
@@ -147,3 +150,23 @@ class Files:
         """Remove a file, an empty folder, or with `recursive` a whole one."""
         query = {"path": path, "recursive": recursive or None}
         self._http.send("DELETE", self._path, query=query)
+
+    @contextmanager
+    def _streamed(self, path: str, query: Mapping[str, Any]) -> Iterator[httpx.Response]:
+        """Open an answer; one that breaks off because the sandbox ended says why it did."""
+        try:
+            with self._http.streamed(path, query) as answer:
+                yield answer
+        except TransportError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: TransportError) -> ForkdError:
+        try:
+            sandbox = self._http.call(v2.SandboxInfo, "GET", self._sandbox_path)
+        except NotFound:
+            return EngineExited("the sandbox has exited: deleted")
+        except ForkdError:
+            return error
+        if sandbox.exit_reason is None:
+            return error
+        return EngineExited(f"sandbox {sandbox.id} has exited: {sandbox.exit_reason}")

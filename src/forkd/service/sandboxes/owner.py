@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
+    from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
     from forkd.service.clock import WallClock, WallTimer
     from forkd.service.journal import Journal
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 
 REASON_TTL = "ttl"
 """Why a sandbox ended that has lived as long as it was given."""
+
+REASON_DELETED = "deleted"
+"""Why a sandbox ended that somebody asked to end."""
+
+REASON_TIMEOUT_S = 1.0
+"""How long whoever lost a machine waits for its end to be noticed, and for why."""
 
 RETRY_S = 5.0
 """How long after a machine's end could not be watched, or brought about, it is tried again."""
@@ -85,11 +92,14 @@ class SandboxOwner:
         self.sandbox = sandbox
         self.lease = lease
         self.renaming = renaming
-        self.guest = Guest(lease.directory / VSOCK_SOCKET)
+        self.guest = Guest(lease.directory / VSOCK_SOCKET, explain=self._explain)
         self._tools = tools
         self._turns = Turns()
         self._process: Process | None = None
         self._timer: WallTimer | asyncio.TimerHandle | None = None
+        self._ending: str | None = None
+        self._gone = False
+        self._ended = asyncio.Event()
 
     @property
     def control(self) -> Path:
@@ -145,10 +155,31 @@ class SandboxOwner:
         """
         state, reason = self.sandbox.state, self.sandbox.exit_reason
         if state is not SandboxState.RUNNING:
-            why = f": {reason}" if reason else ""
             id_ = self.sandbox.id
-            raise Conflict(f"sandbox {id_} is {state}{why}", sandbox=id_)
+            if state is SandboxState.EXITED and reason:
+                raise Conflict(has_exited(id_, reason), sandbox=id_, reason=reason)
+            raise Conflict(f"sandbox {id_} is {state}", sandbox=id_)
         return self.guest
+
+    async def _explain(self, error: EngineExited) -> EngineExited:
+        """Return what to tell a client whose operation has lost the machine: why it has ended."""
+        id_ = self.sandbox.id
+        if self._ending is None and self.sandbox.state is SandboxState.RUNNING:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REASON_TIMEOUT_S):
+                    await self._ended.wait()
+        reason = self._ending or self.sandbox.exit_reason
+        if reason is None and self._gone:
+            reason = await self._reason()  # an operation has the sandbox: its end is noted later
+        if reason is not None:
+            return EngineExited(has_exited(id_, reason), sandbox=id_, reason=reason)
+        if self.sandbox.state is SandboxState.RUNNING and self._process is not None:
+            words = (
+                f"sandbox {id_} ended the connection and still runs: it was reset or promoted, "
+                "or its agent died"
+            )
+            return EngineExited(words, sandbox=id_)
+        return error
 
     def watch_expiry(self) -> None:
         """Have the sandbox ended when its time has come, which may have changed."""
@@ -181,6 +212,7 @@ class SandboxOwner:
         self._watch()
 
     def _note_end(self) -> None:
+        self._gone = True
         self._post("exit", self._exit)
 
     def _post(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
@@ -193,9 +225,11 @@ class SandboxOwner:
         if now < expires_at:  # the clock was set back, or the sandbox was given more time
             self.watch_expiry()
             return
+        self._ending = REASON_TTL
         try:
             await self._stop(self.sandbox.pid)
         except ForkdError as error:
+            self._ending = None
             log.warning("sandbox not ended", extra=self._about(error))
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(RETRY_S, self._post, "expire", self._expire)
@@ -209,6 +243,7 @@ class SandboxOwner:
             reason = await self._reason()
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
+        self._ended.set()
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
         self._note(EventKind.SANDBOX_EXITED, reason=reason)
         self._close()
@@ -228,6 +263,8 @@ class SandboxOwner:
 
     async def _delete(self) -> None:
         pid = self.sandbox.pid
+        self._ending = self.sandbox.exit_reason or REASON_DELETED
+        self._ended.set()
         if self.sandbox.state is not SandboxState.STOPPING:
             self._publish(LifeEvent.DELETE)
             await self._remember_deletion()
@@ -270,6 +307,11 @@ class SandboxOwner:
 
     def _about(self, error: ForkdError) -> dict[str, str]:
         return {"sandbox": self.sandbox.id, "error": str(error)}
+
+
+def has_exited(sandbox: SandboxId, reason: str) -> str:
+    """Return the words in which everybody is told why a sandbox has ended."""
+    return f"sandbox {sandbox} has exited: {reason}"
 
 
 def row_of(sandbox: Sandbox, lease: Lease, *, renaming: bool = False) -> SandboxRow:
