@@ -183,4 +183,9 @@ def test_a_route_asks_for_the_scopes_that_its_use_case_asks_for() -> None:
 
 def test_uploads_are_these() -> None:
     uploads = {path for path, route in routes() if (body := declared(route)) and body.is_upload}
-    assert uploads == {"/v2/sandboxes/{id}/files", "/v2/snapshots/{tag}/pack", "/v2/recipes"}
+    assert uploads == {
+        "/v2/sandboxes/{id}/files",
+        "/v2/sandboxes/{id}/files/archive",
+        "/v2/snapshots/{tag}/pack",
+        "/v2/recipes",
+    }

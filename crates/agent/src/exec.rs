@@ -93,7 +93,7 @@ impl Exec {
         now: Instant,
     ) -> Outcome<Self> {
         let surroundings =
-            defaults.surroundings(&request.env, request.cwd.as_deref(), request.user.as_deref());
+            defaults.surroundings(&request.env, request.cwd.as_ref(), request.user.as_deref());
         let no_pipe = |error: io::Error| refused("cannot make a pipe", &error);
         let Plumbing { standard, stdin, outputs, end } = match request.tty {
             Some(size) => terminal(size).map_err(no_pipe)?,

@@ -3,8 +3,10 @@
 //! These run in threads of their own, which may wait for disks and clients.  A connection that
 //! breaks ends its thread.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -14,6 +16,7 @@ use forkd_proto::guest::{
     ReadFile, Remove, Request, WriteFile,
 };
 use forkd_proto::limits::{ENTRIES_MAX, FRAME_PAYLOAD_MAX};
+use forkd_proto::text::to_base64;
 use serde::Serialize;
 
 use crate::failure::{Outcome, failure, invalid, refused_path};
@@ -199,10 +202,11 @@ fn describe(path: &Path) -> Outcome<Entry> {
         kind if kind.is_symlink() => EntryKind::Symlink,
         _ => EntryKind::Other,
     };
-    let target = fs::read_link(path).ok().map(|target| target.to_string_lossy().into_owned());
-    let name = path.file_name().map_or_else(|| "/".into(), |name| name.to_string_lossy());
+    let target = fs::read_link(path).ok();
+    let name = path.file_name().unwrap_or(OsStr::new("/"));
     Ok(Entry {
-        name: name.into_owned(),
+        name: name.to_string_lossy().into_owned(),
+        name_b64: unreadable(name),
         kind,
         size_bytes: found.len(),
         mode: found.mode() & 0o7777,
@@ -212,8 +216,14 @@ fn describe(path: &Path) -> Outcome<Entry> {
             .mtime()
             .saturating_mul(1_000_000_000)
             .saturating_add(found.mtime_nsec()),
-        target,
+        target: target.as_ref().map(|target| target.to_string_lossy().into_owned()),
+        target_b64: target.as_ref().and_then(|target| unreadable(target.as_os_str())),
     })
+}
+
+/// The bytes of a name that is not UTF-8.
+fn unreadable(name: &OsStr) -> Option<String> {
+    name.to_str().is_none().then(|| to_base64(name.as_bytes()))
 }
 
 fn make_dir(request: &MakeDir, user: &str) -> Outcome<Nothing> {

@@ -4,12 +4,14 @@
 //! reseeds itself and runs its part of the hook; then the image's commands run one after the other.
 //! The first failure ends it.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use forkd_proto::Text;
 use forkd_proto::guest::{ErrorBody, ErrorCode, Hook, PostFork as Request, PostForkReply};
 use nix::unistd::Pid;
 use serde::Deserialize;
@@ -44,15 +46,15 @@ pub struct PostFork {
 /// A program that is part of a fork.
 #[derive(Debug)]
 struct Command {
-    args: Vec<String>,
+    args: Vec<Text>,
     surroundings: Surroundings,
     /// The image wants it, and not the agent.
     hook: bool,
 }
 
 impl Command {
-    fn name(&self) -> &str {
-        self.args.first().map_or("", String::as_str)
+    fn name(&self) -> Cow<'_, str> {
+        self.args.first().map_or("".into(), |name| name.to_string_lossy())
     }
 }
 
@@ -76,13 +78,14 @@ impl PostFork {
     /// A fork of which nothing is done, where systemd may run; hooks write to a file in `folder`.
     pub fn new(defaults: &Defaults, folder: &Path, systemd: bool, now: Instant) -> Self {
         let mut commands = VecDeque::new();
-        let as_root = defaults.surroundings(&forkd_proto::guest::Env::new(), Some("/"), Some(""));
+        let as_root =
+            defaults.surroundings(&forkd_proto::guest::Env::new(), Some(&"/".into()), Some(""));
         if systemd {
             let (args, surroundings) = (systemd::restart_journal(), as_root.clone());
             commands.push_back(Command { args, surroundings, hook: false });
         }
         if has_hook() {
-            let args = vec![HOOK_FILE.to_owned()];
+            let args = vec![HOOK_FILE.into()];
             commands.push_back(Command { args, surroundings: as_root, hook: true });
         }
         if !defaults.post_fork_command.is_empty() {
@@ -172,7 +175,8 @@ impl PostFork {
     /// Why it has taken too long, if it has.
     pub fn timed_out(&self, now: Instant) -> Option<ErrorBody> {
         (now >= self.deadline).then(|| {
-            let name = self.running.as_ref().map_or("the runtime", |(_, command)| command.name());
+            let name =
+                self.running.as_ref().map_or("the runtime".into(), |(_, command)| command.name());
             let limit = HOOK_TIMEOUT.as_secs();
             failure(ErrorCode::HookFailed, format!("{name} has not ended within {limit} s"))
         })

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use forkd_proto::Text;
 use forkd_proto::guest::{Configure, Env};
 use serde::Deserialize;
 
@@ -21,13 +22,13 @@ pub struct Defaults {
     /// Over our own defaults.
     pub env: Env,
     /// Working directory.
-    pub cwd: String,
+    pub cwd: Text,
     /// Name or `uid[:gid]`; empty for root.
     pub user: String,
     /// Run in the runtime after each fork.
     pub post_fork: Option<String>,
     /// Run after each fork; empty for none.
-    pub post_fork_command: Vec<String>,
+    pub post_fork_command: Vec<Text>,
 }
 
 /// What a process starts with.
@@ -36,7 +37,7 @@ pub struct Surroundings {
     /// All of its environment, but for what depends on the user.
     pub env: Env,
     /// Working directory.
-    pub cwd: String,
+    pub cwd: Text,
     /// Name or `uid[:gid]`; empty for root.
     pub user: String,
 }
@@ -67,15 +68,15 @@ impl Defaults {
     }
 
     /// What a process starts with that wishes for these.
-    pub fn surroundings(&self, env: &Env, cwd: Option<&str>, user: Option<&str>) -> Surroundings {
+    pub fn surroundings(&self, env: &Env, cwd: Option<&Text>, user: Option<&str>) -> Surroundings {
         let ours = [("PATH", PATH), ("LANG", "C.UTF-8")];
         let mut all: Env =
-            ours.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            ours.iter().map(|(name, value)| ((*name).to_owned(), Text::from(*value))).collect();
         all.extend(self.env.clone());
         all.extend(env.clone());
         let cwd = match cwd.unwrap_or(&self.cwd) {
-            "" => "/".to_owned(),
-            cwd => cwd.to_owned(),
+            cwd if cwd.is_empty() => "/".into(),
+            cwd => cwd.clone(),
         };
         Surroundings { env: all, cwd, user: user.unwrap_or(&self.user).to_owned() }
     }
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     fn env(pairs: &[(&str, &str)]) -> Env {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), Text::from(*value))).collect()
     }
 
     #[test]
@@ -99,13 +100,13 @@ mod tests {
     #[test]
     fn where_nobody_has_a_wish_it_is_root_in_the_root() {
         let all = Defaults::default().surroundings(&Env::new(), None, None);
-        assert_eq!((all.cwd.as_str(), all.user.as_str()), ("/", ""));
+        assert_eq!((all.cwd, all.user.as_str()), ("/".into(), ""));
     }
 
     #[test]
     fn configuring_one_thing_keeps_the_others() {
-        let mut image = Defaults { cwd: "/srv".to_owned(), ..Defaults::default() };
+        let mut image = Defaults { cwd: "/srv".into(), ..Defaults::default() };
         image.configure(Configure { user: Some("app".to_owned()), ..Configure::default() });
-        assert_eq!((image.cwd.as_str(), image.user.as_str()), ("/srv", "app"));
+        assert_eq!((image.cwd, image.user.as_str()), ("/srv".into(), "app"));
     }
 }

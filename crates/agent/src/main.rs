@@ -16,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 mod boot;
@@ -54,14 +55,19 @@ mod warm;
 mod watch;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().collect();
+    let raw: Vec<OsString> = std::env::args_os().collect();
+    if let [_, role, rest @ ..] = raw.as_slice()
+        && role == "stage"
+    {
+        return stage::run(rest);
+    }
+    let args: Vec<String> = raw.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["/init", ..] => init::run(),
         [name, rest @ ..] if is_called(name, "modprobe") => modprobe::run(rest),
         [_, "agent"] => boot::guest(),
         [_, "serve", "--unix", path, rest @ ..] => boot::host(path, rest),
-        [_, "stage", rest @ ..] => stage::run(rest),
         _ => {
             eprintln!("usage: forkd-agent agent | serve --unix PATH [--state DIR]");
             ExitCode::from(2)

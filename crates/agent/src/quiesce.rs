@@ -36,8 +36,8 @@ pub struct Rehearsal {
 impl Rehearsal {
     /// Starts it, in an image that has a shell.
     pub fn start(launcher: &mut Launcher, defaults: &Defaults, now: Instant) -> Option<Self> {
-        let args = ["sh", "-c", REHEARSAL].map(ToOwned::to_owned);
-        let surroundings = defaults.surroundings(&Env::new(), Some("/"), Some(""));
+        let args = ["sh", "-c", REHEARSAL].map(Into::into);
+        let surroundings = defaults.surroundings(&Env::new(), Some(&"/".into()), Some(""));
         let standard =
             Standard { stdin: Stdio::null(), stdout: Stdio::null(), stderr: Stdio::null() };
         let launch =

@@ -565,8 +565,11 @@ impl Process {
         let theirs = OwnedFd::from(theirs);
         let (stdout, theirs_out) = output_pipe().map_err(no_start)?;
         let (stderr, theirs_err) = output_pipe().map_err(no_start)?;
-        let args =
-            ["python3".to_owned(), script.display().to_string(), theirs.as_raw_fd().to_string()];
+        let args = [
+            "python3".into(),
+            script.into_os_string().into(),
+            theirs.as_raw_fd().to_string().into(),
+        ];
         let standard = Standard {
             stdin: Stdio::null(),
             stdout: Stdio::from(theirs_out),

@@ -5,14 +5,17 @@
 //! [`stage`](crate::stage), a second exec of this program, because changing a child between fork
 //! and exec would need `unsafe`.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use forkd_proto::Text;
 use forkd_proto::guest::{ErrorBody, ErrorCode};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
@@ -43,7 +46,7 @@ pub struct Standard {
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// Program and arguments.
-    pub args: &'a [String],
+    pub args: &'a [Text],
     /// Environment, directory and user.
     pub surroundings: &'a Surroundings,
     /// Standard streams.
@@ -146,11 +149,11 @@ fn direct(launch: Launch<'_>) -> Outcome<Pid> {
     let [program, args @ ..] = launch.args else {
         return Err(invalid("args", "names no program"));
     };
-    let search = env.get("PATH").map_or("", String::as_str);
-    let path = resolve(program, search, Path::new(cwd))?;
+    let search = env.get("PATH").map_or(OsStr::new(""), Text::as_ref);
+    let path = resolve(program, search, cwd.as_ref())?;
     let mut command = Command::new(&path);
     command.arg0(program).args(args).env_clear().env("HOME", "/root").envs(env).process_group(0);
-    if cwd != "/" {
+    if cwd.as_bytes() != b"/" {
         command.current_dir(cwd);
     }
     start(command, launch.standard, launch.keep, None)
@@ -209,11 +212,12 @@ fn with_signals<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 /// # Errors
 ///
 /// `not_found`; `permission_denied` if all that was found is not executable.
-pub fn resolve(program: &str, search: &str, cwd: &Path) -> Outcome<PathBuf> {
-    let candidates: Vec<PathBuf> = if program.contains('/') {
+pub fn resolve(program: &OsStr, search: &OsStr, cwd: &Path) -> Outcome<PathBuf> {
+    let candidates: Vec<PathBuf> = if program.as_bytes().contains(&b'/') {
         vec![cwd.join(program)]
     } else {
-        search.split(':').map(|folder| cwd.join(folder).join(program)).collect()
+        let folders = search.as_bytes().split(|byte| *byte == b':').map(OsStr::from_bytes);
+        folders.map(|folder| cwd.join(folder).join(program)).collect()
     };
     let mut denied = false;
     for path in candidates {
@@ -225,6 +229,7 @@ pub fn resolve(program: &str, search: &str, cwd: &Path) -> Outcome<PathBuf> {
             Err(error) => denied |= error.kind() == io::ErrorKind::PermissionDenied,
         }
     }
+    let program = program.display();
     Err(if denied {
         failure(ErrorCode::PermissionDenied, format!("{program}: not executable"))
     } else {
@@ -237,21 +242,21 @@ pub fn resolve(program: &str, search: &str, cwd: &Path) -> Outcome<PathBuf> {
 /// # Errors
 ///
 /// `invalid_request`, naming `cwd`.
-pub fn check_directory(cwd: &str) -> Outcome<()> {
+pub fn check_directory(cwd: &OsStr) -> Outcome<()> {
     match fs::metadata(cwd) {
         Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err(invalid("cwd", format!("{cwd}: not a directory"))),
-        Err(error) => Err(invalid("cwd", format!("{cwd}: {error}"))),
+        Ok(_) => Err(invalid("cwd", format!("{}: not a directory", cwd.display()))),
+        Err(error) => Err(invalid("cwd", format!("{}: {error}", cwd.display()))),
     }
 }
 
 /// Why the kernel would not execute a program that exists.
-pub fn exec_failure(program: &str, error: &io::Error) -> ErrorBody {
+pub fn exec_failure(program: &OsStr, error: &io::Error) -> ErrorBody {
     let code = match code_of(error) {
         code @ (ErrorCode::PermissionDenied | ErrorCode::Busy) => code,
         _ => ErrorCode::ExecFailed,
     };
-    failure(code, format!("{program}: {error}"))
+    failure(code, format!("{}: {error}", program.display()))
 }
 
 /// Makes reads and writes of the poll loop's end of a pipe return at once.
@@ -270,13 +275,15 @@ mod tests {
 
     #[test]
     fn a_program_is_found_along_the_path() {
-        let found = resolve("sh", "/nowhere:/bin", Path::new("/")).unwrap();
+        let found = resolve("sh".as_ref(), "/nowhere:/bin".as_ref(), Path::new("/")).unwrap();
         assert_eq!(found, Path::new("/bin/sh"));
     }
 
     #[test]
     fn what_does_not_exist_and_what_may_not_run_are_two_errors() {
-        let code = |program| resolve(program, "/bin", Path::new("/")).unwrap_err().code;
+        let code = |program: &str| {
+            resolve(program.as_ref(), "/bin".as_ref(), Path::new("/")).unwrap_err().code
+        };
         assert_eq!(code("no-such-program"), ErrorCode::NotFound);
         assert_eq!(code("/no/such/program"), ErrorCode::NotFound);
         assert_eq!(code("/etc/passwd"), ErrorCode::PermissionDenied);
@@ -285,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_relative_program_is_relative_to_the_directory_it_starts_in() {
-        assert!(resolve("./sh", "", Path::new("/bin")).is_ok());
-        assert!(resolve("./sh", "", Path::new("/")).is_err());
+        assert!(resolve("./sh".as_ref(), "".as_ref(), Path::new("/bin")).is_ok());
+        assert!(resolve("./sh".as_ref(), "".as_ref(), Path::new("/")).is_err());
     }
 }

@@ -6,6 +6,7 @@
 //! program runs, the descriptor closes without a word.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -19,11 +20,12 @@ use crate::spawn::{check_directory, exec_failure, resolve};
 use crate::users::{self, User};
 
 /// Becomes the program, or says why not.
-pub fn run(args: &[&str]) -> ExitCode {
+pub fn run(args: &[OsString]) -> ExitCode {
     let [report, user, cwd, tty, program, rest @ ..] = args else {
         eprintln!("usage: forkd-agent stage REPORT-FD USER CWD tty|- PROGRAM ARGUMENTS…");
         return ExitCode::from(2);
     };
+    let (report, user) = (report.to_string_lossy(), user.to_string_lossy());
     // Opening it anew gives a descriptor that closes on exec, without adopting a number.
     let Ok(mut report_file) = File::options().write(true).open(format!("/proc/self/fd/{report}"))
     else {
@@ -31,7 +33,7 @@ pub fn run(args: &[&str]) -> ExitCode {
     };
     let closed = report.parse::<i32>().map(nix::unistd::close);
     let failed = match closed {
-        Ok(Ok(())) => become_program(user, cwd, *tty == "tty", program, rest),
+        Ok(Ok(())) => become_program(&user, cwd, tty == "tty", program, rest),
         _ => invalid("report", "not a descriptor"),
     };
     let json = serde_json::to_vec(&failed).unwrap_or_default();
@@ -45,10 +47,10 @@ pub fn run(args: &[&str]) -> ExitCode {
 /// Returns only with the reason why the program does not run.
 fn become_program(
     user: &str,
-    cwd: &str,
+    cwd: &OsStr,
     tty: bool,
-    program: &str,
-    args: &[&str],
+    program: &OsStr,
+    args: &[OsString],
 ) -> forkd_proto::guest::ErrorBody {
     match prepare(user, cwd, tty, program) {
         Ok((path, home)) => {
@@ -69,9 +71,9 @@ type UserEnv = Vec<(&'static str, String)>;
 
 fn prepare(
     user: &str,
-    cwd: &str,
+    cwd: &OsStr,
     tty: bool,
-    program: &str,
+    program: &OsStr,
 ) -> Outcome<(std::path::PathBuf, UserEnv)> {
     enter_session(tty).map_err(|error| refused("cannot start a session", &error))?;
     let mut home = vec![("HOME", "/root".to_owned())];
@@ -85,8 +87,9 @@ fn prepare(
         home.extend(user.name.iter().flat_map(|n| [("USER", n.clone()), ("LOGNAME", n.clone())]));
     }
     check_directory(cwd)?;
-    env::set_current_dir(cwd).map_err(|error| invalid("cwd", format!("{cwd}: {error}")))?;
-    let search = env::var("PATH").unwrap_or_default();
+    env::set_current_dir(cwd)
+        .map_err(|error| invalid("cwd", format!("{}: {error}", cwd.display())))?;
+    let search = env::var_os("PATH").unwrap_or_default();
     Ok((resolve(program, &search, Path::new(cwd))?, dedup(home)))
 }
 

@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use forkd_proto::Text;
+
 use crate::log;
 
 const UNITS: &str = "/run/systemd/system";
@@ -68,8 +70,8 @@ pub fn rename_journals(old_id: &str, new_id: &str) {
 }
 
 /// What a fork runs.
-pub fn restart_journal() -> Vec<String> {
-    RESTART_JOURNAL.map(ToOwned::to_owned).to_vec()
+pub fn restart_journal() -> Vec<Text> {
+    RESTART_JOURNAL.map(Into::into).to_vec()
 }
 
 #[cfg(test)]

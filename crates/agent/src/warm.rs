@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use forkd_proto::Text;
 use forkd_proto::guest::{ErrorBody, ErrorCode, Warm as Request, timeout};
 use nix::unistd::Pid;
 
@@ -53,7 +54,7 @@ impl Warm {
     /// A warm-up that begins now; the readiness command writes to a file in `folder`.
     pub fn new(request: Request, defaults: &Defaults, folder: &Path, now: Instant) -> Self {
         let surroundings =
-            defaults.surroundings(&request.env, request.cwd.as_deref(), request.user.as_deref());
+            defaults.surroundings(&request.env, request.cwd.as_ref(), request.user.as_deref());
         Self {
             surroundings,
             started: now,
@@ -148,7 +149,7 @@ impl Warm {
 /// As [`Launcher::launch`].
 pub fn logged(
     launcher: &mut Launcher,
-    args: &[String],
+    args: &[Text],
     surroundings: &Surroundings,
     output: &Path,
 ) -> Outcome<Process> {

@@ -12,7 +12,7 @@ use crate::error::InvalidRequest;
 use crate::limits::{
     ARGS_MAX, ENV_MAX, HOSTNAME_MAX, PATH_MAX, SEED_BYTES, TIMEOUT_MAX_S, WATCH_MAX_S,
 };
-use crate::parse;
+use crate::{Text, parse};
 
 mod files;
 mod limit;
@@ -23,7 +23,7 @@ pub use limit::*;
 pub use reply::*;
 
 /// Environment variables, by name.
-pub type Env = BTreeMap<String, String>;
+pub type Env = BTreeMap<String, Text>;
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -174,13 +174,13 @@ pub struct Echo {
 #[serde(deny_unknown_fields)]
 pub struct Exec {
     /// The program and its arguments; no shell.
-    pub args: Vec<String>,
+    pub args: Vec<Text>,
     /// Over the image's.
     #[serde(default, skip_serializing_if = "Env::is_empty")]
     pub env: Env,
     /// Working directory; default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<String>,
+    pub cwd: Option<Text>,
     /// Name or `uid[:gid]`; default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -198,7 +198,7 @@ pub struct Exec {
 impl Exec {
     fn check(&self) -> Result<(), InvalidRequest> {
         check_args("args", &self.args)?;
-        check_surroundings(&self.env, self.cwd.as_deref())?;
+        check_surroundings(&self.env, self.cwd.as_ref())?;
         check_timeout(self.timeout_s)
     }
 }
@@ -268,7 +268,7 @@ pub struct Warm {
     pub env: Env,
     /// Working directory; default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<String>,
+    pub cwd: Option<Text>,
     /// Name or `uid[:gid]`; default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -281,7 +281,7 @@ impl Warm {
         if let Some(ready) = &self.ready {
             check_args("ready", &ready.command)?;
         }
-        check_surroundings(&self.env, self.cwd.as_deref())?;
+        check_surroundings(&self.env, self.cwd.as_ref())?;
         check_timeout(Some(self.timeout_s))
     }
 }
@@ -299,7 +299,7 @@ pub struct WarmPython {
 #[serde(deny_unknown_fields)]
 pub struct WarmReady {
     /// Repeated until it exits with 0.
-    pub command: Vec<String>,
+    pub command: Vec<Text>,
 }
 
 /// `configure`: each member given replaces the image's default.
@@ -311,7 +311,7 @@ pub struct Configure {
     pub env: Option<Env>,
     /// Working directory of processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<String>,
+    pub cwd: Option<Text>,
     /// User of processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -320,7 +320,7 @@ pub struct Configure {
     pub post_fork: Option<String>,
     /// Command run after each fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub post_fork_command: Option<Vec<String>>,
+    pub post_fork_command: Option<Vec<Text>>,
 }
 
 impl Configure {
@@ -328,7 +328,7 @@ impl Configure {
         if let Some(command) = self.post_fork_command.as_ref().filter(|args| !args.is_empty()) {
             check_args("post_fork_command", command)?;
         }
-        check_surroundings(self.env.as_ref().unwrap_or(&Env::new()), self.cwd.as_deref())
+        check_surroundings(self.env.as_ref().unwrap_or(&Env::new()), self.cwd.as_ref())
     }
 }
 
@@ -521,18 +521,18 @@ pub struct AdjustTime {
     pub offset_ns: i64,
 }
 
-fn check_path(field: &str, path: &str) -> Result<(), InvalidRequest> {
-    if !path.starts_with('/') {
+fn check_path(field: &str, path: &Text) -> Result<(), InvalidRequest> {
+    if !path.as_bytes().starts_with(b"/") {
         return Err(InvalidRequest::field(field, "not an absolute path"));
     }
     if path.len() > PATH_MAX {
         return Err(InvalidRequest::field(field, format!("longer than {PATH_MAX} bytes")));
     }
-    check_no_zero(field, path)
+    check_no_zero(field, path.as_bytes())
 }
 
-fn check_no_zero(field: &str, text: &str) -> Result<(), InvalidRequest> {
-    if text.contains('\0') {
+fn check_no_zero(field: &str, text: &[u8]) -> Result<(), InvalidRequest> {
+    if text.contains(&0) {
         return Err(InvalidRequest::field(field, "contains a zero byte"));
     }
     Ok(())
@@ -545,17 +545,17 @@ fn check_mode(mode: Option<u32>) -> Result<(), InvalidRequest> {
     }
 }
 
-fn check_args(field: &str, args: &[String]) -> Result<(), InvalidRequest> {
-    if args.is_empty() || args.iter().take(1).any(String::is_empty) {
+fn check_args(field: &str, args: &[Text]) -> Result<(), InvalidRequest> {
+    if args.is_empty() || args.iter().take(1).any(|arg| arg.is_empty()) {
         return Err(InvalidRequest::field(field, "names no program"));
     }
     if args.len() > ARGS_MAX {
         return Err(InvalidRequest::field(field, format!("more than {ARGS_MAX} arguments")));
     }
-    args.iter().try_for_each(|arg| check_no_zero(field, arg))
+    args.iter().try_for_each(|arg| check_no_zero(field, arg.as_bytes()))
 }
 
-fn check_surroundings(env: &Env, cwd: Option<&str>) -> Result<(), InvalidRequest> {
+fn check_surroundings(env: &Env, cwd: Option<&Text>) -> Result<(), InvalidRequest> {
     if env.len() > ENV_MAX {
         return Err(InvalidRequest::field("env", format!("more than {ENV_MAX} variables")));
     }
@@ -563,8 +563,8 @@ fn check_surroundings(env: &Env, cwd: Option<&str>) -> Result<(), InvalidRequest
         if name.is_empty() || name.contains('=') {
             return Err(InvalidRequest::field("env", "a name is empty or contains '='"));
         }
-        check_no_zero("env", name)?;
-        check_no_zero("env", value)?;
+        check_no_zero("env", name.as_bytes())?;
+        check_no_zero("env", value.as_bytes())?;
     }
     cwd.map_or(Ok(()), |path| check_path("cwd", path))
 }

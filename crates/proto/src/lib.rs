@@ -22,6 +22,8 @@ pub mod frame;
 pub mod guest;
 pub mod limits;
 mod parse;
+pub mod text;
 
 pub use error::{FrameError, InvalidRequest, ReadError};
 pub use frame::{Decoder, Frame, Header, Kind, encode, read_frame, read_frame_into, write_frame};
+pub use text::Text;

@@ -173,7 +173,9 @@ fn replies_of_the_agent_are_read_and_written_as_recorded() {
                 assert_kept::<guest::ExecReply>(vector, &payload);
             }
             "reply_eval" | "reply_eval_error" => assert_kept::<guest::EvalReply>(vector, &payload),
-            "reply_entries" => assert_kept::<guest::Entries>(vector, &payload),
+            "reply_entries" | "reply_entries_bytes" => {
+                assert_kept::<guest::Entries>(vector, &payload);
+            }
             "reply_archive" => assert_kept::<guest::ArchiveReply>(vector, &payload),
             "reply_watched" => assert_kept::<guest::WatchedReply>(vector, &payload),
             "reply_post_fork" | "reply_post_fork_v6" | "reply_post_fork_generation" => {

@@ -558,3 +558,17 @@ fn a_terminal_has_its_status_its_keys_and_clean_signals() {
         assert_eq!(client.finish().reply["exit_code"], key, "SIG{name}");
     }
 }
+
+#[test]
+fn words_that_are_no_text_arrive_as_they_are() {
+    let agent = Agent::start();
+    let users = if nix::unistd::geteuid().is_root() { vec!["root", "1:1"] } else { vec![""] };
+    for user in users {
+        let script = "printf '%s|%s' \"$1\" \"$V\"";
+        let request = json!({
+            "op": "exec", "args": ["sh", "-c", script, "-", {"b64": "//4="}],
+            "env": {"V": {"b64": "6Q=="}}, "user": user,
+        });
+        assert_eq!(agent.connect().ask(&request).stdout, b"\xff\xfe|\xe9", "{user}");
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
@@ -373,4 +374,30 @@ fn a_tree_deeper_than_any_path_is_removed() {
     assert_eq!(client.ask(&make).reply, json!({}));
     let remove = json!({"op": "remove", "path": agent.path("d"), "recursive": true});
     assert_eq!(client.ask(&remove).reply, json!({}));
+}
+
+#[test]
+fn a_name_that_is_no_text_is_used_and_listed() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let mut bytes = agent.path("").into_os_string().into_vec();
+    bytes.extend_from_slice(b"caf\xe9");
+    let path = json!({"b64": forkd_proto::text::to_base64(&bytes)});
+    assert_eq!(
+        write(&mut client, &json!({"op": "write_file", "path": path}), &[b"x"]).reply["bytes"],
+        1
+    );
+    symlink(std::ffi::OsStr::from_bytes(b"caf\xe9"), agent.path("link")).expect("linked");
+    let found = client.ask(&json!({"op": "stat", "path": path})).reply;
+    assert_eq!((&found["name"], &found["name_b64"]), (&json!("caf\u{fffd}"), &json!("Y2Fm6Q==")));
+    let listed = client.ask(&json!({"op": "list_dir", "path": agent.path("")})).reply;
+    assert!(listed["entries"].as_array().expect("a list").contains(&found));
+    let link = client.ask(&json!({"op": "stat", "path": agent.path("link")})).reply;
+    assert_eq!((&link["target_b64"], &link["name_b64"]), (&json!("Y2Fm6Q=="), &Value::Null));
+    assert_eq!(client.ask(&json!({"op": "read_file", "path": path})).data, b"x");
+    let moved = agent.path("plain");
+    client.ask(&json!({"op": "move", "source": path, "target": moved}));
+    assert_eq!(fs::read(moved).expect("there"), b"x");
+    let zero = json!({"op": "stat", "path": {"b64": "L3gA"}});
+    assert_eq!(client.ask(&zero).code(), "invalid_request");
 }

@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Text;
+
 /// `read_file`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadFile {
     /// Absolute.
-    pub path: String,
+    pub path: Text,
     /// First byte wanted.
     #[serde(default)]
     pub offset: u64,
@@ -21,7 +23,7 @@ pub struct ReadFile {
 #[serde(deny_unknown_fields)]
 pub struct WriteFile {
     /// Absolute.
-    pub path: String,
+    pub path: Text,
     /// Permission bits; default 0644, or those of the file that is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
@@ -38,7 +40,7 @@ pub struct WriteFile {
 #[serde(deny_unknown_fields)]
 pub struct WriteArchive {
     /// Absolute; a directory, which is made if it is missing.
-    pub path: String,
+    pub path: Text,
     /// Who gets what is made new: name or `uid[:gid]`; default: the image's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -52,7 +54,7 @@ pub struct WriteArchive {
 #[serde(deny_unknown_fields)]
 pub struct PathOnly {
     /// Absolute.
-    pub path: String,
+    pub path: Text,
 }
 
 /// `make_dir`.
@@ -60,7 +62,7 @@ pub struct PathOnly {
 #[serde(deny_unknown_fields)]
 pub struct MakeDir {
     /// Absolute.
-    pub path: String,
+    pub path: Text,
     /// Make the directories above it, and do not mind if it exists.
     #[serde(default)]
     pub parents: bool,
@@ -77,9 +79,9 @@ pub struct MakeDir {
 #[serde(deny_unknown_fields)]
 pub struct Move {
     /// Absolute.
-    pub source: String,
+    pub source: Text,
     /// Absolute; a file there is replaced.
-    pub target: String,
+    pub target: Text,
 }
 
 /// `remove`.
@@ -87,7 +89,7 @@ pub struct Move {
 #[serde(deny_unknown_fields)]
 pub struct Remove {
     /// Absolute.
-    pub path: String,
+    pub path: Text,
     /// Remove what a directory holds, too.
     #[serde(default)]
     pub recursive: bool,

@@ -198,8 +198,11 @@ pub enum EntryKind {
 /// One path, described.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Last part of the path.
+    /// Last part of the path; what is not UTF-8 in it is replaced.
     pub name: String,
+    /// Its bytes in base64, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name_b64: Option<String>,
     /// What it is; links are not followed.
     pub kind: EntryKind,
     /// Size in bytes.
@@ -215,6 +218,9 @@ pub struct Entry {
     /// Where a symbolic link points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// Its bytes in base64, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_b64: Option<String>,
 }
 
 /// Answer to `list_dir`.

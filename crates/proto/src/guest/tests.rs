@@ -77,13 +77,13 @@ fn the_member_out_of_range_is_named() {
 #[test]
 fn limits_hold_and_one_past_them_is_refused() {
     let exec =
-        |count: usize| Request::Exec(Exec { args: vec!["x".to_owned(); count], ..Exec::default() });
+        |count: usize| Request::Exec(Exec { args: vec!["x".into(); count], ..Exec::default() });
     assert!(exec(ARGS_MAX).check().is_ok());
     assert!(exec(ARGS_MAX + 1).check().is_err());
-    let stat = |bytes: usize| Request::Stat(PathOnly { path: "/".repeat(bytes) });
+    let stat = |bytes: usize| Request::Stat(PathOnly { path: "/".repeat(bytes).into() });
     assert!(stat(PATH_MAX).check().is_ok());
     assert!(stat(PATH_MAX + 1).check().is_err());
-    let env = |count: usize| (0..count).map(|n| (format!("V{n}"), String::new())).collect();
+    let env = |count: usize| (0..count).map(|n| (format!("V{n}"), "".into())).collect();
     assert!(check_surroundings(&env(ENV_MAX), None).is_ok());
     assert!(check_surroundings(&env(ENV_MAX + 1), None).is_err());
 }
