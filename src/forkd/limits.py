@@ -266,8 +266,8 @@ ROOM_BYTES_MIN = 256 * 1024 * 1024
 EXEC_ARGS_MAX = 4096
 """Arguments of one exec."""
 
-EXEC_ARG_CHARS_MAX = 128 * 1024
-"""One argument or value of the environment; Linux allows no longer one (MAX_ARG_STRLEN)."""
+EXEC_ARG_BYTES_MAX = 128 * 1024 - 1
+"""One argument, or variable with its name; with its NUL it is Linux' MAX_ARG_STRLEN."""
 
 EXEC_BYTES_MAX = 512 * 1024
 """Most bytes of arguments and environment together; they travel in one frame."""

@@ -215,7 +215,8 @@ class FakeGuests:
         try:
             yield FileTree(self.world.guest(caller, sandbox).contents.files)
         except Refused as error:
-            raise guest_fault({"code": error.code, "message": str(error)}) from error
+            words = str(error).encode(errors="replace").decode()  # as an agent says it
+            raise guest_fault({"code": error.code, "message": words}) from error
 
 
 def an_entry(members: dict[str, Any]) -> FileEntry:

@@ -76,7 +76,11 @@ class FakeExec:
             return [Stdout(json.dumps(dict(self.request.env)).encode())]
         if name == "fail":
             return [Stdout(b"out"), Stderr(b"err \xff")]
-        return [Stdout(" ".join(rest).encode() + b"\n")] if name == "echo" else []
+        return (
+            [Stdout(" ".join(rest).encode(errors="surrogateescape") + b"\n")]
+            if name == "echo"
+            else []
+        )
 
     async def write_stdin(self, data: bytes) -> None:
         if not self._takes_input:

@@ -443,6 +443,23 @@ def test_a_guest_cannot_name_a_file_outside_the_target(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["target"]
 
 
+def test_words_and_names_that_are_no_text_are_no_traceback(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str, tmp_path: Path
+) -> None:
+    (tmp_path / "caf\udce9").write_bytes(b"x")
+
+    up = forkd("cp", f"{tmp_path}/caf\udce9", f"{sandbox}:/tmp/")
+    down = forkd("cp", f"{sandbox}:/tmp/caf\udce9", f"{tmp_path}/back")
+    missing = forkd("cp", f"{sandbox}:/tmp/\udcff", f"{tmp_path}/back")
+    ran = forkd("exec", "-n", sandbox, "--", "echo", "\udcff")
+    long = forkd("exec", "-n", sandbox, "--", "sh", "-c", "x" * 140_000)
+
+    assert (up.code, down.code, missing.code, ran.code, long.code) == (0, 0, 3, 0, 125)
+    assert (tmp_path / "back").read_bytes() == b"x"
+    assert daemon.service.execs[-1].request.args == ("echo", "\udcff")
+    assert "140000 bytes; at most 131071" in long.err
+
+
 def test_a_copy_within_one_host_is_refused(forkd: Forkd) -> None:
     assert forkd("cp", "/a", "/b").code == 2
 

@@ -6,7 +6,6 @@ import hashlib
 import io
 import signal
 import tarfile
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from forkd.errors import (
     BudgetError,
     Conflict,
     EngineError,
-    EngineExited,
     EngineTimeout,
     GuestError,
     InvalidRequest,
@@ -24,7 +22,6 @@ from forkd.errors import (
     TransportError,
     WarmUpError,
 )
-from forkd.model.sandbox import SandboxState
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -371,17 +368,6 @@ async def test_a_file_comes_back_as_it_was_written(sandbox: AsyncSandbox) -> Non
     assert await sandbox.files.read("/tmp/a b?&") == data
     async with sandbox.files.open("/tmp/a b?&", offset=256, length=2) as pieces:
         assert [each async for each in pieces] == [b"\0\x01"]
-
-
-async def test_a_file_that_breaks_off_says_why_the_sandbox_ended(
-    sandbox: AsyncSandbox, daemon: RunningDaemon
-) -> None:
-    await sandbox.files.write("/tmp/x", b"x" * 100_000)
-    guest = next(iter(daemon.service.running.values()))
-    guest.sandbox = replace(guest.sandbox, state=SandboxState.EXITED, exit_reason="ttl")
-
-    with pytest.raises(EngineExited, match=f"sandbox {sandbox.id} has exited: ttl"):
-        await sandbox.files.read("/tmp/x")
 
 
 async def test_text_is_written_and_read_as_utf8(sandbox: AsyncSandbox) -> None:

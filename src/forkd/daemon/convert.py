@@ -17,6 +17,7 @@ from forkd.model.recipe import parse_recipe_source
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
 from forkd.wire import v2, v2_files, v2_packs, v2_trees
+from forkd.wire.text import encoded, is_utf8, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -453,14 +454,16 @@ def _exception(fault: model_exec.EvalFault) -> v2.EvalException:
 def file_entry(entry: FileEntry) -> v2_files.FileEntry:
     """Return one entry of a guest's file system."""
     return v2_files.FileEntry(
-        name=entry.name,
+        name=readable(entry.name),
+        name_b64=None if is_utf8(entry.name) else encoded(entry.name),
         kind=entry.kind.value,
         size_bytes=entry.size_bytes,
         mode=entry.mode,
         uid=entry.uid,
         gid=entry.gid,
         modified_at_ns=entry.modified_at_ns,
-        target=entry.target,
+        target=None if entry.target is None else readable(entry.target),
+        target_b64=None if is_utf8(entry.target or "") else encoded(entry.target or ""),
     )
 
 

@@ -64,7 +64,7 @@ def body_of(error: errors.ForkdError) -> ErrorBody:
     context = {key: value for key, value in error.context.items() if key != "field"}
     field = error.context.get("field")
     return ErrorBody(
-        error=str(error),
+        error=str(error).encode(errors="backslashreplace").decode(),
         code=error.code,
         field=None if field is None else str(field),
         context=context,
@@ -74,8 +74,11 @@ def body_of(error: errors.ForkdError) -> ErrorBody:
 def invalid(problem: ValidationError | RequestValidationError) -> errors.InvalidRequest:
     """Return a validation's first complaint, naming the field as the client wrote it."""
     first = problem.errors()[0]
-    where = [str(part) for part in first["loc"] if part not in {"body", "query", "path"}]
-    field = ".".join(where) or "body"
+    places = first["loc"]
+    if isinstance(problem, RequestValidationError):
+        places = places[1:]  # the first says whether it is the query's, the path's or the body's
+    where = [str(part) for part in places]
+    field = (".".join(where) or "body").encode(errors="backslashreplace").decode()
     return errors.InvalidRequest(f"{field}: {first['msg']}", field=field)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from base64 import b64encode
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -101,12 +102,41 @@ def encode_json(kind: Kind, members: Mapping[str, object]) -> bytes:
         EngineError: It exceeds `FRAME_PAYLOAD_MAX`.
         InvalidRequest: It holds text that UTF-8 cannot say.
     """
-    text = json.dumps(members, separators=(",", ":"), ensure_ascii=False)
     try:
-        payload = text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("text must be Unicode without lone surrogates") from error
+        payload = _dumped(members)
+    except UnicodeEncodeError:
+        try:
+            payload = _dumped(_with_bytes(members))
+        except UnicodeEncodeError as error:
+            words = "text must be Unicode without surrogates that stand for no byte"
+            raise InvalidRequest(words) from error
     return encode(kind, payload)
+
+
+def _dumped(members: object) -> bytes:
+    return json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _with_bytes(value: object) -> object:
+    """Return `value` with the bytes of each text that UTF-8 cannot say (PEP 383) in its place."""
+    match value:
+        case str():
+            data = value.encode(errors="surrogateescape")
+            return value if value.isascii() or _is_utf8(data) else {"b64": b64encode(data).decode()}
+        case dict():
+            return {name: _with_bytes(each) for name, each in value.items()}
+        case list():
+            return [_with_bytes(each) for each in value]
+        case _:
+            return value
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decode_header(header: bytes) -> tuple[Kind, int]:

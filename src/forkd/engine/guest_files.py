@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -250,12 +251,22 @@ async def remove(guest: Guest, path: str, *, recursive: bool) -> None:
 
 def _entry(said: Entry) -> FileEntry:
     return FileEntry(
-        name=said.name,
+        name=_named(said.name, said.name_b64) or "",
         kind=said.kind,
         size_bytes=said.size_bytes,
         mode=said.mode,
         uid=said.uid,
         gid=said.gid,
         modified_at_ns=said.modified_at_ns,
-        target=said.target,
+        target=_named(said.target, said.target_b64),
     )
+
+
+def _named(text: str | None, digits: str | None) -> str | None:
+    """Return a name with its bytes, if it is not UTF-8 (PEP 383)."""
+    if digits is None:
+        return text
+    try:
+        return base64.b64decode(digits, validate=True).decode(errors="surrogateescape")
+    except ValueError as error:
+        raise EngineError("an agent said a name in what is not base64") from error

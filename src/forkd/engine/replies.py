@@ -54,6 +54,7 @@ Instant = Annotated[int, Field(ge=-COUNT_MAX, le=COUNT_MAX)]
 Pid = Annotated[int, Field(ge=1, le=PID_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 Milliseconds = Annotated[float, Field(ge=0, le=SECONDS_MAX * 1_000)]
+Base64 = Annotated[str, Field(max_length=8 * 1024, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,31}$")]
 
@@ -210,6 +211,8 @@ class Entry(Reply):
     gid: Annotated[int, Field(ge=0, le=ID_MAX)]
     modified_at_ns: Instant
     target: str | None = None
+    name_b64: Base64 | None = None
+    target_b64: Base64 | None = None
 
 
 class Entries(Reply):

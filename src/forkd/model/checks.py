@@ -23,7 +23,25 @@ def guest_path(field: str, path: str, bytes_max: int) -> None:
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"{field} must be an absolute path, not {path[:80]!r}", field=field)
-    if len(path.encode(errors="surrogateescape")) > bytes_max:
+    try:
+        length = len(path.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        words = f"{field} holds a surrogate that stands for no byte"
+        raise InvalidRequest(words, field=field) from None
+    if length > bytes_max:
         raise InvalidRequest(f"{field} is longer than {bytes_max} bytes", field=field)
     if "\0" in path:
         raise InvalidRequest(f"{field} holds a NUL", field=field)
+
+
+def as_unicode(field: str, text: str) -> None:
+    """Return if UTF-8 can say `text`.
+
+    Raises:
+        InvalidRequest: It holds a surrogate without its other half.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        words = f"{field} must be Unicode, without lone surrogates"
+        raise InvalidRequest(words, field=field) from None

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from forkd.model.json import JsonValue
 
 
+_WAY_OUT = ": send it by `stdin`, or as a file by `files.write`"
+
+
 @dataclass(frozen=True, slots=True)
 class TtySize:
     """Size of a terminal, in characters.
@@ -66,13 +69,35 @@ class ExecRequest:
 
 
 def _check_bytes(args: tuple[str, ...], env: Mapping[str, str]) -> None:
-    texts = [*args, *env.keys(), *env.values()]
-    if any("\0" in text for text in texts):
-        raise InvalidRequest("args and env must not hold a NUL", field="args")
     if any(not name or "=" in name for name in env):
         raise InvalidRequest("names in env must not be empty or hold '='", field="env")
-    total = sum(len(text.encode(errors="surrogatepass")) for text in texts)
-    in_range("args and env together, in bytes,", total, 1, limits.EXEC_BYTES_MAX)
+    words = [(f"args[{number}]", "args", arg) for number, arg in enumerate(args)]
+    words += [(f"env[{name!r}]", "env", f"{name}={value}") for name, value in env.items()]
+    total = sum(_length(*word) for word in words)
+    if total > limits.EXEC_BYTES_MAX:
+        raise InvalidRequest(
+            f"args and env have {total} bytes together; at most {limits.EXEC_BYTES_MAX} are "
+            f"possible{_WAY_OUT}",
+            field="args",
+        )
+
+
+def _length(what: str, field: str, text: str) -> int:
+    """Return the bytes of one argument or variable, which must be possible."""
+    if "\0" in text:
+        raise InvalidRequest(f"{what} holds a NUL, which no argument can", field=field)
+    try:
+        length = len(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        words = f"{what} holds a surrogate that stands for no byte"
+        raise InvalidRequest(words, field=field) from None
+    if length > limits.EXEC_ARG_BYTES_MAX:
+        raise InvalidRequest(
+            f"{what} has {length} bytes; at most {limits.EXEC_ARG_BYTES_MAX} are possible in one "
+            f"argument or variable{_WAY_OUT}",
+            field=field,
+        )
+    return length
 
 
 @dataclass(frozen=True, slots=True)

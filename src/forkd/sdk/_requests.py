@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from forkd.errors import InvalidRequest
 from forkd.wire import v2, v2_trees
+from forkd.wire.text import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,6 +155,19 @@ def _wire(options: ForkOptions | BranchOptions) -> dict[str, Any]:
     members["deadline_secs"] = members.pop("deadline_s", None)
     members["ttl_secs"] = members.pop("ttl_s", None)
     return members
+
+
+def as_base64(path: str) -> str:
+    """Return the bytes of a path in base64.
+
+    Raises:
+        InvalidRequest: It has surrogates that stand for no byte.
+    """
+    try:
+        return encoded(path)
+    except UnicodeEncodeError:
+        words = "path: holds a surrogate that stands for no byte"
+        raise InvalidRequest(words, field="path") from None
 
 
 def program(args: object) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forkd import limits
 
 Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
-Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
+Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_BYTES_MAX + 1)]
 Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_BYTES_MAX)]
 TimeoutSecs = Annotated[float, Field(ge=0.001, le=limits.EXEC_TIMEOUT_S_MAX, allow_inf_nan=False)]
 

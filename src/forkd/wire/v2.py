@@ -17,17 +17,18 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from forkd import limits
+from forkd.wire.text import Arg, Path, few
 
 Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
-Path = Annotated[str, Field(min_length=1, max_length=limits.PATH_BYTES_MAX)]
 Recipe = Annotated[
-    Path,
+    str,
     Field(
+        min_length=1,
+        max_length=limits.PATH_BYTES_MAX,
         description="Name of a recipe of the daemon's host, absolute path in one of its folders of "
         "recipes, or the `recipe` that an upload answered.",
     ),
 ]
-Arg = Annotated[str, Field(max_length=limits.EXEC_ARG_CHARS_MAX)]
 SecretName = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -493,7 +494,9 @@ class TerminalSize(Request):
 
 
 class _ExecBase(Request):
-    args: list[Arg] = Field(min_length=1, max_length=limits.EXEC_ARGS_MAX, description="No shell.")
+    args: Annotated[list[Arg], BeforeValidator(few)] = Field(
+        min_length=1, max_length=limits.EXEC_ARGS_MAX, description="No shell."
+    )
     env: dict[str, Arg] = Field(default_factory=dict, max_length=limits.EXEC_ENV_MAX)
     cwd: Path | None = None
     user: str | None = Field(default=None, min_length=1, max_length=limits.EXEC_USER_CHARS_MAX)

@@ -6,12 +6,14 @@ The rules are those of `wire.v2`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, model_validator
+from pydantic_core import PydanticCustomError
 
 from forkd import limits
-from forkd.wire.v2 import Answer, Path, Query, Request
+from forkd.wire.text import MEMBER, Path, decoded, readable
+from forkd.wire.v2 import Answer, Query, Request
 
 
 def _mode(value: object) -> object:
@@ -54,7 +56,8 @@ Owner = Annotated[
 class FileEntry(Answer):
     """One file, folder or link in a guest."""
 
-    name: str
+    name: str = Field(description="U+FFFD stands for what is not UTF-8.")
+    name_b64: str | None = Field(default=None, description="Its bytes, if it is not UTF-8.")
     kind: Literal["file", "directory", "symlink", "other"]
     size_bytes: int
     mode: int
@@ -62,6 +65,19 @@ class FileEntry(Answer):
     gid: int
     modified_at_ns: int
     target: str | None = None
+    target_b64: str | None = Field(default=None, description="Its bytes, if it is not UTF-8.")
+
+    @model_validator(mode="after")
+    def _with_bytes(self) -> Self:
+        """Have names stand for their bytes, as in `os.fsdecode`."""
+        for name, digits in (("name", self.name_b64), ("target", self.target_b64)):
+            if digits is not None:
+                self.__dict__[name] = decoded(digits)
+        return self
+
+    @field_serializer("name", "target")
+    def _readable(self, text: str | None) -> str | None:
+        return None if text is None else readable(text)
 
 
 class FileList(Answer):
@@ -93,9 +109,21 @@ class ArchiveWritten(Answer):
 
 
 class FilePath(Query):
-    """Which file."""
+    """Which file: `path`, or `path_b64` if it is not UTF-8."""
 
-    path: Path
+    path: Path = Field(default="", validate_default=False)
+    path_b64: str | None = Field(default=None, description="Its bytes in base64.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_path(cls, members: object) -> object:
+        if not isinstance(members, dict):
+            return members
+        if (members.get("path") is None) == (members.get("path_b64") is None):
+            raise PydanticCustomError("path", "exactly one of path and path_b64 must be given")
+        if (digits := members.get("path_b64")) is not None:
+            return {**members, "path": {MEMBER: digits}}
+        return members
 
 
 class FileRead(FilePath):

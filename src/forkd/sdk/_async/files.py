@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import EngineExited, ForkdError, NotFound, TransportError
-from forkd.sdk._requests import build
+from forkd.sdk._requests import as_base64, build
 from forkd.wire import v2, v2_files
+from forkd.wire.text import is_utf8
 
 if TYPE_CHECKING:
     import builtins
@@ -28,7 +29,7 @@ class AsyncFiles:
 
     async def read(self, path: str) -> bytes:
         """Return a file's contents."""
-        async with self._streamed(self._path, {"path": path}) as answer:
+        async with self._streamed(self._path, _where(path)) as answer:
             return await answer.aread()
 
     async def read_text(self, path: str) -> str:
@@ -40,7 +41,7 @@ class AsyncFiles:
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a file for reading: gives an iterator of its bytes, in pieces."""
-        query = {"path": path, "offset": offset or None, "length": length}
+        query = {**_where(path), "offset": offset or None, "length": length}
         async with self._streamed(self._path, query) as answer:
             yield answer.aiter_bytes()
 
@@ -63,7 +64,7 @@ class AsyncFiles:
             user: Owner of a new file and of new folders, a name or `uid[:gid]`; the image's user
                 if None.  A file that is replaced keeps its owner.
         """
-        query = {"path": path, "mode": mode, "make_parents": make_parents or None, "user": user}
+        query = {**_where(path), "mode": mode, "make_parents": make_parents or None, "user": user}
         data = contents.encode() if isinstance(contents, str) else contents
         written = await self._http.call(
             v2_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
@@ -73,7 +74,7 @@ class AsyncFiles:
     @asynccontextmanager
     async def open_archive(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a file or a folder for reading as a tar archive, in pieces."""
-        async with self._streamed(f"{self._path}/archive", {"path": path}) as answer:
+        async with self._streamed(f"{self._path}/archive", _where(path)) as answer:
             yield answer.aiter_bytes()
 
     async def write_archive(
@@ -92,7 +93,7 @@ class AsyncFiles:
             user: Owner of what is made new, as of `write`.
             keep_owner: Everything gets the owner that the archive says.
         """
-        query = {"path": path, "user": user, "keep_owner": keep_owner or None}
+        query = {**_where(path), "user": user, "keep_owner": keep_owner or None}
         return await self._http.call(
             v2_files.ArchiveWritten,
             "PUT",
@@ -105,7 +106,7 @@ class AsyncFiles:
     async def stat(self, path: str) -> v2_files.FileEntry:
         """Return what a path is; symbolic links are not followed."""
         return await self._http.call(
-            v2_files.FileEntry, "GET", f"{self._path}/stat", query={"path": path}
+            v2_files.FileEntry, "GET", f"{self._path}/stat", query=_where(path)
         )
 
     async def exists(self, path: str) -> bool:
@@ -121,7 +122,7 @@ class AsyncFiles:
     async def list(self, path: str) -> builtins.list[v2_files.FileEntry]:
         """Return what is in a folder, by name."""
         found = await self._http.call(
-            v2_files.FileList, "GET", f"{self._path}/list", query={"path": path}
+            v2_files.FileList, "GET", f"{self._path}/list", query=_where(path)
         )
         return found.entries
 
@@ -147,7 +148,7 @@ class AsyncFiles:
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, an empty folder, or with `recursive` a whole one."""
-        query = {"path": path, "recursive": recursive or None}
+        query = {**_where(path), "recursive": recursive or None}
         await self._http.send("DELETE", self._path, query=query)
 
     @asynccontextmanager
@@ -169,3 +170,8 @@ class AsyncFiles:
         if sandbox.exit_reason is None:
             return error
         return EngineExited(f"sandbox {sandbox.id} has exited: {sandbox.exit_reason}")
+
+
+def _where(path: str) -> dict[str, Any]:
+    """Return the members of a query that say which path."""
+    return {"path": path} if is_utf8(path) else {"path_b64": as_base64(path)}

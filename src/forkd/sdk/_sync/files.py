@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import EngineExited, ForkdError, NotFound, TransportError
-from forkd.sdk._requests import build
+from forkd.sdk._requests import as_base64, build
 from forkd.wire import v2, v2_files
+from forkd.wire.text import is_utf8
 
 if TYPE_CHECKING:
     import builtins
@@ -29,7 +30,7 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Return a file's contents."""
-        with self._streamed(self._path, {"path": path}) as answer:
+        with self._streamed(self._path, _where(path)) as answer:
             return answer.read()
 
     def read_text(self, path: str) -> str:
@@ -41,7 +42,7 @@ class Files:
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> Iterator[Iterator[bytes]]:
         """Open a file for reading: gives an iterator of its bytes, in pieces."""
-        query = {"path": path, "offset": offset or None, "length": length}
+        query = {**_where(path), "offset": offset or None, "length": length}
         with self._streamed(self._path, query) as answer:
             yield answer.iter_bytes()
 
@@ -64,7 +65,7 @@ class Files:
             user: Owner of a new file and of new folders, a name or `uid[:gid]`; the image's user
                 if None.  A file that is replaced keeps its owner.
         """
-        query = {"path": path, "mode": mode, "make_parents": make_parents or None, "user": user}
+        query = {**_where(path), "mode": mode, "make_parents": make_parents or None, "user": user}
         data = contents.encode() if isinstance(contents, str) else contents
         written = self._http.call(
             v2_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
@@ -74,7 +75,7 @@ class Files:
     @contextmanager
     def open_archive(self, path: str) -> Iterator[Iterator[bytes]]:
         """Open a file or a folder for reading as a tar archive, in pieces."""
-        with self._streamed(f"{self._path}/archive", {"path": path}) as answer:
+        with self._streamed(f"{self._path}/archive", _where(path)) as answer:
             yield answer.iter_bytes()
 
     def write_archive(
@@ -93,7 +94,7 @@ class Files:
             user: Owner of what is made new, as of `write`.
             keep_owner: Everything gets the owner that the archive says.
         """
-        query = {"path": path, "user": user, "keep_owner": keep_owner or None}
+        query = {**_where(path), "user": user, "keep_owner": keep_owner or None}
         return self._http.call(
             v2_files.ArchiveWritten,
             "PUT",
@@ -105,9 +106,7 @@ class Files:
 
     def stat(self, path: str) -> v2_files.FileEntry:
         """Return what a path is; symbolic links are not followed."""
-        return self._http.call(
-            v2_files.FileEntry, "GET", f"{self._path}/stat", query={"path": path}
-        )
+        return self._http.call(v2_files.FileEntry, "GET", f"{self._path}/stat", query=_where(path))
 
     def exists(self, path: str) -> bool:
         """Return whether there is anything at a path."""
@@ -121,9 +120,7 @@ class Files:
 
     def list(self, path: str) -> builtins.list[v2_files.FileEntry]:
         """Return what is in a folder, by name."""
-        found = self._http.call(
-            v2_files.FileList, "GET", f"{self._path}/list", query={"path": path}
-        )
+        found = self._http.call(v2_files.FileList, "GET", f"{self._path}/list", query=_where(path))
         return found.entries
 
     def make_dir(
@@ -148,7 +145,7 @@ class Files:
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, an empty folder, or with `recursive` a whole one."""
-        query = {"path": path, "recursive": recursive or None}
+        query = {**_where(path), "recursive": recursive or None}
         self._http.send("DELETE", self._path, query=query)
 
     @contextmanager
@@ -170,3 +167,8 @@ class Files:
         if sandbox.exit_reason is None:
             return error
         return EngineExited(f"sandbox {sandbox.id} has exited: {sandbox.exit_reason}")
+
+
+def _where(path: str) -> dict[str, Any]:
+    """Return the members of a query that say which path."""
+    return {"path": path} if is_utf8(path) else {"path_b64": as_base64(path)}
