@@ -32,7 +32,8 @@ pub fn open(size: WindowSize) -> io::Result<(File, OwnedFd, End)> {
     }
     resize(&pty.master, size)?;
     set_nonblocking(&pty.master)?;
-    let end = End { program_side: ttyname(&pty.slave).ok(), attempts: 0, due: None };
+    let end =
+        End { program_side: ttyname(&pty.slave).ok(), attempts: 0, due: None, owes_key: false };
     Ok((File::from(pty.master), pty.slave, end))
 }
 
@@ -56,13 +57,16 @@ pub fn resize(terminal: &impl AsFd, size: WindowSize) -> io::Result<()> {
 /// A pipe that has ended says so to everybody who reads it.  A terminal has a key for that, which
 /// one read takes: in the middle of a line it only ends that part.  So it is typed again and again,
 /// ever less often, for whoever reads next.  In raw mode it is a byte as any other: once all was
-/// read it is typed, for programs that know it, and later reads no longer wait for input.
+/// read, reads no longer wait for input, and the key is typed once, for the read that waits already
+/// and for programs that know it.
 #[derive(Debug)]
 pub struct End {
     /// The name of the programs' side.
     program_side: Option<PathBuf>,
     attempts: u32,
     due: Option<Instant>,
+    /// Reads no longer wait, and the key is still to be typed.
+    owes_key: bool,
 }
 
 impl End {
@@ -91,22 +95,28 @@ impl End {
         }
     }
 
-    fn try_to_type(&self, mut terminal: &File) -> io::Result<()> {
+    fn try_to_type(&mut self, mut terminal: &File) -> io::Result<()> {
         let mut modes = tcgetattr(terminal)?;
         let key = modes.special_codes[SpecialCodeIndex::VEOF];
         if modes.local_modes.contains(LocalModes::ICANON) {
             return terminal.write_all(&[key]);
         }
-        // What is on its way to the programs cannot be seen in the first moment.
-        let waits = modes.special_codes[SpecialCodeIndex::VMIN] > 0;
-        if !waits || self.attempts == 1 || self.has_unread() {
-            return Ok(());
+        if modes.special_codes[SpecialCodeIndex::VMIN] > 0 {
+            // What is on its way to the programs cannot be seen in the first moment.
+            if self.attempts == 1 || self.has_unread() {
+                return Ok(());
+            }
+            // Before the key: whoever has read the key and reads on must find the end.
+            modes.special_codes[SpecialCodeIndex::VMIN] = 0;
+            modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+            tcsetattr(terminal, OptionalActions::Now, &modes)?;
+            self.owes_key = true;
         }
-        // Who waits already goes on waiting for a byte; who reads after that finds the end.
-        terminal.write_all(&[key])?;
-        modes.special_codes[SpecialCodeIndex::VMIN] = 0;
-        modes.special_codes[SpecialCodeIndex::VTIME] = 0;
-        Ok(tcsetattr(terminal, OptionalActions::Now, &modes)?)
+        if self.owes_key {
+            terminal.write_all(&[key])?;
+            self.owes_key = false;
+        }
+        Ok(())
     }
 
     /// Whether programs have yet to read some input.
