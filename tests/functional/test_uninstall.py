@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,14 @@ import pytest
 
 from forkd import Client
 from forkd.errors import Conflict
+from forkd.machine import lifecycle
 from forkd.service.uninstall import uninstall
 from tests.support import leaks
 from tests.support.callers import CALLER
 from tests.support.killable import KillableDaemon
 from tests.support.real_daemon import running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG
-from tests.support.service_host import until
+from tests.support.service_host import make_host, until
 
 if TYPE_CHECKING:
     from tests.support.bakes import Bakes
@@ -84,6 +86,22 @@ async def test_nothing_is_left_of_a_daemon_that_was_killed(fake_host: FakeHost) 
     assert {"processes", "links", "tables", "folders"} <= set(said["removed"])
     assert len(said["removed"]["processes"]) == 4
     settings.run_dir.mkdir()  # whose the fixture is
+
+
+def test_down_ends_the_sandboxes_of_a_daemon_of_this_host_that_was_killed(tmp_path: Path) -> None:
+    run_dir = Path(f"/run/forkd-{os.getuid()}")
+    host, home = make_host(tmp_path, run_dir), tmp_path / "home"
+    run_dir.mkdir(mode=0o700)
+    asyncio.run(killed_with_sandboxes(host, "ForkOptions()"))
+    assert len(host.vmm_processes()) == 4  # a zygote and three sandboxes
+    home.mkdir()
+    host.settings.state_dir.rename(home / "store")
+
+    assert lifecycle.down(home) is True
+
+    assert host.vmm_processes() == []
+    assert not run_dir.exists()
+    assert lifecycle.down(home) is False
 
 
 async def test_without_state_snapshots_stay_and_the_next_daemon_has_them(

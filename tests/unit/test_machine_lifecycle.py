@@ -13,7 +13,7 @@ import pytest
 
 from forkd import programs
 from forkd.errors import EngineError, HostError, NotFound
-from forkd.machine import build, lifecycle
+from forkd.machine import Machine, build, lifecycle
 from forkd.machine.health import why_unwell
 from forkd.machine.process import ProcessId
 
@@ -71,6 +71,22 @@ def test_a_folder_without_a_daemon_is_not_one(tmp_path: Path, text: str | None) 
 
     with pytest.raises(NotFound):
         lifecycle.find(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', "\0"])
+def test_a_damaged_record_of_a_machine_is_none_and_down_removes_it(
+    tmp_path: Path, text: str
+) -> None:
+    """A crash of the host can leave the file empty."""
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    (folder / "machine.json").write_text(text)
+    (folder / "token").write_text("token")
+
+    with pytest.raises(NotFound):
+        Machine.attach(folder)
+    assert lifecycle.down(tmp_path) is False
+    assert not (folder / "machine.json").exists()
 
 
 @contextlib.contextmanager
