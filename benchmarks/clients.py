@@ -299,7 +299,7 @@ async def measure(host: HostSettings, tag: Tag, teller: Teller, *, quick: bool) 
     """
     plan, samples = QUICK if quick else FULL, Samples()
     proc.raise_open_files_limit()
-    with served(host) as (pid, socket):
+    with served(host) as (pid, socket, _):
         async with RawClient(f"unix://{socket}") as client:
             daemon = Daemon(pid, socket, client, tag)
             warmup_ms: list[float] = []
@@ -315,8 +315,8 @@ async def measure(host: HostSettings, tag: Tag, teller: Teller, *, quick: bool) 
 
 
 @contextlib.contextmanager
-def served(host: HostSettings) -> Iterator[tuple[int, Path]]:
-    """Run the daemon on a host's folders; give its process and its socket.
+def served(host: HostSettings) -> Iterator[tuple[int, Path, str]]:
+    """Run the daemon on a host's folders; give its process, its socket and its URL of TCP.
 
     Raises:
         EngineError: It does not start.
@@ -326,6 +326,7 @@ def served(host: HostSettings) -> Iterator[tuple[int, Path]]:
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "FORKD_SOCKET": str(socket),
+            "FORKD_BIND": "127.0.0.1:0",
             "FORKD_STATE_DIR": str(host.state_dir),
             "FORKD_RUN_DIR": run_dir,
             "FORKD_CACHE_DIR": str(host.cache_dir),
@@ -342,7 +343,7 @@ def served(host: HostSettings) -> Iterator[tuple[int, Path]]:
                 said = json.loads(next(iter(daemon.stdout or ()), b"{}"))
                 if said.get("event") != "listening":
                     raise EngineError(f"the daemon does not start: {said}")
-                yield daemon.pid, socket
+                yield daemon.pid, socket, said["urls"][1]
             finally:
                 daemon.terminate()
                 daemon.wait(END_TIMEOUT_S)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, branch, chain, clients, hogs, questions, walls
+from benchmarks import bed, branch, chain, clients, hogs, questions, tenants, walls
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -48,10 +48,10 @@ REPEATS_QUICK = {1: 5, 10: 2, 100: 2}
 WIDTH = 100
 """The width that the budgets are stated for."""
 
-PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "walls")
+PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "tenants", "walls")
 """What can be measured by itself, in the order in which it is."""
 
-SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs", "walls"})
+SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs", "tenants", "walls"})
 LARGE_PARTS = frozenset({"branch", "snapshot"})
 """Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
 
@@ -183,6 +183,9 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services["clients"] = await measured
             if "hogs" in parts:
                 of_services["hogs"] = await hogs.measure(host, bed.TAG, teller, quick=options.quick)
+            if "tenants" in parts:
+                measured = tenants.measure(host, bed.TAG, teller, quick=options.quick)
+                of_services["tenants"] = await measured
             if "walls" in parts:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
             beds = {
@@ -293,6 +296,7 @@ def steps(parts: frozenset[str], *, quick: bool) -> int:
                 "clients": (clients.QUICK if quick else clients.FULL).rounds,
                 "walls": (walls.QUICK if quick else walls.FULL).steps,
                 "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
+                "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
             }[part]
             for part in parts
         )

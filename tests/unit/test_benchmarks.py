@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import branch, chain, clients, hogs, walls
+from benchmarks import branch, chain, clients, hogs, tenants, walls
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -83,6 +83,7 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "reset": chain.reset_figures([6.0], [12.0]),
         "clients": of_clients().figures(),
         "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
+        "tenants": tenants.lay_out([10.0, 20.0], [15.0, 30.0], [12.0], {}),
         **walls.lay_out(
             {"bare": [200.0, 180.0, 220.0], "walled": [210.0], "linked": [252.0]},
             {"bare": [100.0, 400.0, 100.0], "walled": [126.0], "linked": [132.0]},
@@ -123,6 +124,7 @@ def test_what_walls_and_hogs_cost_are_ratios(bench: dict[str, object]) -> None:
     assert look_up(bench, "slots.ms_per_child") == 0.105
     assert look_up(bench, "host.ratio") == 1.1025
     assert look_up(bench, "hogs.p99_ratio") == 1.5
+    assert look_up(bench, "tenants.p99_ratio") == 1.5
     assert look_up(bench, "network_1000.alive") == 5
     assert look_up(bench, "network_1000.ms_per_child") == 50.0
     assert look_up(bench, "network_1000.last_to_first") == 1.5
