@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from forkd.model.event import Event
+    from forkd.model.event import Event, EventBatch
 
 DEADLINE_S = 20.0
 READY = EventKind.SANDBOX_READY
@@ -318,6 +318,37 @@ async def test_a_tenant_reads_its_own_events_and_none_of_others(
 
         assert said(await host.read(0, 3, TENANT)) == ["mine", "mine too", "mine at last"]
     assert [len(found.events) for found in read] == [2]
+
+
+async def test_a_follower_sleeps_on_while_others_events_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    after = Journal._after  # noqa: SLF001 - no other wants to know
+
+    async def look(self: Journal, caller: Caller, seen: int) -> EventBatch:
+        looked.append(caller.tenant)
+        return await after(self, caller, seen)
+
+    monkeypatch.setattr(Journal, "_after", look)
+    others = replace(TENANT, tenant=OTHERS.tenant)
+    async with opened(tmp_path) as host, contextlib.AsyncExitStack() as stack:
+        follow = host.journal.follow
+        followers = [
+            await stack.enter_async_context(contextlib.aclosing(follow(each)))
+            for each in (TENANT, others)
+        ]
+        for each in followers:
+            await anext(each)  # where the history is
+        mine, theirs = (asyncio.ensure_future(anext(each)) for each in followers)
+        await until(lambda: len(host.journal._waiting) == 2)  # noqa: SLF001 - no other wants to know
+        looked.clear()
+
+        host.note("theirs", owner=OTHERS)
+        assert said(list((await theirs).events)) == ["theirs"]
+        assert looked == [OTHERS.tenant]
+        host.note("mine")
+        assert said(list((await mine).events)) == ["mine"]
 
 
 async def test_who_reads_the_history_holds_up_nobody_who_writes(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError
 from forkd.limits import SHORT_RETRY_S
-from forkd.model.caller import Owner, Scope, request_id
+from forkd.model.caller import Scope, request_id
 from forkd.model.event import Event, EventBatch, EventKind, gap
 from forkd.service.places import Places
 from forkd.service.use_case import streaming_use_case
@@ -32,7 +32,7 @@ from forkd.store import history
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
-    from forkd.model.caller import Caller
+    from forkd.model.caller import Caller, Owner, Tenant
     from forkd.service.records import Records
     from forkd.telemetry.telemetry import Telemetry
 
@@ -96,7 +96,8 @@ class Journal:
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._waiting: dict[asyncio.Future[None], Caller] = {}
+        self._untold: dict[Tenant, Owner] = {}
         self._ended = False
         self._missing: list[tuple[int, int]] = []
         self._reads = Places("reads of the history", READS_MAX, SHORT_RETRY_S)
@@ -124,14 +125,18 @@ class Journal:
             await self._write()
 
     async def tell(self) -> None:
-        """Wake followers when there is something for them; a vital task of the service."""
+        """Wake followers when there is something for them; a vital task of the service.
+
+        Those that may not see what came sleep on: many followers of one tenant cost another none.
+        """
         time_s = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
             await asyncio.sleep(TELL_EVERY_S)
             self._news.clear()
             begun_s = time_s()
-            waiting = iter(tuple(self._waiting))
+            owners, self._untold = self._untold.values(), {}
+            waiting = iter([w for w, caller in self._waiting.items() if _any(caller, owners)])
             while some := tuple(islice(waiting, TOLD_AT_ONCE)):
                 self._wake(some)
                 await asyncio.sleep(0)
@@ -154,6 +159,7 @@ class Journal:
         self._next_id += 1
         self._recent.append(event)
         self._unwritten.append(event)
+        self._untold[owner.tenant] = owner
         self._wanted.set()
         self._news.set()
 
@@ -192,14 +198,14 @@ class Journal:
                 if seen == self._next_id - 1 and not self._ended:
                     if not follow:
                         return
-                    await self._wait(heard_s + IDLE_S)
+                    await self._wait(caller, heard_s + IDLE_S)
         finally:
             self.followers -= 1
 
-    async def _wait(self, until_s: float) -> None:
-        """Return when there may be more, or at a time of the event loop."""
+    async def _wait(self, caller: Caller, until_s: float) -> None:
+        """Return when there is more that a caller may see, or at a time of the event loop."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiting] = None
+        self._waiting[waiting] = caller
         with contextlib.suppress(TimeoutError):
             try:
                 async with asyncio.timeout_at(until_s):
@@ -293,6 +299,11 @@ class Journal:
         up_to = self._next_id - 1 + count
         await self._records.ask(lambda db: history.reserve(db, up_to))
         self._reserved_id = up_to
+
+
+def _any(caller: Caller, owners: Iterable[Owner]) -> bool:
+    """Whether a caller may see events of any of these."""
+    return any(map(caller.may_touch, owners))
 
 
 def _may_see(caller: Caller, event: Event) -> bool:
