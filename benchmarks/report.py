@@ -90,7 +90,7 @@ ROWS = (
     Row("one fork beside a hostile tenant, p99", "tenants.beside.p99_ms", "ms"),
     Row("… alone", "tenants.alone.p99_ms", "ms"),
     Row("… beside against alone", "tenants.p99_ratio", "x", 2.0),
-    Row("… while the hostile one stands still", "tenants.held.p99_ms", "ms"),
+    Row("… while the hostile one is stopped", "tenants.held.p99_ms", "ms"),
     Row("fork of a base", "chain.depth_0_ms", "ms"),
     Row("fork of the eighth link over it", "chain.depth_8_ms", "ms"),
     Row("… against the base", "chain.ratio", "x", 1.1),

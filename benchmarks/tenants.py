@@ -5,7 +5,7 @@
 measures here, over the fake VMM of the tests; `make bench ARGS='--only tenants'` over real ones.
 A quiet tenant forks one sandbox after the other over TCP: alone, before and after a hostile one
 (`tests/support/hostile_tenant.py`) that does whatever its token lets it; and beside that one, in
-turns while it works and while it stands still with all that it holds.
+turns while it works and while it is stopped with all that it holds.
 """
 
 from __future__ import annotations
