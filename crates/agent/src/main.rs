@@ -19,6 +19,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+mod at_hand;
 mod boot;
 mod cgroup;
 mod child;

@@ -1,7 +1,8 @@
 //! Starting processes, with errors that say what was wrong.
 //!
 //! A process of the agent's own user and without a terminal is started directly, at the price of
-//! one exec.  Anything that needs more (another user, a session with a terminal) goes through
+//! one exec, if the kernel has all in memory that this takes.  Anything that needs more (another
+//! user, a session with a terminal, a disk or a server to wait for) goes through
 //! [`stage`](crate::stage), a second exec of this program, because changing a child between fork
 //! and exec would need `unsafe`.
 
@@ -16,11 +17,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use forkd_proto::Text;
-use forkd_proto::guest::{ErrorBody, ErrorCode};
+use forkd_proto::guest::{Env, ErrorBody, ErrorCode};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, pipe2};
 
+use crate::at_hand;
 use crate::cgroup::Cgroups;
 use crate::child::Process;
 use crate::failure::{Outcome, code_of, failure, invalid, refused};
@@ -30,6 +32,9 @@ use crate::users;
 /// Longest report of a staged process: a path and the kernel's words, and less than a pipe writes
 /// at once.
 const VERDICT_MAX: usize = 4096;
+
+/// Somebody may execute the file.
+pub const EXECUTABLE: u32 = 0o111;
 
 /// Standard input, output and error of a process.
 #[derive(Debug)]
@@ -137,10 +142,20 @@ pub fn verdict(report: &mut File) -> Verdict {
 }
 
 fn direct_or_staged(launch: Launch<'_>) -> Outcome<(Pid, Option<File>)> {
-    if !launch.tty && users::is_root(&launch.surroundings.user) {
+    if !launch.tty && users::is_root(&launch.surroundings.user) && starts_at_once(&launch) {
         return Ok((direct(launch)?, None));
     }
     staged(launch).map(|(pid, verdict)| (pid, Some(verdict)))
+}
+
+fn starts_at_once(launch: &Launch<'_>) -> bool {
+    let Surroundings { env, cwd, .. } = launch.surroundings;
+    let program = launch.args.first();
+    program.is_none_or(|program| at_hand::starts(program, search(env), cwd.as_ref()))
+}
+
+fn search(env: &Env) -> &OsStr {
+    env.get("PATH").map_or(OsStr::new(""), Text::as_ref)
 }
 
 fn direct(launch: Launch<'_>) -> Outcome<Pid> {
@@ -149,8 +164,7 @@ fn direct(launch: Launch<'_>) -> Outcome<Pid> {
     let [program, args @ ..] = launch.args else {
         return Err(invalid("args", "names no program"));
     };
-    let search = env.get("PATH").map_or(OsStr::new(""), Text::as_ref);
-    let path = resolve(program, search, cwd.as_ref())?;
+    let path = resolve(program, search(env), cwd.as_ref())?;
     let mut command = Command::new(&path);
     command.arg0(program).args(args).env_clear().env("HOME", "/root").envs(env).process_group(0);
     if cwd.as_bytes() != b"/" {
@@ -213,16 +227,10 @@ fn with_signals<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 ///
 /// `not_found`; `permission_denied` if all that was found is not executable.
 pub fn resolve(program: &OsStr, search: &OsStr, cwd: &Path) -> Outcome<PathBuf> {
-    let candidates: Vec<PathBuf> = if program.as_bytes().contains(&b'/') {
-        vec![cwd.join(program)]
-    } else {
-        let folders = search.as_bytes().split(|byte| *byte == b':').map(OsStr::from_bytes);
-        folders.map(|folder| cwd.join(folder).join(program)).collect()
-    };
     let mut denied = false;
-    for path in candidates {
+    for path in candidates(program, search, cwd) {
         match fs::metadata(&path) {
-            Ok(found) if found.is_file() && found.permissions().mode() & 0o111 != 0 => {
+            Ok(found) if found.is_file() && found.permissions().mode() & EXECUTABLE != 0 => {
                 return Ok(path);
             }
             Ok(_) => denied = true,
@@ -235,6 +243,15 @@ pub fn resolve(program: &OsStr, search: &OsStr, cwd: &Path) -> Outcome<PathBuf> 
     } else {
         failure(ErrorCode::NotFound, format!("{program}: no such program"))
     })
+}
+
+/// Where the file to execute may be; the first that is executable counts.
+pub fn candidates(program: &OsStr, search: &OsStr, cwd: &Path) -> Vec<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return vec![cwd.join(program)];
+    }
+    let folders = search.as_bytes().split(|byte| *byte == b':').map(OsStr::from_bytes);
+    folders.map(|folder| cwd.join(folder).join(program)).collect()
 }
 
 /// Whether a process can start in `cwd`.

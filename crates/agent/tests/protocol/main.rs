@@ -6,6 +6,7 @@ mod archive;
 mod crowd;
 mod exec;
 mod files;
+mod hung_mount;
 mod runtime;
 mod support;
 mod watch;
