@@ -36,6 +36,9 @@ mod write;
 /// Bytes of a file in one frame.
 const CHUNK: usize = 256 << 10;
 
+/// Most bytes of a file that says it is empty, such as those of `/proc`: some of them never end.
+const UNSIZED_BYTES_MAX: u64 = 64 << 20;
+
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
@@ -113,10 +116,24 @@ fn read_file(request: &ReadFile, stream: &mut Stream) -> Served<BytesReply> {
                 left -= u64::try_from(count).unwrap_or_default();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let words =
+                    "has no end, only more to come; read it with a command and a time limit";
+                return Ok(Err(invalid("path", format!("{}: {words}", path.display()))));
+            }
             Err(error) => return Ok(Err(refused_path(path, &error))),
+        }
+        if bytes > UNSIZED_BYTES_MAX && request.length.is_none() && is_unsized(&file) {
+            let words = format!("has no size, and more than {UNSIZED_BYTES_MAX} bytes");
+            let message = format!("{}: {words}; read it with a `length`", path.display());
+            return Ok(Err(failure(ErrorCode::TooLarge, message)));
         }
     }
     Ok(Ok(BytesReply { bytes }))
+}
+
+fn is_unsized(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.len() == 0)
 }
 
 fn open_for_reading(path: &Path, offset: u64) -> Outcome<(File, Metadata)> {
@@ -128,7 +145,8 @@ fn open_for_reading(path: &Path, offset: u64) -> Outcome<(File, Metadata)> {
         return Err(failure(ErrorCode::IsADirectory, format!("{}: a directory", path.display())));
     }
     if !metadata.is_file() {
-        return Err(invalid("path", format!("{}: not a regular file", path.display())));
+        let words = "not a regular file; a command can read it";
+        return Err(invalid("path", format!("{}: {words}", path.display())));
     }
     if offset > 0 {
         file.seek(SeekFrom::Start(offset)).map_err(|error| refused_path(path, &error))?;

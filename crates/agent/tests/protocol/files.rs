@@ -246,6 +246,25 @@ fn a_write_through_a_link_that_leads_nowhere_makes_what_it_names() {
 }
 
 #[test]
+fn what_has_no_end_is_refused_or_has_a_limit() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let pipe = agent.path("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("made");
+    for path in [pipe.as_path(), Path::new("/dev/zero")] {
+        let refused = client.ask(&json!({"op": "read_file", "path": path}));
+        assert_eq!((refused.code(), &refused.error["field"]), ("invalid_request", &json!("path")));
+    }
+
+    // Eight bytes for each page that a process could have: 256 GiB.
+    let unsized_file = format!("/proc/{}/pagemap", agent.pid());
+    let cut = client.ask(&json!({"op": "read_file", "path": unsized_file}));
+    assert_eq!((cut.code(), cut.data.len() >> 20), ("too_large", 64));
+    let part = json!({"op": "read_file", "path": unsized_file, "length": 65 << 20});
+    assert_eq!(client.ask(&part).reply["bytes"], 65 << 20);
+}
+
+#[test]
 fn a_device_and_a_pipe_are_written_to_and_stay_what_they_are() {
     let agent = Agent::start();
     let mut client = agent.connect();
