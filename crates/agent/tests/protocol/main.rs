@@ -9,4 +9,5 @@ mod files;
 mod hung_mount;
 mod runtime;
 mod support;
+mod terminal;
 mod watch;
