@@ -134,6 +134,10 @@ VMM_MEMORY_SHARE = 64
 """What part of its guest's memory a VMM process may have besides, for page tables: two levels of
 them, of 8 bytes a page of 4 KiB each, are the 256th part."""
 
+VMM_MEMORY_USED_MIB = 24
+"""What a VMM process needs of a limit that is less than its guest's memory; the rest is the
+guest's."""
+
 VMM_CPUS = 1.0
 """CPU time in cores that a VMM process may have beside its vCPUs, if no limit is asked for."""
 

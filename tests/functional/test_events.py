@@ -13,11 +13,12 @@ import pytest
 
 from forkd.errors import ForkdError
 from forkd.model.caller import DEFAULT_TENANT, Caller, Scope
-from forkd.model.event import Event, EventKind
+from forkd.model.event import EventKind
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.tenant import parse_tenant
 from tests.support.callers import CALLER
+from tests.support.events import next_of
 from tests.support.service_host import TAG, FakeHost
 
 if TYPE_CHECKING:
@@ -30,19 +31,6 @@ DEADLINE_S = 30.0
 OPTIONS = ForkOptions()
 ALL_OR_NOTHING = ForkOptions(all_or_nothing=True)
 OTHER = parse_tag("other")
-
-
-async def next_of(host: Host, kind: EventKind, after: int = 0) -> Event:
-    """Return the first event of a kind after an id."""
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        contextlib.aclosing(host.journal.follow(CALLER, after)) as batches,
-    ):
-        async for batch in batches:
-            for event in batch.events:
-                if event.kind is kind:
-                    return event
-    raise AssertionError(kind)
 
 
 async def one(host: Host) -> SandboxId:

@@ -12,8 +12,11 @@ from forkd.cgroups.limits import CPU_PERIOD_US
 from forkd.errors import Conflict, ForkdError
 from forkd.host.disks import disk_of
 from forkd.limits import PIDS_LIMIT_DEFAULT, VMM_CPUS, VMM_MEMORY_MIB, VMM_MEMORY_SHARE
+from forkd.model.event import EventKind
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxState
 from tests.support.callers import CALLER
+from tests.support.events import next_of
+from tests.support.memory import TAKE_BACK
 from tests.support.real_host import REAL, shell, value
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ DEADLINE_S = 60.0
 
 LIMIT_MIB = 256
 """Less than the guest has, and more than a fork of it takes."""
+
+REASON = "killed, out of memory: its own limit had no more"
 
 WRITTEN_BYTES = 4 << 20
 
@@ -92,6 +97,7 @@ async def test_a_guest_past_its_limit_ends_alone_and_says_why(real_host: RealHos
         real_host.forked(1, small) as (hungry,),
         real_host.forked(1, ForkOptions()) as (quiet,),
     ):
+        await shell(real_host, hungry.id, TAKE_BACK)
         await value(real_host, hungry.id, HOLD)
         with pytest.raises(ForkdError):
             await value(real_host, hungry.id, f"hold({LIMIT_MIB + 64}, 1)")
@@ -100,11 +106,12 @@ async def test_a_guest_past_its_limit_ends_alone_and_says_why(real_host: RealHos
                 pass
 
         found = await service.sandboxes.get(CALLER, hungry.id)
-        assert (found.state, found.exit_reason) == (
-            SandboxState.EXITED,
-            "killed, out of memory: its own limit had no more",
-        )
+        assert (found.state, found.exit_reason) == (SandboxState.EXITED, REASON)
         assert await value(real_host, quiet.id, "1 + 1") == 2
+
+    # The sandbox is deleted now, and its history still says why it ended.
+    event = await next_of(service, EventKind.SANDBOX_EXITED)
+    assert (event.subject, event.detail["reason"]) == (hungry.id, REASON)
 
 
 async def test_limits_change_while_a_sandbox_runs_and_outlive_the_daemon(
@@ -140,6 +147,7 @@ async def test_what_a_seed_keeps_of_its_source_does_not_end_the_source(
     small = ForkOptions(memory_limit_mib=LIMIT_MIB)
     mib = LIMIT_MIB * 3 // 5
     async with real_host.forked(1, small) as (source,):
+        await shell(real_host, source.id, TAKE_BACK)
         await value(real_host, source.id, HOLD + f"\nhold({mib}, 1)")
         branched = await service.branches.branch(CALLER, source.id, 1, BranchOptions())
         (sibling,) = branched.fork.sandboxes

@@ -19,6 +19,7 @@ from forkd.errors import ForkdError
 from forkd.host import cgroupfs
 from forkd.sdk import Client
 from tests.support.docs import tries_in
+from tests.support.memory import TAKE_BACK
 from tests.support.real_host import RECIPE, ROOT, TAG
 from tests.support.rootless_daemon import (
     HOME_FILE,
@@ -215,6 +216,7 @@ def test_machines_are_in_groups_below_the_one_that_was_delegated(
 @REAL
 def test_a_guest_past_its_limit_ends_alone(client: Client, sandbox: Sandbox) -> None:
     with client.fork(TAG, memory_limit_mib=LIMIT_MIB)[0] as hungry:
+        assert hungry.exec(["sh", "-c", TAKE_BACK]).exit_code == 0
         with pytest.raises(ForkdError):
             hungry.eval(f"len(b'x' * {(LIMIT_MIB + 64) * MIB})")
 

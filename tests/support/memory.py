@@ -1,4 +1,4 @@
-"""What VMM processes hold: memory, descriptors, threads, mappings."""
+"""What guests and VMM processes hold: memory, descriptors, threads, mappings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from forkd.host import proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+TAKE_BACK = "umount /run/forkd/unused && echo 0 >/proc/sys/vm/nr_hugepages"
+"""A command by which a guest breaks its memory limit: only the host keeps the limit then."""
 
 
 def private_bytes(pids: Iterable[int]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +24,7 @@ from forkd.engine.configs import (
 from forkd.engine.control import Control
 from forkd.engine.frames import Kind
 from forkd.engine.replies import Branched, SavedFile
-from forkd.errors import CapacityError, EngineError
+from forkd.errors import CapacityError, EngineError, ForkdError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/run/x")
 DIGEST = "d" * 64
+LIMITED = Identity("sb-1", "0" * 32, "uuid", guest_memory_bytes=1 << 28)
 
 T = TypeVar("T")
 
@@ -39,26 +42,41 @@ def ask(
     what: Callable[[Control], Awaitable[T]], answer: JsonObject, kind: Kind = Kind.REPLY
 ) -> tuple[JsonObject, T]:
     """Return the request that `what` sends, and what it makes of `answer`."""
+    (request,), result = ask_again(what, (kind, answer))
+    return request, result
 
-    async def both() -> tuple[JsonObject, T]:
+
+def ask_again(
+    what: Callable[[Control], Awaitable[T]], *answers: tuple[Kind, JsonObject]
+) -> tuple[list[JsonObject], T]:
+    """Return the requests that `what` sends, and what it makes of one answer to each."""
+
+    async def both() -> tuple[list[JsonObject], T]:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.settimeout(0)
         async with Channel(theirs) as vmm, Control(Channel(ours)) as control:
 
-            async def serve() -> JsonObject:
-                request = (await vmm.receive()).members()
-                await vmm.send_json(kind, answer)
-                return request
+            async def serve() -> list[JsonObject]:
+                requests = []
+                for kind, answer in answers:
+                    requests.append((await vmm.receive()).members())
+                    await vmm.send_json(kind, answer)
+                return requests
 
             served = asyncio.ensure_future(serve())
             try:
                 result = await what(control)
             finally:
-                request = await served
-            return request, result
+                requests = await served
+            return requests, result
 
     return asyncio.run(both())
+
+
+async def fork_limited(control: Control) -> None:
+    child = ChildConfig("sb-1", FOLDER, LIMITED)
+    await control.fork([child], deadline_s=5, on_outcome=lambda _: None)
 
 
 def test_a_branch_is_asked_for_and_says_who_and_for_how_long() -> None:
@@ -99,6 +117,40 @@ def test_a_reset_says_who_the_machine_is_from_now_on() -> None:
 
     assert spent_ms == 3.0
     assert (request["op"], request["hostname"], request["deadline_s"]) == ("reset", "sb-1", 5)
+
+
+@pytest.mark.parametrize(
+    ("ask_for", "answer"),
+    [
+        (lambda control: control.reset(LIMITED, deadline_s=5), {"ms": 3}),
+        (lambda control: control.identify("sb-1", LIMITED, deadline_s=5), {"ms": 3}),
+        (fork_limited, {"ready": 1, "failed": 0, "wall_ms": 3}),
+    ],
+    ids=["reset", "identify", "fork"],
+)
+def test_a_process_of_before_memory_limits_is_asked_again_without(
+    ask_for: Callable[[Control], Awaitable[float | None]], answer: JsonObject
+) -> None:
+    refusal: JsonObject = {"code": "invalid_request", "message": "unknown field"}
+
+    (first, second), _ = ask_again(ask_for, (Kind.ERROR, refusal), (Kind.REPLY, answer))
+
+    member = f'"guest_memory_bytes": {1 << 28}'
+    assert member in json.dumps(first)
+    assert json.loads(json.dumps(first).replace(f", {member}", "")) == second
+
+
+@pytest.mark.parametrize(
+    ("identity", "code"),
+    [(LIMITED, "state"), (replace(LIMITED, guest_memory_bytes=None), "invalid_request")],
+)
+def test_a_process_that_refuses_anything_else_is_not_asked_again(
+    identity: Identity, code: str
+) -> None:
+    refusal: JsonObject = {"code": code, "message": "no"}
+
+    with pytest.raises(ForkdError, match="no"):
+        ask(lambda control: control.reset(identity, deadline_s=5), refusal, Kind.ERROR)
 
 
 def test_a_full_disk_may_have_room_later() -> None:

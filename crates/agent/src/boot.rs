@@ -18,6 +18,7 @@ use nix::sys::socket::{
 use crate::cgroup::Cgroups;
 use crate::identity::Identity;
 use crate::image::{Defaults, IMAGE_FILE};
+use crate::oom::Order;
 use crate::server::{Parts, Server};
 use crate::spawn::Launcher;
 use crate::{cgroup, log, netlink, rlimits};
@@ -90,7 +91,7 @@ fn serve_guest() -> io::Result<std::convert::Infallible> {
     let listener = vsock_listener()?;
     let cgroups = Cgroups::prepare(Path::new(cgroup::MOUNTED_AT));
     let said = |error: &io::Error| log::line(&format!("no cgroups: {error}"));
-    let launcher = Launcher::new(cgroups.inspect_err(said).ok());
+    let launcher = Launcher::in_guest(cgroups.inspect_err(said).ok(), Order::establish());
     let parts = Parts { listener, defaults, identity: Some(identity), launcher, folder };
     let server = Server::new(parts)?;
     // The listener is open, so whoever hears of us can reach us.  A guest that nobody waits for

@@ -147,6 +147,11 @@ impl Identity {
         connected.map(drop).map_err(no_network)
     }
 
+    /// Whether nothing can have happened in the guest since the snapshot.
+    pub fn is_dormant(&self) -> bool {
+        self.dormant
+    }
+
     /// Does before the snapshot what forks are then spared.  The guest is `dormant` if no program
     /// runs but the runtime.
     pub fn prepare_for_forks(&mut self, dormant: bool) {

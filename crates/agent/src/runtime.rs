@@ -583,6 +583,7 @@ impl Process {
             keep: Some(&theirs),
         })?;
         let pid = started.process.pid();
+        launcher.prefer_others(pid);
         Ok(Self {
             pid,
             stream: Stream::new(ours.into()),

@@ -35,7 +35,7 @@ use crate::runtime::Runtime;
 use crate::sinks::{self, Sinks};
 use crate::spawn::Launcher;
 use crate::stream::Stream;
-use crate::{disk, files, freeze, log, quiesce};
+use crate::{disk, files, freeze, log, memory, quiesce};
 
 mod ops;
 
@@ -89,6 +89,7 @@ pub struct Server {
     defaults: Defaults,
     identity: Option<Identity>,
     disk_limit: disk::Limit,
+    memory_limit: memory::Limit,
     folder: PathBuf,
     scratch: Box<[u8]>,
     now: Instant,
@@ -174,6 +175,7 @@ impl Server {
             defaults: parts.defaults,
             identity: parts.identity,
             disk_limit: disk::Limit::default(),
+            memory_limit: memory::Limit::default(),
             folder: parts.folder,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             now: Instant::now(),

@@ -27,6 +27,7 @@ use crate::cgroup::Cgroups;
 use crate::child::Process;
 use crate::failure::{Outcome, code_of, failure, invalid, refused};
 use crate::image::Surroundings;
+use crate::oom::{self, Order};
 use crate::users;
 
 /// Longest report of a staged process: a path and the kernel's words, and less than a pipe writes
@@ -76,12 +77,25 @@ pub struct Launched {
 #[derive(Debug)]
 pub struct Launcher {
     cgroups: Option<Cgroups>,
+    order: Option<Order>,
 }
 
 impl Launcher {
     /// One that uses `cgroups`, if there are any.
     pub fn new(cgroups: Option<Cgroups>) -> Self {
-        Self { cgroups }
+        Self { cgroups, order: None }
+    }
+
+    /// One of an agent whose guest's OOM killer keeps to an order.
+    pub fn in_guest(cgroups: Option<Cgroups>, order: Order) -> Self {
+        Self { cgroups, order: Some(order) }
+    }
+
+    /// Has the OOM killer of a guest kill others rather than `runtime`.
+    pub fn prefer_others(&self, runtime: Pid) {
+        if self.order.is_some() {
+            oom::prefer_others(runtime);
+        }
     }
 
     /// Starts a process.  Only the main thread may: descriptors are inheritable for a moment here.
@@ -92,7 +106,7 @@ impl Launcher {
     /// directory or user. A staged process may still fail; see [`Launched::verdict`].
     pub fn launch(&mut self, launch: Launch<'_>) -> Outcome<Launched> {
         self.cgroups.iter_mut().for_each(Cgroups::rouse);
-        let (pid, verdict) = direct_or_staged(launch)?;
+        let (pid, verdict) = Order::start(self.order.as_ref(), || direct_or_staged(launch))?;
         let cgroup = self.cgroups.as_mut().and_then(Cgroups::leave);
         Ok(Launched { process: Process::new(pid, cgroup), verdict })
     }
@@ -105,7 +119,7 @@ impl Launcher {
     /// As [`launch`](Self::launch).
     pub fn launch_to_stay(&mut self, launch: Launch<'_>) -> Outcome<Launched> {
         self.rest();
-        let (pid, verdict) = direct_or_staged(launch)?;
+        let (pid, verdict) = Order::start(self.order.as_ref(), || direct_or_staged(launch))?;
         Ok(Launched { process: Process::new(pid, None), verdict })
     }
 

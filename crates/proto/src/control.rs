@@ -126,6 +126,9 @@ pub struct Reset {
     /// The guest's end of its network interface; the tap stays the one it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<ChildNetwork>,
+    /// What the guest may use of its memory; default: all that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_memory_bytes: Option<u64>,
     /// From the request to the agent's answer.
     #[serde(default = "fork_deadline_default_s")]
     pub deadline_s: f64,
@@ -146,6 +149,9 @@ pub struct Identify {
     /// The guest's end of its network interface; the tap stays the one it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<ChildNetwork>,
+    /// What the guest may use of its memory; default: all that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_memory_bytes: Option<u64>,
     /// From the request to the agent's answer.
     #[serde(default = "fork_deadline_default_s")]
     pub deadline_s: f64,
@@ -326,6 +332,9 @@ pub struct Child {
     /// Its network interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<ChildNetwork>,
+    /// What the guest may use of its memory; default: all that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_memory_bytes: Option<u64>,
     /// As of a disk, as are the next two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_limit_bytes: Option<u64>,

@@ -69,6 +69,8 @@ pub enum Request {
     SetTime(SetTime),
     /// Moves the wall clock.
     AdjustTime(AdjustTime),
+    /// Changes what the guest may use of its memory.
+    Limit(Limit),
     /// Begins to watch for times at which the guest is paused.
     Watch(Watch),
     /// Ends that, and says what it saw.
@@ -108,6 +110,7 @@ impl Request {
             "post_fork" => parse::members(members).map(Self::PostFork),
             "set_time" => parse::members(members).map(Self::SetTime),
             "adjust_time" => parse::members(members).map(Self::AdjustTime),
+            "limit" => parse::members(members).map(Self::Limit),
             "watch" => parse::members(members).map(Self::Watch),
             "watched" => parse::members(members).map(Self::Watched),
             "shutdown" => parse::members(members).map(|Nothing {}| Self::Shutdown),
@@ -150,6 +153,7 @@ impl Request {
             | Self::Freeze
             | Self::SetTime(_)
             | Self::AdjustTime(_)
+            | Self::Limit(_)
             | Self::Shutdown => Ok(()),
         }
     }
@@ -355,6 +359,9 @@ pub struct PostFork {
     /// has never heard of it refuses the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskLimit>,
+    /// What the guest may use of its memory, if not all; refused likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 impl PostFork {

@@ -105,12 +105,14 @@ class Identity:
         machine_id: Its machine id, 32 hex digits: the same as long as the sandbox lives.
         boot_id: Its boot id, a UUID: another each time.
         network: Its interface; None without one.
+        guest_memory_bytes: What the guest may use of its memory; None for all.
     """
 
     hostname: str
     machine_id: str
     boot_id: str
     network: NetworkConfig | None = None
+    guest_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

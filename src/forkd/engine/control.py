@@ -245,9 +245,7 @@ class Control:
                 ended; the machine goes on.
             ForkdError: As `request`.
         """
-        request = {**as_members(identity), "deadline_s": deadline_s}
-        timeout_s = deadline_s + REQUEST_TIMEOUT_S
-        return (await self.request("reset", request, Timed, timeout_s=timeout_s)).ms
+        return await self._become("reset", identity, {"deadline_s": deadline_s})
 
     async def identify(self, sandbox: str, identity: Identity, *, deadline_s: float) -> float:
         """Give a running machine's guest another identity; return how long, in milliseconds.
@@ -266,9 +264,18 @@ class Control:
                 have taken a part of the identity.
             ForkdError: As `request`.
         """
-        request = {**as_members(identity), "id": sandbox, "deadline_s": deadline_s}
-        timeout_s = deadline_s + REQUEST_TIMEOUT_S
-        return (await self.request("identify", request, Timed, timeout_s=timeout_s)).ms
+        return await self._become("identify", identity, {"id": sandbox, "deadline_s": deadline_s})
+
+    async def _become(self, op: str, identity: Identity, more: Mapping[str, str | float]) -> float:
+        """Give a machine an identity; one that an earlier forkd started gets no memory limit."""
+        request = {**as_members(identity), **more}
+        timeout_s = float(more["deadline_s"]) + REQUEST_TIMEOUT_S
+        try:
+            return (await self.request(op, request, Timed, timeout_s=timeout_s)).ms
+        except EngineError as error:
+            if not _can_do_without(error, [request]):
+                raise
+        return (await self.request(op, request, Timed, timeout_s=timeout_s)).ms
 
     async def fork(
         self,
@@ -292,32 +299,33 @@ class Control:
             EngineTimeout: It did not finish long after `deadline_s`.
             ForkdError: It refused the whole request.
         """
-        request: JsonObject = {
-            "op": "fork",
-            "children": [as_members(child) for child in children],
-            "deadline_s": deadline_s,
-        }
+        members = [as_members(child) for child in children]
+        request: JsonObject = {"op": "fork", "children": [*members], "deadline_s": deadline_s}
         if users is not None:
             request["users"] = users
         # The deadline counts from each child's clone, and clones queue up.
         patience_s = len(children) * CLONE_PATIENCE_S + deadline_s + REQUEST_TIMEOUT_S
         with tracing.span("vmm fork", children=len(children)):
-            frame = await self._fork(request, patience_s, on_outcome)
-        _answer(frame)
+            try:
+                await self._fork(request, patience_s, on_outcome)
+            except EngineError as error:
+                if not _can_do_without(error, members):
+                    raise
+                await self._fork(request, patience_s, on_outcome)
 
     async def _fork(
         self,
         request: JsonObject,
         patience_s: float,
         on_outcome: Callable[[ChildReady | ChildFailed], None],
-    ) -> Frame:
+    ) -> None:
         async with deadline(patience_s, "the zygote did not finish a fork"):
             await self._channel.send_json(Kind.REQUEST, request)
             while (frame := await self._channel.receive()).kind is Kind.EVENT:
                 outcome = _fork_event(frame.members())
                 if outcome is not None:
                     on_outcome(outcome)
-        return frame
+        _answer(frame)
 
 
 def _answer(frame: Frame) -> JsonObject:
@@ -336,3 +344,11 @@ def _fork_event(members: JsonObject) -> ChildReady | ChildFailed | None:
         case "failed":
             return ChildFailed.read(members, "fork")
     return None
+
+
+def _can_do_without(refusal: EngineError, identities: Sequence[JsonObject]) -> bool:
+    """Drop the memory limits that a process of an earlier forkd refuses; say if there were any."""
+    if refusal.context.get("control_code") != "invalid_request":
+        return False
+    dropped = [each.pop("guest_memory_bytes", None) for each in identities]
+    return any(limit is not None for limit in dropped)

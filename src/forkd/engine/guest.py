@@ -190,6 +190,10 @@ class Guest:
         """Write the root file system out and freeze it: writers wait for ever; raises as `ask`."""
         await self.ask("freeze", timeout_s=FREEZE_TIMEOUT_S)
 
+    async def limit(self, memory_bytes: int | None) -> None:
+        """Change what the guest may use of its memory; None for all; raises as `ask`."""
+        await self.ask("limit", {} if memory_bytes is None else {"memory_bytes": memory_bytes})
+
     async def eval(
         self, code: str, timeout_s: float, kept: tuple[Kept, Kept] | None = None
     ) -> EvalResult:

@@ -18,6 +18,7 @@ from forkd.limits import (
     VMM_CPUS,
     VMM_MEMORY_MIB,
     VMM_MEMORY_SHARE,
+    VMM_MEMORY_USED_MIB,
 )
 
 if TYPE_CHECKING:
@@ -59,6 +60,28 @@ def limits_of(options: ForkOptions | Sandbox) -> Limits | None:
         io_ops_s=options.io_limit_ops,
         cpu_weight=options.cpu_weight or CPU_WEIGHT_DEFAULT,
     )
+
+
+def guest_memory_bytes(sandbox: Sandbox, snapshot: Snapshot | None) -> int | None:
+    """Return what a sandbox's guest may use of its memory, so that its limit has room for its VMM.
+
+    Args:
+        sandbox: It.
+        snapshot: What it goes back to; None if that is not known: what is returned may then be
+            more than its guest has.
+
+    Returns:
+        None if its guest may use all that it has.
+    """
+    limit_mib = sandbox.memory_limit_mib
+    if limit_mib is None:
+        return None
+    # A limit that follows from a snapshot is larger than its guest by that share.
+    vmm_mib = VMM_MEMORY_USED_MIB + limit_mib // (VMM_MEMORY_SHARE + 1)
+    limit_bytes = max(limit_mib - vmm_mib, 0) * _MIB
+    if snapshot is not None and limit_bytes >= snapshot.memory_bytes:
+        return None
+    return limit_bytes
 
 
 def _memory_mib(snapshot: Snapshot) -> int:

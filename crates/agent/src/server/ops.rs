@@ -17,6 +17,7 @@ use crate::conn::{Conn, Op};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork, needs_generation};
+use crate::identity::Identity;
 use crate::quiesce::{self, Rehearsal};
 use crate::runtime::{Answer, FREEZE, Job, Purpose};
 use crate::warm::Warm;
@@ -54,8 +55,7 @@ impl Server {
 
     fn begin(&mut self, conn: &mut Conn, request: Request) -> Option<Errand> {
         if !leaves_the_guest_alone(&request)
-            && let Some(identity) = &mut self.identity
-            && let Err(body) = identity.rouse()
+            && let Err(body) = self.rouse()
         {
             conn.fail(&body);
             return None;
@@ -95,6 +95,13 @@ impl Server {
             Request::AdjustTime(adjust) => {
                 let wanted_ns = clock::realtime_ns().saturating_add(adjust.offset_ns);
                 answer(conn, self.set_time(wanted_ns));
+            }
+            Request::Limit(limit) => {
+                // This memory would not be ours to limit.
+                if self.identity.is_some() {
+                    self.memory_limit.set(limit.memory_bytes);
+                }
+                conn.reply(&Nothing {});
             }
             Request::Watch(watch) => {
                 conn.watch = Some(Watch::new(self.now, watch.for_s));
@@ -374,6 +381,12 @@ impl Server {
         self.submit(conn, Purpose::Freeze, FREEZE.to_vec(), None);
     }
 
+    /// Gives the guest what was put off until it is first used.
+    fn rouse(&mut self) -> Outcome<()> {
+        self.memory_limit.rouse();
+        self.identity.as_mut().map_or(Ok(()), Identity::rouse)
+    }
+
     /// Has the connection wait for a shell that fills the caches; see [`quiesce`].
     pub(super) fn rehearse(&mut self, conn: &mut Conn) {
         // The deadline counts from now, and the thread may have taken long.
@@ -404,6 +417,11 @@ impl Server {
             }
             self.disk_limit.set(request.disk);
             let idle = !hooked && self.runtime.is_dormant();
+            if idle && identity.is_dormant() {
+                self.memory_limit.put_off(request.memory_bytes);
+            } else {
+                self.memory_limit.set(request.memory_bytes);
+            }
             match identity.become_sandbox(request, idle) {
                 Ok(ipv6) => {
                     fork.on_kernel(KernelPart { reseeded: vec!["kernel".to_owned()], ipv6 });
@@ -478,6 +496,7 @@ fn leaves_the_guest_alone(request: &Request) -> bool {
         | Request::PostFork(_)
         | Request::SetTime(_)
         | Request::AdjustTime(_)
+        | Request::Limit(_)
         | Request::Watch(_)
         | Request::Watched(_)
         | Request::Shutdown => true,

@@ -116,6 +116,7 @@ fn a_fork_of_none_or_too_many_is_refused() {
         uid: None,
         cgroup: None,
         network: None,
+        guest_memory_bytes: None,
         top_limit_bytes: None,
         top_directory: None,
         top_reserve_bytes: 0,

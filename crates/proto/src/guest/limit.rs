@@ -1,4 +1,4 @@
-//! A limit that a guest keeps itself.
+//! Limits that a guest keeps itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,4 +10,13 @@ pub struct DiskLimit {
     pub free_bytes: u64,
     /// What it may have in use in all.
     pub used_bytes: u64,
+}
+
+/// `limit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// What the guest may use of its memory from now on; default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }

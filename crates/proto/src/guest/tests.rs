@@ -21,6 +21,7 @@ fn post_fork() -> PostFork {
             dns: vec!["10.0.0.1".to_owned()],
         }),
         disk: Some(DiskLimit { free_bytes: 1 << 26, used_bytes: 1 << 30 }),
+        memory_bytes: Some(1 << 28),
     }
 }
 

@@ -38,6 +38,7 @@ pub struct Identity<'a> {
     machine_id: &'a str,
     boot_id: &'a str,
     network: Option<&'a ChildNetwork>,
+    memory_bytes: Option<u64>,
 }
 
 impl<'a> Identity<'a> {
@@ -47,25 +48,34 @@ impl<'a> Identity<'a> {
         self.id
     }
 
+    /// The same for a guest with so much memory: it need not be told of a limit beyond that.
+    #[must_use]
+    pub fn within(self, memory_bytes: u64) -> Self {
+        Self { memory_bytes: self.memory_bytes.filter(|limit| *limit < memory_bytes), ..self }
+    }
+
     /// That of sandbox `id` after a reset.
     #[must_use]
     pub fn after_reset(id: &'a str, reset: &'a Reset) -> Self {
         let Reset { hostname, machine_id, boot_id, network, .. } = reset;
-        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+        let (network, memory_bytes) = (network.as_ref(), reset.guest_memory_bytes);
+        Self { id, hostname, machine_id, boot_id, network, memory_bytes }
     }
 }
 
 impl<'a> From<&'a Child> for Identity<'a> {
     fn from(child: &'a Child) -> Self {
         let Child { id, hostname, machine_id, boot_id, network, .. } = child;
-        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+        let (network, memory_bytes) = (network.as_ref(), child.guest_memory_bytes);
+        Self { id, hostname, machine_id, boot_id, network, memory_bytes }
     }
 }
 
 impl<'a> From<&'a Identify> for Identity<'a> {
     fn from(identify: &'a Identify) -> Self {
         let Identify { id, hostname, machine_id, boot_id, network, .. } = identify;
-        Self { id, hostname, machine_id, boot_id, network: network.as_ref() }
+        let (network, memory_bytes) = (network.as_ref(), identify.guest_memory_bytes);
+        Self { id, hostname, machine_id, boot_id, network, memory_bytes }
     }
 }
 
@@ -121,6 +131,7 @@ impl Refusal {
                 shorter.network = Some(network.without_v6());
             }
             "disk" => drop(shorter.disk.take()?),
+            "memory_bytes" => drop(shorter.memory_bytes.take()?),
             _ => return None,
         }
         Some(shorter)
@@ -155,9 +166,11 @@ impl Handshake {
             realtime_ns: realtime_ns(),
             network,
             disk,
+            memory_bytes: identity.memory_bytes,
         };
         let has_v6 = post_fork.network.as_ref().is_some_and(|one| one.address_v6.is_some());
-        let said = (has_v6 || disk.is_some()).then(|| Box::new(post_fork.clone()));
+        let is_new = has_v6 || disk.is_some() || identity.memory_bytes.is_some();
+        let said = is_new.then(|| Box::new(post_fork.clone()));
         let decoder = Decoder::new();
         let generation = Generation::Unknown;
         let mut handshake = Self { stream, decoder, tries: 0, said, ipv6: false, generation };
@@ -288,6 +301,7 @@ mod tests {
         machine_id: "00000000000000000000000000000000",
         boot_id: "00000000-0000-4000-8000-000000000000",
         network: None,
+        memory_bytes: None,
     };
 
     /// A conversation about an address of both families, with what the agent was told.
@@ -337,19 +351,25 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_knows_no_limit_of_the_disk_is_told_none() {
+    fn an_agent_that_knows_no_limits_is_told_none() {
         let (ours, mut agent) = UnixStream::pair().unwrap();
         let limit = DiskLimit { free_bytes: 1 << 20, used_bytes: 1 << 30 };
-        let mut handshake = Handshake::start(ours, IDENTITY, Some(limit)).unwrap();
+        let identity = Identity { memory_bytes: Some(1 << 28), ..IDENTITY };
+        let mut handshake = Handshake::start(ours, identity, Some(limit)).unwrap();
         let first = told(&mut agent);
-        assert_eq!(first.disk, Some(limit));
+        assert_eq!((first.disk, first.memory_bytes), (Some(limit), Some(1 << 28)));
+        let memory = r#"{"code":"invalid_request","message":"unknown","field":"memory_bytes"}"#;
         let refusal = r#"{"code":"invalid_request","message":"unknown","field":"disk"}"#;
 
+        refuse(&mut agent, memory);
+        assert!(!handshake.advance(realtime_ns()).unwrap());
+        let second = told(&mut agent);
+        assert_eq!((second.disk, second.memory_bytes), (Some(limit), None));
         refuse(&mut agent, refusal);
         assert!(!handshake.advance(realtime_ns()).unwrap());
 
-        let second = told(&mut agent);
-        assert_eq!((second.disk, second.seed), (None, first.seed));
+        let third = told(&mut agent);
+        assert_eq!((third.disk, third.memory_bytes, third.seed), (None, None, first.seed));
         refuse(&mut agent, refusal);
         assert!(handshake.advance(realtime_ns()).is_err());
     }

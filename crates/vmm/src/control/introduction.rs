@@ -35,6 +35,7 @@ impl Introduction {
     ) -> Result<Self, Error> {
         let connection = bus.vsock(|vsock| vsock.connect(AGENT_PORT, guests))?;
         let disk = bus.block().and_then(|block| block.device().disk().limit());
+        let identity = identity.within(bus.memory_bytes());
         let handshake = Handshake::start(ours, identity, disk)?;
         Ok(Self { handshake, connection, deadline })
     }

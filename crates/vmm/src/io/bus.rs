@@ -15,7 +15,7 @@ use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::net::{Net, RX_QUEUE as NET_RX_QUEUE};
 use forkd_devices::virtio::rng::Rng;
 use kvm_ioctls::VmFd;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -202,6 +202,11 @@ impl Bus {
     /// The disk.
     pub fn block(&self) -> Option<MutexGuard<'_, Mmio<Block<HostDisk>>>> {
         self.block.as_ref().map(lock)
+    }
+
+    /// How much memory the guest has.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.iter().map(GuestMemoryRegion::len).sum()
     }
 
     /// The network device.

@@ -47,9 +47,11 @@ use crate::sys::handed::{self, Keep};
 /// `nowatchdog` and `psi=0`, since each wakes a guest that has nothing to do every few seconds,
 /// and a thousand siblings together all the time; `deferred_probe_timeout=0`, since every fork of
 /// a snapshot younger than ten seconds would wake to look for devices that there are not.
+/// `init_on_alloc=0`, since a page that is cleared is no longer shared with the siblings, and a
+/// guest that is limited to a part of its memory must not write to the rest.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=a pci=off i8042.noaux i8042.nokbd \
                        8250.nr_uarts=1 random.trust_cpu=on tsc=reliable no_timer_check \
-                       deferred_probe_timeout=0 nowatchdog psi=0";
+                       deferred_probe_timeout=0 nowatchdog psi=0 init_on_alloc=0";
 
 /// What a machine is at one instant, apart from its memory.
 #[derive(Debug)]

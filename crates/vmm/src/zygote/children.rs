@@ -236,6 +236,7 @@ mod tests {
             uid: None,
             cgroup: None,
             network: None,
+            guest_memory_bytes: None,
             top_limit_bytes: None,
             top_directory: None,
             top_reserve_bytes: 0,

@@ -23,6 +23,7 @@ from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.model.tenant import Amounts
 from forkd.service import seeds
+from forkd.service.allowance import guest_memory_bytes
 from forkd.service.ledger import amounts_of
 from forkd.service.places import Places
 from forkd.service.sandboxes import console
@@ -201,7 +202,8 @@ class Sandboxes:
         async with owner.exclusive("reset") as found:
             next_state(found.state, LifeEvent.RESET)
             owner.guest.close()
-            identity = identity_of(found, owner.lease.slot)
+            snapshot = self.catalog.shelf.find(found.tag)
+            identity = identity_of(found, owner.lease.slot, snapshot)
             async with await Control.connect(owner.control) as control:
                 took_ms = await control.reset(identity, deadline_s=deadline_s)
             if (use := found.use) is not None:  # its instant was before it was told
@@ -214,10 +216,25 @@ class Sandboxes:
             next_state(found.state, LifeEvent.LIMIT)
             limited = limits.of(found)
             with self._promised(owner, limited):
-                await self.leases.limit(owner.lease, found, limited)
+                await self._limit(owner, found, limited)
                 owner.sandbox = limited
             await self.records.put([owner.row])
         return limited
+
+    async def _limit(self, owner: SandboxOwner, before: Sandbox, limited: Sandbox) -> None:
+        """Limit host and guest; the guest gets less before the host does, and more after it."""
+        snapshot = self.catalog.shelf.find(limited.tag)
+        had, has = guest_memory_bytes(before, snapshot), guest_memory_bytes(limited, snapshot)
+        if has is not None and (had is None or has < had):
+            await _limit_guest(owner, has)
+        try:
+            await self.leases.limit(owner.lease, before, limited)
+        except ForkdError:
+            if has != had:
+                await _limit_guest(owner, had)
+            raise
+        if had is not None and (has is None or has > had):
+            await _limit_guest(owner, has)
 
     @contextlib.contextmanager
     def _promised(self, owner: SandboxOwner, limited: Sandbox) -> Generator[None, None, None]:
@@ -275,3 +292,12 @@ class Sandboxes:
 def _seed_key(pid: int) -> str:
     """Return under what the ledger counts a seed."""
     return f"seed:{pid}"
+
+
+async def _limit_guest(owner: SandboxOwner, memory_bytes: int | None) -> None:
+    """Have a guest keep a memory limit; if it cannot, only its cgroup does."""
+    try:
+        await owner.guest.limit(memory_bytes)
+    except ForkdError as error:
+        about = {"sandbox": owner.sandbox.id, "error": str(error)}
+        log.warning("guest not limited", extra=about)

@@ -33,7 +33,7 @@ from forkd.model.ids import new_sandbox_id
 from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
 from forkd.model.tenant import Amounts
 from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6
-from forkd.service.allowance import allow, limits_of
+from forkd.service.allowance import allow, guest_memory_bytes, limits_of
 from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
@@ -180,8 +180,7 @@ class Forks:
             for child in children:
                 child.lease.use = child.sandbox.use
                 child.lease.tenant = owner.tenant
-            siblings = origin.source is not None
-            batch = Batch(children, options, self, reservation, siblings=siblings)
+            batch = Batch(children, origin, options, self, reservation)
             self._forking += count
             try:
                 if origin.source is not None:
@@ -210,15 +209,14 @@ class Batch:
     def __init__(
         self,
         children: list[_Child],
+        origin: Origin,
         options: ForkOptions,
         forks: Forks,
         reservation: Reservation,
-        *,
-        siblings: bool,
     ) -> None:
         self.kept = False
         self.users: int | None = None
-        self._siblings = siblings
+        self._snapshot, self._siblings = origin.snapshot, origin.source is not None
         self._reservation = reservation
         self._children = children
         self._options = options
@@ -264,14 +262,15 @@ class Batch:
             EngineError: The zygote ended, or did not finish.
         """
         waiting = {str(child.sandbox.id): child for child in self._children if not child.failure}
-        configs = [_config(child, self._forks.settings) for child in waiting.values()]
+        settings, snapshot = self._forks.settings, self._snapshot
+        configs = [_config(child, settings, snapshot) for child in waiting.values()]
 
         def note(outcome: ChildReady | ChildFailed) -> None:
             child = waiting.pop(outcome.id, None)
             if child is not None:
                 _note(child, outcome)
 
-        rootless, leases = self._forks.settings.rootless_jail, self._forks.leases
+        rootless, leases = settings.rootless_jail, self._forks.leases
         if not rootless:
             leases.close_taps(each.lease for each in self._children if each.lease.uid is None)
         loop = asyncio.get_running_loop()
@@ -425,7 +424,7 @@ def machine_id(sandbox: SandboxId) -> str:
     return blake2b(sandbox.encode(), digest_size=16, person=b"machine-id").hexdigest()
 
 
-def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
+def identity_of(sandbox: Sandbox, slot: Slot | None, snapshot: Snapshot | None) -> Identity:
     """Return what a sandbox's guest is told of itself; the boot id is another each time."""
     network = None
     if slot is not None:
@@ -443,6 +442,7 @@ def identity_of(sandbox: Sandbox, slot: Slot | None) -> Identity:
         machine_id=machine_id(sandbox.id),
         boot_id=str(uuid.uuid4()),
         network=network,
+        guest_memory_bytes=guest_memory_bytes(sandbox, snapshot),
     )
 
 
@@ -474,12 +474,12 @@ def _new_sandbox(
     )
 
 
-def _config(child: _Child, settings: HostSettings) -> ChildConfig:
+def _config(child: _Child, settings: HostSettings, snapshot: Snapshot) -> ChildConfig:
     limit_mib = child.sandbox.disk_limit_mib
     return ChildConfig(
         id=child.sandbox.id,
         directory=child.lease.directory,
-        identity=identity_of(child.sandbox, child.lease.slot),
+        identity=identity_of(child.sandbox, child.lease.slot, snapshot),
         uid=child.lease.uid,
         cgroup=child.lease.cgroup,
         top_limit_bytes=None if limit_mib is None else limit_mib * _MIB,

@@ -200,7 +200,7 @@ async def _identify(owner: SandboxOwner, sandbox: Sandbox) -> None:
 
     A machine that an earlier forkd started cannot: its guest keeps its hostname until it is reset.
     """
-    identity = identity_of(sandbox, owner.lease.slot)
+    identity = identity_of(sandbox, owner.lease.slot, None)
     try:
         async with await Control.connect(owner.control) as control:
             await control.identify(sandbox.id, identity, deadline_s=IDENTIFY_DEADLINE_S)
