@@ -30,10 +30,11 @@ TTL_S_MAX = 365 * 24 * 3_600.0
 SANDBOXES_MAX = 20_000
 """Most sandboxes alive on one host: twice the largest fork."""
 
-UIDS_MIN = 256
-"""Least users of a range for jailed processes: half for forks of snapshots, half for siblings."""
+UIDS_MIN = 65_536
+"""Least users of a range for jailed processes: half for forks of snapshots, half for siblings, and
+a part of both for each zygote."""
 
-UIDS_DEFAULT = "1879048192:4194304"
+UIDS_DEFAULT = "1879048192:262144000"
 """Users for jailed processes: above all that systemd gives to containers (524288 to 1879048191)."""
 
 BUILDS_MAX = 4
@@ -42,7 +43,7 @@ BUILDS_MAX = 4
 BUILD_UIDS = 65_536
 """Users of each build, as its root file system's files have them: all that 16 bits can name."""
 
-BUILD_UIDS_DEFAULT = "1883242496:262400"
+BUILD_UIDS_DEFAULT = "2141192192:262400"
 """Users of builds and packs: those that follow on the ones of machines, for as many as may be."""
 
 BUILD_PIDS_MAX = 4_096

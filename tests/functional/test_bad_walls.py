@@ -15,6 +15,7 @@ from forkd.limits import NETWORK_NAMES_MAX, NETWORK_RULES_MAX
 from forkd.model.network import HOST, NetworkPolicy, parse_policy
 from forkd.model.sandbox import ForkOptions
 from forkd.network.plan import Plan
+from forkd.service import jail
 from forkd.service.cells import UIDS_MIN
 from forkd.service.jail import UidRange
 from tests.support import leaks
@@ -123,13 +124,17 @@ async def test_an_exhausted_pool_of_links(fake_host: FakeHost) -> None:
         assert leaks.take().interfaces <= before.interfaces
 
 
-async def test_an_exhausted_range_of_users(fake_host: FakeHost) -> None:
-    uids = UidRange(1_879_048_192, 4)  # the first is the group of all
+async def test_an_exhausted_range_of_users(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jail, "SLOT_USERS_MIN", 4)
+    monkeypatch.setattr(jail, "SLOT_BLOCKS", 1)
+    uids = UidRange(1_879_048_192, 16)  # a slot of a zygote, which is one of its users
     host = replace(fake_host, settings=replace(fake_host.settings, uids=uids))
     async with host.service() as service:
         await host.bake(service, host.recipe())
         before = leaks.take()
-        with pytest.raises(CapacityError, match=r"all 3 users of FORKD_UID_RANGE are used"):
+        with pytest.raises(CapacityError, match=r"all 4 users of FORKD_UID_RANGE are used"):
             await fork(service, 4)
         await check_nothing_is_half_made(host, service, before)
         all_of_them = await fork(service, 3, None)

@@ -220,7 +220,7 @@ def test_what_comes_out_of_a_cell_is_not_believed(
 
 
 def test_as_many_builds_as_may_be_have_users_of_their_own_and_one_more_is_refused() -> None:
-    uids = UidRange(2_000_000_000, UIDS_MIN)  # other builds use the default ones
+    uids = UidRange(2_142_000_000, UIDS_MIN)  # other builds use the default ones
     builds = Cells(Path("/vmm"), uids, None, None)
     with contextlib.ExitStack() as stack:
         firsts = [stack.enter_context(builds.build()).uid for _ in range(BUILDS_MAX)]

@@ -1,7 +1,7 @@
-"""A machine that was taken over, in the very jail of machines: it gets at nothing.
+"""A process that was taken over, in the very jail of machines, of zygotes and of seeds.
 
 Without the filter of system calls, which would end it at its first try: what is refused here is
-refused by the jail alone.
+refused by the jail alone.  What each gets at is in `support/captives.py`, and so in SECURITY.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,18 +23,26 @@ from forkd.engine.configs import BranchConfig, ChildConfig, Identity, ZygoteConf
 from forkd.engine.control import Control
 from forkd.engine.process import CONTROL_SOCKET, ZYGOTE_SOCKET, end, end_listener, start_zygote
 from forkd.engine.replies import ChildFailed, ChildReady
-from forkd.host import ownership, userns
+from forkd.host import cgroupfs, ownership, userns
+from forkd.host.gates import Gates
+from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.service.chain_files import load_chain
 from forkd.service.jail import Jail
+from forkd.service.zygotes import DerivedUsers, derived
 from forkd.store.snapshots import SnapshotStore
-from tests.support.docs import tries_in
+from tests.support import captives
+from tests.support.callers import CALLER
+from tests.support.captives import ABOVE
 from tests.support.real_host import FORK_DEADLINE_S, REAL, TAG, real_host, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forkd.model.ids import Tag
     from forkd.model.sandbox import Sandbox
+    from forkd.service.chain_files import LinkFiles
+    from forkd.service.jail import Part
     from tests.support.real_host import RealHost
 
 __all__ = ["real_host"]
@@ -43,8 +51,7 @@ pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeou
 
 ROOT = Path(__file__).parents[2]
 CAPTIVE = ROOT / "build/bin/forkd-captive"
-TRIES_LEAST = 60
-NAME = "captive"
+NAME, SEED = "captive", "captive-seed"
 HONEST = "honest"
 
 
@@ -54,66 +61,75 @@ async def sandbox(real_host: RealHost) -> AsyncIterator[Sandbox]:
         yield forked
 
 
-async def captured(host: RealHost, sibling: Sandbox) -> list[dict[str, str]]:
-    """Have a machine that was taken over try what it can; return what came of each try."""
-    settings = host.settings
-    assert settings.uids is not None
-    seen = settings.jail_dirs, settings.jail_read_only_dirs
-    jail = Jail(settings.uids, *seen, settings.tops_dir)
-    (base,) = load_chain(SnapshotStore(settings.state_dir), TAG)
-    zygote_folder, folder = settings.zygotes_dir / NAME, settings.sandboxes_dir / NAME
-    uid = settings.uids.first + settings.uids.count - 1
-    for each in (zygote_folder, folder):
-        each.mkdir(mode=0o700)
+@dataclass
+class Beside:
+    """A zygote of the captive's program, in a jail as that of the host's own, beside it.
+
+    Attributes:
+        host: The host.
+        base: What the zygote holds.
+        jail: Whose users its forks are; it has none of the host's.
+        part: Those of the zygote.
+        pid: Its process.
+        control: A connection to it.
+        stack: Takes back what is made with it.
+    """
+
+    host: RealHost
+    base: LinkFiles
+    jail: Jail
+    part: Part
+    pid: int
+    control: Control
+    stack: contextlib.AsyncExitStack
+
+    def child(self, name: str, hostname: str, uid: int | None = None) -> ChildConfig:
+        """Return a child with a folder of its own, if need be as a user of the zygote's."""
+        uid = self.jail.take(self.part) if uid is None else uid
+        assert uid is not None
+        folder = folder_of(self.stack, self.host.settings.sandboxes_dir / name, uid)
+        return ChildConfig(name, folder, told(hostname), uid=uid)
+
+
+def folder_of(stack: contextlib.AsyncExitStack, folder: Path, uid: int) -> Path:
+    """Make a folder that is a user's, until the stack is left."""
+    folder.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, folder)
     ownership.give(folder, uid)
-    said: list[ChildReady | ChildFailed] = []
-    try:
-        config = ZygoteConfig(zygote_folder, base.state, (base.memory,), base.disk, jail.config())
-        with await start_zygote(CAPTIVE, config, filtered=False) as process:
-            async with await Control.connect(zygote_folder / "zygote.sock") as control:
-                child = ChildConfig(NAME, folder, told(f"{sibling.id}:{NAME}"), uid=uid)
-                await control.fork([child], deadline_s=FORK_DEADLINE_S, on_outcome=said.append)
-            await end(process)
-        (outcome,) = said
-        assert isinstance(outcome, ChildFailed)
-        assert "a captive ran" in outcome.message, outcome
-        report = await asyncio.to_thread((folder / "captive.json").read_text)
-        found: list[dict[str, str]] = json.loads(report)
-        return found
-    finally:
-        for each in (zygote_folder, folder):
-            shutil.rmtree(each)
+    return folder
 
 
 def told(hostname: str) -> Identity:
-    """Return an identity; a captive has the names of the folders that it tries for a hostname."""
+    """Return an identity; a captive has what it is to try for a hostname."""
     return Identity(hostname, "0" * 32, "00000000-0000-4000-8000-000000000000")
 
 
-@dataclass
-class Family:
-    """A machine, a seed of it, and a sibling of it, of a zygote whose other forks are captives.
+def others(sandbox: str, uid: int | None, zygote: str) -> str:
+    """Return the hostname of a captive that tries a sandbox, which is a user's, and a zygote."""
+    return f"{sandbox}:{zygote}:{uid}"
 
-    Attributes:
-        users: Of the machine, of its sibling, and two more.
-        names: What their folders are called, in this order.
-        seed: What the seed's folder is called.
-        zygote: A connection to the seed, which is in the user namespace of the last three.
-    """
 
-    folder: Path
-    users: tuple[int, ...]
-    names: tuple[str, ...]
-    seed: str
-    zygote: Control
-
-    async def fork(self, index: int, hostname: str) -> ChildReady | ChildFailed:
-        """Fork one of them."""
-        return await fork_one(self.zygote, self.child(index, hostname))
-
-    def child(self, index: int, hostname: str) -> ChildConfig:
-        name = self.names[index]
-        return ChildConfig(name, self.folder / name, told(hostname), uid=self.users[index])
+@contextlib.asynccontextmanager
+async def beside(host: RealHost) -> AsyncIterator[Beside]:
+    """Have such a zygote."""
+    settings = host.settings
+    jail = Jail(
+        settings.uids, settings.jail_dirs, settings.tops_dir, cgroups=host.names.cgroup_root
+    )
+    for parent in (settings.zygotes_dir, settings.sandboxes_dir):
+        for each in parent.iterdir():
+            jail.hold(jail.owner(each))
+    part = jail.take_part()
+    assert part is not None
+    base = load_chain(SnapshotStore(settings.state_dir), TAG)[-1]
+    async with contextlib.AsyncExitStack() as stack:
+        folder = folder_of(stack, settings.zygotes_dir / NAME, part.uid)
+        told = jail.zygote_config(part)
+        config = ZygoteConfig(folder, base.state, (base.memory,), base.disk, told)
+        process = stack.enter_context(await start_zygote(CAPTIVE, config, filtered=False))
+        stack.push_async_callback(end, process)
+        control = await stack.enter_async_context(await Control.connect(folder / ZYGOTE_SOCKET))
+        yield Beside(host, base, jail, part, process.pid, control, stack)
 
 
 async def fork_one(
@@ -125,81 +141,131 @@ async def fork_one(
     return outcome
 
 
+async def honest(
+    made: Beside, zygote: Control, child: ChildConfig, users: str | None = None
+) -> int:
+    """Fork a child that is no captive, which ends with the zygote; return its process."""
+    ready = await fork_one(zygote, child, users)
+    assert isinstance(ready, ChildReady), ready
+    made.stack.push_async_callback(end_listener, child.directory / CONTROL_SOCKET)
+    return ready.pid
+
+
+async def check(place: str, zygote: Control, child: ChildConfig) -> None:
+    """Make sure that a captive gets what SECURITY.md says of its place, and nothing else."""
+    outcome = await fork_one(zygote, child)
+    assert isinstance(outcome, ChildFailed)
+    assert "a captive ran" in outcome.message, outcome
+    report = child.directory / "captive.json"
+    tries: list[dict[str, str]] = json.loads(await asyncio.to_thread(report.read_text))
+    report.unlink()  # the next captive there may be another user
+    assert {(each["group"], each["try"]) for each in tries} == captives.tries()
+    got = {(each["group"], each["try"]): each["got"] for each in tries if "got" in each}
+    assert set(got) == captives.got(place), got
+
+
+async def hosts_own(host: RealHost, sandbox: Sandbox) -> str:
+    """Return the hostname of a captive that tries the host's own sandbox and zygote."""
+    folders = await asyncio.to_thread(lambda: list(host.settings.zygotes_dir.iterdir()))
+    zygote = next(each.name for each in folders if not each.name.startswith(NAME))
+    uid = (host.settings.sandboxes_dir / sandbox.id).stat().st_uid
+    return others(sandbox.id, uid, zygote)
+
+
 @contextlib.asynccontextmanager
-async def family(host: RealHost) -> AsyncIterator[Family]:
-    """Have a machine with a seed and an honest sibling, and users for two captives."""
-    settings = host.settings
-    assert settings.uids is not None
-    seen = settings.jail_dirs, settings.jail_read_only_dirs
-    jail = Jail(settings.uids, *seen, settings.tops_dir)
-    (base,) = load_chain(SnapshotStore(settings.state_dir), TAG)
-    names = tuple(f"{NAME}-{each}" for each in ("source", "sibling", "one", "two"))
-    first = settings.uids.first + settings.uids.count - 3
-    uids = (settings.uids.siblings_first - 1, first, first + 1, first + 2)
-    of_zygote, of_seed = settings.zygotes_dir / NAME, settings.zygotes_dir / f"{NAME}-seed"
-    folders = [settings.sandboxes_dir / name for name in names]
-    for each in (of_zygote, of_seed, *folders):
-        each.mkdir(mode=0o700)
-    for each, uid in zip((of_seed, *folders), (uids[0], *uids), strict=True):
-        ownership.give(each, uid)
-    async with contextlib.AsyncExitStack() as stack:
-        for each in (of_zygote, of_seed, *folders):
-            stack.callback(shutil.rmtree, each)
-        config = ZygoteConfig(of_zygote, base.state, (base.memory,), base.disk, jail.config())
-        process = stack.enter_context(await start_zygote(CAPTIVE, config, filtered=False))
-        stack.push_async_callback(end, process)
-        zygote = await stack.enter_async_context(await Control.connect(of_zygote / ZYGOTE_SOCKET))
-        source = ChildConfig(names[0], folders[0], told(HONEST), uid=uids[0])
-        ready = await fork_one(zygote, source)
-        assert isinstance(ready, ChildReady), ready
-        stack.push_async_callback(end_listener, folders[0] / CONTROL_SOCKET)
-        async with await Control.connect(folders[0] / CONTROL_SOCKET) as machine:
-            await machine.branch(BranchConfig(of_seed))
-        stack.push_async_callback(end_listener, of_seed / ZYGOTE_SOCKET)
-        vmm = programs.find(programs.VMM)
-        users = userns.make(vmm, ready.pid, uids[0], [(first, 3)])
-        assert users is not None
-        stack.callback(os.close, users)
-        seed = await stack.enter_async_context(await Control.connect(of_seed / ZYGOTE_SOCKET))
-        await seed.hand({"users": users})
-        made = Family(settings.sandboxes_dir, uids, names, of_seed.name, seed)
-        sibling = await fork_one(seed, made.child(1, HONEST), "users")
-        assert isinstance(sibling, ChildReady), sibling
-        stack.push_async_callback(end_listener, folders[1] / CONTROL_SOCKET)
-        yield made
+async def derived_of(made: Beside, tag: Tag) -> AsyncIterator[Control]:
+    """Have a zygote of a delta that is derived from one, with users of its own."""
+    settings, stack = made.host.settings, made.stack
+    delta = load_chain(SnapshotStore(settings.state_dir), tag)[-1]
+    part = made.jail.derive_part(made.part)
+    users = made.jail.users_of(part)
+    namespace = userns.make(programs.find(programs.VMM), made.pid, made.part.uid, users)
+    assert namespace is not None
+    stack.callback(os.close, namespace)
+    folder = folder_of(stack, settings.zygotes_dir / f"{NAME}-derived", part.uid)
+    own = DerivedUsers(namespace, part.uid)
+    stack.enter_context(await derived(made.control, folder, delta, own))
+    made.part = part
+    async with await Control.connect(folder / ZYGOTE_SOCKET) as control:
+        yield control
+        await control.stop()
+
+
+@contextlib.asynccontextmanager
+async def seed_of(made: Beside, source: ChildConfig) -> AsyncIterator[tuple[Control, ChildConfig]]:
+    """Have a machine with a seed, in a user namespace and with a gate as the daemon gives them.
+
+    With the seed's connection there is a child whose cgroup is behind the gate.
+    """
+    stack, settings = made.stack, made.host.settings
+    assert source.uid is not None
+    pid = await honest(made, made.control, source)
+    folder = folder_of(stack, settings.zygotes_dir / SEED, source.uid)
+    async with await Control.connect(source.directory / CONTROL_SOCKET) as machine:
+        await machine.branch(BranchConfig(folder))
+    stack.push_async_callback(end_listener, folder / ZYGOTE_SOCKET)
+    block = made.jail.take_block(2, made.part)
+    namespace = userns.make(programs.find(programs.VMM), pid, source.uid, [block])
+    assert namespace is not None
+    stack.callback(os.close, namespace)
+    cgroup = made.host.names.cgroup_root / NAME
+    cgroupfs.make(cgroup)
+    stack.callback(cgroupfs.end, cgroup, FORK_DEADLINE_S)
+    uids = {source.uid, *(made.jail.take_of([block]) for _ in range(2))}
+    gates = stack.enter_context(Gates(uids))
+    await stack.enter_async_context(gates.served())
+    gate = gates.add(cgroup)
+    stack.callback(os.close, gate)
+    one, other = sorted(uids - {source.uid})
+    async with await Control.connect(folder / ZYGOTE_SOCKET) as control:
+        await control.hand({"users": namespace, str(cgroup): gate})
+        sibling = made.child(f"{NAME}-sibling", HONEST, other)
+        await honest(made, control, sibling, "users")
+        yield control, made.child(f"{NAME}-one", "", one)
 
 
 def programs_with(word: bytes) -> set[str]:
     return {each.name for each in CAPTIVE.parent.iterdir() if word in each.read_bytes()}
 
 
-async def test_a_captured_machine_is_refused_everything(
+async def test_what_a_captured_machine_and_its_zygote_get_is_said_and_nothing_else(
     real_host: RealHost, sandbox: Sandbox
 ) -> None:
-    tries = await captured(real_host, sandbox)
+    async with beside(real_host) as made:
+        whose = await hosts_own(real_host, sandbox)
+        child = made.child(f"{NAME}-one", "")
+        for place, above in (("machine", ""), ("zygote", ABOVE)):
+            await check(place, made.control, replace(child, identity=told(f"{above}{whose}")))
 
-    assert [each for each in tries if "refused" not in each] == []
-    assert len(tries) >= TRIES_LEAST
-    told = tries_in("What a captured machine was refused")
-    assert {(each["group"], each["try"]) for each in tries} == told
     assert await value(real_host, sandbox.id, "1 + 1") == 2
 
 
-async def test_a_captured_sibling_gets_at_nothing_of_its_source_its_sibling_or_their_seed(
-    real_host: RealHost,
+async def test_what_a_captured_zygote_of_a_delta_gets_is_said_and_nothing_else(
+    real_host: RealHost, sandbox: Sandbox
 ) -> None:
-    async with family(real_host) as found:
-        for index, whose in ((2, found.names[0]), (3, found.names[1])):
-            outcome = await found.fork(index, f"{whose}:{found.seed}")
+    tag = parse_tag("taken")
+    await real_host.service.branches.snapshot(CALLER, sandbox.id, tag, wait=True)
+    async with beside(real_host) as made:
+        other = made.child(f"{NAME}-other", HONEST)
+        await honest(made, made.control, other)
+        async with derived_of(made, tag) as zygote:
+            whose = others(other.id, other.uid, NAME)
+            await check("derived zygote", zygote, made.child(f"{NAME}-one", f"{ABOVE}{whose}"))
 
-            assert isinstance(outcome, ChildFailed)
-            assert "a captive ran" in outcome.message, outcome
-            report = (found.folder / found.names[index] / "captive.json").read_text()
-            tries: list[dict[str, str]] = json.loads(report)
-            assert [each for each in tries if "refused" not in each] == []
-            assert {(each["group"], each["try"]) for each in tries} == tries_in(
-                "What a captured machine was refused"
-            )
+
+async def test_what_a_captured_sibling_and_its_seed_get_is_said_and_nothing_else(
+    real_host: RealHost, sandbox: Sandbox
+) -> None:
+    async with beside(real_host) as made:
+        source = made.child(f"{NAME}-source", HONEST)
+        async with seed_of(made, source) as (seed, child):
+            assert child.uid is not None
+            for place, whose in (
+                ("seed", f"{ABOVE}{await hosts_own(real_host, sandbox)}"),
+                ("sibling", others(source.id, source.uid, SEED)),
+                ("sibling", others(f"{NAME}-sibling", child.uid + 1, SEED)),
+            ):
+                await check(place, seed, replace(child, identity=told(whose)))
 
 
 async def test_no_program_that_is_shipped_has_a_captive_in_it() -> None:

@@ -21,7 +21,7 @@ from tests.support.real_host import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-USER = 1_879_300_007
+USER = 2_142_900_007
 """Nobody's on this host: above all that forkd gives out by default."""
 
 HOME_FILE = "letter"
@@ -64,14 +64,15 @@ from forkd.store.snapshots import SnapshotStore
 from tests.support.host_settings import settings_in
 
 settings = settings_in(Path({state!r}), Path({run_dir!r}))
-folders = settings.jail_dirs, settings.jail_read_only_dirs
-jail = Jail(None, *folders, settings.tops_dir, rootless=True)
+places = settings.jail_dirs, settings.tops_dir
+jail = Jail(None, *places, rootless=True, cgroups=Path({cgroups!r}))
 (base,) = load_chain(SnapshotStore(settings.state_dir), {tag!r})
 zygote_folder, folder = settings.zygotes_dir / "captive", settings.sandboxes_dir / "captive"
 for each in (zygote_folder, folder):
     each.mkdir(mode=0o700)
-config = ZygoteConfig(zygote_folder, base.state, (base.memory,), base.disk, jail.config())
-identity = Identity({sibling!r}, "0" * 32, "00000000-0000-4000-8000-000000000000")
+told = jail.zygote_config(None)
+config = ZygoteConfig(zygote_folder, base.state, (base.memory,), base.disk, told)
+identity = Identity({others!r}, "0" * 32, "00000000-0000-4000-8000-000000000000")
 
 async def captured():
     said = []
@@ -154,11 +155,12 @@ class RootlessDaemon(Daemon):
         said = json.loads(self._process.stdout.readline())
         assert said["event"] == "listening", said
 
-    def captured(self, captive: Path, tag: str, sibling: str) -> list[dict[str, str]]:
-        """Have a captive try what it can beside a sibling; return what came of each try."""
+    def captured(self, captive: Path, tag: str, others: str) -> list[dict[str, str]]:
+        """Have a captive try what it can beside others; return what came of each try."""
         script = CAPTURED.format(
             root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir), tag=tag,
-            captive=str(captive), sibling=sibling,
+            cgroups=str(self.group / self.names.cgroup_root.name),
+            captive=str(captive), others=others,
         )  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603 - our own

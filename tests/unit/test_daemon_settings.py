@@ -58,8 +58,8 @@ EVERYTHING = {
     "cpu_pressure_max": ("99.5", 99.5),
     "cgroups": ("off", "off"),
     "jail": ("off", "off"),
-    "uid_range": ("70000:1000", UidRange(70_000, 1_000)),
-    "build_uid_range": ("90000:262144", UidRange(90_000, 262_144)),
+    "uid_range": ("70000:70000", UidRange(70_000, 70_000)),
+    "build_uid_range": ("190000:262144", UidRange(190_000, 262_144)),
     "build_network": ("any", None),
     "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
@@ -104,8 +104,8 @@ def as_read() -> dict[str, object]:
     assert set(EVERYTHING) == set(Settings.model_fields)
     return {name: value for name, (_, value) in EVERYTHING.items()} | {
         "bind": {"host": "::1", "port": 8889},
-        "uid_range": {"first": 70_000, "count": 1_000},
-        "build_uid_range": {"first": 90_000, "count": 262_144},
+        "uid_range": {"first": 70_000, "count": 70_000},
+        "build_uid_range": {"first": 190_000, "count": 262_144},
         "egress_proxy": asdict(Via("proxy.example", 3128, "u:p")),
     }
 

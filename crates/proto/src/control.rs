@@ -194,6 +194,19 @@ pub struct Derive {
     /// The disk as it was when the delta was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskConfig>,
+    /// Who it is, and who its children are; none for the users of the zygote that it is forked of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users: Option<DeriveUsers>,
+}
+
+/// The users of a zygote that was derived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeriveUsers {
+    /// The name under which their user namespace was handed over.
+    pub name: PathBuf,
+    /// The user that it becomes there.
+    pub uid: u32,
 }
 
 impl Derive {
@@ -201,6 +214,9 @@ impl Derive {
         check_path("directory", &self.directory)?;
         check_path("state", &self.state)?;
         check_path("memory", &self.memory)?;
+        if self.users.as_ref().is_some_and(|users| users.uid == 0) {
+            return Err(InvalidRequest::field("users", "root is nobody's"));
+        }
         self.disk.as_ref().map_or(Ok(()), DiskConfig::check)
     }
 }

@@ -77,3 +77,6 @@ pub const FILES_MAX: usize = 253;
 
 /// Most folders that a jail has.
 pub const JAIL_FOLDERS_MAX: usize = 16;
+
+/// Most runs of users that a zygote's jail has: what the kernel takes for one namespace.
+pub const JAIL_USERS_MAX: usize = 340;

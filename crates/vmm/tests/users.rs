@@ -59,7 +59,8 @@ fn sibling(seed: u32) -> i32 {
 }
 
 fn seed(folder: &Path) -> i32 {
-    let jailed = namespaces::enter(&[Seen { path: folder, writable: true }], folder)
+    let jailed = namespaces::enter(&[Seen { path: folder, writable: true }], folder, None)
+        .and_then(|()| namespaces::chroot())
         .and_then(|()| rights::give_up(GROUP))
         .and_then(|()| rights::become_user(SOURCE))
         .and_then(|()| filter::put_on(Role::Process));

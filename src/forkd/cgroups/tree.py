@@ -48,6 +48,11 @@ def _can_limit(group: Path) -> bool:
     return cgroupfs.controllers(group) >= set(CONTROLLERS) and cgroupfs.is_ours(group)
 
 
+ZYGOTES = "zygotes"
+"""Where jailed zygotes are, below our own group: so the kernel asks of them no right over a group
+above it when they have a child be born in its own."""
+
+
 class CgroupTree:
     """The groups of one daemon's sandboxes; every method may block, and may run in any thread.
 
@@ -55,17 +60,24 @@ class CgroupTree:
         root: Our own group, directly below one with the controllers.
         folder: Where what sandboxes write lies: I/O is limited of the disk that it is on.  None if
             none is.
+        zygotes: The group of users that jailed zygotes have for that; None without them.
     """
 
-    def __init__(self, root: Path, folder: Path | None = None) -> None:
+    def __init__(self, root: Path, folder: Path | None = None, zygotes: int | None = None) -> None:
         self.root = root
         self.folder = folder
+        self.zygotes = zygotes
         self._prepared = False
         self._lock = threading.Lock()
 
     def usable(self) -> bool:
         """Whether this host lets us limit sandboxes."""
         return _can_limit(self.root.parent)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether our own group is there."""
+        return self._prepared
 
     def path(self, name: str) -> Path:
         """Return where the group of one sandbox is."""
@@ -79,8 +91,13 @@ class CgroupTree:
         """
         self._disk(limits)
 
-    def create(self, name: str, limits: Limits) -> Path:
+    def create(self, name: str, limits: Limits, *, by_zygotes: bool = False) -> Path:
         """Make the group of one sandbox with all its limits, or nothing.
+
+        Args:
+            name: What it is called.
+            limits: Its limits.
+            by_zygotes: Whether zygotes have processes born in it.
 
         Raises:
             HostError: A limit could not be set.
@@ -88,7 +105,7 @@ class CgroupTree:
         written = settings(limits, self._disk(limits))
         self.prepare()
         group = self.path(name)
-        cgroupfs.make_limited(group, written, DEFAULT)
+        cgroupfs.make_limited(group, written, DEFAULT, self.zygotes if by_zygotes else None)
         return group
 
     def limit(self, name: str, limits: Limits) -> None:
@@ -141,12 +158,21 @@ class CgroupTree:
     def close(self) -> None:
         """Remove our own group if no sandbox has one in it."""
         if self._prepared and not self.names():
-            cgroupfs.remove_empty(self.root)
+            self.remove_root()
             self._prepared = False
+
+    def remove_root(self) -> None:
+        """Remove our own group, in which no sandbox has one any more, and end zygotes in it.
+
+        Raises:
+            HostError: A zygote did not end within `END_TIMEOUT_S`, or the kernel refused.
+        """
+        cgroupfs.end(self.path(ZYGOTES), END_TIMEOUT_S)
+        cgroupfs.remove_empty(self.root)
 
     def names(self) -> tuple[str, ...]:
         """Return the sandboxes that have a group."""
-        return cgroupfs.children(self.root)
+        return tuple(name for name in cgroupfs.children(self.root) if name != ZYGOTES)
 
     def prepare(self) -> None:
         """Make our own group, with the controllers that limits need; idempotent.
@@ -169,6 +195,9 @@ class CgroupTree:
             cgroupfs.write(self.root.parent, "cgroup.subtree_control", wanted)
             cgroupfs.make(self.root)
             cgroupfs.write(self.root, "cgroup.subtree_control", wanted)
+            if self.zygotes is not None:
+                cgroupfs.make(self.path(ZYGOTES))
+                cgroupfs.let_in(self.root, self.zygotes)
             self._prepared = True
 
     def _step_aside(self) -> None:

@@ -53,22 +53,40 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupsConfig:
+    """Where the children of a zygote have their cgroups.
+
+    Attributes:
+        path: The group below which they are.
+        group: The group of users that may have processes born in them; None with `rootless`.
+        own: The group, below `path`, that the zygote enters; None with `rootless`.
+    """
+
+    path: Path
+    group: int | None = None
+    own: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JailConfig:
     """What is left to a process of the host.
 
     Attributes:
         group: Of all that is jailed; None with `rootless`.
         folders: What it sees of the host's files.
-        read_only: What it sees besides, for reading only.
-        uid: User, and group, of a machine; None for a zygote.
+        uid: User, and group, of a machine; user of a zygote.
         rootless: Whether it is the jail of a daemon that is not root, whose user all stay.
+        users: For a zygote, unless it is `rootless`: those of itself, its children and zygotes
+            derived from it, as runs: the first user, and how many.
+        cgroups: For a zygote: where its children have theirs; None without.
     """
 
     group: int | None
     folders: tuple[Path, ...]
-    read_only: tuple[Path, ...]
     uid: int | None = None
     rootless: bool | None = None
+    users: tuple[tuple[int, int], ...] | None = None
+    cgroups: CgroupsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,19 @@ class LinkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeriveUsers:
+    """The users of a zygote that is derived from another.
+
+    Attributes:
+        name: What their user namespace was called when it was handed over.
+        uid: The user that it becomes there.
+    """
+
+    name: Path
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeriveConfig:
     """A delta to hold over the memory of a zygote.
 
@@ -161,12 +192,14 @@ class DeriveConfig:
         state: The delta's state file.
         memory: The delta's memory file.
         disk: All layers of the delta's disk, lowest first; those that the zygote has are shared.
+        users: Who it is, and who its children are; None for the users of the zygote.
     """
 
     directory: Path
     state: Path
     memory: Path
     disk: DiskConfig | None = None
+    users: DeriveUsers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PROCESSES = "cgroup.procs"
 """The file of a group that names its processes, and by which one enters it."""
 
+_ENTERED = 0o664
+"""Mode of that file in a cgroup that others than its owner may have processes born in."""
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Where cgroup v2 is mounted on every host with systemd, and in the helper machine."""
 
@@ -98,7 +101,10 @@ def make(group: Path) -> None:
 
 
 def make_limited(
-    group: Path, limits: Iterable[tuple[str, str]], default: Container[tuple[str, str]] = ()
+    group: Path,
+    limits: Iterable[tuple[str, str]],
+    default: Container[tuple[str, str]] = (),
+    entered_by: int | None = None,
 ) -> None:
     """Make one group and write files of it, or nothing; one that exists is fine.
 
@@ -108,6 +114,7 @@ def make_limited(
         group: Which.
         limits: The files, and what is written to them.
         default: What need not be written to a new group, as the kernel has.
+        entered_by: As `let_in`.
 
     Raises:
         HostError: The kernel refused.
@@ -125,11 +132,36 @@ def make_limited(
             for limit in limits:
                 if limit not in default:
                     _write_at(folder, path, *limit)
+            if entered_by is not None:
+                _let_in(folder, path, entered_by)
         finally:
             os.close(folder)
     except ForkdError:
         remove_empty(group)
         raise
+
+
+def let_in(group: Path, users: int) -> None:
+    """Let a group of users have processes be born in a cgroup.
+
+    The kernel asks for that right twice: in the cgroup where a process is to be, and in the lowest
+    one that has both that and where its parent is.
+
+    Raises:
+        HostError: The kernel refused.
+    """
+    with kernel_call(f"open the cgroup {group}"):
+        folder = os.open(group, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _let_in(folder, str(group), users)
+    finally:
+        os.close(folder)
+
+
+def _let_in(folder: int, path: str, users: int) -> None:
+    with kernel_call(f"let group {users} into the cgroup {path}"):
+        os.chown(PROCESSES, -1, users, dir_fd=folder)
+        os.chmod(PROCESSES, _ENTERED, dir_fd=folder)
 
 
 def _write_at(folder: int, path: str, file: str, value: str) -> None:
@@ -148,19 +180,6 @@ def write(group: Path, file: str, value: str) -> None:
     path = group / file
     with kernel_call(f"set {path} to {value}"):
         tunables.write(path, value)
-
-
-def open_processes(group: Path) -> int:
-    """Return a descriptor by which whoever has it can enter a group, by writing "0" to it.
-
-    The kernel asks what whoever opened it may do, not who writes.
-
-    Raises:
-        HostError: There is no such group.
-        CapacityError: There are too many open files.
-    """
-    with kernel_call(f"open the cgroup {group}"):
-        return os.open(group / PROCESSES, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def enter(group: Path, pid: int) -> None:

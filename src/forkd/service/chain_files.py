@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import DiskConfig
+from forkd.host import files
 from forkd.model.ids import parse_tag
 from forkd.store.snapshots import LAYER_FILE, MEMORY_FILE, STATE_FILE
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Iterable
     from pathlib import Path
 
     from forkd.model.ids import Tag
@@ -31,6 +34,11 @@ class LinkFiles:
     state: Path
     memory: Path
     disk: DiskConfig | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file."""
+        return (self.state, self.memory, *(() if self.disk is None else self.disk.layers))
 
 
 Chain = tuple[LinkFiles, ...]
@@ -56,3 +64,17 @@ def load_chain(store: SnapshotStore, tag: Tag) -> Chain:
             disk = DiskConfig(tuple(layers), manifest.disk_bytes)
         links.append(LinkFiles(link, folder / STATE_FILE, folder / MEMORY_FILE, disk))
     return tuple(links)
+
+
+def open_all(paths: Iterable[Path], opened: contextlib.ExitStack) -> dict[str, int]:
+    """Open files that a jailed process is to read, by their paths; blocks.
+
+    Raises:
+        HostError: One of them is gone.
+        CapacityError: There are too many open files.
+    """
+    found = {}
+    for path in paths:
+        found[str(path)] = files.open_to_read(path)
+        opened.callback(files.close, found[str(path)])
+    return found

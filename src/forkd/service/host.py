@@ -182,18 +182,20 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     stack.callback(records.close)
     delegated = await asyncio.to_thread(tree.delegated)
     chosen = await asyncio.to_thread(names.choose, settings, database, delegated)
-    cgroups = CgroupTree(chosen.cgroup_root, settings.tops_dir)
+    uids = settings.uids
+    zygotes = None if uids is None else uids.zygotes
+    cgroups = CgroupTree(chosen.cgroup_root, settings.tops_dir, zygotes)
     _prepare_cgroups(cgroups, required=settings.cgroups)
     stack.enter_context(chosen.locked())
     stack.callback(cgroups.close)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)
     jail = Jail(
-        settings.uids,
+        uids,
         settings.jail_dirs,
-        settings.jail_read_only_dirs,
         settings.tops_dir,
         rootless=settings.rootless_jail,
+        cgroups=cgroups.root if cgroups.prepared else None,
     )
     if settings.rootless_jail:
         await asyncio.to_thread(rootless.try_out, settings.vmm)

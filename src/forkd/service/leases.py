@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forkd.model.secret import SecretUse
     from forkd.network.plan import Slot
     from forkd.service.egress import Egress
-    from forkd.service.jail import Jail
+    from forkd.service.jail import Jail, Part
     from forkd.service.siblings import SiblingUsers
     from forkd.service.slots import Slots
     from forkd.store.database import SandboxRow
@@ -136,7 +136,7 @@ class Leases:
         *,
         held: bool = False,
         bandwidth_mbit: int | None = None,
-        source: Lease | None = None,
+        origin: Lease | Part | None = None,
     ) -> tuple[Lease, ...]:
         """Return exclusive leases, of which nothing is made yet.
 
@@ -145,12 +145,15 @@ class Leases:
             network: What each may reach by a network slot; None for none.
             held: Whether each may reach nothing at the moment.
             bandwidth_mbit: How much goes over each one's network each way; None for no limit.
-            source: Whose siblings they are; `prepare_siblings` was called for as many.
+            origin: Whose siblings they are, after `prepare_siblings` was called for as many; or
+                the users of the zygote that is to fork them, None if these are the daemon's.
 
         Raises:
             CapacityError: There are not so many network slots, or users.
             InvalidRequest: The rules of `network` overlap in too many ways.
         """
+        source = origin if isinstance(origin, Lease) else None
+        part = None if isinstance(origin, Lease) else origin
         slots: Iterable[Slot | None] = [None] * len(sandboxes)
         if network is not None:
             self._egress.check(network)
@@ -164,7 +167,7 @@ class Leases:
         try:
             for lease in leases:
                 lease.uid = (
-                    self._jail.take() if source is None else siblings.take(self._jail, source)
+                    self._jail.take(part) if source is None else siblings.take(self._jail, source)
                 )
         except BaseException:
             for lease in leases:
@@ -372,7 +375,9 @@ class Leases:
     def _make(self, lease: Lease, limits: Limits | None) -> None:
         files.make_folder(lease.directory)
         ownership.give(lease.directory, lease.uid)
-        lease.cgroup = None if limits is None else self._cgroups.create(lease.id, limits)
+        lease.cgroup = (
+            None if limits is None else self._cgroups.create(lease.id, limits, by_zygotes=True)
+        )
 
     def _remove(self, lease: Lease, *, keep_console: bool) -> None:
         self._cgroups.remove(lease.id)

@@ -27,9 +27,11 @@ from forkd.engine.configs import BranchConfig, LinkConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener
 from forkd.errors import EngineError, ForkdError
-from forkd.host import cgroupfs, files, ownership, proc
+from forkd.host import cgroupfs, files, proc
 from forkd.service import folders
 from forkd.service.allowance import limits_of
+from forkd.service.chain_files import open_all
+from forkd.service.jail import lent
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -114,16 +116,10 @@ class Seed:
             EngineError: The seed ended, or did not finish in time.
         """
         config = LinkConfig(directory, tuple(memory), disk_layers)
-        async with await self.connect() as control:
-            if self.uid is None:
-                return await control.save_link(config)
-            await asyncio.to_thread(ownership.give, directory, self.uid)
+        async with await self.connect() as control, lent(directory, self.uid):
             with contextlib.ExitStack() as opened:
-                chain = await asyncio.to_thread(_open_all, memory, opened)
-                await control.hand(chain)
-                saved = await control.save_link(config)
-            await asyncio.to_thread(ownership.take_back, directory)
-            return saved
+                await control.hand(await asyncio.to_thread(open_all, memory, opened))
+                return await control.save_link(config)
 
     async def retire(self) -> None:
         """Let the process end with its siblings, and remove its folder; it may have ended.
@@ -148,15 +144,6 @@ class Seed:
                 return await control.retire() > 0
         except EngineError:  # it has ended, or is older than the request
             return False
-
-
-def _open_all(paths: Iterable[Path], opened: contextlib.ExitStack) -> dict[str, int]:
-    """Open files that a jailed process is to read; blocks."""
-    found = {}
-    for path in paths:
-        found[str(path)] = files.open_to_read(path)
-        opened.callback(files.close, found[str(path)])
-    return found
 
 
 def retired_for(machines: Iterable[int]) -> frozenset[int]:

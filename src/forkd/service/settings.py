@@ -218,11 +218,6 @@ class HostSettings:
         )
 
     @property
-    def jail_read_only_dirs(self) -> tuple[Path, ...]:
-        """What they see besides: a seed that writes a link reads what is below that."""
-        return (self.snapshots_dir,)
-
-    @property
     def sandboxes_dir(self) -> Path:
         """Where each sandbox has its folder."""
         return self.run_dir / "s"

@@ -5,7 +5,7 @@ daemon has made at the source's first branch and hands to each seed.  In it ther
 one tree of sandboxes, and of these neither the source nor any that it was branched from: whoever
 takes a seed over can become others of its tree, below it or beside it, and no other sandbox.
 
-    source ── in the host's namespace: a block of users that no other tree has
+    source ── in its zygote's namespace: a block of users that no other tree has
        sibling ── in its source's namespace: what there is in that, but the sibling
 """
 
@@ -135,11 +135,12 @@ async def make(vmm: Path, jail: Jail, pid: int, uid: int, count: int) -> Sibling
     above = await asyncio.to_thread(userns.extents, pid)
     with contextlib.ExitStack() as undo:
         block = None
-        if above is None:
-            block = jail.take_block(SPARE * count)
+        part = jail.part_of(above)
+        if part is not None:
+            block = jail.take_block(SPARE * count, part)
             undo.callback(jail.give_block_back, block)
             above = (block,)
-        users = without(uid, above)
+        users = without(uid, above or ())
         namespace = await asyncio.to_thread(userns.make, vmm, pid, uid, users)
         undo.pop_all()
     if namespace is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.cgroups.tree import CgroupTree
 from forkd.errors import Conflict, ForkdError
-from forkd.host import cgroupfs, files, netlink, nftables
+from forkd.host import files, netlink, nftables
 from forkd.network import rules, taps
 from forkd.network.walls import Walls
 from forkd.service import names
@@ -140,7 +140,7 @@ def _remove_from_host(settings: HostSettings, chosen: Names, found: Uninstalled)
     for name in tree.names():
         found.done("cgroups", tree.path(name), partial(tree.remove, name))
     if files.is_folder(root):
-        found.done("cgroups", root, partial(cgroupfs.remove_empty, root))
+        found.done("cgroups", root, tree.remove_root)
     for tap in taps.left_over(chosen.network, set()):
         found.done("links", tap, partial(netlink.remove, [tap]))
     table = rules.table_name(chosen.network)

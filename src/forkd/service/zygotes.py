@@ -19,16 +19,16 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from forkd.engine.configs import DeriveConfig, ZygoteConfig
+from forkd.engine.configs import DeriveConfig, DeriveUsers, ZygoteConfig
 from forkd.engine.control import Control
 from forkd.engine.process import ZYGOTE_SOCKET, end, end_listener, listener, start_zygote
 from forkd.engine.watch import Watch
-from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, StoreError
-from forkd.host import files
+from forkd.errors import ChainError, Conflict, EngineExited, ForkdError, HostError, StoreError
+from forkd.host import files, ownership, userns
 from forkd.limits import SHORT_RETRY_S
 from forkd.model.tenant import Amounts
 from forkd.service import folders
-from forkd.service.chain_files import load_chain
+from forkd.service.chain_files import load_chain, open_all
 from forkd.service.places import full
 from forkd.service.supervision import TaskKind, to_end
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Tenant
     from forkd.model.ids import Tag
     from forkd.service.chain_files import Chain, LinkFiles
-    from forkd.service.jail import Jail
+    from forkd.service.jail import Jail, Part
     from forkd.service.ledger import Ledger
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
@@ -50,17 +50,28 @@ if TYPE_CHECKING:
 REQUESTS_AT_ONCE_MAX = 32
 """Most requests that one zygote serves at once: half of the connections that it accepts."""
 
+USERS_FILE = "users"
+"""What the user namespace of a derived zygote is called in its folder, where there is no file."""
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Zygote:
-    """A zygote that listens."""
+    """A zygote that listens.
+
+    Attributes:
+        process: It.
+        directory: Its folder, which is its user's.
+        watch: Tells that it has ended.
+        part: The users of it and of its children; None if they are the daemon's.
+    """
 
     process: Process
     directory: Path
     watch: Watch
     tenant: Tenant
+    part: Part | None
 
     @property
     def key(self) -> str:
@@ -175,6 +186,11 @@ class ZygotePool:
         """Whether somebody forks from `tag` now."""
         entry = self._entries.get(tag)
         return entry is not None and entry.users > 0
+
+    def part(self, tag: Tag) -> Part | None:
+        """Return the users of a snapshot's zygote; None for the daemon's, or without one."""
+        entry = self._entries.get(tag)
+        return None if entry is None or entry.zygote is None else entry.zygote.part
 
     def pids(self) -> tuple[int, ...]:
         """Return the processes of the zygotes that live."""
@@ -322,37 +338,42 @@ class ZygotePool:
         directory = self._settings.zygotes_dir / secrets.token_hex(8)
         memory_bytes = await asyncio.to_thread(files.size_bytes, head.memory) or 0
         tenant = self._accounts.charge(_key(directory), head.tag, memory_bytes)
+        part = None
         try:
             await folders.make(directory)
             if len(chain) == 1:
-                process = await self._load(directory, head)
+                part = self._jail.take_part()
+                process = await _loaded(self._settings, self._jail, directory, part, head)
             else:
-                process = await self._derive(directory, chain, entry)
+                process, part = await self._derive(directory, chain, entry)
             watch = await self._watch(head.tag, entry, directory, process)
         except BaseException:
+            self._jail.give_part_back(part)
             self._accounts.ledger.release(_key(directory))
             await to_end(asyncio.to_thread(files.remove_from_under, directory))
             raise
-        return Zygote(process, directory, watch, tenant)
+        return Zygote(process, directory, watch, tenant, part)
 
-    async def _load(self, directory: Path, base: LinkFiles) -> Process:
-        config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, self._jail.config())
-        with _naming(base.tag):
-            settings = self._settings
-            return await start_zygote(settings.vmm, config, filtered=settings.filtered)
-
-    async def _derive(self, directory: Path, chain: Chain, entry: _Entry) -> Process:
+    async def _derive(
+        self, directory: Path, chain: Chain, entry: _Entry
+    ) -> tuple[Process, Part | None]:
         """Derive the head's zygote from its parent's, started if need be."""
         *above, head = chain
         tag = above[-1].tag
         parent = self._entry(tag)
         async with self._used(tag, parent):
-            async with await self._connect(tag, parent, lambda: tuple(above)) as control:
-                with _naming(head.tag):
-                    process = await derived(control, directory, head)
+            with contextlib.ExitStack() as opened, contextlib.ExitStack() as undo:
+                async with await self._connect(tag, parent, lambda: tuple(above)) as control:
+                    part, users = await _below(
+                        self._settings.vmm, self._jail, parent.zygote, opened, undo
+                    )
+                    await asyncio.to_thread(_give, directory, part)
+                    with _naming(head.tag):
+                        process = await derived(control, directory, head, users)
+                undo.pop_all()
             parent.derived += 1
             entry.parent = (tag, parent)
-        return process
+        return process, part
 
     async def _watch(self, tag: Tag, entry: _Entry, directory: Path, process: Process) -> Watch:
         try:
@@ -407,6 +428,7 @@ class ZygotePool:
         try:
             await zygote.end()
         finally:
+            self._jail.give_part_back(zygote.part)
             self._ending -= 1
             self._free()
 
@@ -447,15 +469,85 @@ def _naming(link: Tag) -> Generator[None, None, None]:
         raise ChainError(message, **{**error.context, "link": link}) from error
 
 
-async def derived(control: Control, directory: Path, delta: LinkFiles) -> Process:
+async def _loaded(
+    settings: HostSettings, jail: Jail, directory: Path, part: Part | None, base: LinkFiles
+) -> Process:
+    """Start the zygote of a base, which listens in `directory`."""
+    await asyncio.to_thread(_give, directory, part)
+    told = jail.zygote_config(part)
+    config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, told)
+    with _naming(base.tag):
+        return await start_zygote(settings.vmm, config, filtered=settings.filtered)
+
+
+def _give(directory: Path, part: Part | None) -> None:
+    """Have a folder be a zygote's; blocks."""
+    ownership.give(directory, None if part is None else part.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedUsers:
+    """The users of a zygote that is derived from another.
+
+    Attributes:
+        namespace: A descriptor of their user namespace.
+        uid: The user that it becomes there.
+    """
+
+    namespace: int
+    uid: int
+
+
+async def _below(
+    vmm: Path,
+    jail: Jail,
+    parent: Zygote | None,
+    opened: contextlib.ExitStack,
+    undo: contextlib.ExitStack,
+) -> tuple[Part | None, DerivedUsers | None]:
+    """Return the users of a zygote that is to be derived, and their namespace if it has one.
+
+    Raises:
+        CapacityError: There are none left.
+        HostError: The kernel makes no user namespace for them.
+    """
+    if parent is None or parent.part is None:
+        return None, None
+    pid, above = parent.process.pid, parent.part
+    part = jail.derive_part(above)
+    undo.callback(jail.give_part_back, part)
+    if part.uid == above.uid:
+        return part, None
+    made = await asyncio.to_thread(userns.make, vmm, pid, above.uid, jail.users_of(part))
+    if made is None:
+        raise HostError("there are too many user namespaces around the daemon for one more")
+    opened.callback(files.close, made)
+    return part, DerivedUsers(made, part.uid)
+
+
+async def derived(
+    control: Control, directory: Path, delta: LinkFiles, users: DerivedUsers | None = None
+) -> Process:
     """Have a zygote derive another, which listens in `directory`; returns its process.
+
+    Args:
+        control: The zygote.
+        directory: Which is the new one's.
+        delta: What it holds over the memory of the zygote.
+        users: Its own; None for those of the zygote.
 
     Raises:
         StoreError: A file of the delta is damaged, too new, or for another machine.
         EngineError: The zygote ended, or did not answer in time.
     """
-    config = DeriveConfig(directory, delta.state, delta.memory, delta.disk)
+    name = directory / USERS_FILE
+    told = None if users is None else DeriveUsers(name, users.uid)
+    config = DeriveConfig(directory, delta.state, delta.memory, delta.disk, told)
     try:
+        with contextlib.ExitStack() as opened:
+            handed = {} if users is None else {str(name): users.namespace}
+            handed |= await asyncio.to_thread(open_all, delta.paths, opened)
+            await control.hand(handed)
         # The zygote derives whether we wait or not, so we wait.
         await to_end(control.derive(config))
         return await listener(directory / ZYGOTE_SOCKET)

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::InvalidRequest;
 use crate::limits::{
-    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, MEMORY_ALIGN_BYTES, MEMORY_FILES_MAX,
-    MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, JAIL_USERS_MAX, MEMORY_ALIGN_BYTES,
+    MEMORY_FILES_MAX, MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 use crate::parse::{self, check_path};
 
@@ -82,10 +82,16 @@ impl MachineConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JailConfig {
-    /// User, and group, of a machine.  A zygote stays root, with few capabilities, and its children
-    /// each get their own.
+    /// User, and group, of a machine; user of a zygote, whose children each get their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// For a zygote that root starts: the users of it, its children and those derived from it, as
+    /// runs: the first, and how many.  There are no other users in its jail.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<(u32, u32)>,
+    /// For a zygote: where its children's cgroups are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroups: Option<CgroupsConfig>,
     /// Group of all that is jailed, which may pass through both kinds of folders; none with
     /// `rootless`.
     #[serde(default)]
@@ -101,13 +107,60 @@ pub struct JailConfig {
     pub read_only: Vec<PathBuf>,
 }
 
+/// Where the children of a zygote have their cgroups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CgroupsConfig {
+    /// The cgroup2 folder below which they are.
+    pub path: PathBuf,
+    /// Group of users that may have processes born in them; none with `rootless`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// The cgroup2 folder, below `path`, that the zygote itself enters; none with `rootless`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<PathBuf>,
+}
+
+impl CgroupsConfig {
+    fn check(&self, rootless: bool) -> Result<(), InvalidRequest> {
+        if rootless != self.group.is_none() || rootless != self.own.is_none() {
+            let problem = "cgroups of root's zygotes have a group and one of their own, no others";
+            return Err(InvalidRequest::field("jail", problem));
+        }
+        let paths = std::iter::once(&self.path).chain(&self.own);
+        paths.into_iter().try_for_each(|path| check_path("jail", path))
+    }
+}
+
 impl JailConfig {
+    /// As of a zygote, which needs users for its children if root starts it.
+    fn check_of_zygote(&self) -> Result<(), InvalidRequest> {
+        self.check()?;
+        if self.rootless && self.users.is_empty() {
+            return Ok(());
+        }
+        let sound = |&(first, count): &(u32, u32)| {
+            first > 0 && count > 0 && first.checked_add(count - 1).is_some_and(|end| end < u32::MAX)
+        };
+        let among =
+            |uid| self.users.iter().any(|(first, count)| (*first..first + count).contains(&uid));
+        let few = self.users.len() <= JAIL_USERS_MAX && self.users.iter().all(sound);
+        if self.rootless || !few || !self.uid.is_some_and(among) {
+            let problem = "a zygote that root starts is one of the users that it is told";
+            return Err(InvalidRequest::field("jail", problem));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), InvalidRequest> {
         if self.rootless && (self.group != 0 || self.uid.is_some()) {
             return Err(InvalidRequest::field("jail", "who is not root becomes no other user"));
         }
         if !self.rootless && self.group == 0 || self.uid == Some(0) {
             return Err(InvalidRequest::field("jail", "root is not what a jail is for"));
+        }
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.check(self.rootless)?;
         }
         let count = self.folders.len().saturating_add(self.read_only.len());
         if self.folders.is_empty() || count > JAIL_FOLDERS_MAX {
@@ -197,7 +250,7 @@ impl ZygoteConfig {
             return Err(InvalidRequest::field("memory", format!("not 1 to {MEMORY_FILES_MAX}")));
         }
         config.memory.iter().try_for_each(|path| check_path("memory", path))?;
-        config.jail.as_ref().map_or(Ok(()), JailConfig::check)?;
+        config.jail.as_ref().map_or(Ok(()), JailConfig::check_of_zygote)?;
         config.disk.as_ref().map_or(Ok(()), DiskConfig::check)?;
         Ok(config)
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::limits::{
-    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, MEMORY_ALIGN_BYTES, MEMORY_MAX_BYTES,
-    MEMORY_MIN_BYTES, VCPUS_MAX,
+    CMDLINE_MAX, DISK_MAX_BYTES, JAIL_FOLDERS_MAX, JAIL_USERS_MAX, MEMORY_ALIGN_BYTES,
+    MEMORY_MAX_BYTES, MEMORY_MIN_BYTES, VCPUS_MAX,
 };
 
 fn machine() -> MachineConfig {
@@ -49,11 +49,58 @@ fn a_machine_one_past_a_limit_is_refused_by_name() {
     assert_eq!(refused(|m| m.kernel = "k".into()).as_deref(), Some("kernel"));
 }
 
+const NO_JAIL: JailConfig = JailConfig {
+    uid: None,
+    users: Vec::new(),
+    cgroups: None,
+    group: 0,
+    rootless: false,
+    folders: Vec::new(),
+    read_only: Vec::new(),
+};
+
+#[test]
+fn a_zygote_of_roots_is_one_of_the_users_that_it_may_make_others_of() {
+    let jail = |more: &str| {
+        let json = format!(
+            r#"{{"directory": "/z", "state": "/s", "memory": ["/m"],
+                "jail": {{"folders": ["/run/m"], {more}}}}}"#
+        );
+        ZygoteConfig::parse(json.as_bytes()).err().and_then(|refused| refused.field)
+    };
+    let cgroups = r#""cgroups": {"path": "/c", "group": 8, "own": "/c/z"}"#;
+    assert_eq!(jail(r#""group": 7, "uid": 11, "users": [[10, 2]]"#), None);
+    assert_eq!(jail(&format!(r#""group": 7, "uid": 11, "users": [[10, 2]], {cgroups}"#)), None);
+    assert_eq!(jail(r#""rootless": true, "cgroups": {"path": "/c"}"#), None);
+    assert_eq!(jail(r#""group": 7, "uid": 21, "users": [[10, 2], [20, 2]]"#), None);
+    let runs = |count| vec!["[10, 2]"; count].join(", ");
+    let many = |count| jail(&format!(r#""group": 7, "uid": 11, "users": [{}]"#, runs(count)));
+    assert_eq!(many(JAIL_USERS_MAX), None);
+    assert_eq!(many(JAIL_USERS_MAX + 1).as_deref(), Some("jail"));
+    for wrong in [
+        r#""group": 7"#,
+        r#""group": 7, "users": [[10, 2]]"#,
+        r#""group": 7, "uid": 12, "users": [[10, 2]]"#,
+        r#""group": 7, "uid": 9, "users": [[10, 2]]"#,
+        r#""group": 7, "uid": 1, "users": [[0, 2]]"#,
+        r#""group": 7, "uid": 10, "users": [[10, 0]]"#,
+        r#""group": 7, "uid": 10, "users": [[10, 4294967286]]"#,
+        r#""rootless": true, "users": [[10, 2]]"#,
+        r#""rootless": true, "cgroups": {"path": "/c", "group": 8, "own": "/c/z"}"#,
+        r#""group": 7, "uid": 11, "users": [[10, 2]], "cgroups": {"path": "/c"}"#,
+        r#""group": 7, "uid": 9, "users": [[9, 2]], "cgroups": {"path":"c","group":8,"own":"/"}"#,
+    ] {
+        assert_eq!(jail(wrong).as_deref(), Some("jail"), "{wrong}");
+    }
+}
+
 #[test]
 fn a_jail_is_one_of_root_with_a_group_or_one_of_a_user_without_one() {
     let jail = |uid, group, rootless| {
         let (folders, read_only) = (vec!["/run/m".into()], Vec::new());
-        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders, read_only }))
+        refused(|m| {
+            m.jail = Some(JailConfig { uid, group, rootless, folders, read_only, ..NO_JAIL });
+        })
     };
     assert_eq!(jail(Some(7), 7, false), None);
     assert_eq!(jail(None, 0, true), None);
@@ -73,7 +120,9 @@ fn a_jail_has_one_folder_to_sixteen_of_both_kinds_together() {
         let of = |paths: &[&str]| paths.iter().map(Into::into).collect();
         let (folders, read_only) = (of(folders), of(read_only));
         let (uid, group, rootless) = (Some(7), 7, false);
-        refused(|m| m.jail = Some(JailConfig { uid, group, rootless, folders, read_only }))
+        refused(|m| {
+            m.jail = Some(JailConfig { uid, group, rootless, folders, read_only, ..NO_JAIL });
+        })
     };
     let many = ["/run/m"; JAIL_FOLDERS_MAX + 1];
     assert_eq!(jail(&many[..1], &many[2..]), None);

@@ -34,6 +34,7 @@ use crate::io::vsock::VsockHost;
 use crate::machine::Machine;
 use crate::machine::place::Place;
 use crate::machine::save;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::{descriptors, process};
 
 /// Events taken from the kernel at a time.
@@ -369,8 +370,10 @@ impl Server {
         self.make_own_over(means.streams, Identity::after_reset(&id, request), deadline)?;
         // The first fork of a snapshot was forked before its zygote had learned anything.  What a
         // sibling has of its own says less: it keeps the pages that its seed has.
-        if !plan.is_live() {
-            plan.learn(std::process::id().cast_signed());
+        if !plan.is_live()
+            && let Ok(own) = Pagemap::own()
+        {
+            plan.learn(&own);
         }
         self.machine.bus().vsock(|vsock| vsock.admit())
     }

@@ -21,6 +21,7 @@ use crate::memory::seed_memory::SeedMemory;
 use crate::memory::warmth::Warmth;
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
+use crate::sys::pagemap::Pagemap;
 
 /// Largest difference of TSC frequencies that needs no scaling: 1 in this many.
 const TSC_TOLERANCE: u32 = 100;
@@ -218,14 +219,16 @@ impl ForkPlan {
         &self.notebook
     }
 
-    /// Learns from `pid`, a fork that has just become ready, what forks write.  Once is enough.
-    pub fn learn(&self, pid: i32) {
+    /// Learns from the page map of a fork that has just become ready what forks write.  Once is
+    /// enough.  Returns whether it has.
+    pub fn learn(&self, fork: &Pagemap) -> bool {
         if self.warmth.get().is_none() {
             // A fork that has ended already teaches nothing; the next one will.
-            if let Ok(warmth) = Warmth::learn(self.ram.view(), pid) {
+            if let Ok(warmth) = Warmth::learn(self.ram.view(), fork) {
                 drop(self.warmth.set(warmth));
             }
         }
+        self.warmth.get().is_some()
     }
 }
 

@@ -1,18 +1,28 @@
-//! A machine that was taken over, for tests: tries to get at everything that is not its own.
+//! A process that was taken over, for tests: tries to get at everything that is not its own.
 //!
 //! Built with the feature `captive` only, which no program that is shipped has.  It runs in the
-//! place of a child, after that was jailed, with what the child has.  Each try is one thing that
-//! somebody would do there; what came of it goes to [`REPORT`] in the child's folder.
+//! place of a child, after that was jailed, with what the child has, or in that of the zygote or
+//! seed that would fork it.  Each try is one thing that somebody would do there; what came of it
+//! goes to [`REPORT`] in the child's folder.
 
 use std::ffi::CString;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::parent_id;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 
 use crate::error::Error;
+use crate::sys::descriptors;
+use crate::sys::process::{self, Forked};
 
 /// The hostname of a child that runs as it should: it has captives for siblings.
 pub const HONEST: &str = "honest";
+/// How the hostname of a child begins that has its zygote, or seed, be the captive.
+pub const ABOVE: &str = "above:";
 /// Where it says what came of each try.
 const REPORT: &str = "captive.json";
 /// One past the greatest process number that is tried.
@@ -24,22 +34,53 @@ const DESCRIPTORS: usize = 1 << 10;
 type Tried = Result<String, std::io::Error>;
 
 /// Makes every try, and says what came of them; `others` are the names of the folders of
-/// another sandbox and of the zygote that it was forked of, with a colon between.
+/// another sandbox and of a zygote, which for a zygote is another one, and the sandbox's user, with
+/// colons between.  What is `known` may be reached: it is the captive's own.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] if the report cannot be written.
-pub fn run(directory: &Path, others: &str) -> Result<(), Error> {
+pub fn run(directory: &Path, others: &str, known: &[i32]) -> Result<(), Error> {
+    let captive = std::process::id().cast_signed();
+    ORIGIN.store(parent_id(), Ordering::Relaxed);
+    *KNOWN.lock().unwrap_or_else(PoisonError::into_inner) = [known, &[captive]].concat();
     let mut tries = Vec::new();
     for (group, name, attempt) in list(directory, others) {
-        let said = match attempt() {
+        let said = match apart(&attempt)? {
             Ok(what) => json!({"group": group, "try": name, "got": what}),
-            Err(error) => json!({"group": group, "try": name, "refused": error.to_string()}),
+            Err(error) => json!({"group": group, "try": name, "refused": error}),
         };
         tries.push(said);
     }
     std::fs::write(directory.join(REPORT), json!(tries).to_string())
         .map_err(Error::io("write the report of a captive"))
+}
+
+/// What came of a try in a process of its own: one that succeeds changes nothing for the others.
+fn apart(attempt: &dyn Fn() -> Tried) -> Result<Result<String, String>, Error> {
+    let (mut read, mut write) = descriptors::pipe()?;
+    let pid = match process::fork_into(None)? {
+        Forked::Parent(pid) => pid,
+        Forked::Child => {
+            drop(read);
+            let (mark, text) = match attempt() {
+                Ok(text) => ("+", text),
+                Err(error) => ("-", error.to_string()),
+            };
+            drop(write.write_all(format!("{mark}{text}").as_bytes()));
+            process::exit_now(0)
+        }
+    };
+    drop(write);
+    let mut said = String::new();
+    read.read_to_string(&mut said).map_err(Error::io("hear of a try"))?;
+    // A seed's children vanish by themselves.
+    drop(process::wait(pid));
+    Ok(match said.split_at_checked(1) {
+        Some(("+", text)) => Ok(text.to_owned()),
+        Some((_, text)) => Err(text.to_owned()),
+        None => Err("the kernel ended it".to_owned()),
+    })
 }
 
 /// A system call with whatever arguments.
@@ -63,6 +104,11 @@ fn did_with(number: libc::c_long, paths: &[&str], arguments: &[usize]) -> Tried 
     did(number, &all)
 }
 
+fn did_with_at(folder: usize, path: &str, flags: libc::c_int) -> Tried {
+    let path = CString::new(path)?;
+    did(libc::SYS_openat, &[folder, path.as_ptr() as usize, flag(flags)])
+}
+
 fn open(path: &str, write: bool) -> Tried {
     let file = std::fs::File::options().read(true).write(write).open(path)?;
     Ok(format!("{file:?}"))
@@ -80,14 +126,21 @@ fn any(of: impl Iterator<Item = usize>, attempt: impl Fn(usize) -> Tried) -> Tri
     Err(last)
 }
 
+/// Processes that may be reached, the captive's own among them.
+static KNOWN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
 fn others() -> impl Iterator<Item = usize> {
-    let own = std::process::id() as usize;
-    (1..PIDS).filter(move |pid| *pid != own)
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    known.push(std::process::id().cast_signed());
+    let is_thread_of = |known: i32, id: usize| {
+        let known = usize::try_from(known).unwrap_or(0);
+        known == id || call(libc::SYS_tgkill, &[known, id, 0]).is_ok()
+    };
+    (1..PIDS).filter(move |id| !known.iter().any(|known| is_thread_of(*known, *id)))
 }
 
-fn own_uid() -> usize {
-    crate::sys::process::own_uid() as usize
-}
+/// What the captive was forked of.
+static ORIGIN: AtomicU32 = AtomicU32::new(1);
 
 fn connect(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> Tried {
     let socket = call(libc::SYS_socket, &[flag(family), flag(kind), flag(protocol)])?;
@@ -130,6 +183,10 @@ fn listed(path: &Path) -> Tried {
 fn escape(descriptor: usize) -> Tried {
     let up = Path::new("/proc/self/fd").join(descriptor.to_string()).join("..");
     let found = std::fs::read_link(format!("/proc/self/fd/{descriptor}"))?;
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino()));
+    if identity(&up)? == identity(&Path::new("/proc/self/fd").join(descriptor.to_string()))? {
+        return Err(std::io::Error::from_raw_os_error(libc::EXDEV)); // nothing is above it
+    }
     let outside = std::fs::read_dir(up)?;
     Ok(format!("{}: {} entries above", found.display(), outside.count()))
 }
@@ -137,9 +194,12 @@ fn escape(descriptor: usize) -> Tried {
 type Try = (&'static str, &'static str, Box<dyn Fn() -> Tried>);
 
 fn list(directory: &Path, others: &str) -> Vec<Try> {
-    let mut all = files(directory, others);
-    all.extend(processes());
-    all.extend(rights());
+    let mut words = others.split(':');
+    let mut word = || words.next().unwrap_or("");
+    let (sibling, zygote, uid) = (word(), word(), word().parse().unwrap_or(0));
+    let mut all = files(directory, sibling, zygote);
+    all.extend(processes(uid));
+    all.extend(rights(uid));
     all.extend(kernel());
     all.extend(network());
     all
@@ -151,8 +211,7 @@ macro_rules! tries {
     };
 }
 
-fn files(directory: &Path, others: &str) -> Vec<Try> {
-    let (sibling, zygote) = others.split_once(':').unwrap_or((others, "none"));
+fn files(directory: &Path, sibling: &str, zygote: &str) -> Vec<Try> {
     let sandboxes = directory.parent().unwrap_or(directory).to_path_buf();
     let (sibling, run) = (sandboxes.join(sibling), sandboxes.clone());
     let of = move |name: &str| sibling.join(name).display().to_string();
@@ -171,7 +230,7 @@ fn files(directory: &Path, others: &str) -> Vec<Try> {
         "list folders of sandboxes" => listed(&run),
         "make a file among them" => open_new(&made),
         "list folders of zygotes and seeds" => listed(&g),
-        "connect to its zygote" => unix(&own_zygote),
+        "connect to a zygote" => unix(&own_zygote),
         "list a sibling's folder" => listed(Path::new(&a("."))),
         "read a sibling's console" => open(&b("console.log"), false),
         "connect to a sibling's control socket" => unix(&c("control.sock")),
@@ -187,6 +246,12 @@ fn files(directory: &Path, others: &str) -> Vec<Try> {
         "open /dev/net/tun" => open("/dev/net/tun", true),
         "list /sys" => listed(Path::new("/sys/kernel")),
         "leave by a descriptor" => any(0..DESCRIPTORS, escape),
+        "open /etc/passwd above a descriptor" => any(0..DESCRIPTORS, |descriptor| {
+            did_with_at(descriptor, "../../../../etc/passwd", libc::O_RDONLY)
+        }),
+        "write to a file below a descriptor" => any(0..DESCRIPTORS, |descriptor| {
+            did_with_at(descriptor, "cgroup.subtree_control", libc::O_WRONLY)
+        }),
         "open a file by its handle" => did(libc::SYS_open_by_handle_at, &[3, 0, 0]),
         "leave by chroot" => did_with(libc::SYS_chroot, &["."], &[]),
     ]
@@ -196,8 +261,8 @@ fn open_new(path: &str) -> Tried {
     std::fs::File::create_new(path).map(|file| format!("{file:?}"))
 }
 
-fn processes() -> Vec<Try> {
-    let parent = std::os::unix::process::parent_id();
+fn processes(siblings_uid: usize) -> Vec<Try> {
+    let parent = ORIGIN.load(Ordering::Relaxed);
     let of_parent = move |name: &str| format!("/proc/{parent}/{name}");
     tries!["processes",
         "signal any process" => any(others(), |pid| did(libc::SYS_kill, &[pid, 0])),
@@ -230,6 +295,14 @@ fn processes() -> Vec<Try> {
             did(libc::SYS_process_vm_writev,
                 &[pid, part.as_ptr() as usize, 1, other.as_ptr() as usize, 1, 0])
         }),
+        "read the host's files by a process's root" => any(others(), |pid|
+            open(&format!("/proc/{pid}/root/etc/passwd"), false)),
+        "open the memory of any process" => any(others(), |pid|
+            open(&format!("/proc/{pid}/mem"), true)),
+        "signal any process as a sibling's user" => {
+            did(libc::SYS_setresuid, &[siblings_uid; 3])?;
+            any(others(), |pid| did(libc::SYS_kill, &[pid, 0]))
+        },
         "see any process" => any(others(), |pid| listed(Path::new(&format!("/proc/{pid}")))),
         "open the zygote's memory" => open(&of_parent("mem"), false),
         "list the zygote's descriptors" => listed(Path::new(&of_parent("fd"))),
@@ -245,10 +318,13 @@ fn processes() -> Vec<Try> {
     ]
 }
 
-fn rights() -> Vec<Try> {
+fn rights(siblings_uid: usize) -> Vec<Try> {
     tries!["rights",
         "become root" => did(libc::SYS_setresuid, &[0, 0, 0]),
-        "become another sandbox's user" => did(libc::SYS_setresuid, &[own_uid() + 1; 3]),
+        "become another sandbox's user" => did(libc::SYS_setresuid, &[siblings_uid; 3]),
+        "become another sandbox's group" => did(libc::SYS_setresgid, &[siblings_uid; 3]),
+        "become an ordinary user of the host" => did(libc::SYS_setresuid, &[1_000; 3]),
+        "become a group of the host" => did(libc::SYS_setresgid, &[6; 3]),
         "become root's group" => did(libc::SYS_setresgid, &[0, 0, 0]),
         "join root's group" => did(libc::SYS_setgroups, &[1, (&raw const ZERO) as usize]),
         "leave all groups" => did(libc::SYS_setgroups, &[0, 0]),
@@ -321,11 +397,21 @@ fn kernel() -> Vec<Try> {
         "account for processes" => did_with(libc::SYS_acct, &["made"], &[]),
         "set quotas" => did_with(libc::SYS_quotactl, &[], &[0x80_0002 << 8, 0, 0, 0]),
         "enter a cgroup" => open("/sys/fs/cgroup/cgroup.procs", true),
+        "move a process by a descriptor" => any(0..DESCRIPTORS, moved_by),
         "change a setting of the kernel" => open("/proc/sys/kernel/core_pattern", true),
         "trigger the kernel" => open("/proc/sysrq-trigger", true),
         "read where the kernel is" => open("/proc/kallsyms", false),
         "read physical memory" => open("/proc/kcore", false),
     ]
+}
+
+/// Whether a descriptor moves the first process of the host to another cgroup.
+fn moved_by(descriptor: usize) -> Tried {
+    let found = std::fs::read_link(format!("/proc/self/fd/{descriptor}"))?;
+    if found.file_name().is_none_or(|name| name != "cgroup.procs") {
+        return Err(std::io::Error::from_raw_os_error(libc::EBADF));
+    }
+    did(libc::SYS_write, &[descriptor, c"1".as_ptr() as usize, 1])
 }
 
 static TIME: [u64; 2] = [1, 0];

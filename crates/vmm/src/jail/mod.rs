@@ -2,11 +2,11 @@
 //!
 //! A zygote goes to jail before it reads the first byte of its snapshot, a machine before it boots.
 //! They open what they were told of, leave the host's files, network, IPC and name behind
-//! ([`namespaces`]), and give up every right that they will not need ([`rights`]).  Forks are born
-//! in there; each child of a zygote gives up the rest and becomes a user of its own.  What comes
-//! from outside later comes as descriptors ([`crate::sys::handed`]).  So does the right of a seed
-//! to have its siblings become others ([`users`]).  In jail or not, each thread
-//! may make only the system calls that it needs ([`filter`]).
+//! ([`namespaces`], [`landlock`]), and give up every right that they will not need ([`rights`]).
+//! Forks are born in there; each child of a zygote gives up the rest and becomes a user of its own.
+//! What comes from outside later comes as descriptors ([`crate::sys::handed`]).  The right to have
+//! children become others is one over a user namespace and nothing else ([`users`]).  In jail or
+//! not, each thread may make only the system calls that it needs ([`filter`]).
 //!
 //! Nothing here is optional: what the kernel refuses is an error that names it.
 
@@ -15,6 +15,7 @@ mod captive;
 pub mod cell;
 mod denied;
 pub mod filter;
+mod landlock;
 pub mod namespaces;
 pub mod rights;
 pub mod rootless;
@@ -30,7 +31,7 @@ use forkd_proto::control::{DiskConfig, JailConfig, MachineConfig, ZygoteConfig};
 use crate::error::Error;
 use crate::jail::namespaces::Seen;
 use crate::sys::handed::{self, Keep};
-use crate::sys::{descriptors, meminfo, pagemap};
+use crate::sys::{descriptors, meminfo, pagemap, process};
 
 /// KVM, which seeds open anew.
 const KVM: &str = descriptors::KVM;
@@ -38,13 +39,11 @@ const KVM: &str = descriptors::KVM;
 const MEMINFO: &str = meminfo::FILE;
 /// Where the root of who sees no folder is put together.
 const PROC: &str = "/proc";
-/// Below which machines have their cgroups.
-const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Jails a zygote, if it is to be jailed, that has not read anything of its snapshot.
 ///
-/// It is root still, without rights over what is not in its jail but to become others and to look
-/// after its children.
+/// What root started is a user of its own from then on, in a user namespace with its children's
+/// users and no others: its rights are over these alone.
 ///
 /// # Errors
 ///
@@ -55,16 +54,21 @@ pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
     let layers = config.disk.iter().flat_map(|disk| &disk.layers);
     let read = std::iter::once(&config.state).chain(&config.memory).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
-    // Without being root there may be none, and none is needed.
-    if !jail.rootless || Path::new(CGROUPS).exists() {
-        open(Path::new(CGROUPS), Keep::Zygote)?;
+    open_common()?;
+    let cgroups = jail.cgroups.as_ref();
+    let held = cgroups.map(|cgroups| cgroups.path.as_path());
+    let folders = seen(jail);
+    let Some(uid) = jail.uid else {
+        return rootless::enter(&folders, &config.directory, held).map(drop);
+    };
+    if let Some(own) = cgroups.and_then(|cgroups| cgroups.own.as_deref()) {
+        process::enter_cgroup(own)?;
     }
-    enter(jail, &config.directory)?;
-    rights::keep(if jail.rootless {
-        &rights::OF_ROOTLESS_ZYGOTES
-    } else {
-        rights::OF_ZYGOTES.as_slice()
-    })
+    let namespace = users::make_for_zygote(&jail.users)?;
+    namespaces::enter(&folders, &config.directory, held)?;
+    rights::share(jail.group, cgroups.and_then(|cgroups| cgroups.group))?;
+    users::enter_as_zygote(&namespace, uid)?;
+    namespaces::wall_in(&folders, held).map(drop)
 }
 
 /// Jails a process that will boot a machine, if it is to be jailed, and makes it the user that it
@@ -76,6 +80,7 @@ pub fn enter_as_zygote(config: &ZygoteConfig) -> Result<(), Error> {
 pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
     let Some(jail) = &config.jail else { return Ok(()) };
     go_inside(jail)?;
+    open_common()?;
     let layers = config.disk.iter().flat_map(|disk: &DiskConfig| &disk.layers);
     let read = std::iter::once(&config.kernel).chain(&config.initramfs).chain(layers);
     read.map(std::path::PathBuf::as_path).try_for_each(|path| open(path, Keep::Lent))?;
@@ -83,7 +88,12 @@ pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
         let file = descriptors::open_tap(&network.tap)?;
         handed::put(Path::new(&network.tap), Keep::Lent, file);
     }
-    enter(jail, &config.directory)?;
+    let folders = seen(jail);
+    if jail.rootless {
+        rootless::enter(&folders, &config.directory, None)?;
+    } else {
+        move_in(&folders, &config.directory, jail.group)?;
+    }
     become_own(jail.uid)
 }
 
@@ -93,8 +103,10 @@ pub fn enter_as_machine(config: &MachineConfig) -> Result<(), Error> {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn enter_as_reader(uid: u32) -> Result<(), Error> {
-    namespaces::enter(&[], Path::new(PROC))?;
-    rights::become_inmate(uid)
+    namespaces::enter(&[], Path::new(PROC), None)?;
+    namespaces::chroot()?;
+    rights::become_inmate(uid)?;
+    namespaces::wall_in(&[], None).map(drop)
 }
 
 /// Jails a process of a user without privileges as [`enter_as_reader`] does one of root's.
@@ -103,7 +115,7 @@ pub fn enter_as_reader(uid: u32) -> Result<(), Error> {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn enter_as_rootless_reader() -> Result<(), Error> {
-    rootless::enter(&[], Path::new(PROC), &[]).map(drop)
+    rootless::enter(&[], Path::new(PROC), None).map(drop)
 }
 
 /// Jails a process that does nothing in there, as a machine would be, to see whether it can be.
@@ -118,8 +130,7 @@ pub fn try_out(folder: &Path, ids: &[&str]) -> Result<serde_json::Value, Error> 
         text.parse::<u32>().map_err(|_| Error::Invalid { field: "jail", problem })
     };
     let (uid, group) = (number(uid)?, number(group)?);
-    namespaces::enter(&[Seen { path: folder, writable: true }], folder)?;
-    rights::give_up(group)?;
+    move_in(&[Seen { path: folder, writable: true }], folder, group)?;
     become_own(Some(uid))?;
     Ok(serde_json::json!({"event": "jailed"}))
 }
@@ -127,7 +138,7 @@ pub fn try_out(folder: &Path, ids: &[&str]) -> Result<serde_json::Value, Error> 
 /// As [`try_out`], for a user without privileges; says whether signals stay in that jail.
 fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
     rootless::go_inside()?;
-    let keeps_signals = rootless::enter(&[Seen { path: folder, writable: true }], folder, &[])?;
+    let keeps_signals = rootless::enter(&[Seen { path: folder, writable: true }], folder, None)?;
     become_own(None)?;
     Ok(serde_json::json!({"event": "jailed", "keeps_signals": keeps_signals}))
 }
@@ -138,10 +149,8 @@ fn try_out_rootless(folder: &Path) -> Result<serde_json::Value, Error> {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn become_own(uid: Option<u32>) -> Result<(), Error> {
-    match uid {
-        Some(uid) => rights::become_user(uid)?,
-        None if rootless::is_inside() => rights::keep(&[])?,
-        None => {}
+    if let Some(uid) = uid {
+        rights::become_user(uid)?;
     }
     show_ourselves()
 }
@@ -173,8 +182,20 @@ pub fn try_to_leave(child: &Child) -> Result<(), Error> {
     if child.hostname == captive::HONEST {
         return Ok(());
     }
-    captive::run(&child.directory, &child.hostname)?;
+    captive::run(&child.directory, &child.hostname, &[])?;
     Err(Error::State("a captive ran in the place of the child"))
+}
+
+/// The same, in the place of the zygote or seed that is to fork the child; it has forked `own`.
+///
+/// # Errors
+///
+/// As [`try_to_leave`].
+#[cfg(feature = "captive")]
+pub fn try_to_leave_above(child: &Child, own: &[i32]) -> Result<(), Error> {
+    let Some(others) = child.hostname.strip_prefix(captive::ABOVE) else { return Ok(()) };
+    captive::run(&child.directory, others, own)?;
+    Err(Error::State("a captive ran in the place of its zygote"))
 }
 
 fn go_inside(jail: &JailConfig) -> Result<(), Error> {
@@ -185,16 +206,24 @@ fn open(path: &Path, keep: Keep) -> Result<(), Error> {
     handed::open_and_keep(path, keep).map_err(Error::io(format!("open {}", path.display())))
 }
 
-fn enter(jail: &JailConfig, directory: &Path) -> Result<(), Error> {
+/// Opens what every jailed process needs of the host.
+fn open_common() -> Result<(), Error> {
     open(Path::new(MEMINFO), Keep::Zygote)?;
     let kvm = descriptors::open_kvm()?;
     handed::put(Path::new(KVM), Keep::Always, kvm);
+    Ok(())
+}
+
+fn seen(jail: &JailConfig) -> Vec<Seen<'_>> {
     let written = jail.folders.iter().map(|path| Seen { path, writable: true });
     let read = jail.read_only.iter().map(|path| Seen { path, writable: false });
-    let folders: Vec<_> = written.chain(read).collect();
-    if jail.rootless {
-        return rootless::enter(&folders, directory, &rights::OF_ROOTLESS_ZYGOTES).map(drop);
-    }
-    namespaces::enter(&folders, directory)?;
-    rights::give_up(jail.group)
+    written.chain(read).collect()
+}
+
+/// Leaves the host for `folders`, without a way to rights, as root still.
+fn move_in(folders: &[Seen], spare: &Path, group: u32) -> Result<(), Error> {
+    namespaces::enter(folders, spare, None)?;
+    namespaces::chroot()?;
+    rights::give_up(group)?;
+    namespaces::wall_in(folders, None).map(drop)
 }

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use crate::error::Error;
+use crate::jail::landlock::{self, Place, Rule};
+use crate::jail::trees::{self, Taken};
+use crate::sys::handed::{self, Keep};
 
 /// Those of the host that a machine leaves.
 pub(super) const NAMESPACES: libc::c_int =
@@ -24,6 +27,7 @@ const PROC_OPTIONS: &str = "hidepid=ptraceable,subset=pid";
 /// The folder of the new root that becomes the root in the end.
 pub(super) const INNER: &str = "jail";
 const INNER_PATH: &std::ffi::CStr = c"/jail";
+const PROC: &str = "/proc";
 /// The name that a jailed process finds its host to have.
 const HOST: &str = "forkd-jail";
 
@@ -37,13 +41,15 @@ pub struct Seen<'a> {
 }
 
 /// Leaves the host's namespaces for ones in which there are `folders` and nothing else.  `spare` is
-/// a folder in which nothing is needed until then.
+/// a folder in which nothing is needed until then; of `cgroups` a zygote keeps a descriptor.  To be
+/// followed by [`chroot`].
 ///
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn enter(folders: &[Seen], spare: &Path) -> Result<(), Error> {
+pub fn enter(folders: &[Seen], spare: &Path, cgroups: Option<&Path>) -> Result<(), Error> {
     leave(NAMESPACES, "unshare mount, network, IPC and UTS namespaces")?;
+    cgroups.map_or(Ok(()), hold)?;
     // By descriptor, since what is mounted over `spare` may hide them; in the new namespace, since
     // only what is mounted in one can be mounted there again.
     let opened = folders.iter().map(|seen| open_path(seen.path)).collect::<Result<Vec<_>, _>>()?;
@@ -57,12 +63,47 @@ pub fn enter(folders: &[Seen], spare: &Path) -> Result<(), Error> {
         let reading = if seen.writable { 0 } else { libc::MS_RDONLY };
         mount(None, &target, None, libc::MS_REMOUNT | libc::MS_BIND | HARMLESS | reading, "")?;
     }
-    let proc = below(Path::new("/proc"));
+    let proc = below(Path::new(PROC));
     make_folder(&proc)?;
     mount(Some(Path::new("proc")), &proc, Some("proc"), HARMLESS, PROC_OPTIONS)?;
     drop(opened);
-    enter_root(spare)?;
-    chroot()
+    enter_root(spare)
+}
+
+/// Keeps a descriptor of the cgroups below a folder, for a zygote, which its children do not have.
+///
+/// It is of a mount of its own that is mounted nowhere: nothing is above it, and nothing in it can
+/// be written to.  Having a process born in a group writes nothing.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub(super) fn hold(cgroups: &Path) -> Result<(), Error> {
+    let Taken::Folder(tree) = trees::take(cgroups, false)? else {
+        let problem = format!("{} is no folder", cgroups.display());
+        return Err(Error::Invalid { field: "jail", problem });
+    };
+    handed::put(cgroups, Keep::Zygote, tree);
+    Ok(())
+}
+
+/// Has nothing be opened but in `folders`, in `/proc`, and among the `cgroups` that are held.
+/// Returns whether signals are kept inside.
+///
+/// # Errors
+///
+/// As of [`landlock::restrict`].
+pub(super) fn wall_in(folders: &[Seen], cgroups: Option<&Path>) -> Result<bool, Error> {
+    let mut rules: Vec<Rule> = folders
+        .iter()
+        .map(|seen| Rule { folder: Place::Path(seen.path), writable: seen.writable })
+        .collect();
+    if !folders.is_empty() {
+        rules.push(Rule { folder: Place::Path(Path::new(PROC)), writable: false });
+    }
+    let held = cgroups.and_then(handed::number);
+    rules.extend(held.map(|fd| Rule { folder: Place::Open(fd), writable: false }));
+    landlock::restrict(&rules)
 }
 
 /// Leaves these namespaces of the host, mounts and the name among them; what is mounted from then
@@ -92,7 +133,11 @@ pub(super) fn enter_root(root: &Path) -> Result<(), Error> {
 
 /// Makes a folder of the root the root: whoever is there can make no user namespace, in which he
 /// would have every right again (`current_chrooted` in the kernel's `fs/namespace.c`).
-pub(super) fn chroot() -> Result<(), Error> {
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn chroot() -> Result<(), Error> {
     // SAFETY: the path is a constant that ends in NUL.
     if unsafe { libc::chroot(INNER_PATH.as_ptr()) } < 0 {
         return Err(Error::last_os("chroot"));

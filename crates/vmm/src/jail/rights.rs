@@ -16,20 +16,14 @@ const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_SETPCAP: u32 = 8;
 const CAP_SYS_CHROOT: u32 = 18;
-const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SETFCAP: u32 = 31;
 /// One past the last that a kernel may know.
 const CAPABILITIES: u32 = 64;
 
-/// What a zygote keeps: to have its children become others, to enter their cgroups and tidy their
-/// folders, to end them, and to learn which pages they have written.
-pub const OF_ZYGOTES: [u32; 5] =
-    [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE];
-
-/// What a seed has in the user namespace of its siblings: the same, but for what takes rights over
-/// the host's.
-const OF_SEEDS: [u32; 4] = [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID];
+/// What a zygote keeps in the user namespace of its children, and a seed in that of its siblings:
+/// to have them become others, to tidy their folders and to end them.
+const OF_KEEPERS: [u32; 4] = [CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID];
 
 /// What root of a builder's user namespace keeps, over what is in that namespace: files of any
 /// owner, other users, chroot, and mounts.
@@ -77,10 +71,6 @@ struct Data {
     inheritable: u32,
 }
 
-/// What a zygote of a user without privileges keeps, over processes of its own user namespace
-/// alone: to learn which pages its children have written.
-pub const OF_ROOTLESS_ZYGOTES: [u32; 1] = [CAP_SYS_PTRACE];
-
 /// Gives up, for this process and all that it forks, ever getting rights again, and all groups but
 /// `group`.
 ///
@@ -88,24 +78,40 @@ pub const OF_ROOTLESS_ZYGOTES: [u32; 1] = [CAP_SYS_PTRACE];
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn give_up(group: u32) -> Result<(), Error> {
+    share(group, None)?;
+    give_up_ways()
+}
+
+/// Gives up all groups but `group`, for this process and all that it forks, and `own`, for as long
+/// as it becomes no other user.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn share(group: u32, own: Option<u32>) -> Result<(), Error> {
     limit_urgency()?;
     // SAFETY: one group, whose number outlives the call.
     if unsafe { libc::setgroups(1, &raw const group) } < 0 {
         return Err(Error::last_os("give up groups"));
     }
-    give_up_ways()
+    let own = own.unwrap_or(group);
+    // SAFETY: changes numbers of this process, which has one thread; no pointers.
+    if unsafe { libc::setresgid(own, own, own) } < 0 {
+        return Err(Error::last_os(format!("become group {own}")));
+    }
+    Ok(())
 }
 
-/// Gives up ever getting rights again, and all that there are but `kept`; groups stay, as a user
-/// without privileges may not leave them.
+/// Gives up ever getting rights again, and all that there are; groups stay, as a user without
+/// privileges may not leave them.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn give_up_all_but(kept: &[u32]) -> Result<(), Error> {
+pub fn give_up_all() -> Result<(), Error> {
     limit_urgency()?;
     give_up_ways()?;
-    keep(kept)
+    keep(&[])
 }
 
 /// Before the rights go that raising a limit takes.
@@ -114,7 +120,8 @@ fn limit_urgency() -> Result<(), Error> {
     limit(libc::RLIMIT_RTTIME, URGENT_MAX_US)
 }
 
-fn give_up_ways() -> Result<(), Error> {
+/// Gives up every way to rights that this process does not have, for it and all that it forks.
+pub(super) fn give_up_ways() -> Result<(), Error> {
     (0..CAPABILITIES).try_for_each(drop_for_good)?;
     set(
         libc::PR_CAP_AMBIENT,
@@ -158,10 +165,7 @@ pub fn become_user(uid: u32) -> Result<(), Error> {
     if unsafe { libc::setresgid(uid, uid, uid) } < 0 {
         return Err(Error::last_os(format!("become group {uid}")));
     }
-    // SAFETY: as above.
-    if unsafe { libc::setresuid(uid, uid, uid) } < 0 {
-        return Err(Error::last_os(format!("become user {uid}")));
-    }
+    become_uid(uid)?;
     keep(&[])?;
     hide()
 }
@@ -175,7 +179,7 @@ pub fn become_user(uid: u32) -> Result<(), Error> {
 pub fn become_keeper() -> Result<(), Error> {
     (0..CAPABILITIES).try_for_each(drop_for_good)?;
     set(libc::PR_SET_SECUREBITS, SECUREBITS, "lock the securebits")?;
-    keep(&OF_SEEDS)?;
+    keep(&OF_KEEPERS)?;
     hide()
 }
 
@@ -188,6 +192,20 @@ pub fn become_keeper() -> Result<(), Error> {
 pub fn become_owner(uid: u32) -> Result<(), Error> {
     set(libc::PR_SET_SECUREBITS, KEEPING, "keep rights")?;
     become_ids(uid, uid)
+}
+
+/// Becomes the user `uid` of a user namespace that was just entered, and keeps every right that
+/// there is in it.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn become_uid(uid: u32) -> Result<(), Error> {
+    // SAFETY: changes numbers of this process, which has one thread; no pointers.
+    if unsafe { libc::setresuid(uid, uid, uid) } < 0 {
+        return Err(Error::last_os(format!("become user {uid}")));
+    }
+    Ok(())
 }
 
 /// Becomes root of the user namespace that this process is in, with the rights that installing
@@ -226,11 +244,7 @@ fn become_ids(uid: u32, gid: u32) -> Result<(), Error> {
     if unsafe { libc::setresgid(gid, gid, gid) } < 0 {
         return Err(Error::last_os(format!("become group {gid}")));
     }
-    // SAFETY: as above.
-    if unsafe { libc::setresuid(uid, uid, uid) } < 0 {
-        return Err(Error::last_os(format!("become user {uid}")));
-    }
-    Ok(())
+    become_uid(uid)
 }
 
 fn drop_for_good(capability: u32) -> Result<(), Error> {

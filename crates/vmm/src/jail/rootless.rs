@@ -8,12 +8,11 @@
 //!
 //! Beside what [`super::namespaces`] gives to a process of root's, two things differ.  `/proc` is
 //! the host's, for reading only, as mounting another takes a pid namespace; and machines stay one
-//! user, so Landlock keeps their signals among the forks of one snapshot, where the kernel can.
+//! user, so that it is [`super::landlock`] alone that keeps their signals among the forks of one
+//! snapshot.
 
 use std::convert::Infallible;
 use std::ffi::CString;
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,19 +29,6 @@ const UID_MAP: &str = "/proc/self/uid_map";
 const GID_MAP: &str = "/proc/self/gid_map";
 /// Whether groups can be given up, which could open what is closed to one of them.
 const SETGROUPS: &str = "/proc/self/setgroups";
-
-/// `linux/landlock.h`, since Linux 6.12: who is in a domain neither signals nor connects by an
-/// abstract name to who is not.
-const SCOPES: u64 = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS;
-const SCOPE_ABSTRACT_SOCKETS: u64 = 1;
-const SCOPE_SIGNALS: u64 = 1 << 1;
-/// `struct landlock_ruleset_attr`.
-#[repr(C)]
-struct Ruleset {
-    handled_access_fs: u64,
-    handled_access_net: u64,
-    scoped: u64,
-}
 
 /// Whether this process, or the one that it was forked of, is jailed in this way.
 static INSIDE: AtomicBool = AtomicBool::new(false);
@@ -79,15 +65,17 @@ pub fn go_inside() -> Result<(), Error> {
     execute_again().map(|never| match never {})
 }
 
-/// Leaves all else of the host but `folders`, with no more rights than those in `kept`.  `spare` is
-/// a folder in which nothing is needed until then.  Returns whether its signals stay inside.
+/// Leaves all else of the host but `folders`, without any right.  `spare` is a folder in which
+/// nothing is needed until then; of `cgroups` a zygote keeps a descriptor.  Returns whether its
+/// signals stay inside.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] naming what the kernel refused.
-pub fn enter(folders: &[Seen], spare: &Path, kept: &[u32]) -> Result<bool, Error> {
+pub fn enter(folders: &[Seen], spare: &Path, cgroups: Option<&Path>) -> Result<bool, Error> {
     let doing = "make mount, network, IPC and UTS namespaces without being root";
     namespaces::leave(NAMESPACES, doing)?;
+    cgroups.map_or(Ok(()), namespaces::hold)?;
     // First, since what is mounted over `spare` may hide them.
     let proc = Seen { path: Path::new(PROC), writable: false };
     let proc = (!folders.is_empty()).then_some(&proc);
@@ -105,9 +93,9 @@ pub fn enter(folders: &[Seen], spare: &Path, kept: &[u32]) -> Result<bool, Error
     drop(taken);
     namespaces::enter_root(spare)?;
     namespaces::chroot()?;
-    rights::give_up_all_but(kept)?;
+    rights::give_up_all()?;
     INSIDE.store(true, Ordering::Relaxed);
-    keep_signals()
+    namespaces::wall_in(folders, cgroups)
 }
 
 fn take(path: &Path, writable: bool) -> Result<Taken, Error> {
@@ -140,60 +128,9 @@ fn execute_again() -> Result<Infallible, Error> {
     Err(Error::last_os("execute this program again in a user namespace"))
 }
 
-/// Keeps signals of this process, and of all that it forks, among them; returns whether it did.
-///
-/// A kernel without Landlock, or one that does not know of signals, keeps nothing: a user has no
-/// other way to it, so that is no error.
-fn keep_signals() -> Result<bool, Error> {
-    let ruleset = Ruleset { handled_access_fs: 0, handled_access_net: 0, scoped: SCOPES };
-    let size = std::mem::size_of::<Ruleset>();
-    // SAFETY: structure and length are each other's, and it outlives the call.
-    let made =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const ruleset, size, 0) };
-    let Ok(made @ 0..) = i32::try_from(made) else { return Ok(false) };
-    // SAFETY: the call has just opened it, for us alone.
-    let made = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(made) };
-    // SAFETY: takes no pointers.
-    if unsafe { libc::syscall(libc::SYS_landlock_restrict_self, made.as_raw_fd(), 0) } < 0 {
-        return Err(Error::last_os("keep signals in the jail"));
-    }
-    Ok(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::process::{Forked, exit_now, fork_into, wait};
-
-    const KEPT: i32 = 7;
-    const NOT_KNOWN: i32 = 8;
-
-    #[test]
-    fn who_keeps_its_signals_reaches_itself_and_nobody_outside() {
-        let Forked::Parent(pid) = fork_into(None).unwrap() else {
-            // Nothing here may allocate: another thread may have held the allocator.
-            rights::set(libc::PR_SET_NO_NEW_PRIVS, 1, "").unwrap_or_else(|_| exit_now(1));
-            if !keep_signals().unwrap_or_else(|_| exit_now(2)) {
-                exit_now(NOT_KNOWN);
-            }
-            let (parent, own) = (std::os::unix::process::parent_id(), std::process::id());
-            // SAFETY: 0 only asks whether there could be a signal; no pointers.
-            let outside = unsafe { libc::kill(parent.cast_signed(), 0) };
-            let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM);
-            // SAFETY: as above.
-            let itself = unsafe { libc::kill(own.cast_signed(), 0) };
-            exit_now(if outside < 0 && refused && itself == 0 { KEPT } else { 3 });
-        };
-
-        let (_, status) = wait(pid).unwrap();
-
-        let status = libc::WEXITSTATUS(status);
-        // SAFETY: with this flag it takes no structure and says which version there is.
-        let version = unsafe {
-            libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<Ruleset>(), 0, 1)
-        };
-        assert_eq!(status, if version >= 6 { KEPT } else { NOT_KNOWN });
-    }
 
     #[test]
     fn a_map_is_of_one_user_only_if_it_has_one_and_that_is_not_the_hosts_root() {

@@ -1,9 +1,15 @@
-//! User namespaces in which the siblings of a branch become users of their own.
+//! User namespaces in which children of a zygote, and siblings of a branch, become users of their
+//! own.
+//!
+//! A zygote makes one before it is jailed ([`make_for_zygote`]), which belongs to root and has the
+//! users of it, of its children and of zygotes that are derived from it, and enters it
+//! ([`enter_as_zygote`]).
 //!
 //! A seed has no right to make its siblings others.  It gets one in a user namespace that belongs
-//! to its source's user and has the numbers of the host, but only those of its tree: the daemon has
-//! it made ([`make`]) and hands it over, the seed enters it ([`enter`]).  A jailed process cannot
-//! make one by itself ([`super::namespaces`]), nor enter one of another user.
+//! to its source's user and has only the numbers of its tree: the daemon has it made ([`make`]) and
+//! hands it over, the seed enters it ([`enter`]).  So does a zygote that is derived: its namespace
+//! belongs to the user of the zygote that it was forked of, and has a part of that one's users.  A
+//! jailed process cannot make one by itself ([`super::namespaces`]), nor enter one of another user.
 //!
 //! ```text
 //! forkd-vmm users ── enters the source's namespace, writes maps
@@ -18,13 +24,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forkd_proto::control::Event;
 use serde_json::json;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::error::Error;
-use crate::jail::rights;
+use crate::jail::{namespaces, rights};
 use crate::sys::process::{self, Forked};
-use crate::sys::{descriptors, handed};
+use crate::sys::{descriptors, handed, output};
 
 const OWN: &str = "/proc/self/ns/user";
 /// `linux/nsfs.h`, `NS_GET_PARENT`.
@@ -62,6 +69,45 @@ pub fn enter(name: &Path) -> Result<(), Error> {
     rights::become_keeper()
 }
 
+/// Makes a user namespace with these runs of users, of which the first and the number are given,
+/// under the numbers that they have on the host; it is root's.  To be called by root, and with one
+/// thread.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn make_for_zygote(users: &[(u32, u32)]) -> Result<File, Error> {
+    let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a pair of sockets"))?;
+    let lines = users.iter().map(|(first, count)| format!("{first} {first} {count}\n"));
+    let status = with_namespace(
+        &lines.collect::<Vec<_>>().concat(),
+        // There, as a zygote keeps its own limits.
+        || COUNTED.into_iter().try_for_each(unlimit),
+        || send(&theirs, &File::open(OWN).map_err(Error::io(OWN))?),
+    )?;
+    drop(theirs);
+    let received = ours.recv_with_fd(&mut [0; 8]).ok().and_then(|(_, namespace)| namespace);
+    let problem = || std::io::Error::other(format!("its maker ended (status {status:#x})"));
+    received.ok_or_else(|| Error::io("make a user namespace for a zygote")(problem()))
+}
+
+/// Enters the namespace of a zygote's children as the user `uid`, with the rights there that having
+/// children become others takes, and no way to more.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming what the kernel refused.
+pub fn enter_as_zygote(namespace: &File, uid: u32) -> Result<(), Error> {
+    join(namespace)?;
+    // Root is not in it, and has the number of all who are not.
+    ROOT.store(process::own_uid(), Ordering::Relaxed);
+    rights::become_uid(uid)?;
+    // While there is still a right to it.
+    namespaces::chroot()?;
+    rights::give_up_ways()?;
+    rights::become_keeper()
+}
+
 fn join(namespace: &File) -> Result<(), Error> {
     // SAFETY: a descriptor that is open, and a number.
     if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWUSER) } < 0 {
@@ -90,18 +136,32 @@ pub fn make(source: &str, uid: &str, extents: &[&str]) -> Result<(), Error> {
     if identity(&above)? != identity(&File::open(OWN).map_err(Error::io(OWN))?)? {
         join(&above)?;
     }
+    let status = with_namespace(
+        &map,
+        || rights::become_owner(uid),
+        || send(&daemon, &File::open(OWN).map_err(Error::io(OWN))?),
+    )?;
+    process::exit_now(i32::from(status != 0))
+}
+
+/// Has a process of its own do `first`, make a user namespace with this map, and then do `inside`.
+/// Returns how it ended; what failed there is said to whoever reads our standard output.
+fn with_namespace(
+    map: &str,
+    first: impl FnOnce() -> Result<(), Error>,
+    inside: impl FnOnce() -> Result<(), Error>,
+) -> Result<i32, Error> {
     let ((mut made, mut told), (mut gate, mut opener)) =
         (descriptors::pipe()?, descriptors::pipe()?);
     match process::fork_into(None)? {
         Forked::Child => {
             drop((made, opener));
-            rights::become_owner(uid)?;
-            unshare()?;
-            told.write_all(&[1]).map_err(Error::io("tell of a user namespace"))?;
-            if gate.read_exact(&mut [0]).is_ok() {
-                send(&daemon, &File::open(OWN).map_err(Error::io(OWN))?)?;
-            }
-            Ok(())
+            let done = first().and_then(|()| unshare()).and_then(|()| {
+                told.write_all(&[1]).map_err(Error::io("tell of a user namespace"))?;
+                // Without the maps there is nothing to do, and who was to write them says why.
+                if gate.read_exact(&mut [0]).is_ok() { inside() } else { Ok(()) }
+            });
+            process::exit_now(i32::from(done.map_err(|error| tell(&error)).is_err()))
         }
         Forked::Parent(pid) => {
             drop((told, gate));
@@ -109,15 +169,21 @@ pub fn make(source: &str, uid: &str, extents: &[&str]) -> Result<(), Error> {
             if made.read_exact(&mut [0]).is_ok() {
                 for name in ["uid_map", "gid_map"] {
                     let path = format!("/proc/{pid}/{name}");
-                    fs::write(&path, &map).map_err(Error::io(format!("write {path}")))?;
+                    fs::write(&path, map).map_err(Error::io(format!("write {path}")))?;
                 }
                 drop(opener.write_all(&[1]));
             }
             drop(opener);
-            let (_, status) = process::wait(pid)?;
-            process::exit_now(i32::from(status != 0))
+            process::wait(pid).map(|(_, status)| status)
         }
     }
+}
+
+/// Says what failed, as a program does that ends.
+fn tell(error: &Error) {
+    let (code, message) = (error.code(), error.to_string());
+    let failed = Event::Failed { id: None, stage: None, code, message, attempts: None };
+    drop(output::say(json!(failed)));
 }
 
 fn unshare() -> Result<(), Error> {

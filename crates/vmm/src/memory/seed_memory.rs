@@ -92,7 +92,8 @@ pub(crate) mod tests {
 
         pub(crate) fn memory(&self) -> SeedMemory {
             let memory = File::open(format!("/proc/{}/mem", self.pid)).unwrap();
-            SeedMemory { memory, pagemap: Pagemap::of(self.pid).unwrap() }
+            let pagemap = File::open(format!("/proc/{}/pagemap", self.pid)).unwrap();
+            SeedMemory { memory, pagemap: pagemap.into() }
         }
     }
 

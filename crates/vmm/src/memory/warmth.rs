@@ -55,15 +55,16 @@ pub struct Warmth {
 }
 
 impl Warmth {
-    /// Looks at `pid`, a fork that has just become ready, and shares its mappings' addresses.
+    /// Looks at the page map of a fork that has just become ready, which shares its mappings'
+    /// addresses.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if its page map cannot be read, for one because it has ended.
-    pub fn learn(memory: &GuestMemoryMmap, pid: i32) -> Result<Self, Error> {
+    pub fn learn(memory: &GuestMemoryMmap, fork: &Pagemap) -> Result<Self, Error> {
         let mut learned = Self::default();
         let mut left = PAGES_MAX;
-        Pagemap::of(pid)?.private(memory, |private| {
+        fork.private(memory, |private| {
             // What it shares with others it has not written.
             if private.exclusive {
                 learned.add(private.address);
@@ -157,21 +158,21 @@ mod tests {
     use crate::memory::ram::Ram;
     use vm_memory::{Bytes, GuestAddress};
 
-    /// Memory with one byte in each of `pages`; where it starts, and this process.
-    fn written(pages: impl Iterator<Item = u64>) -> (Ram, u64, i32) {
+    /// Memory with one byte in each of `pages`, and where it starts.
+    fn written(pages: impl Iterator<Item = u64>) -> (Ram, u64) {
         let ram = Ram::load(layout::MEMORY_BYTES_MIN, &[]).unwrap();
         for page in pages {
             ram.view().write_obj(1_u8, GuestAddress(page * PAGE_SIZE)).unwrap();
         }
         let start = ram.view().iter().next().unwrap().as_ptr() as u64;
-        (ram, start, i32::try_from(std::process::id()).unwrap())
+        (ram, start)
     }
 
     #[test]
     fn one_page_past_the_limit_is_not_learned() {
-        let (ram, start, pid) = written(0..=PAGES_MAX);
+        let (ram, start) = written(0..=PAGES_MAX);
 
-        let warmth = Warmth::learn(ram.view(), pid).unwrap();
+        let warmth = Warmth::learn(ram.view(), &Pagemap::own().unwrap()).unwrap();
 
         assert_eq!(warmth.ranges, [Range { start, bytes: PAGES_MAX * PAGE_SIZE }]);
         warmth.apply();

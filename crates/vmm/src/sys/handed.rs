@@ -52,6 +52,12 @@ pub fn has(path: &Path) -> bool {
     files().contains_key(path)
 }
 
+/// The descriptor of what is `path`, if that was handed over.
+#[must_use]
+pub fn number(path: &Path) -> Option<i32> {
+    files().get(path).map(|(_, file)| file.as_raw_fd())
+}
+
 /// Gives what is `path` to the caller alone.
 #[must_use]
 pub fn take(path: &Path) -> Option<File> {

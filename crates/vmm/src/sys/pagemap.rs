@@ -6,6 +6,7 @@
 //! (`Documentation/admin-guide/mm/pagemap.rst`).
 
 use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -60,6 +61,19 @@ pub struct Pagemap {
     name: String,
 }
 
+impl From<File> for Pagemap {
+    /// One that another process opened and passed on; whether it is one shows when it is read.
+    fn from(file: File) -> Self {
+        Self { file, name: "a page map that was passed on".to_owned() }
+    }
+}
+
+impl AsRawFd for Pagemap {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
 impl Pagemap {
     /// This process's.
     ///
@@ -69,20 +83,6 @@ impl Pagemap {
     pub fn own() -> Result<Self, Error> {
         let file = handed::open(Path::new(OWN)).map_err(Error::io(format!("open {OWN}")))?;
         Ok(Self { file, name: OWN.to_owned() })
-    }
-
-    /// That of `pid`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`], for one because it has ended.
-    pub fn of(pid: i32) -> Result<Self, Error> {
-        Self::open(format!("/proc/{pid}/pagemap"))
-    }
-
-    fn open(name: String) -> Result<Self, Error> {
-        let file = File::open(&name).map_err(Error::io(format!("open {name}")))?;
-        Ok(Self { file, name })
     }
 
     /// Calls `found` for each private page of `memory`, ascending, as long as it returns true.

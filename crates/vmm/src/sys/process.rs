@@ -41,6 +41,16 @@ pub fn open_cgroup(path: &Path) -> Result<File, Error> {
     handed::open_folder(path).map_err(Error::io(format!("open cgroup {}", path.display())))
 }
 
+/// Moves this process to a cgroup2 folder.
+///
+/// # Errors
+///
+/// [`Error::Io`] naming it.
+pub fn enter_cgroup(path: &Path) -> Result<(), Error> {
+    let entered = std::fs::write(path.join("cgroup.procs"), "0");
+    entered.map_err(Error::io(format!("enter {}", path.display())))
+}
+
 /// Forks this process, into `cgroup` if given.
 ///
 /// `clone3` with `CLONE_INTO_CGROUP` starts the child where it belongs; moving it afterwards would

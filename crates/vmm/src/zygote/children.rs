@@ -188,6 +188,12 @@ impl Children {
             .collect()
     }
 
+    /// Which processes are alive, ready or not.
+    #[cfg(feature = "captive")]
+    pub(super) fn pids(&self) -> Vec<i32> {
+        self.alive.keys().copied().collect()
+    }
+
     /// Processes that are alive, ready or not.
     pub(super) fn alive(&self) -> u64 {
         self.alive.len() as u64

@@ -14,7 +14,7 @@ use super::reports::{Reporter, Said};
 use crate::control::socket::Token;
 use crate::error::Error;
 use crate::jail::filter::Role;
-use crate::jail::{self, filter};
+use crate::jail::{self, filter, rights};
 use crate::machine::save::{self, Still};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
@@ -111,6 +111,11 @@ impl Zygote {
         self.close_inherited()?;
         process::new_session()?;
         process::unblock_child_signals();
+        // Before it reads the delta.
+        if let Some(users) = &to.users {
+            jail::users::enter(&users.name)?;
+            rights::become_uid(users.uid)?;
+        }
         let plan = self.plan.derive(to)?;
         handed::keep_only(Keep::Zygote);
         Self::serve(plan, &to.directory)

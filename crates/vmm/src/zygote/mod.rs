@@ -14,6 +14,7 @@
 mod children;
 mod help;
 mod leavings;
+mod lessons;
 mod report;
 mod reports;
 pub mod seed;
@@ -43,6 +44,7 @@ use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
 use children::{Birth, Children, Ended, Failure};
 use help::{Helper, Task};
+use lessons::Lessons;
 use report::Report;
 use reports::{Opened, Reports, Said};
 
@@ -64,6 +66,8 @@ pub struct Zygote {
     epoll: Arc<Epoll>,
     control: Control,
     reports: Reports,
+    /// Until something was learned.
+    lessons: Option<Lessons>,
     signals: File,
     children: Children,
     stopping: bool,
@@ -99,7 +103,9 @@ impl Zygote {
             .ctl(ControlOperation::Add, signals.as_raw_fd(), event)
             .map_err(Error::io("epoll_ctl"))?;
         let control = Control::listen(&directory.join("zygote.sock"), &epoll, TAG_CONTROL)?;
+        let lessons = plan.warmth().is_none().then(Lessons::new).transpose()?;
         Ok(Self {
+            lessons,
             plan: Arc::new(plan),
             helpers: BTreeMap::new(),
             epoll,
@@ -229,6 +235,13 @@ impl Zygote {
         // One that was handed over is entered by the child itself.
         let cgroup = birth.child.cgroup.as_deref().filter(|path| !handed::has(path));
         let cgroup = cgroup.map(process::open_cgroup).transpose();
+        #[cfg(feature = "captive")]
+        let cgroup = cgroup.and_then(|cgroup| {
+            // A seed is the user of the machine that it is of.
+            let source = self.plan.is_live().then(|| std::os::unix::process::parent_id());
+            let known = [self.children.pids(), source.into_iter().map(u32::cast_signed).collect()];
+            jail::try_to_leave_above(&birth.child, &known.concat()).map(|()| cgroup)
+        });
         let forked = cgroup.and_then(|cgroup| {
             let pipe = self.reports.open()?;
             Ok((process::fork_into(cgroup.as_ref())?, pipe))
@@ -307,6 +320,9 @@ impl Zygote {
         ms.agent = since(cloned) - ms.clone - ms.build;
         *stage = "open";
         server.open()?;
+        if let Some(lessons) = &self.lessons {
+            lessons.teach()?;
+        }
         ms.total = since(cloned);
         Ok(server)
     }
@@ -315,6 +331,7 @@ impl Zygote {
     fn close_inherited(&self) -> Result<(), Error> {
         self.control.close_in_child()?;
         self.reports.close_in_child()?;
+        self.lessons.as_ref().map_or(Ok(()), Lessons::close_in_child)?;
         descriptors::close_in_child(self.signals.as_raw_fd())?;
         descriptors::close_in_child(self.epoll.as_raw_fd())
     }
@@ -328,7 +345,7 @@ impl Zygote {
             Some(Report::Ready { ms, ipv6 }) => {
                 let Some((token, event)) = self.children.ready(pid, ms, ipv6) else { return };
                 self.control.send(token, Kind::Event, &event);
-                self.plan.learn(pid);
+                self.learn();
             }
             Some(Report::Failed { stage, code, message, again }) => {
                 self.children.failing(pid, Failure { stage, code, message, again });
@@ -336,6 +353,15 @@ impl Zygote {
             }
             // It will never be ready: nobody hears it any more.
             _ => process::kill(pid),
+        }
+    }
+
+    /// A child is ready, and has passed its page map on if there was something to learn.
+    fn learn(&mut self) {
+        while let Some(pagemap) = self.lessons.as_ref().and_then(Lessons::next) {
+            if self.plan.learn(&pagemap) {
+                self.lessons = None;
+            }
         }
     }
 
@@ -379,9 +405,11 @@ fn enter_jail(child: &Child) -> Result<Option<File>, Error> {
     let tap = child.network.as_ref().map(|network| descriptors::open_tap(&network.tap));
     let tap = tap.transpose()?;
     if let Some(path) = &child.cgroup
-        && let Some(procs) = handed::take(path)
+        && let Some(gate) = handed::take(path)
     {
-        (&procs).write_all(b"0").map_err(Error::io(format!("enter {}", path.display())))?;
+        // The daemon moves who writes there, and says when it has.
+        let moved = (&gate).write_all(b"0").and_then(|()| (&gate).read_exact(&mut [0]));
+        moved.map_err(Error::io(format!("enter {}", path.display())))?;
     }
     handed::keep_only(Keep::Always);
     jail::become_own(child.uid)?;

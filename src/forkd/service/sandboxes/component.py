@@ -190,13 +190,12 @@ class Sandboxes:
 
     async def _fork(self, owner: Owner, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         # Checked again, with nothing between this and the lease, which is noticed.
-        origin = Origin(self.catalog.get_ready(tag))
-        async with (
-            self.zygotes.lease(tag) as zygote,
-            self.forks.prepare(owner, origin, count, options) as batch,
-        ):
-            await batch.fork(zygote)
-            return await batch.keep()
+        snapshot = self.catalog.get_ready(tag)
+        async with self.zygotes.lease(tag) as zygote:
+            origin = Origin(snapshot, part=self.zygotes.part(tag))
+            async with self.forks.prepare(owner, origin, count, options) as batch:
+                await batch.fork(zygote)
+                return await batch.keep()
 
     async def _reset(self, owner: SandboxOwner, deadline_s: float) -> float:
         async with owner.exclusive("reset") as found:

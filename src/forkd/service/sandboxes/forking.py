@@ -25,7 +25,8 @@ from forkd.engine.guest import Guest
 from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, VSOCK_SOCKET
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import CapacityError, EngineError, ForkdError
-from forkd.host import cgroupfs, files, proc
+from forkd.host import files, proc
+from forkd.host.gates import Gates
 from forkd.limits import SANDBOXES_MAX
 from forkd.model.caller import touch
 from forkd.model.event import EventKind
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from forkd.network.plan import Slot
     from forkd.service.admission import Admission
     from forkd.service.introduction import Introduction
+    from forkd.service.jail import Part
     from forkd.service.journal import Journal
     from forkd.service.leases import Lease, Leases
     from forkd.service.ledger import Ledger, Reservation
@@ -87,11 +89,13 @@ class Origin:
         snapshot: What all of it goes back to.
         ancestors: Those of the children, their parent last; none for forks of the snapshot.
         source: What their parent holds of the host; None for forks of the snapshot.
+        part: The users of the snapshot's zygote; None if it is not jailed, and for siblings.
     """
 
     snapshot: Snapshot
     ancestors: tuple[SandboxId, ...] = ()
     source: Lease | None = None
+    part: Part | None = None
 
     @property
     def tag(self) -> Tag:
@@ -171,7 +175,7 @@ class Forks:
                 options.network,
                 held=options.hold_egress,
                 bandwidth_mbit=options.bandwidth_limit_mbit,
-                source=origin.source,
+                origin=origin.source or origin.part,
             )
             now = datetime.now(UTC)
             children = [
@@ -216,7 +220,7 @@ class Batch:
     ) -> None:
         self.kept = False
         self.users: int | None = None
-        self._snapshot, self._siblings = origin.snapshot, origin.source is not None
+        self._snapshot, self._source = origin.snapshot, origin.source
         self._reservation = reservation
         self._children = children
         self._options = options
@@ -279,17 +283,19 @@ class Batch:
             batch = configs[start : start + REQUEST_CHILDREN_MAX]
             users = self.users if start == 0 else None  # it stays where it went
             jailed = [each for each in batch if each.uid is not None or rootless]
-            await _hand(zygote, jailed, users, leases, cgroups=self._siblings)
-            await zygote.fork(
-                batch,
-                deadline_s=self._options.deadline_s,
-                on_outcome=note,
-                users=None if users is None else USERS_NAME,
-            )
+            with self._gates(rootless=rootless) as gates:
+                await _hand(zygote, jailed, users, leases, gates)
+                async with contextlib.nullcontext() if gates is None else gates.served():
+                    await zygote.fork(
+                        batch,
+                        deadline_s=self._options.deadline_s,
+                        on_outcome=note,
+                        users=None if users is None else USERS_NAME,
+                    )
         for child in waiting.values():
             child.fail("zygote", "engine", "the zygote never reported this child")
         await self._identify()
-        if self._options.secrets and not self._siblings:  # who have what their source was told
+        if self._options.secrets and self._source is None:  # who have what their source was told
             await self._introduce()
         self._wall_ms = (loop.time() - began_s) * 1_000
 
@@ -307,11 +313,20 @@ class Batch:
                 await _identify(child)
 
         def is_believed(pid: int) -> bool:
-            return not self._siblings and proc.has_option_below(pid, CONFIG_OPTION, run_dir)
+            return self._source is None and proc.has_option_below(pid, CONFIG_OPTION, run_dir)
 
         named = [(child, child.sandbox.pid) for child in self._children]
         doubtful = [each for each, pid in named if pid is not None and not is_believed(pid)]
         await asyncio.gather(*map(identify, doubtful))
+
+    def _gates(self, *, rootless: bool) -> Gates | contextlib.nullcontext[None]:
+        """Return gates for siblings, whose seed may not have them born in their cgroups."""
+        source = self._source
+        if source is None:
+            return contextlib.nullcontext()
+        leases = (source, *(child.lease for child in self._children))
+        users = None if rootless else {each.uid for each in leases if each.uid is not None}
+        return Gates(users)
 
     async def _introduce(self) -> None:
         """Tell guests of the CA and the placeholders of their sandbox; who cannot be has failed."""
@@ -493,8 +508,7 @@ async def _hand(
     children: Sequence[ChildConfig],
     users: int | None,
     leases: Leases,
-    *,
-    cgroups: bool,
+    gates: Gates | None,
 ) -> None:
     """Give a zygote what its children cannot open, which are jailed.
 
@@ -503,10 +517,10 @@ async def _hand(
         children: Those that it will be asked for.
         users: A user namespace that it is to enter.
         leases: Theirs.
-        cgroups: Whether it may not have them born in their cgroups either.
+        gates: Where they wait to be moved to their cgroups; None if it has them born there.
 
     Raises:
-        HostError: One of their taps or cgroups cannot be opened.
+        HostError: One of their taps cannot be opened.
         ForkdError: The zygote did not take them.
     """
     with contextlib.ExitStack() as opened:
@@ -518,9 +532,9 @@ async def _hand(
                     tap = child.identity.network.tap
                     found[tap] = leases.open_tap(tap)
                     opened.callback(files.close, found[tap])
-                if cgroups and child.cgroup is not None:
+                if gates is not None and child.cgroup is not None:
                     name = str(child.cgroup)
-                    found[name] = cgroupfs.open_processes(child.cgroup)
+                    found[name] = gates.add(child.cgroup)
                     opened.callback(files.close, found[name])
             return found
 

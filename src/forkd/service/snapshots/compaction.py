@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from forkd.engine.configs import LinkConfig
 from forkd.errors import Conflict, ForkdError
 from forkd.model.caller import Scope
+from forkd.service.jail import lent
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.snapshots.writing import store_error, stored_files
 from forkd.service.staging import staged_folder
@@ -124,7 +125,9 @@ class Compaction:
             async with staged_folder(store) as staged:
                 manifest = await asyncio.to_thread(store.load, tag)
                 async with self.zygotes.lease(tag) as zygote:
-                    saved = await zygote.save_link(LinkConfig(staged, (), disk_layers=1))
+                    part = self.zygotes.part(tag)
+                    async with lent(staged, None if part is None else part.uid):
+                        saved = await zygote.save_link(LinkConfig(staged, (), disk_layers=1))
                 flat = _flat(manifest, to, saved)
                 put = store.replace if to == tag else store.publish
                 await to_end(asyncio.to_thread(put, staged, flat))

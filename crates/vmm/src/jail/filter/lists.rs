@@ -167,6 +167,8 @@ const PROCESS: &[Allowed] = &[
     only(libc::SYS_getsockopt, &[&[Is(1, libc::SOL_SOCKET.cast_unsigned())]]),
     only(libc::SYS_setsockopt, &[&[Is(1, libc::SOL_SOCKET.cast_unsigned())]]),
     any(libc::SYS_recvmsg),
+    // A child passes its page map on.
+    any(libc::SYS_sendmsg),
     any(libc::SYS_memfd_create),
     any(libc::SYS_mincore),
     any(libc::SYS_close_range),
