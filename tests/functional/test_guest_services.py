@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from forkd.model.sandbox import ForkOptions
+from forkd.errors import EngineExited
+from forkd.model.sandbox import ForkOptions, SandboxState
+from forkd.service.sandboxes.owner import REASON_AGENT
+from tests.support.callers import CALLER
 from tests.support.real_host import REAL, SERVICES, baked_host, shell
 
 if TYPE_CHECKING:
@@ -107,6 +110,22 @@ async def test_the_servers_of_debian_answer(host: RealHost, sandbox: Sandbox) ->
     assert banner.startswith("SSH-2.0-OpenSSH")
     kept = await shell(host, sandbox.id, "cat /run/app/keep && stat -c '%a %U' /run/mysqld")
     assert kept == "kept\n755 mysql\n"
+
+
+async def test_an_agent_is_spared_when_memory_runs_out_and_missed_when_it_is_killed(
+    host: RealHost, sandbox: Sandbox
+) -> None:
+    scores = (
+        "cat /proc/self/oom_score_adj /proc/$(pgrep -o -f '^/run/forkd/bin/agent')/oom_score_adj"
+    )
+    assert (await shell(host, sandbox.id, scores)).split() == ["0", "-1000"]
+
+    async with host.forked(1, ForkOptions()) as (other,):
+        with pytest.raises(EngineExited, match=f"has exited: {REASON_AGENT}"):
+            await shell(host, other.id, "kill -9 -1; sleep 60")
+        found = await host.service.sandboxes.get(CALLER, other.id)
+
+    assert (found.state, found.exit_reason) == (SandboxState.EXITED, REASON_AGENT)
 
 
 async def test_docker_runs_a_container_of_a_local_image(host: RealHost, sandbox: Sandbox) -> None:

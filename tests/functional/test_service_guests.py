@@ -15,8 +15,10 @@ import pytest
 from forkd.errors import Conflict, EngineExited, GuestError, InvalidRequest, NotFound
 from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
 from forkd.model.exec import ExecRequest, Exited, Started, Stderr, Stdout, TtySize
-from forkd.model.sandbox import ForkOptions
+from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.guests import ECHO_BYTES_MAX
+from forkd.service.sandboxes import agent_state
+from forkd.service.sandboxes.owner import REASON_AGENT
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
@@ -227,6 +229,38 @@ async def test_whoever_waits_is_told_why_the_sandbox_ended_as_everybody_is(
             await guests.ping(CALLER, held.id)
         assert str(refused.value) == said
     await session.aclose()
+
+
+async def test_a_sandbox_whose_agent_died_has_exited_and_says_so(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_state, "AGENT_GRACE_S", 0.5)
+    guests, sandboxes = held.service.guests, held.service.sandboxes
+
+    with pytest.raises(EngineExited, match=f"{held.id} has exited: {REASON_AGENT}"):
+        async for _ in await guests.exec(CALLER, held.id, ExecRequest(("end-agent",))):
+            pass
+
+    found = await sandboxes.get(CALLER, held.id)
+    assert (found.state, found.exit_reason) == (SandboxState.EXITED, REASON_AGENT)
+    with pytest.raises(Conflict, match=REASON_AGENT):
+        await guests.ping(CALLER, held.id)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"), [("hang-up", "was reset or promoted"), ("halt", "no longer answers")]
+)
+async def test_a_sandbox_that_does_not_refuse_connections_runs_on(
+    held: Held, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setattr(agent_state, "AGENT_GRACE_S", 0.5)
+    guests, sandboxes = held.service.guests, held.service.sandboxes
+
+    with pytest.raises(EngineExited, match=f"still runs: it {why}"):
+        async for _ in await guests.exec(CALLER, held.id, ExecRequest((program,))):
+            pass
+
+    assert (await sandboxes.get(CALLER, held.id)).state is SandboxState.RUNNING
 
 
 async def test_a_machine_that_ends_while_something_has_the_sandbox_is_explained(

@@ -39,6 +39,7 @@ class Agent:
         self.files: dict[str, bytes] = {}
         self.frozen, self.top = False, 0
         self.clock_off_ns = 10**9
+        self.dead, self.halted = False, False
 
     def handle(self, sock: socket.socket) -> None:
         greeting = b""
@@ -47,9 +48,14 @@ class Agent:
             if not byte:
                 return
             greeting += byte
+        if self.dead:
+            sock.shutdown(socket.SHUT_RDWR)
+            return
+        if self.halted:
+            signal.pause()
         sock.sendall(b"OK 1024\n")
         peer = Speaker(sock)
-        while (frame := peer.receive()) is not None:
+        while not self.dead and (frame := peer.receive()) is not None:
             if frame.kind is not Kind.REQUEST:
                 return
             request = frame.members()
@@ -119,6 +125,10 @@ class Agent:
         if program == "missing":
             raise Refused("not_found", "missing: no such program")
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
+        if program in {"end-agent", "halt", "hang-up"}:
+            self.dead, self.halted = program == "end-agent", program == "halt"
+            peer.sock.shutdown(socket.SHUT_RDWR)
+            return
         if program in {"forever", "spew"}:
             self.run_until_left(peer, program)
             return

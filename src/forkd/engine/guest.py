@@ -69,6 +69,9 @@ R = TypeVar("R", bound=Reply)
 class Guest:
     """The agent of one machine.
 
+    Attributes:
+        vsock: The machine's socket.
+
     Args:
         vsock: The machine's socket.
         connect_timeout_s: How long the agent may take to accept a connection.
@@ -82,12 +85,18 @@ class Guest:
         connect_timeout_s: float = ANSWER_TIMEOUT_S,
         explain: Explain | None = None,
     ) -> None:
-        self._vsock = vsock
+        self.vsock = vsock
         self._explain = explain
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Channel] = []
+        self._in_use = 0
         self._evaluation = asyncio.Lock()
         self._evals_waiting = 0
+
+    @property
+    def in_use(self) -> int:
+        """How many operations are under way."""
+        return self._in_use
 
     def close(self) -> None:
         """Close the idle connections; those in use are their users' to close."""
@@ -120,13 +129,17 @@ class Guest:
 
     @contextlib.asynccontextmanager
     async def _lent(self) -> AsyncGenerator[Channel, None]:
-        channel = await self._borrow()
+        self._in_use += 1
         try:
-            yield channel
-        except BaseException:
-            channel.close()
-            raise
-        self._give_back(channel)
+            channel = await self._borrow()
+            try:
+                yield channel
+            except BaseException:
+                channel.close()
+                raise
+            self._give_back(channel)
+        finally:
+            self._in_use -= 1
 
     async def ask(
         self,
@@ -256,7 +269,7 @@ class Guest:
             if channel.idle:
                 return channel
             channel.close()
-        channel = await Channel.connect(self._vsock, self._explain)
+        channel = await Channel.connect(self.vsock, self._explain)
         try:
             async with deadline(self._connect_timeout_s, "the agent took no connection"):
                 greeting = await channel.line(f"CONNECT {AGENT_PORT}", _HANDSHAKE_BYTES_MAX)

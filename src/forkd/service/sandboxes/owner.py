@@ -25,6 +25,12 @@ from forkd.errors import Conflict, EngineExited, ForkdError, NotFound
 from forkd.host.spawn import Process
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
+from forkd.service.sandboxes.agent_state import (
+    AGENT_QUEUE_MIN,
+    CHECK_TIMEOUT_S,
+    AgentState,
+    state_of_agent,
+)
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.turns import Turns
 from forkd.store.database import SandboxRow
@@ -45,6 +51,9 @@ REASON_TTL = "ttl"
 
 REASON_DELETED = "deleted"
 """Why a sandbox ended that somebody asked to end."""
+
+REASON_AGENT = "its agent was killed"
+"""Why a sandbox ended whose machine ran, but could no longer be used."""
 
 REASON_TIMEOUT_S = 1.0
 """How long whoever lost a machine waits for its end to be noticed, and for why."""
@@ -100,6 +109,9 @@ class SandboxOwner:
         self._ending: str | None = None
         self._gone = False
         self._ended = asyncio.Event()
+        self._explaining = 0
+        self._checked: asyncio.Event | None = None
+        self._agent = AgentState.ANSWERS
 
     @property
     def control(self) -> Path:
@@ -163,23 +175,66 @@ class SandboxOwner:
 
     async def _explain(self, error: EngineExited) -> EngineExited:
         """Return what to tell a client whose operation has lost the machine: why it has ended."""
+        self._explaining += 1
+        try:
+            return await self._explained(error)
+        finally:
+            self._explaining -= 1
+
+    async def _explained(self, error: EngineExited) -> EngineExited:
         id_ = self.sandbox.id
         if self._ending is None and self.sandbox.state is SandboxState.RUNNING:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REASON_TIMEOUT_S):
                     await self._ended.wait()
+        if not self._gone:
+            await self._wait_for_check()
         reason = self._ending or self.sandbox.exit_reason
         if reason is None and self._gone:
             reason = await self._reason()  # an operation has the sandbox: its end is noted later
         if reason is not None:
             return EngineExited(has_exited(id_, reason), sandbox=id_, reason=reason)
         if self.sandbox.state is SandboxState.RUNNING and self._process is not None:
-            words = (
-                f"sandbox {id_} ended the connection and still runs: it was reset or promoted, "
-                "or its agent died"
-            )
+            well = self._agent is AgentState.ANSWERS
+            why = "was reset or promoted" if well else "no longer answers; it may have halted"
+            words = f"sandbox {id_} ended the connection and still runs: it {why}"
             return EngineExited(words, sandbox=id_)
         return error
+
+    async def _wait_for_check(self) -> None:
+        """Have the agent looked at, unless the sandbox ends anyway."""
+        if self._ending is not None or self.sandbox.state is not SandboxState.RUNNING:
+            return
+        checked = self._checked
+        if checked is None:
+            checked = self._checked = asyncio.Event()
+            self._post("check", self._check_agent)
+        # Whoever has the sandbox to itself waits for a check that comes after it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await checked.wait()
+
+    async def _check_agent(self) -> None:
+        """End a sandbox whose agent died: nobody could use it any more."""
+        try:
+            if self.sandbox.state is SandboxState.RUNNING:
+                self._agent = await state_of_agent(self.guest.vsock, self._can_tell)
+                if self._agent is AgentState.GONE and not self._gone:
+                    await self._end(REASON_AGENT)
+        finally:
+            if self._checked is not None:
+                self._checked.set()
+                self._checked = None
+
+    def _can_tell(self) -> bool:
+        """Return whether a refused connection may say something about the agent."""
+        return not self._gone and self.guest.in_use - self._explaining < AGENT_QUEUE_MIN
+
+    def _tell(self) -> None:
+        """Let go on whoever waits to be told why the sandbox ended."""
+        self._ended.set()
+        if self._checked is not None:
+            self._checked.set()
 
     def watch_expiry(self) -> None:
         """Have the sandbox ended when its time has come, which may have changed."""
@@ -225,16 +280,21 @@ class SandboxOwner:
         if now < expires_at:  # the clock was set back, or the sandbox was given more time
             self.watch_expiry()
             return
-        self._ending = REASON_TTL
+        if not await self._end(REASON_TTL):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(RETRY_S, self._post, "expire", self._expire)
+
+    async def _end(self, reason: str) -> bool:
+        """End the sandbox by ourselves, if that is possible."""
+        self._ending = reason
         try:
             await self._stop(self.sandbox.pid)
         except ForkdError as error:
             self._ending = None
             log.warning("sandbox not ended", extra=self._about(error))
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(RETRY_S, self._post, "expire", self._expire)
-        else:
-            await self._exit(REASON_TTL)
+            return False
+        await self._exit(reason)
+        return True
 
     async def _exit(self, reason: str | None = None) -> None:
         if self.sandbox.state is not SandboxState.RUNNING:
@@ -243,7 +303,7 @@ class SandboxOwner:
             reason = await self._reason()
         self._publish(LifeEvent.ENDED)
         self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
-        self._ended.set()
+        self._tell()
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
         self._note(EventKind.SANDBOX_EXITED, reason=reason)
         self._close()
@@ -264,7 +324,7 @@ class SandboxOwner:
     async def _delete(self) -> None:
         pid = self.sandbox.pid
         self._ending = self.sandbox.exit_reason or REASON_DELETED
-        self._ended.set()
+        self._tell()
         if self.sandbox.state is not SandboxState.STOPPING:
             self._publish(LifeEvent.DELETE)
             await self._remember_deletion()
