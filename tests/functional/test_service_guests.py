@@ -20,7 +20,7 @@ from forkd.service.guests import ECHO_BYTES_MAX
 from forkd.service.sandboxes import agent_state
 from forkd.service.sandboxes.owner import REASON_AGENT
 from tests.support.callers import CALLER
-from tests.support.service_host import TAG
+from tests.support.service_host import TAG, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -224,6 +224,7 @@ async def test_whoever_waits_is_told_why_the_sandbox_ended_as_everybody_is(
     waiting[1].cancel()
     await asyncio.wait(waiting)
     if how != "deleted":
+        await until(lambda: owner.sandbox.state is SandboxState.EXITED)
         assert owner.sandbox.exit_reason == ENDINGS[how]
         with pytest.raises(Conflict) as refused:
             await guests.ping(CALLER, held.id)

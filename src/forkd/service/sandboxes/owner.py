@@ -183,7 +183,7 @@ class SandboxOwner:
 
     async def _explained(self, error: EngineExited) -> EngineExited:
         id_ = self.sandbox.id
-        if self._ending is None and self.sandbox.state is SandboxState.RUNNING:
+        if self.sandbox.state is SandboxState.RUNNING:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REASON_TIMEOUT_S):
                     await self._ended.wait()
