@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 LIMIT_MIB = 16
 
-ROUNDS, SOAK_ROUNDS = 12, 500
+ROUNDS, SOAK_ROUNDS = 20, 500
 
 TORTURE = (Path(__file__).parents[1] / "guest" / "full_disk.py").read_text()
 
@@ -144,10 +144,6 @@ async def test_a_branch_has_a_limit_of_its_own_and_its_source_gets_frozen_blocks
 async def test_programs_survive_a_disk_that_is_full_again_and_again(
     real_host: RealHost, soak: Soak
 ) -> None:
-    """Fill the disk under SQLite, git and dpkg: 12 rounds in every run, 500 in a soak.
-
-    Twelve take about a minute in an emulated machine.
-    """
     dice = soak.dice()
     async with real_host.forked(1, ForkOptions(disk_limit_mib=LIMIT_MIB)) as (sandbox,):
         guests = real_host.service.guests

@@ -7,6 +7,7 @@ each.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,8 +24,25 @@ DATABASE = FOLDER / "database"
 REPOSITORY = FOLDER / "repository"
 PACKAGE = "forkd-torture"
 DEB = FOLDER / "package.deb"
+EMPTY = FOLDER / "empty"
+"""A repository with the files that are committed, as each round begins with."""
+
+DPKG = Path("/var/lib/dpkg")
+WRITTEN = (
+    (FOLDER, "**/*"),
+    (Path("/opt/torture"), "*"),
+    (DPKG, "*"),
+    (DPKG, "updates/*"),
+    (DPKG, f"info/{PACKAGE}.*"),
+)
+"""Where all of it writes, as patterns of files in folders."""
+
 CACHES = Path("/proc/sys/vm/drop_caches")
+LOG = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
 PIECE = 1 << 16
+BLOCK = os.urandom(1 << 18)
+TRACKED = 4
+COMMITTED_MAX = 1 << 18
 ROOM_MAX = 1 << 20
 """Most that a program finds free; so each fails at another place of its work."""
 
@@ -61,10 +79,9 @@ def git(*args: str, check: bool = True) -> tuple[int, str]:
 
 
 def make_repository() -> None:
-    """Make an empty repository in place of the one before."""
+    """Put a new repository in place of the one before."""
     shutil.rmtree(REPOSITORY, ignore_errors=True)
-    REPOSITORY.mkdir(parents=True)
-    git("init", "-q", "-b", "main", "--template=")
+    shutil.copytree(EMPTY, REPOSITORY)
 
 
 def free_bytes() -> int:
@@ -81,6 +98,13 @@ def prepare() -> None:
         assert database.execute("PRAGMA journal_mode=WAL").fetchone() == ("wal",)
         database.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, data BLOB, sum TEXT)")
     database.close()
+    REPOSITORY.mkdir()
+    git("init", "-q", "-b", "main", "--template=")
+    for number in range(TRACKED):
+        (REPOSITORY / str(number)).touch()
+    git("add", "-A")
+    git("commit", "-qm", "nothing yet")
+    REPOSITORY.rename(EMPTY)
     make_repository()
     tree = FOLDER / "tree"
     (tree / "DEBIAN").mkdir(parents=True)
@@ -95,21 +119,38 @@ def prepare() -> None:
     shutil.rmtree(tree)
 
 
-def fill(room: int) -> str:
-    """Leave `room` bytes free: a write that does not fit says so at once, and breaks nothing."""
-    wanted = hashlib.sha256()
+def piece_of_ballast(number: int) -> bytes:
+    """Return a piece that is like no other."""
+    return number.to_bytes(8, "little") + BLOCK[8:]
+
+
+def fill(room: int) -> int:
+    """Leave `room` bytes free; return how many were written.
+
+    A write that does not fit says so at once, and breaks nothing.
+    """
+    written = 0
     with BALLAST.open("wb", buffering=0) as file:
         while (left := free_bytes() - room) > 0:
-            piece = os.urandom(min(left, PIECE))
+            number, begun = divmod(written, len(BLOCK))
             try:
-                written = file.write(piece)
+                written += file.write(piece_of_ballast(number)[begun : begun + left])
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 break
-            wanted.update(piece[:written])
         os.fsync(file.fileno())
-    return wanted.hexdigest()
+    return written
+
+
+def remove_ballast(written: int) -> None:
+    """Check that all of it was kept, and make room."""
+    with BALLAST.open("rb") as file:
+        for start in range(0, written, len(BLOCK)):
+            wanted = piece_of_ballast(start // len(BLOCK))[: written - start]
+            assert file.read(len(BLOCK)) == wanted, start
+        assert not file.read(1)
+    BALLAST.unlink()
 
 
 def insert(dice: random.Random, acknowledged: list[tuple[int, str]]) -> None:
@@ -133,28 +174,34 @@ def commit(dice: random.Random, acknowledged: list[str]) -> None:
     """Commit files until there is no space; note each commit."""
     for _ in range(100):
         try:
-            data = dice.randbytes(dice.randrange(1, 2 * PIECE))
-            (REPOSITORY / str(dice.randrange(4))).write_bytes(data)
+            data = dice.randbytes(dice.randrange(1, COMMITTED_MAX))
+            (REPOSITORY / str(dice.randrange(TRACKED))).write_bytes(data)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             return
-        if git("add", "-A", check=False)[0] or git("commit", "-qm", "x", check=False)[0]:
+        if git("commit", "-qam", "x", check=False)[0]:
             return
         acknowledged.append((REPOSITORY / ".git/refs/heads/main").read_text().strip())
     raise AssertionError("the disk is never full")
 
 
-def forget() -> None:
-    """Have all data that is acknowledged on the disk, and none of it in memory."""
+def forget(*patterns: tuple[Path, str]) -> None:
+    """Have all data that is acknowledged on the disk, and none of some files in memory.
+
+    Programs stay in memory: to read them from the disk again each time would take longest.
+    """
     os.sync()
-    CACHES.write_text("3")
+    for folder, pattern in patterns:
+        for path in filter(Path.is_file, folder.glob(pattern)):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    CACHES.write_text("2")  # entries of folders and inodes
 
 
-def examine(rows: list[tuple[int, str]], commits: list[str], ballast: str) -> None:
+def examine(rows: list[tuple[int, str]], commits: list[str], ballast: int) -> None:
     """Check each program's data after the disk was full; then make room and use them again."""
-    assert hashlib.sha256(BALLAST.read_bytes()).hexdigest() == ballast
-    BALLAST.unlink()
+    remove_ballast(ballast)
     database = sqlite3.connect(DATABASE)
     assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     kept = dict(database.execute("SELECT number, sum FROM rows"))
@@ -171,24 +218,19 @@ def examine(rows: list[tuple[int, str]], commits: list[str], ballast: str) -> No
     git("fsck", "--full", "--strict", "--no-dangling")
     assert set(git("rev-list", "--all")[1].split()) >= set(commits)
     make_repository()
-    run("dpkg", "--configure", "-a")
     run("dpkg", "-i", DEB)
     assert run("dpkg", "--audit")[1] == ""
     assert run("dpkg", "--verify", PACKAGE)[1] == ""
-    run("dpkg", "--purge", PACKAGE)
 
 
-def kernel_log() -> str:
-    """Return what the kernel has said so far."""
+def check_kernel_log() -> None:
+    """Raise if the kernel has noted an error of the disk since the last time."""
     lines = []
-    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with contextlib.suppress(BlockingIOError):
         while True:
-            lines.append(os.read(log, 8192).decode(errors="replace"))
-    except BlockingIOError:
-        return "".join(lines)
-    finally:
-        os.close(log)
+            lines.append(os.read(LOG, 8192).decode(errors="replace"))
+    said = "".join(lines)
+    assert not IO_ERRORS.search(said), said[-4000:]
 
 
 def one_round(number: int, seed: int) -> list[int]:
@@ -206,7 +248,7 @@ def one_round(number: int, seed: int) -> list[int]:
             commit(dice, commits)
         else:
             installed = int(run("dpkg", "-i", DEB, check=False)[0] == 0)
-    forget()
+    forget(*WRITTEN)
     examine(rows, commits, ballast)
-    assert not IO_ERRORS.search(kernel_log()), kernel_log()[-4000:]
+    check_kernel_log()
     return [len(rows), len(commits), installed]
