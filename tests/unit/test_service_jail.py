@@ -24,6 +24,7 @@ from forkd.service.jail import (
     SLOT_BLOCKS,
     SLOT_USERS_MAX,
     SLOT_USERS_MIN,
+    TREE_BLOCKS,
     Jail,
     Part,
     UidRange,
@@ -108,10 +109,10 @@ def test_a_user_that_was_given_back_rests() -> None:
 @pytest.mark.parametrize(
     ("count", "slot", "slots", "block"),
     [
-        (UIDS_MIN, SLOT_USERS_MIN, UIDS_MIN // 2 // SLOT_USERS_MIN, 8),
-        (UIDS_MIN + 1, SLOT_USERS_MIN, UIDS_MIN // 2 // SLOT_USERS_MIN, 8),
-        (4_194_304, 4_096, 512, 128),
-        (UidRange.parse(UIDS_DEFAULT).count, SLOT_USERS_MAX, 4_000, 1_024),
+        (UIDS_MIN, SLOT_USERS_MIN, UIDS_MIN // 2 // SLOT_USERS_MIN, 2),
+        (UIDS_MIN + 1, SLOT_USERS_MIN, UIDS_MIN // 2 // SLOT_USERS_MIN, 2),
+        (4_194_304, 4_096, 512, 32),
+        (UidRange.parse(UIDS_DEFAULT).count, SLOT_USERS_MAX, 4_000, 256),
     ],
 )
 def test_a_range_has_as_many_slots_for_siblings_as_for_forks(
@@ -231,18 +232,24 @@ def test_a_part_is_known_by_the_users_that_there_are_in_a_namespace() -> None:
 def test_no_two_trees_have_a_block_in_common_until_nobody_is_in_it() -> None:
     there = Jail(UIDS, (), Path("/tops"))
     part = a_part(there)
-    blocks = [there.take_block(1, part) for _ in range(part.own * SLOT_BLOCKS)]
+    blocks = []
+    with contextlib.suppress(CapacityError):
+        while True:
+            blocks.append(there.take_block(1, part))
 
+    assert blocks[0][1] == TREE_BLOCKS * UIDS.block
+    assert blocks[-1][1] == UIDS.block
+    assert len(blocks) > 2 * SLOT_BLOCKS // TREE_BLOCKS
     found = [uid for first, count in blocks for uid in range(first, first + count)]
     assert len(found) == len(set(found)) == part.own * UIDS.slot
-    with pytest.raises(CapacityError, match="blocks of 8 users for siblings of FORKD_UID_RANGE"):
+    with pytest.raises(CapacityError, match="blocks of 2 users for siblings of FORKD_UID_RANGE"):
         there.take_block(1, part)
-    uid = there.take_of([blocks[3]])
-    there.give_block_back(blocks[3])
+    uid = there.take_of([blocks[-3]])
+    there.give_block_back(blocks[-3])
     with pytest.raises(CapacityError):
         there.take_block(1, part)
     there.give_back(uid)
-    assert there.take_block(1, part) == blocks[3]
+    assert there.take_block(1, part) == blocks[-3]
 
 
 def test_who_an_earlier_daemon_left_keeps_its_block_and_its_part_from_others() -> None:
@@ -265,14 +272,15 @@ def test_who_an_earlier_daemon_left_keeps_its_block_and_its_part_from_others() -
 def test_many_siblings_get_blocks_that_follow_on_each_other() -> None:
     there = Jail(UIDS, (), Path("/tops"))
     part = a_part(there)
-    first = there.take_block(1, part)
+    first, count = there.take_block(1, part)
+    many = TREE_BLOCKS * UIDS.block + 1
 
-    assert there.take_block(9, part) == (first[0] + 8, 16)
+    assert there.take_block(many, part) == (first + count, many + UIDS.block - 1)
     with pytest.raises(CapacityError):
         there.take_block(UIDS.slot, part)
-    there.give_block_back(first)
-    there.give_block_back((first[0] + 8, 16))
-    assert there.take_block(UIDS.slot, part) == (first[0], UIDS.slot)
+    there.give_block_back((first, count))
+    there.give_block_back((first + count, many + UIDS.block - 1))
+    assert there.take_block(UIDS.slot, part) == (first, UIDS.slot)
 
 
 def test_siblings_get_users_until_all_of_theirs_are_somebodys() -> None:

@@ -61,11 +61,15 @@ SLOTS_AIM, SLOT_USERS_MIN, SLOT_USERS_MAX = 512, 256, 32_768
 """How many slots are made of a half of a range, at least if it is no small one, and how many users
 are in one: at most what the largest fork takes, three times over."""
 
-SLOT_BLOCKS = 32
+SLOT_BLOCKS = 128
 """How many blocks are in a slot of the upper half."""
 
+TREE_BLOCKS = 4
+"""How many blocks a tree gets at most if it asks for fewer: it may be branched again."""
+
 PART_OF_FREE = 32
-"""A zygote gets this part of the slots that are nobody's, so that there are some for the next."""
+"""A zygote gets this part of the slots that are nobody's, and a tree of the blocks, so that there
+are some for the next."""
 
 OWN_OF_PART = 4
 """This part of them is for its own children; the others are for zygotes derived from it."""
@@ -319,9 +323,7 @@ class Jail:
         with self._lock:
             held = {slot for part in self._parts for slot in part.slots}
             free = [each for each in range(1, uids.slots) if self._is_free(each, held)]
-            # Round and round, so that a slot that was given back rests.
-            start = bisect.bisect_right(free, self._last_slot)
-            run = _run(free[start:] + free[:start], max(1, len(free) // PART_OF_FREE))
+            run = _run_after(self._last_slot, free, max(1, len(free) // PART_OF_FREE))
             if not run:
                 raise _all_used(f"all {uids.slots - 1} slots of {uids.slot} users for zygotes")
             self._last_slot = run[-1]
@@ -431,18 +433,18 @@ class Jail:
         uids = self._uids
         if uids is None:
             raise _all_used("all blocks")
-        wanted = -(-users // uids.block)
+        least = -(-users // uids.block)
         first, count = part.first * SLOT_BLOCKS, part.own * SLOT_BLOCKS
         with self._lock:
-            for step in range(count):
-                start = first + (self._last_block + 1 - first + step) % count
-                run = range(start, start + wanted)
-                if run.stop <= first + count and not any(self._blocks[each] for each in run):
-                    for each in run:
-                        self._note_block(each, 1)
-                    self._last_block = run[-1]
-                    return uids.siblings_first + start * uids.block, wanted * uids.block
-        raise _all_used(f"all {count} blocks of {uids.block} users for siblings")
+            free = [each for each in range(first, first + count) if self._blocks[each] == 0]
+            wanted = max(least, min(TREE_BLOCKS, len(free) // PART_OF_FREE))
+            run = _run_after(self._last_block, free, wanted)
+            if len(run) < least:
+                raise _all_used(f"all {count} blocks of {uids.block} users for siblings")
+            for each in run:
+                self._note_block(each, 1)
+            self._last_block = run[-1]
+            return uids.siblings_first + run[0] * uids.block, len(run) * uids.block
 
     def give_block_back(self, block: Extent | None) -> None:
         """Undo one `take_block`; those of its users that are somebody's keep it from others."""
@@ -525,13 +527,22 @@ def _note(counts: Counter[int], which: int, more: int) -> None:
         del counts[which]
 
 
-def _run(slots: Sequence[int], longest: int) -> Sequence[int]:
-    """Return the first slots that follow on each other, as many as wanted, or else the most."""
+def _run_after(last: int, free: Sequence[int], longest: int) -> Sequence[int]:
+    """Return free numbers that follow on each other, as many as wanted or else the most.
+
+    Of those after `last` if there are so many: so one that was given back rests.
+    """
+    start = bisect.bisect_right(free, last)
+    return max(_run(free[start:], longest), _run(free, longest), key=len)
+
+
+def _run(free: Sequence[int], longest: int) -> Sequence[int]:
+    """Return the first numbers that follow on each other, as many as wanted, or else the most."""
     best: Sequence[int] = ()
     start = 0
-    for end in range(1, len(slots) + 1):
-        if end == len(slots) or slots[end] != slots[end - 1] + 1 or end - start == longest:
-            best = max(best, slots[start:end], key=len)
+    for end in range(1, len(free) + 1):
+        if end == len(free) or free[end] != free[end - 1] + 1 or end - start == longest:
+            best = max(best, free[start:end], key=len)
             if len(best) == longest:
                 return best
             start = end
