@@ -38,6 +38,8 @@ pub struct Warm {
     ready: Ready,
     attempts: u32,
     output: PathBuf,
+    /// What the last run that ended said.
+    said: String,
 }
 
 #[derive(Clone, Debug)]
@@ -62,6 +64,7 @@ impl Warm {
             ready: Ready::Later,
             attempts: 0,
             output: folder.join("ready.log"),
+            said: String::new(),
             request,
         }
     }
@@ -87,7 +90,8 @@ impl Warm {
         let what = match &self.ready {
             Ready::Later => "the warm-up code is still running".to_owned(),
             Ready::Running(_) | Ready::RetryAt(_) => {
-                let said = quote(&self.output);
+                let now = quote(&self.output);
+                let said = if now.is_empty() { &self.said } else { &now };
                 format!("the readiness command has not succeeded in {} runs{said}", self.attempts)
             }
         };
@@ -120,6 +124,7 @@ impl Warm {
     /// The readiness command has ended; true if the guest is ready.
     pub fn on_exit(&mut self, ended: Ended, now: Instant) -> bool {
         if !ended.success() {
+            self.said = quote(&self.output);
             self.ready = Ready::RetryAt(now + back_off(self.attempts - 1, RETRY_FIRST, RETRY_MOST));
         }
         ended.success()

@@ -425,8 +425,10 @@ fn a_warm_up_that_never_ends_is_given_up() {
     let mut client = agent.connect();
     let request = json!({"op": "warm", "python": {"code": "while True: pass"}, "timeout_s": 0.5});
     assert_eq!(client.ask(&request).code(), "warm_up_timeout");
-    let request = json!({"op": "warm", "timeout_s": 0.3,
-        "ready": {"command": ["sh", "-c", "echo not yet; exit 1"]}});
+    // The second run says nothing before the time is over.
+    let speaks_once = "test -e $0 && exec sleep 99; touch $0; echo not yet; exit 1";
+    let request = json!({"op": "warm", "timeout_s": 2,
+        "ready": {"command": ["sh", "-c", speaks_once, agent.path("spoken")]}});
     let answer = client.ask(&request);
     assert_eq!(answer.code(), "warm_up_timeout");
     assert!(answer.error["message"].as_str().is_some_and(|m| m.contains("it said: not yet")));
