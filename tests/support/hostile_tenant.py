@@ -2,10 +2,11 @@
 
     python -m tests.support.hostile_tenant '{"url": …, "token": …, "tag": …, "others": […], …}'
 
-It has every scope of a tenant.  It forks sandboxes of `tag`, prints a line when it is at work, and
-after `seconds`, or when its standard input ends, a line of JSON: how each deed was answered, and
-what it was told of `others`, the names of another tenant's things.  Its traffic goes to the daemon
-alone, and every loop ends with its time.
+It has every scope of a tenant.  It forks sandboxes of `tag`, and prints a line when it is at work,
+another one when each of its deeds was answered once, and after `seconds`, or when its standard
+input ends, a line of JSON: how each deed was answered, and what it was told of `others`, the names
+of another tenant's things.  Its traffic goes to the daemon alone, and every loop ends with its
+time.
 """
 
 from __future__ import annotations
@@ -54,6 +55,43 @@ REQUEST = (
 )
 JSON, TAR = "application/json", "application/x-tar"
 
+LED, LED_HOST = "hostile-led", "led.example.com"
+"""A secret, for which connections of a sandbox are led through the proxy."""
+
+QUESTIONS = """
+import os, re, socket
+server = re.search("nameserver ([0-9.]+)", open("/etc/resolv.conf").read())[1]
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    for number in range(1_000):
+        name = os.urandom(8).hex().encode()
+        question = b"\\x10" + name + b"\\x07example\\x03com\\0\\0\\x01\\0\\x01"
+        asking.sendto(os.urandom(2) + b"\\1\\0\\0\\1" + bytes(6) + question, (server, 53))
+True
+"""
+"""Asks for more names than may wait, and for no answer."""
+
+PROXIED = """
+import selectors, socket
+opened = [socket.socket() for _ in range(300)]
+with selectors.DefaultSelector() as selector:
+    for each in opened:
+        each.setblocking(False)
+        each.connect_ex(("203.0.113.10", 443))
+        selector.register(each, selectors.EVENT_WRITE)
+    found = len(selector.select(5))
+for each in opened:
+    each.close()
+found
+"""
+"""Opens more connections than one may, to an address that nobody has."""
+
+DEEDS = frozenset(
+    {"streams", "sockets", "bodies", "uploads", "secrets", "branches", "packs", "snoop"}
+)
+"""Deeds that need no other, each of which a run does at least once."""
+
+NETWORK_DEEDS = frozenset({"questions", "proxied"})
+
 ANSWER_TIMEOUT_S = 120.0
 
 BUSY_S = 0.05
@@ -70,6 +108,7 @@ class Orders:
         tag: A snapshot that it may fork.
         others: Names of another tenant's things: ids of sandboxes, tags, names of secrets.
         seconds: How long it works.
+        network: Whether its sandboxes have a network, which they flood too.
     """
 
     url: str
@@ -77,6 +116,7 @@ class Orders:
     tag: str
     others: list[str]
     seconds: float
+    network: bool = False
 
 
 @dataclass
@@ -94,6 +134,7 @@ class HostileTenant:
     told: list[str] = field(default_factory=list)
     reached: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
+    told_all: bool = False
 
     async def ask(
         self, client: RawClient, deed: str, method: str, path: str, body: object = None
@@ -110,6 +151,9 @@ class HostileTenant:
         given = await client.answer(ANSWER_TIMEOUT_S)
         answers[given.status] += 1
         self._look(deed, path, given.body)
+        if not self.told_all and self.has_done_all():
+            self.told_all = True
+            _say("did all")
         return given
 
     def _look(self, deed: str, path: str, said: bytes) -> None:
@@ -126,6 +170,10 @@ class HostileTenant:
         """Fork its own sandboxes."""
         async with RawClient(self.orders.url) as client:
             body = {"snapshot_tag": self.orders.tag, "n": SANDBOXES}
+            if self.orders.network:
+                secret = {"value": "0123456789", "hosts": [LED_HOST]}
+                await self.ask(client, "begin", "PUT", f"/v2/secrets/{LED}", secret)
+                body |= {"network": ["internet"], "secrets": [LED]}
             given = await self.ask(client, "begin", "POST", "/v2/sandboxes", body)
             self.own = [each["id"] for each in given.json()]
 
@@ -145,9 +193,16 @@ class HostileTenant:
         deeds += [self.hold_body() for _ in range(SLOW_BODIES)]
         deeds += [self.hold_exec(number) for number in range(SLEEPERS)]
         deeds += [self.upload(), self.keep_secrets(), self.grow(), self.pack(), self.snoop()]
+        if self.orders.network:
+            deeds += [self.evaluate("questions", QUESTIONS), self.evaluate("proxied", PROXIED)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.orders.seconds):
                 await asyncio.gather(*deeds)
+
+    def has_done_all(self) -> bool:
+        """Whether each deed that needs no other was answered."""
+        deeds = DEEDS | NETWORK_DEEDS if self.orders.network else DEEDS
+        return all(self.answers.get(each) for each in deeds)
 
     async def again(self, deed: Callable[[RawClient], Awaitable[object]]) -> None:
         """Do something again and again, over a new connection each time the daemon closes one."""
@@ -278,6 +333,11 @@ class HostileTenant:
 
         await self.again(deed)
 
+    async def evaluate(self, deed: str, code: str) -> None:
+        """Have one of its sandboxes do something to the network."""
+        path = f"/v2/sandboxes/{self.own[1]}/eval"
+        await self.again(lambda client: self.ask(client, deed, "POST", path, {"code": code}))
+
     async def snoop(self) -> None:
         """Try everything with what belongs to others."""
         tries: list[tuple[str, str, Any]] = []
@@ -326,6 +386,11 @@ class Process:
         """Have it go on."""
         self.process.send_signal(signal.SIGCONT)
 
+    def until_all_is_done(self) -> None:
+        """Return when each of its deeds was answered at least once."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"did all\n"
+
 
 @contextlib.contextmanager
 def at_work(orders: Orders) -> Iterator[Process]:
@@ -340,7 +405,7 @@ def at_work(orders: Orders) -> Iterator[Process]:
             assert process.stdout.readline() == b"at work\n"
             yield made
             process.stdin.close()
-            made.said |= json.loads(process.stdout.readline())
+            made.said |= json.loads(process.stdout.readlines()[-1])
             assert process.wait(ANSWER_TIMEOUT_S) == 0
         finally:
             process.kill()

@@ -44,7 +44,7 @@ with without_collecting():
 
 state, run_dir = Path({state!r}), Path({run_dir!r})
 commands.host_settings = lambda _: replace(settings_in(state, run_dir), disks={disks!r})
-settings = Settings(socket=run_dir / "forkd.sock", state_dir=state)
+settings = Settings(socket=run_dir / "forkd.sock", state_dir=state, bind={bind!r})
 sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
 """
 """The daemon as it is, except that it shares neither cgroups nor addresses with another."""
@@ -66,10 +66,14 @@ async def daemon_of(host: RealHost) -> AsyncIterator[str]:
 
 @contextlib.contextmanager
 def running_daemon(
-    bake: Bake | None = None, state_parent: Path = STATE_PARENT, disks: DiskPolicy = DISKS
+    bake: Bake | None = None,
+    state_parent: Path = STATE_PARENT,
+    disks: DiskPolicy = DISKS,
+    *,
+    tcp: bool = False,
 ) -> Iterator[Daemon]:
     """A daemon with a bake, or nothing; it and its folders are gone afterwards, even if killed."""
-    made = Daemon(state_parent, disks)
+    made = Daemon(state_parent, disks, tcp=tcp)
     try:
         if bake is not None:
             bake.copy_to(made.state)
@@ -80,11 +84,20 @@ def running_daemon(
 
 
 class Daemon:
-    """A daemon on folders of its own, which may be killed and started again."""
+    """A daemon on folders of its own, which may be killed and started again.
 
-    def __init__(self, state_parent: Path = STATE_PARENT, disks: DiskPolicy = DISKS) -> None:
+    Attributes:
+        url: Its Unix socket.
+        tcp_url: Where it answers with a token, if it was to serve TCP; empty otherwise.
+    """
+
+    def __init__(
+        self, state_parent: Path = STATE_PARENT, disks: DiskPolicy = DISKS, *, tcp: bool = False
+    ) -> None:
         self.state, self.run_dir = fresh_folders(state_parent)
         self._disks = disks
+        self._bind = "127.0.0.1:0" if tcp else None
+        self.tcp_url = ""
         self.settings = settings_in(self.state, self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,11 +110,17 @@ class Daemon:
     def start(self) -> None:
         """Start it; it listens when this returns."""
         script = SERVE.format(
-            root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir), disks=self._disks
+            root=str(ROOT),
+            state=str(self.state),
+            run_dir=str(self.run_dir),
+            disks=self._disks,
+            bind=self._bind,
         )
         self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
         assert self._process.stdout is not None
-        assert json.loads(self._process.stdout.readline())["event"] == "listening"
+        said = json.loads(self._process.stdout.readline())
+        assert said["event"] == "listening"
+        _, self.tcp_url = (*said["urls"], "")[:2]
 
     @property
     def pid(self) -> int:

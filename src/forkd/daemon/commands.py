@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.cgroups import tree
-from forkd.daemon import logs
+from forkd.daemon import fair_loop, logs
 from forkd.daemon.app import create_app
 from forkd.daemon.auditing import Auditor, audit_log
 from forkd.daemon.auth import token_path
@@ -74,7 +74,7 @@ def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
     if detach:
         return _detached(settings, log_file)
     log_to(log_file)
-    return asyncio.run(_serve(settings, _print, logs.reopen))
+    return fair_loop.run(_serve(settings, _print, logs.reopen))
 
 
 def _detached(settings: Settings, log_file: Path | None) -> int:
@@ -82,7 +82,7 @@ def _detached(settings: Settings, log_file: Path | None) -> int:
         try:
             log_to(None)
             reopen = logs.reopen if log_file is None else lambda: reopen_outputs(log_file)
-            return asyncio.run(_serve(settings, lambda event: tell(_line(event)), reopen))
+            return fair_loop.run(_serve(settings, lambda event: tell(_line(event)), reopen))
         finally:
             logging.shutdown()
 

@@ -23,6 +23,7 @@ from websockets.exceptions import InvalidState
 
 from forkd.daemon.clients import LINGERING_MAX, RETRY_AFTER_S
 from forkd.daemon.errors import plain, render
+from forkd.daemon.fair_loop import ADMIN, whose
 from forkd.daemon.peers import PEER_PID, PEER_UID, VISITOR
 from forkd.daemon.visitors import Visitors
 from forkd.errors import CapacityError, ForkdError
@@ -142,6 +143,13 @@ class HttpConnection(H11Protocol):
         self.app_state[VISITOR] = visitor
         return True
 
+    def _whose(self) -> str:
+        """Return whose the connection is to the event loop."""
+        visitor: Visitor | None = self.app_state.get(VISITOR)
+        if visitor is not None:
+            return visitor.whose
+        return ADMIN if self.config.visitors is None else ""
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._owed.clear()
@@ -157,6 +165,7 @@ class HttpConnection(H11Protocol):
         """Take what the client said, unless it was refused."""
         if self._lingers or self.transport.is_closing():
             return
+        whose.set(self._whose())  # which lasts: what is read next is called in the same context
         super().data_received(data)
         if self.transport.get_protocol() is not self:
             self._owed.clear()  # it is a WebSocket now

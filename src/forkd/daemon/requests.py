@@ -23,7 +23,7 @@ from forkd.daemon.bodies import Room
 from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import CRASH, internal_error, plain, render
-from forkd.daemon.pacing import Pace
+from forkd.daemon.fair_loop import whose, whose_is
 from forkd.daemon.peers import ANYBODY, CALLER, END, HELD, OPEN_PATHS, VISITOR
 from forkd.errors import CapacityError, Denied, ForkdError, NotFound
 from forkd.limits import ANSWERS_BYTES_MAX
@@ -99,7 +99,6 @@ class Requests:
         self._telemetry = telemetry
         self._auditor = auditor or Auditor()
         self._answers = Room("answers", ANSWERS_BYTES_MAX)
-        self._pace = Pace()
         self._shares = {
             "http": Shares(limits.requests_max),
             "websocket": Shares(limits.websockets_max),
@@ -135,9 +134,9 @@ class Requests:
             with contextlib.ExitStack() as scope[HELD]:
                 scope[CALLER] = answer.caller = await self._who(scope, request_id)
                 _note_visit(scope, answer.caller)
+                whose.set(whose_is(answer.caller))
                 self._auditor.check(scope)
                 with self._counted(scope):
-                    await self._pace.begin(answer.caller)
                     await _until_gone(self._app, scope, receive, answer, end)
         except ForkdError as error:
             await _refuse(error, scope, receive, answer)

@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
+from forkd.daemon.fair_loop import whose_is
 from forkd.daemon.logins import network_of
 from forkd.model.shares import Shares
 
@@ -79,13 +80,18 @@ class Visitors:
 
 
 class Visitor:
-    """One connection: a stranger's, until it has shown a valid token."""
+    """One connection: a stranger's, until it has shown a valid token.
+
+    Attributes:
+        whose: Whose it is to the event loop; see `forkd.daemon.fair_loop`.
+    """
 
     def __init__(self, visitors: Visitors, network: str) -> None:
         self._visitors = visitors
         self._network = network
         self._is_stranger = True
         self._tenant: Tenant | None = None
+        self.whose = ""
 
     def show(self, caller: Caller) -> bool:
         """Note that a valid token was shown; return whether the tenant may have the connection."""
@@ -96,6 +102,7 @@ class Visitor:
             return False
         self.leave()
         self._tenant = caller.tenant
+        self.whose = whose_is(caller)
         return True
 
     def leave(self) -> None:

@@ -1,0 +1,181 @@
+"""An event loop that gives each tenant who has something to do an equal share of its time.
+
+The daemon has one event loop.  asyncio runs what is ready in the order in which it became so: a
+tenant with hundreds of requests at once has all of them do a step before anybody else's does one.
+This loop runs next what belongs to the tenant that has had the least time, and looks for what
+became ready every few steps.
+
+Whose a step is follows from its context, in which `whose` is set once a request's caller is known;
+what the request starts inherits it.  All that is nobody's counts as one tenant more.
+
+asyncio has no interface for the order of what is ready: the loop puts its own queue in the place of
+`BaseEventLoop._ready`, of which asyncio uses `append`, `popleft`, `clear`, the length once before
+it runs so many steps, and whether there is anything once before it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from contextvars import Context
+
+    from forkd.model.caller import Caller
+
+whose: ContextVar[str] = ContextVar("whose", default="")
+"""Whose what runs now is: a tenant's name, or `ADMIN`; empty for nobody's."""
+
+ADMIN = "*"
+"""Who may do anything, of whatever tenant; no tenant is called so."""
+
+AT_ONCE = 16
+"""Steps until what became ready meanwhile gets its turn."""
+
+SLICE = 2
+"""Steps of one tenant until it is looked who has had the least time."""
+
+OTHERS_S = 1.0
+"""For how long after a step of another tenant the time is shared."""
+
+KNOWN_MAX = 1_024
+"""Most tenants of which it is known how much time they had; others begin where the least has."""
+
+
+def whose_is(caller: Caller) -> str:
+    """Return whose is what a caller asks for."""
+    return ADMIN if caller.is_admin else caller.tenant
+
+
+class FairQueue:
+    """What is ready to run; in place of asyncio's deque.
+
+    While one tenant alone has something to do, its steps are run as asyncio would: sharing takes
+    more looks for what is ready.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: deque[asyncio.Handle] = deque()
+        self._queues: dict[str, deque[asyncio.Handle]] = {}
+        self._queued: set[int] = set()
+        self._used_s: dict[str, float] = {}
+        self._least_s = 0.0
+        self._alone = False
+        self._last = ""
+        self._shared_until_s = 0.0
+        self._slice = 0
+        self._current = self._arrived
+        self._running = ""
+        self._began_s: float | None = None
+        self.append = self._arrived.append  # of any thread, which a deque's is safe for
+
+    def __bool__(self) -> bool:
+        """Whether anything is ready; the last step has ended."""
+        self._charge(time.perf_counter())
+        self._began_s = None
+        return bool(self._arrived) or bool(self._queues)
+
+    def __len__(self) -> int:
+        """Return how many steps to run now.
+
+        Each look for what is ready finds again all that was not read yet: that is queued once.
+        """
+        found = len(self._arrived)
+        self._alone = self._begin_alone()
+        if self._alone:
+            return found
+        for _ in range(found):
+            handle = self._arrived.popleft()
+            if id(handle) in self._queued:
+                continue
+            self._queued.add(id(handle))
+            name = _whose(handle)
+            queue = self._queues.get(name)
+            if queue is None:
+                queue = self._queues[name] = deque()
+                self._begin(name)
+            queue.append(handle)
+        self._slice = 0
+        return min(len(self._queued), AT_ONCE)
+
+    def popleft(self) -> asyncio.Handle:
+        """Return the next step of whoever has had the least time."""
+        if self._alone:
+            return self._arrived.popleft()
+        if not self._slice:
+            now_s = time.perf_counter()
+            self._charge(now_s)
+            name = min(self._queues, key=self._used_s.__getitem__)
+            self._run(name, now_s)
+            self._current = self._queues[name]
+            self._slice = min(SLICE, len(self._current))
+        self._slice -= 1
+        handle = self._current.popleft()
+        if not self._current:
+            del self._queues[self._running]
+        self._queued.remove(id(handle))
+        return handle
+
+    def clear(self) -> None:
+        """Forget all that is ready."""
+        self._arrived.clear()
+        self._queues.clear()
+        self._queued.clear()
+
+    def _begin_alone(self) -> bool:
+        """Whether all that there is is one tenant's or nobody's, as it has been for a while."""
+        now_s = time.perf_counter()
+        names = set(map(_whose, tuple(self._arrived))) | self._queues.keys()
+        if names > {""}:
+            names.discard("")
+        name = next(iter(names), "")
+        if len(names) > 1 or (name and name != self._last):
+            self._shared_until_s = now_s + OTHERS_S
+        if name:
+            self._last = name
+        if self._queues or now_s < self._shared_until_s:
+            return False
+        self._begin(name)
+        self._run(name, now_s)
+        return True
+
+    def _begin(self, name: str) -> None:
+        """Have a tenant go on that had nothing to do: it has saved up no time."""
+        self._used_s[name] = max(self._used_s.get(name, 0.0), self._least_s)
+
+    def _run(self, name: str, now_s: float) -> None:
+        self._least_s = self._used_s[name]
+        self._running, self._began_s = name, now_s
+
+    def _charge(self, now_s: float) -> None:
+        """Count what has just ended."""
+        if self._began_s is None:
+            return
+        self._used_s[self._running] += now_s - self._began_s
+        if len(self._used_s) > KNOWN_MAX + len(self._queues):
+            self._used_s = {name: self._used_s[name] for name in self._queues}
+
+
+def _whose(handle: asyncio.Handle) -> str:
+    context: Context = handle._context  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio tells nobody
+    return context.get(whose, "")
+
+
+class FairLoop(asyncio.SelectorEventLoop):
+    """The loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fair = FairQueue()
+        fair._arrived.extend(self._ready)  # type: ignore[has-type]  # noqa: SLF001
+        self._ready = fair
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` in such a loop, as `asyncio.run` does in its own."""
+    with asyncio.Runner(loop_factory=FairLoop) as runner:
+        return runner.run(main)

@@ -1,0 +1,162 @@
+"""Each tenant who has something to do gets an equal share of the event loop's time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forkd.daemon import fair_loop
+from forkd.daemon.fair_loop import AT_ONCE, FairLoop, whose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+STEP_S = 0.001
+MANY = 400
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=FairLoop) as made:
+        yield made
+
+
+def work(order: list[str], name: str, steps: int, step_s: float) -> Coroutine[None, None, None]:
+    """Do so many steps, each of which keeps the loop for some time."""
+
+    async def run() -> None:
+        whose.set(name)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+            order.append(name)
+            until_s = time.perf_counter() + step_s
+            while time.perf_counter() < until_s:
+                pass
+
+    return run()
+
+
+def test_who_has_little_to_do_does_not_wait_for_all_of_who_has_much(runner: asyncio.Runner) -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(MANY):
+                group.create_task(work(order, "red", 2, STEP_S))
+            await asyncio.sleep(0)
+            group.create_task(work(order, "blue", 8, 0))
+
+    runner.run(main())
+    assert len(order) == 2 * MANY + 8
+    last = max(index for index, name in enumerate(order) if name == "blue")
+    assert last < 10 * AT_ONCE < MANY
+
+
+def test_two_that_have_much_to_do_get_the_same_time_however_long_their_steps_are(
+    runner: asyncio.Runner,
+) -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(MANY // 4):
+                group.create_task(work(order, "red", 1, 4 * STEP_S))
+            for _ in range(MANY):
+                group.create_task(work(order, "blue", 1, STEP_S))
+
+    runner.run(main())
+    half = order[: len(order) // 2]
+    assert 0.5 < 4 * half.count("red") / half.count("blue") < 2
+
+
+def test_steps_of_one_run_in_the_order_in_which_they_became_ready(runner: asyncio.Runner) -> None:
+    seen: dict[str, list[int]] = {"red": [], "blue": [], "": []}
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        done = [asyncio.Event() for _ in seen]
+        for (name, numbers), each in zip(seen.items(), done, strict=True):
+            context = contextvars.copy_context()
+            context.run(whose.set, name)
+            for number in range(100):
+                loop.call_soon(numbers.append, number, context=context)
+            loop.call_soon(each.set, context=context)
+        for each in done:
+            await each.wait()
+
+    runner.run(main())
+    assert all(numbers == list(range(100)) for numbers in seen.values())
+
+
+def test_what_other_threads_ask_for_is_done_once_and_in_order(runner: asyncio.Runner) -> None:
+    count, threads = 2_000, 4
+    seen: list[list[int]] = [[] for _ in range(threads)]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def ask(add: Callable[[int], None], done: asyncio.Event) -> None:
+            for number in range(count):
+                loop.call_soon_threadsafe(add, number)
+            loop.call_soon_threadsafe(done.set)
+
+        done = [asyncio.Event() for _ in seen]
+        with ThreadPoolExecutor(threads) as pool:
+            for each, event in zip(seen, done, strict=True):
+                loop.run_in_executor(pool, ask, each.append, event)
+            for event in done:
+                await event.wait()
+
+    runner.run(main())
+    assert seen == [list(range(count))] * threads
+
+
+def test_a_socket_that_waits_to_be_read_is_read_once(runner: asyncio.Runner) -> None:
+    """What is not read at once is found again each time that the loop looks."""
+    reads: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.settimeout(0)
+            read = asyncio.Event()
+
+            def look() -> None:
+                reads.append("read")
+                assert ours.recv(1) == b"1"  # raises if there is nothing
+                read.set()
+
+            loop.add_reader(ours, look)
+            theirs.send(b"1")
+            async with asyncio.TaskGroup() as group:
+                for _ in range(MANY):
+                    group.create_task(work([], "", 1, STEP_S))
+                await read.wait()
+            loop.remove_reader(ours)
+
+    runner.run(main())
+    assert reads == ["read"]
+
+
+def test_tenants_that_are_long_gone_take_no_memory(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_loop, "KNOWN_MAX", 8)
+    order: list[str] = []
+
+    async def main() -> None:
+        for number in range(40):
+            await asyncio.create_task(work(order, f"tenant-{number}", 1, 0))
+
+    runner.run(main())
+    loop = runner.get_loop()
+    assert isinstance(loop, FairLoop)
+    assert len(loop._ready._used_s) <= 9  # noqa: SLF001 - no other wants to know
+    assert len(order) == 40
