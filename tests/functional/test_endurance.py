@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd import Client
+from forkd.cgroups.tree import ZYGOTES
 from forkd.host.cgroupfs import children
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.sandbox import ForkOptions
@@ -110,7 +111,7 @@ class Patient:
     def __init__(self, daemon: Daemon, sandbox: Sandbox) -> None:
         self._daemon, self.sandbox = daemon, sandbox
         self._folder = daemon.settings.sandboxes_dir / sandbox.id
-        (group,) = children(daemon.names.cgroup_root)
+        (group,) = set(children(daemon.names.cgroup_root)) - {ZYGOTES}
         self._group = daemon.names.cgroup_root / group
 
     def examined(self) -> dict[str, int]:

@@ -106,14 +106,12 @@ def free_bytes(disk: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def nothing_is_left(daemon: Daemon, client: Client) -> bool:
-    """Whether there is only what was there before, and the daemon knows it."""
+def assert_nothing_is_left(daemon: Daemon, client: Client) -> None:
+    """Check that there is only what was there before, and that the daemon knows it."""
     known = [each.info for each in client.sandboxes.list()]
-    return (
-        [each.tag for each in client.snapshots.list()] == [TAG]
-        and census.untrue(daemon, known) == []
-        and list((daemon.state / "writing").iterdir()) == []
-    )
+    assert [each.tag for each in client.snapshots.list()] == [TAG]
+    assert census.untrue(daemon, known) == []
+    assert list((daemon.state / "writing").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused_whole_and_its_source_g
             with pytest.raises(CapacityError, match=r"no room for snapshot a.*snapshot gc"):
                 write(source)
 
-            assert nothing_is_left(daemon, client)
+            assert_nothing_is_left(daemon, client)
             assert [each.id for each in client.sandboxes.list()] == [source.id]
             assert abs(free_bytes(disk) - free) < MIB
         stream.write(b"after")
@@ -163,7 +161,7 @@ def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room
         log = (daemon.run_dir / "log").read_text()
         assert 'snapshot failed tag=a error="the disk has no room for snapshot a' in log
         client.snapshots.delete("a")
-        assert nothing_is_left(daemon, client)
+        assert_nothing_is_left(daemon, client)
 
 
 def test_on_a_disk_without_a_byte_left_what_runs_answers_and_can_be_removed(
@@ -176,7 +174,7 @@ def test_on_a_disk_without_a_byte_left_what_runs_answers_and_can_be_removed(
         assert source.eval("len(thought)").check().value == BALLAST_MIB * MIB
         source.kill()
         client.snapshots.delete("a")  # the way out
-        assert nothing_is_left(daemon, client)
+        assert_nothing_is_left(daemon, client)
 
         (sandbox,) = client.fork(TAG)
         assert sandbox.eval("6 * 7").check().value == 42

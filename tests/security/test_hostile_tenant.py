@@ -127,7 +127,7 @@ def test_nothing_of_another_tenant_is_reached_told_or_slowed(
 
 
 @REAL
-@pytest.mark.soak
+@pytest.mark.soak(only=True)
 @pytest.mark.timeout(300)
 def test_nothing_of_another_tenants_machines_is_reached_told_or_slowed(
     bakes: Bakes, soak: Soak, tell: Callable[[str], None]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkd.cgroups.tree import ZYGOTES
 from forkd.host import cgroupfs, proc
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _files(daemon: Daemon, running: dict[str, v2.SandboxInfo], kept: set[str]) -
     for folder in (settings.bakes_dir, daemon.state / "staging"):
         yield from (f"{entry} is left over" for entry in folder.iterdir())
     limited = {id_ for id_, each in running.items() if each.memory_limit_mib is not None}
-    groups = set(cgroupfs.children(daemon.names.cgroup_root))
+    groups = set(cgroupfs.children(daemon.names.cgroup_root)) - {ZYGOTES}
     if groups != limited:
         yield f"cgroups are {groups}, not {limited}"
     prefix = daemon.names.network.tap_prefix
