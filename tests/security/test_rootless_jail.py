@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forkd.sdk import Sandbox
+    from tests.support.bakes import Bakes
     from tests.support.rootless_daemon import RootlessDaemon
 
 REAL = pytest.mark.needs("kvm", "root", "binaries", "cgroup2")
@@ -48,8 +49,9 @@ LIMIT_MIB = 256
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[RootlessDaemon]:
+def daemon(bakes: Bakes) -> Iterator[RootlessDaemon]:
     """A daemon that has baked a snapshot, and has a zygote of it."""
+    bakes.of(RECIPE)  # makes its image, which this user cannot
     with running_rootless_daemon() as made:
         with Client(made.url) as client:
             client.snapshots.create(TAG, RECIPE)
