@@ -320,6 +320,14 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
         lambda w: w.host.guests.write_file(CALLER, w.sandbox, "/file", one(b"")),
     ),
     ({"read_file": "ok"}, _read_file),
+    (  # as an agent answers that knows no archives
+        {"read_archive": "conflict"},
+        lambda w: _refused(w.host.guests.read_archive(CALLER, w.sandbox, "/")),
+    ),
+    (
+        {"write_archive": "conflict"},
+        lambda w: _refused(w.host.guests.write_archive(CALLER, w.sandbox, "/", one(b""))),
+    ),
     ({"stat_file": "not_found"}, lambda w: _refused(w.host.guests.stat(CALLER, w.sandbox, "/a"))),
     ({"list_dir": "ok"}, lambda w: w.host.guests.list_dir(CALLER, w.sandbox, "/")),
     ({"make_dir": "ok"}, lambda w: w.host.guests.make_dir(CALLER, w.sandbox, "/a")),

@@ -99,6 +99,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "_socket.socket.bind": (ENOMEM,),
     "_socket.socket.listen": (EADDRINUSE,),
     "_socket.socket.send": (ENOBUFS,),
+    "_socket.socket.sendmsg": (ENOBUFS,),
     "_socket.socket.recv": (ECONNRESET, ENOMEM),
     "_socket.if_nameindex": (ENOBUFS,),
     # The database
