@@ -217,6 +217,21 @@ class Agent:
             peer.send_bytes(encode(Kind.DATA, part[at : at + 65536]))
         peer.send(Kind.REPLY, {"bytes": len(part)})
 
+    def op_write_archive(self, peer: Peer, _: Members) -> None:
+        """Take an archive, and say that its one member could not be made."""
+        received = 0
+        while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
+            received += len(frame.payload)
+        if frame is not None:
+            skipped = [{"path": "member", "reason": "the fake agent makes nothing"}]
+            peer.send(Kind.REPLY, {"entries": 0, "bytes": received, "skipped": skipped})
+
+    def op_read_archive(self, peer: Peer, _: Members) -> None:
+        """Send an archive without members."""
+        peer.send(Kind.EVENT, {"event": "archive", "size_bytes": 0, "mode": 0})
+        peer.send_bytes(encode(Kind.DATA, bytes(1024)))
+        peer.send(Kind.REPLY, {"bytes": 1024})
+
     def op_stat(self, peer: Peer, request: Members) -> None:
         peer.send(Kind.REPLY, self.tree.entry(str(request["path"])))
 

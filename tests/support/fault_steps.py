@@ -155,6 +155,9 @@ async def files(world: World, _: object) -> None:
     await guests.write_file(CALLER, world.source, "/file", pieces(b"x" * 300_000))
     async with await guests.read_file(CALLER, world.source, "/file") as reader:
         await drain(reader)
+    await guests.write_archive(CALLER, world.source, "/", pieces(bytes(1024)))
+    async with await guests.read_archive(CALLER, world.source, "/") as reader:
+        await drain(reader)
     await guests.make_dir(CALLER, world.source, "/folder")
     await guests.move(CALLER, world.source, "/file", "/folder/file")
     await guests.stat(CALLER, world.source, "/folder/file")
