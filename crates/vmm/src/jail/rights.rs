@@ -94,12 +94,7 @@ pub fn share(group: u32, own: Option<u32>) -> Result<(), Error> {
     if unsafe { libc::setgroups(1, &raw const group) } < 0 {
         return Err(Error::last_os("give up groups"));
     }
-    let own = own.unwrap_or(group);
-    // SAFETY: changes numbers of this process, which has one thread; no pointers.
-    if unsafe { libc::setresgid(own, own, own) } < 0 {
-        return Err(Error::last_os(format!("become group {own}")));
-    }
-    Ok(())
+    become_gid(own.unwrap_or(group))
 }
 
 /// Gives up ever getting rights again, and all that there are; groups stay, as a user without
@@ -161,10 +156,7 @@ pub fn keep(capabilities: &[u32]) -> Result<(), Error> {
 ///
 /// [`Error::Io`] naming what the kernel refused.
 pub fn become_user(uid: u32) -> Result<(), Error> {
-    // SAFETY: changes numbers of this process, which has one thread; no pointers.
-    if unsafe { libc::setresgid(uid, uid, uid) } < 0 {
-        return Err(Error::last_os(format!("become group {uid}")));
-    }
+    become_gid(uid)?;
     become_uid(uid)?;
     keep(&[])?;
     hide()
@@ -240,11 +232,16 @@ fn become_ids(uid: u32, gid: u32) -> Result<(), Error> {
     if unsafe { libc::setgroups(0, std::ptr::null()) } < 0 {
         return Err(Error::last_os("give up groups"));
     }
+    become_gid(gid)?;
+    become_uid(uid)
+}
+
+fn become_gid(gid: u32) -> Result<(), Error> {
     // SAFETY: changes numbers of this process, which has one thread; no pointers.
     if unsafe { libc::setresgid(gid, gid, gid) } < 0 {
         return Err(Error::last_os(format!("become group {gid}")));
     }
-    become_uid(uid)
+    Ok(())
 }
 
 fn drop_for_good(capability: u32) -> Result<(), Error> {
