@@ -217,9 +217,7 @@ def _upload_below(sandbox: Sandbox, source: Path, target: PurePosixPath, copied:
         return
     try:
         _upload_entry(sandbox, source, target, copied)
-    except OSError as error:
-        copied.skip(str(source), error)
-    except (InvalidRequest, Conflict, NotFound) as error:
+    except (OSError, InvalidRequest, Conflict, NotFound) as error:
         copied.skip(str(source), error)
 
 
@@ -258,9 +256,7 @@ def _download_entry(
             try:
                 inner = str(PurePosixPath(source, _safe(each.name)))
                 _download_entry(sandbox, each, inner, target / each.name, copied)
-            except OSError as error:
-                copied.skip(f"{source}/{each.name}", error)
-            except (InvalidRequest, Conflict, NotFound) as error:
+            except (OSError, InvalidRequest, Conflict, NotFound) as error:
                 copied.skip(f"{source}/{each.name}", error)
     elif entry.kind == "file":
         copied.bytes += _download_file(sandbox, source, target, entry.mode & PERMISSIONS)
