@@ -84,8 +84,9 @@ class FairQueue:
 
         Each look for what is ready finds again all that was not read yet: that is queued once.
         """
-        found = len(self._arrived)
-        self._alone = self._begin_alone()
+        found, now_s = len(self._arrived), time.perf_counter()
+        is_shared = bool(self._queues) or now_s < self._shared_until_s
+        self._alone = not is_shared and self._begin_alone(now_s)
         if self._alone:
             return found
         for _ in range(found):
@@ -98,6 +99,8 @@ class FairQueue:
             if queue is None:
                 queue = self._queues[name] = deque()
                 self._begin(name)
+                if name and name != self._last:
+                    self._last, self._shared_until_s = name, now_s + OTHERS_S
             queue.append(handle)
         self._slice = 0
         return min(len(self._queued), AT_ONCE)
@@ -126,19 +129,12 @@ class FairQueue:
         self._queues.clear()
         self._queued.clear()
 
-    def _begin_alone(self) -> bool:
-        """Whether all that there is is one tenant's or nobody's, as it has been for a while."""
-        now_s = time.perf_counter()
-        names = set(map(_whose, tuple(self._arrived))) | self._queues.keys()
-        if names > {""}:
-            names.discard("")
-        name = next(iter(names), "")
-        if len(names) > 1 or (name and name != self._last):
-            self._shared_until_s = now_s + OTHERS_S
-        if name:
-            self._last = name
-        if self._queues or now_s < self._shared_until_s:
+    def _begin_alone(self, now_s: float) -> bool:
+        """Begin if all that has arrived is nobody's, or of the tenant that had the last step."""
+        names = set(map(_whose, tuple(self._arrived)))
+        if names - {"", self._last}:
             return False
+        name = self._last if self._last in names else ""
         self._begin(name)
         self._run(name, now_s)
         return True
