@@ -12,7 +12,6 @@ socket until the answer that its one sandbox is ready.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -25,17 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, report
-from benchmarks.harness import Json, Stopwatch, machine, median, summary
-from benchmarks.teller import Teller
+from benchmarks import bed, over_fake
+from benchmarks.harness import Json, Stopwatch, median, summary
 from forkd.errors import EngineError
 from forkd.host import proc
 from tests.support.raw_http import Answer, RawClient
-from tests.support.service_host import make_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from benchmarks.teller import Teller
     from forkd.model.ids import Tag
     from forkd.service.settings import HostSettings
 
@@ -349,29 +347,5 @@ def served(host: HostSettings) -> Iterator[tuple[int, Path, str]]:
                 daemon.wait(END_TIMEOUT_S)
 
 
-async def over_fake(options: argparse.Namespace) -> Json:
-    """Measure over the fake VMM, in folders of our own."""
-    plan = QUICK if options.quick else FULL
-    with (
-        tempfile.TemporaryDirectory(prefix="fkc-", dir="/tmp") as run_dir,
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-    ):
-        host = make_host(Path(folder), Path(run_dir))
-        await bed.bake(host.settings, host.recipe(), lambda _: None)
-        teller = Teller(plan.rounds)
-        figures = await measure(host.settings, bed.TAG, teller, quick=options.quick)
-    return {"machine": machine("this host, over the fake VMM"), "clients": figures}
-
-
-def main() -> int:
-    """Measure over the fake VMM, and show the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    figures = asyncio.run(over_fake(parser.parse_args()))
-    sys.stdout.write(json.dumps(figures) + "\n")
-    report.show(figures)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(over_fake.main("clients", __doc__, measure, (FULL.rounds, QUICK.rounds)))

@@ -10,27 +10,24 @@ turns while it works and while it is stopped with all that it holds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from benchmarks import bed, report
+from benchmarks import over_fake
 from benchmarks.clients import ANSWER_TIMEOUT_S, served
-from benchmarks.harness import Json, Stopwatch, machine, summary
-from benchmarks.teller import Teller
+from benchmarks.harness import Json, Stopwatch, summary
 from forkd.errors import EngineError
 from forkd.host import proc
 from tests.support.hostile_tenant import Orders, at_work
-from tests.support.service_host import make_host
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.teller import Teller
     from forkd.model.ids import Tag
     from forkd.service.settings import HostSettings
 
@@ -170,28 +167,5 @@ def lay_out(
     }
 
 
-async def over_fake(options: argparse.Namespace) -> Json:
-    """Measure over the fake VMM, in folders of our own."""
-    plan = QUICK if options.quick else FULL
-    with (
-        tempfile.TemporaryDirectory(prefix="fkc-", dir="/tmp") as run_dir,
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-    ):
-        host = make_host(Path(folder), Path(run_dir))
-        await bed.bake(host.settings, host.recipe(), lambda _: None)
-        figures = await measure(host.settings, bed.TAG, Teller(plan.steps), quick=options.quick)
-    return {"machine": machine("this host, over the fake VMM"), "tenants": figures}
-
-
-def main() -> int:
-    """Measure over the fake VMM, and show the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tenants", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer turns")
-    figures = asyncio.run(over_fake(parser.parse_args()))
-    sys.stdout.write(json.dumps(figures) + "\n")
-    report.show(figures)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(over_fake.main("tenants", __doc__, measure, (FULL.steps, QUICK.steps)))
