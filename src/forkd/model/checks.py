@@ -23,25 +23,33 @@ def guest_path(field: str, path: str, bytes_max: int) -> None:
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"{field} must be an absolute path, not {path[:80]!r}", field=field)
-    try:
-        length = len(path.encode(errors="surrogateescape"))
-    except UnicodeEncodeError:
-        words = f"{field} holds a surrogate that stands for no byte"
-        raise InvalidRequest(words, field=field) from None
-    if length > bytes_max:
+    if length_of(field, path, field) > bytes_max:
         raise InvalidRequest(f"{field} is longer than {bytes_max} bytes", field=field)
     if "\0" in path:
         raise InvalidRequest(f"{field} holds a NUL", field=field)
 
 
-def as_unicode(field: str, text: str) -> None:
-    """Return if UTF-8 can say `text`.
+def length_of(what: str, text: str, field: str) -> int:
+    """Return the length of `text` in bytes, as the guest's kernel has it (PEP 383).
+
+    Raises:
+        InvalidRequest: It holds a surrogate that stands for no byte.
+    """
+    try:
+        return len(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        words = f"{what} holds a surrogate that stands for no byte"
+        raise InvalidRequest(words, field=field) from None
+
+
+def unicode_length(field: str, text: str) -> int:
+    """Return the length of `text` in UTF-8, in bytes.
 
     Raises:
         InvalidRequest: It holds a surrogate without its other half.
     """
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
         words = f"{field} must be Unicode, without lone surrogates"
         raise InvalidRequest(words, field=field) from None

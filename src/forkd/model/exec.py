@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.model.checks import in_range
+from forkd.model.checks import in_range, length_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,11 +86,7 @@ def _length(what: str, field: str, text: str) -> int:
     """Return the bytes of one argument or variable, which must be possible."""
     if "\0" in text:
         raise InvalidRequest(f"{what} holds a NUL, which no argument can", field=field)
-    try:
-        length = len(text.encode(errors="surrogateescape"))
-    except UnicodeEncodeError:
-        words = f"{what} holds a surrogate that stands for no byte"
-        raise InvalidRequest(words, field=field) from None
+    length = length_of(what, text, field)
     if length > limits.EXEC_ARG_BYTES_MAX:
         raise InvalidRequest(
             f"{what} has {length} bytes; at most {limits.EXEC_ARG_BYTES_MAX} are possible in one "

@@ -23,7 +23,7 @@ from forkd.limits import (
     SHORT_RETRY_S,
 )
 from forkd.model.caller import Scope
-from forkd.model.checks import as_unicode, guest_path, in_range
+from forkd.model.checks import guest_path, in_range, unicode_length
 from forkd.service.places import Places
 from forkd.service.use_case import use_case
 
@@ -72,8 +72,7 @@ class Guests:
     @use_case("echo", Scope.RUN)
     async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
         """Have `data` returned."""
-        as_unicode("data", data)
-        in_range("data, in bytes,", len(data.encode()), 0, ECHO_BYTES_MAX)
+        in_range("data, in bytes,", unicode_length("data", data), 0, ECHO_BYTES_MAX)
         return await self._guest(caller, sandbox).echo(data)
 
     @use_case("start_exec", Scope.RUN)
@@ -96,8 +95,7 @@ class Guests:
         kept: tuple[Kept, Kept] | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
-        as_unicode("code", code)
-        if len(code.encode()) > EVAL_CODE_BYTES_MAX:
+        if unicode_length("code", code) > EVAL_CODE_BYTES_MAX:
             raise InvalidRequest(f"code is longer than {EVAL_CODE_BYTES_MAX} bytes", field="code")
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
