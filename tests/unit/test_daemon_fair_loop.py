@@ -136,8 +136,9 @@ def test_a_socket_that_waits_to_be_read_is_read_once(runner: asyncio.Runner) -> 
             loop.add_reader(ours, look)
             theirs.send(b"1")
             async with asyncio.TaskGroup() as group:
-                for _ in range(MANY):
-                    group.create_task(work([], "", 1, STEP_S))
+                for number in range(MANY):
+                    name = "red" if number % 2 else "blue"
+                    group.create_task(work([], name, 1, STEP_S))
                 await read.wait()
             loop.remove_reader(ours)
 
