@@ -137,14 +137,17 @@ def test_a_daemon_that_answers_is_well_if_it_says_so(
         assert why_unwell(url) == reason
 
 
-def test_down_ends_what_a_native_daemon_left_that_has_died(tmp_path: Path) -> None:
-    """Its sandboxes go on without it: a process in a sandbox's row stands for one of them."""
+def test_down_of_a_native_daemon_that_has_died_and_left_nothing_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No daemon beside it has these users: tables of builds that were killed are for all to end."""
+    monkeypatch.setenv("FORKD_BUILD_UID_RANGE", "3500000000:262400")
     lifecycle.publish(tmp_path, daemon(tmp_path, mode="native"))
     said = json.loads((tmp_path / "endpoint.json").read_text())
     (tmp_path / "endpoint.json").write_text(json.dumps(said | {"start_ticks": 0}))
     (tmp_path / "store").mkdir()
 
-    assert lifecycle.down(tmp_path) is False  # nothing was left in this one
+    assert lifecycle.down(tmp_path) is False
     assert not (tmp_path / "endpoint.json").exists()
 
 
