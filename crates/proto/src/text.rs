@@ -8,12 +8,18 @@ use std::ops::Deref;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use serde::de::{self, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const MEMBER: &str = "b64";
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/// As Python decodes it: what the last digit says beyond the last byte is passed over.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
 
 /// A name, a path or an argument.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,10 +106,10 @@ impl<'de> Visitor<'de> for TextVisitor {
         let more: Option<String> = map.next_key()?;
         match (entry, more) {
             (Some((member, digits)), None) if member == MEMBER => {
-                let bytes = from_base64(&digits);
+                let bytes = BASE64.decode(digits);
                 bytes
                     .map(|bytes| Text(OsString::from_vec(bytes)))
-                    .ok_or_else(|| de::Error::custom("b64 is not base64 with padding"))
+                    .map_err(|_| de::Error::custom("b64 is not base64 with padding"))
             }
             _ => Err(de::Error::custom("not a string, nor an object with the one member b64")),
         }
@@ -113,36 +119,7 @@ impl<'de> Visitor<'de> for TextVisitor {
 /// Bytes as base64, with padding.
 #[must_use]
 pub fn to_base64(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for at in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
-            text.push(if at > chunk.len() { '=' } else { char::from(digit) });
-        }
-    }
-    text
-}
-
-/// The bytes that base64 with padding stands for.
-fn from_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.strip_suffix("==").or_else(|| text.strip_suffix('=')).unwrap_or(text);
-    if !text.len().is_multiple_of(4) || digits.len() % 4 == 1 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut held) = (0_u32, 0);
-    for digit in digits.bytes() {
-        let value = DIGITS.iter().position(|each| *each == digit)?;
-        bits = bits << 6 | u32::try_from(value).ok()?;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held & 0xff) as u8);
-        }
-    }
-    Some(bytes)
+    BASE64.encode(bytes)
 }
 
 #[cfg(test)]
