@@ -32,6 +32,9 @@ __all__ = ["fake_host"]
 
 pytestmark = pytest.mark.needs("root")
 
+GROUP = 2_142_900_008
+"""A group without users on this host."""
+
 AS_NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--")
 
 CONNECT = """
@@ -72,6 +75,22 @@ async def test_the_daemons_socket_is_its_users_and_groups_unless_told_otherwise(
     async with listening(create_app(FakeService()), settings, no_tokens()):
         assert as_nobody(CONNECT, path) == [outcome]
         assert path.stat().st_mode & 0o777 == (mode or 0o660)
+
+
+async def test_users_of_the_sockets_group_may_talk_to_the_daemon_and_others_may_not(
+    open_folder: Path,
+) -> None:
+    path = open_folder / "below" / "forkd.sock"
+    settings = Settings(socket=path, socket_group=GROUP)
+    member = ["/usr/bin/setpriv", "--reuid=65534", "--regid=65534", f"--groups={GROUP}", "--"]
+    async with listening(create_app(FakeService()), settings, no_tokens()):
+        done = subprocess.run(  # noqa: S603, ASYNC221 - our own code
+            [*member, sys.executable, "-I", "-c", CONNECT, path],
+            check=True, capture_output=True, text=True, timeout=60, cwd="/",
+        )  # fmt: skip
+        assert done.stdout.splitlines() == ["in"]
+        assert as_nobody(CONNECT, path) == ["PermissionError"]
+        assert path.stat().st_gid == GROUP
 
 
 async def test_sockets_logs_and_disks_of_machines_and_what_is_stored_are_closed_to_others(

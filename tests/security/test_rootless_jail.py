@@ -97,6 +97,38 @@ def pid_of(sandbox: Sandbox) -> int:
 
 
 @REAL
+def test_forkd_up_of_an_ordinary_user_runs_on_this_host_and_down_leaves_nothing() -> None:
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
+        home = Path(folder) / "home"
+        home.mkdir()
+        for path in (Path(folder), home):
+            os.chown(path, USER, USER)
+        env = {**os.environ, "HOME": str(home), "FORKD_HOME": str(home / "forkd")}
+        env.pop("XDG_CACHE_HOME", None)
+
+        def forkd(*words: str) -> dict[str, object]:
+            done = subprocess.run(  # noqa: S603 - our own
+                as_user([sys.executable, "-m", "forkd.cli", *words, "--json"]),
+                check=True, stdout=subprocess.PIPE, env=env, cwd="/", timeout=120,
+            )  # fmt: skip
+            said: dict[str, object] = json.loads(done.stdout)
+            return said
+
+        try:
+            said = forkd("up")
+            host = forkd("host")
+        finally:
+            ended = forkd("down")
+
+        assert said == {
+            "url": f"unix://{home}/forkd/forkd.sock", "token_file": None, "mode": "native",
+        }  # fmt: skip
+        assert (host["kvm"], host["jail"], host["network"]) == (True, True, False)
+        assert ended == {"was_running": True}
+        assert not (home / "forkd" / "run").exists()
+
+
+@REAL
 def test_a_machine_is_the_daemons_user_without_any_right(sandbox: Sandbox) -> None:
     pid = pid_of(sandbox)
     for thread in threads(pid):

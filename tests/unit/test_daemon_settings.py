@@ -42,6 +42,7 @@ def test_nothing_set_serves_one_socket() -> None:
 EVERYTHING = {
     "socket": ("", None),
     "socket_mode": ("600", 0o600),
+    "socket_group": ("5", 5),
     "bind": ("[::1]:8889", Bind("::1", 8889)),
     "hosts": ("forkd.example, [FD00::1]", ("forkd.example", "fd00::1")),
     "token_file": ("/token", Path("/token")),
@@ -114,6 +115,8 @@ WRONG = [
     ("socket", "/" + "x" * 107, "107 bytes"),
     ("socket_mode", "rw", "octal"),
     ("socket_mode", "1000", "octal"),
+    ("socket_group", "no-such-group", "groupadd --system forkd"),
+    ("socket_group", "4294967295", "a group of this host"),
     ("bind", "8889", "host:port"),
     ("uid_range", "70000", "FIRST:COUNT"),
     ("uid_range", "0:65536", "above 0"),

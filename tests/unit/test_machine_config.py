@@ -58,3 +58,12 @@ def test_defaults_follow_the_host_within_the_limits() -> None:
     assert default_cpus(Accel.TCG) == CPUS_EMULATED
     assert default_memory_mib() >= MEMORY_MIB_MIN
     assert default_memory_mib() % 64 == 0
+
+
+def test_the_memory_of_a_machine_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKD_MACHINE_MEMORY_MIB", "2048")
+    assert default_memory_mib() == 2048
+
+    monkeypatch.setenv("FORKD_MACHINE_MEMORY_MIB", "8g")
+    with pytest.raises(InvalidRequest, match=r"FORKD_MACHINE_MEMORY_MIB is '8g': .*such as 8192"):
+        default_memory_mib()

@@ -13,9 +13,11 @@ import pytest
 
 from forkd import programs
 from forkd.errors import EngineError, HostError, NotFound
+from forkd.host.sockets import PATH_BYTES_MAX
 from forkd.machine import Machine, build, lifecycle
 from forkd.machine.health import why_unwell
 from forkd.machine.process import ProcessId
+from forkd.service.settings import LONGEST_SOCKET_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +34,57 @@ def daemon(tmp_path: Path, *, mode: lifecycle.Mode = "helper") -> lifecycle.Runn
     return lifecycle.RunningDaemon("http://127.0.0.1:1", tmp_path / "token", mode, us())
 
 
-def test_root_on_a_host_that_runs_guests_needs_no_helper() -> None:
-    assert lifecycle.choose_mode(is_root=True, native=None)[0] == "native"
-
-
-@pytest.mark.parametrize(("is_root", "native"), [(True, "it is PVM"), (False, None), (False, "no")])
-def test_everyone_else_gets_the_helper_and_is_told_why(
+@pytest.mark.parametrize(
+    ("is_root", "native", "jail", "mode", "says"),
+    [
+        (True, None, None, "native", "runs a stock guest"),
+        (False, None, None, "native", "without root"),
+        (False, None, "no user namespaces", "helper", "without root, no user namespaces"),
+        (True, "it is PVM", None, "helper", "it is PVM"),
+        (False, "it is PVM", None, "helper", "it is PVM"),
+    ],
+)
+def test_machines_run_on_this_host_where_its_kvm_runs_a_guest_and_they_can_be_jailed(
     is_root: bool,  # noqa: FBT001 - a parameter of the test
     native: str | None,
+    jail: str | None,
+    mode: str,
+    says: str,
 ) -> None:
-    mode, why = lifecycle.choose_mode(is_root=is_root, native=native)
+    found, why = lifecycle.choose_mode(is_root=is_root, native=native, jail=jail)
 
-    assert mode == "helper"
-    assert (native or "root") in why
+    assert found == mode
+    assert says in why
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ('echo \'{"event":"jailed","keeps_signals":true}\'', None),
+        (
+            'echo \'{"event":"failed","message":"no user namespace"}\' >&2; exit 1',
+            "machines cannot be jailed: no user namespace",
+        ),
+        ("exit 3", "trying a jail failed"),
+        ("echo 7", "trying a jail failed"),
+    ],
+)
+def test_why_machines_cannot_be_jailed_is_what_the_vmm_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str | None
+) -> None:
+    vmm = tmp_path / "vmm"
+    vmm.write_text(f"#!/bin/sh\n{script}\n")
+    vmm.chmod(0o755)
+    monkeypatch.setenv("FORKD_VMM", str(vmm))
+
+    said = lifecycle.why_no_jail()
+
+    assert (said is None) == (reason is None)
+    assert (reason or "") in (said or "")
+
+
+def test_the_longest_run_folder_leaves_room_for_the_names_of_sockets() -> None:
+    assert PATH_BYTES_MAX - len(f"/{LONGEST_SOCKET_NAME}") == lifecycle.RUN_DIR_BYTES_MAX
 
 
 def test_a_daemon_that_was_published_is_found(tmp_path: Path) -> None:

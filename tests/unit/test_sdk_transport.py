@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import socket
 import threading
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from forkd.errors import TransportError
@@ -120,3 +122,14 @@ async def test_an_async_websocket_whose_daemon_has_fallen_silent_is_broken(
 
 def url_of(listener: socket.socket) -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_socket_that_is_closed_to_us_names_the_group_to_join(tmp_path: Path) -> None:
+    path = tmp_path / "forkd.sock"
+    path.touch()
+
+    with (
+        pytest.raises(TransportError, match=rf"{path} is closed .*--groups {path.group()} "),
+        _transport.transport_errors(Endpoint(f"unix://{path}")),
+    ):
+        raise httpx.ConnectError("refused") from PermissionError(errno.EACCES, "denied")

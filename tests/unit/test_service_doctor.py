@@ -74,7 +74,7 @@ def test_a_kvm_that_opens_and_runs_no_guest_is_no_kvm() -> None:
         replace(GOOD, kvm_opens=False, probe=None),
         replace(GOOD, is_pvm=True, probe=None),
         replace(GOOD, probe=Probe(ok=False, reason="no")),
-        replace(GOOD, is_root=False),
+        replace(GOOD, is_root=False, jail=JailTried(ok=False, reason="no", rootless=True)),
     ],
 )
 def test_without_a_native_way_the_helper_machine_is_needed(facts: Facts) -> None:
@@ -85,8 +85,11 @@ def test_without_a_native_way_the_helper_machine_is_needed(facts: Facts) -> None
     assert "apt install" in check(without, "helper machine").advice
 
 
-def test_with_a_native_way_it_is_not() -> None:
-    without = replace(GOOD, installed=GOOD.installed - {QEMU})
+@pytest.mark.parametrize(
+    "facts", [GOOD, replace(GOOD, is_root=False, jail=JailTried(ok=True, reason="", rootless=True))]
+)
+def test_with_a_native_way_it_is_not(facts: Facts) -> None:
+    without = replace(facts, installed=GOOD.installed - {QEMU})
 
     assert check(without, "helper machine").status is Status.SKIP
 
@@ -95,25 +98,22 @@ CLOSED = replace(GOOD, is_root=False, kvm_opens=False, probe=None)
 """A user to whom /dev/kvm is closed; as a member of its group it would open."""
 
 
+def test_the_group_kvm_is_advised_unless_kvm_is_pvm() -> None:
+    assert "usermod -aG kvm" in check(CLOSED, "KVM").advice
+    assert "usermod" not in check(replace(CLOSED, is_pvm=True), "KVM").advice
+
+
 @pytest.mark.parametrize("facts", [replace(CLOSED, kvm_nests=False), replace(CLOSED, is_pvm=True)])
-def test_the_group_kvm_is_not_advised_to_whom_it_does_not_help(facts: Facts) -> None:
-    """A user's machines run in the helper machine, which needs a KVM that nests."""
-    open_to_them = replace(facts, kvm_opens=True)
-
-    assert "emulates" in check(open_to_them, "helper machine").found
-    assert "group kvm" not in as_text(judge(facts))
-
-
-def test_the_group_kvm_is_advised_to_whom_it_helps() -> None:
+def test_a_helper_machine_without_a_kvm_that_nests_emulates(facts: Facts) -> None:
+    assert "emulates" in check(replace(facts, kvm_opens=True), "helper machine").found
     assert "uses KVM" in check(replace(CLOSED, kvm_opens=True), "helper machine").found
-    assert "group kvm" in check(CLOSED, "KVM").advice
 
 
 def test_a_host_without_a_kvm_is_not_told_of_its_group() -> None:
     found = check(replace(CLOSED, kvm_exists=False, kvm_nests=False), "KVM")
 
     assert "firmware" in found.advice
-    assert "group kvm" not in found.advice
+    assert "usermod" not in found.advice
 
 
 def test_a_guest_that_could_not_be_tried_is_skipped() -> None:

@@ -143,7 +143,7 @@ def _unix(
     app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
 ) -> Iterator[_Served]:
     if settings.socket is not None:
-        bound = stack.enter_context(_unix_socket(settings.socket, settings.socket_mode))
+        bound = stack.enter_context(_unix_socket(settings))
         server = _Server(Gate(limits, **_options(app)))
         yield _Served(server, bound, f"unix://{settings.socket}")
 
@@ -198,9 +198,11 @@ def _options(app: ASGIApp) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _unix_socket(path: Path, mode: int) -> Iterator[sockets.Socket]:
+def _unix_socket(settings: Settings) -> Iterator[sockets.Socket]:
+    path, group = settings.socket, settings.group_of_socket()
+    assert path is not None  # noqa: S101 - the caller has looked
     _remove_stale(path)
-    with sockets.bind_unix(path, mode, BACKLOG) as bound:
+    with sockets.bind_unix(path, settings.socket_mode, BACKLOG, group) as bound:
         try:
             yield bound
         finally:

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits, programs
 from forkd.errors import InvalidRequest
+from forkd.host import users
 from forkd.model.network import NetworkPolicy
 from forkd.network.upstream import Via
 from forkd.service import build_network
@@ -32,8 +33,8 @@ PREFIX = "FORKD_"
 CLIENTS_VARIABLES = frozenset(
     {
         "FORKD_CA_FILE", "FORKD_CLIENT_CERT", "FORKD_CLIENT_KEY", "FORKD_HOME", "FORKD_KEYS",
-        "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG", "FORKD_TARGET", "FORKD_TOKEN",
-        "FORKD_URL",
+        "FORKD_MACHINE_MEMORY_MIB", "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG",
+        "FORKD_TARGET", "FORKD_TOKEN", "FORKD_URL",
     }
 )  # fmt: skip
 """Variables of the same prefix that are for clients; the daemon has nothing to say of them."""
@@ -47,6 +48,9 @@ SOCKET_MODE_DEFAULT = 0o660
 """The owner and its group may talk to the daemon, and so are root on this host."""
 
 SOCKET_MODE_MAX = 0o777
+
+SOCKET_GROUP = "forkd"
+"""Group whose users may talk to root's daemon, on hosts that have it."""
 
 VALUE_CHARS_MAX = 200
 """Most of a wrong value that an error repeats."""
@@ -103,6 +107,18 @@ def _mode(value: object) -> object:
     if not isinstance(mode, int) or not 0 <= mode <= SOCKET_MODE_MAX:
         raise ValueError("must be an octal mode, such as 0660")
     return mode
+
+
+def _group(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value:
+        return None
+    if (found := users.group_id(value)) is None:
+        raise ValueError(
+            f"must be a group of this host; `groupadd --system {SOCKET_GROUP}` adds one"
+        )
+    return found
 
 
 def _bind(value: object) -> object:
@@ -199,6 +215,11 @@ class Settings(BaseSettings):
         SOCKET_MODE_DEFAULT,
         "Mode of the Unix socket, in octal. Whoever may open it is root on this host.",
         f"0{SOCKET_MODE_DEFAULT:o}",
+    )
+    socket_group: Annotated[int | None, BeforeValidator(_group)] = _setting(
+        None,
+        "Group of the Unix socket, by name or number. Its users are root on this host, too.",
+        f"`{SOCKET_GROUP}` if the daemon is root and this host has that group; else the daemon's",
     )
     bind: Annotated[Bind | None, NoDecode, BeforeValidator(_bind)] = _setting(
         None, "`HOST:PORT` to serve on TCP too. Clients there need the token.", "none"
@@ -409,6 +430,12 @@ class Settings(BaseSettings):
         "What happens while the audit log cannot be written. `continue`: requests are served, and "
         "lines that find no room are counted. `refuse`: only reads are served.",
     )
+
+    def group_of_socket(self) -> int | None:
+        """Return whose the Unix socket is besides its user's; None for the group of the daemon."""
+        if self.socket_group is not None or users.user_id() != 0:
+            return self.socket_group
+        return users.group_id(SOCKET_GROUP)
 
     @property
     def audit_path(self) -> Path | None:

@@ -136,18 +136,26 @@ def shut_down(sock: Socket) -> None:
         return
 
 
-def bind_unix(path: Path, mode: int, backlog: int) -> Socket:
+def bind_unix(path: Path, mode: int, backlog: int, group: int | None = None) -> Socket:
     """Return a listening socket at `path`, which had its final mode from the start.
+
+    Args:
+        path: Where; its folder is made, open to all, if it is missing.
+        mode: Of the socket.
+        backlog: How many clients wait at most.
+        group: Whose the socket is as well; None for the group of this process.
 
     Raises:
         HostError: The kernel refused.
     """
     with kernel_call(f"listen on {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o777 & ~mode)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             bound.bind(str(path))
+            if group is not None:
+                os.chown(path, -1, group)
             bound.listen(backlog)
         except BaseException:
             bound.close()

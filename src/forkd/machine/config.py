@@ -33,6 +33,9 @@ MEMORY_MIB_MIN = 1024
 MEMORY_SHARE = 0.6
 """Part of the host's memory that a machine gets by default."""
 
+MEMORY_VARIABLE = "FORKD_MACHINE_MEMORY_MIB"
+"""The environment variable that sets it."""
+
 STATE_DISK_GIB = 64
 """Size of the state disk; a sparse file, so only what is written counts."""
 
@@ -82,7 +85,20 @@ def default_cpus(accel: Accel) -> int:
 
 
 def default_memory_mib() -> int:
-    """Return `MEMORY_SHARE` of this host's memory, a multiple of 64 MiB."""
+    """Return what `FORKD_MACHINE_MEMORY_MIB` says, or else `MEMORY_SHARE` of this host's memory.
+
+    The share is a multiple of 64 MiB.
+
+    Raises:
+        InvalidRequest: The variable is no number.
+    """
+    if said := os.environ.get(MEMORY_VARIABLE):
+        if not (said.isascii() and said.isdecimal()):
+            raise InvalidRequest(
+                f"{MEMORY_VARIABLE} is {said!r}: must be a number of MiB, such as 8192",
+                field=MEMORY_VARIABLE,
+            )
+        return int(said)
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(int(total_bytes * MEMORY_SHARE) >> 20 & ~63, MEMORY_MIB_MIN)
 
@@ -129,7 +145,8 @@ class MachineConfig:
             raise InvalidRequest(f"cpus must be 1 to {CPUS_MAX}, not {self.cpus}", field="cpus")
         if self.memory_mib < MEMORY_MIB_MIN:
             raise InvalidRequest(
-                f"memory_mib must be at least {MEMORY_MIB_MIN}, not {self.memory_mib}",
+                f"the helper machine needs at least {MEMORY_MIB_MIN} MiB of memory, not "
+                f"{self.memory_mib}",
                 field="memory_mib",
             )
         if len(self.shares) > SHARES_MAX:

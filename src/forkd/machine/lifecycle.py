@@ -1,14 +1,16 @@
 """Start a daemon where it can run, find it again, and end it: `forkd up` and `forkd down`.
 
-Where this host can run a stock guest itself, and we are root, the daemon is a process of this
-host (*native*).  Everywhere else it is a process of the helper machine (*helper*), which gets its
-port forwarded to this host's loopback, behind a token only the user can read.
+Where this host's KVM runs a stock guest, the daemon is a process of this host (*native*): of root,
+or of a user who can jail machines.  Everywhere else it is a process of the helper machine
+(*helper*), which gets its port forwarded to this host's loopback, behind a token only the user can
+read.
 
 One state folder holds one daemon, which outlives us.  What is there:
 
     endpoint.json   where it answers: {"url", "token_file", "mode", "pid", "start_ticks"}
     api.token       what it wants to hear; helper mode only
     daemon.log      what it said; native mode only (in the helper: /var/lib/forkd/daemon.log)
+    run/            sockets and logs of its machines; native mode without root
     machine/        the helper machine and its disk, on which the snapshots are
 
 Nothing here polls: a daemon is started with `--detach`, which returns when it listens.
@@ -23,6 +25,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -61,6 +64,12 @@ DAEMON_TOKEN_FILE = "/run/forkd-api-token"  # noqa: S105 - where it is, not what
 
 SOCKET = "forkd.sock"
 
+SHARED_SOCKET = Path("/run/forkd") / SOCKET
+"""Where clients look for a daemon that another user has started (`forkd.sdk._endpoint`)."""
+
+RUN_DIR_BYTES_MAX = 59
+"""Longest run folder: paths of sockets in it must fit into `sun_path`."""
+
 CACHE_LAYER = "/var/lib/forkd/cache-layer"
 """Where the helper machine keeps what it adds to the cache, on its own disk."""
 
@@ -94,22 +103,28 @@ class RunningDaemon:
     process: ProcessId
 
 
-def choose_mode(*, is_root: bool, native: str | None) -> tuple[Mode, str]:
+def choose_mode(*, is_root: bool, native: str | None, jail: str | None) -> tuple[Mode, str]:
     """Return where a daemon should run, and why, in a sentence.
 
-    On this host, if its KVM runs a stock guest and we are root: cgroups, taps and owners of
-    sandboxes are root's to make.  In the helper machine otherwise, which runs with KVM where that
-    can nest and is open to us, and else emulates (`forkd.machine.accel.choose_accel`).
+    On this host, if its KVM runs a stock guest and machines can be jailed.  In the helper machine
+    otherwise, which runs with KVM where that can nest and is open to us, and else emulates
+    (`forkd.machine.accel.choose_accel`).
 
     Args:
-        is_root: Whether we may make machines' cgroups and network.
+        is_root: Whether we may make machines' users, cgroups and network.
         native: Why this host's KVM cannot run a stock guest; None if it can.
+        jail: Why machines cannot be jailed without root; None if they can.
     """
     if native is not None:
         return "helper", f"machines run in the helper machine: {native}"
-    if not is_root:
-        return "helper", "machines run in the helper machine: on this host only root can run them"
-    return "native", "machines run on this host: its KVM runs a stock guest"
+    if is_root:
+        return "native", "machines run on this host: its KVM runs a stock guest"
+    if jail is not None:
+        return "helper", f"machines run in the helper machine: without root, {jail}"
+    return "native", (
+        "machines run on this host, without root: its KVM runs a stock guest. They have no "
+        "network: `sudo forkd up` and `forkd up --mode helper` give them one"
+    )
 
 
 def why_not_native() -> str | None:
@@ -118,17 +133,36 @@ def why_not_native() -> str | None:
         return "/dev/kvm is missing or closed to you"
     if look_at_kvm().paravirtual:
         return "its KVM is PVM, which interprets stock guests"
-    command = [str(programs.find(programs.VMM)), "probe"]
+    said = _answer_of_vmm("probe")
+    if isinstance(said, str):
+        return f"trying a guest failed: {said}"
+    return None if said.get("ok") else str(said.get("reason") or "a stock guest does not run")
+
+
+def why_no_jail() -> str | None:
+    """Say why this user cannot jail machines, found out by trying; None if it can."""
+    with tempfile.TemporaryDirectory(prefix="forkd-jail-") as folder:
+        said = _answer_of_vmm("jail", folder)
+    if isinstance(said, str):
+        return f"trying a jail failed: {said}"
+    if said.get("event") == "jailed":
+        return None
+    return f"machines cannot be jailed: {said.get('message') or 'the VMM does not say why'}"
+
+
+def _answer_of_vmm(*words: str) -> dict[str, Any] | str:
+    """Return what the VMM answers to a question, or why it does not."""
     try:
+        command = [str(programs.find(programs.VMM)), *words]
         done = subprocess.run(  # noqa: S603 - our own program
             command, capture_output=True, timeout=PROBE_DEADLINE_S, check=False
         )
-        said = json.loads(done.stdout)
-        return None if said["ok"] else str(said.get("reason") or "a stock guest does not run")
+        said = json.loads(done.stdout or done.stderr)
+        return said if isinstance(said, dict) else "its answer is no object"
     except subprocess.TimeoutExpired:
-        return f"a guest of a few instructions took longer than {PROBE_DEADLINE_S:.0f} s"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"trying a guest failed: {error}"
+        return f"it took longer than {PROBE_DEADLINE_S:.0f} s"
+    except (OSError, ValueError, HostError) as error:
+        return str(error)
 
 
 def find(state_dir: Path) -> RunningDaemon:
@@ -180,7 +214,7 @@ def up(
         chosen: Mode
         if mode is None:
             progress("looking for a usable KVM")
-            chosen, why = choose_mode(is_root=os.geteuid() == 0, native=why_not_native())
+            chosen, why = _found_mode()
             progress(why)
         else:
             chosen = mode
@@ -210,6 +244,13 @@ def down(state_dir: Path) -> bool:
         for name in ("endpoint.json", "api.token"):
             (state_dir / name).unlink(missing_ok=True)
     return ran
+
+
+def _found_mode() -> tuple[Mode, str]:
+    """Return where a daemon should run, found out by trying, and why."""
+    is_root, native = os.geteuid() == 0, why_not_native()
+    jail = None if is_root or native is not None else why_no_jail()
+    return choose_mode(is_root=is_root, native=native, jail=jail)
 
 
 def _answering(
@@ -283,8 +324,27 @@ def _native_folders(state_dir: Path) -> list[str]:
     """Return the flags that say where a daemon of this host has its things."""
     return [
         *("--state-dir", str(state_dir / "store"), "--cache-dir", str(default_cache())),
-        *("--socket", str(state_dir / SOCKET), "--run-dir", f"/run/forkd-{os.getuid()}"),
+        *("--socket", str(_native_socket(state_dir)), "--run-dir", str(_run_dir(state_dir))),
     ]
+
+
+def _native_socket(state_dir: Path) -> Path:
+    """Return where a daemon of this host listens: where every client looks, if it is root's.
+
+    Of several daemons of root, that is the one in the default state folder.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    is_default = state_dir == (Path(base) / "forkd").resolve()
+    return SHARED_SOCKET if os.geteuid() == 0 and is_default else state_dir / SOCKET
+
+
+def _run_dir(state_dir: Path) -> Path:
+    """Return the folder of sockets and logs; root's does not outlive the host."""
+    if os.geteuid() == 0:
+        return Path(f"/run/forkd-{os.getuid()}")
+    own = state_dir / "run"
+    runtime = Path(f"/run/user/{os.getuid()}")
+    return own if len(os.fsencode(own)) <= RUN_DIR_BYTES_MAX else runtime / "forkd"
 
 
 def _start_native(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:
@@ -304,7 +364,7 @@ def _start_native(state_dir: Path, progress: Callable[[str], object]) -> Running
     process = ProcessId.of(pid)
     if process is None:
         raise HostError(f"the daemon ended at once; {state_dir}/daemon.log says why")
-    return RunningDaemon(f"unix://{state_dir / SOCKET}", None, "native", process)
+    return RunningDaemon(f"unix://{_native_socket(state_dir)}", None, "native", process)
 
 
 def _start_helper(state_dir: Path, progress: Callable[[str], object]) -> RunningDaemon:

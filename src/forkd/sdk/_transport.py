@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -251,5 +253,27 @@ def _gone(endpoint: Endpoint) -> str:
 
 
 def _unreached(endpoint: Endpoint, error: Exception) -> str:
+    if endpoint.socket is not None and _has_errno(error, errno.EACCES):
+        return (
+            f"{endpoint.socket} is closed to you: join its group "
+            f"(`sudo usermod --append --groups {_group_of(endpoint.socket)} $USER`, then log in "
+            "again), or start a daemon of your own with FORKD_HOME set and `forkd up`"
+        )
     said = _tls.advice(endpoint.url, error)
     return said or f"no daemon answers at {endpoint.url} ({error}); `forkd up` starts one"
+
+
+def _has_errno(error: BaseException | None, number: int) -> bool:
+    """Whether the kernel refused with this number, somewhere under `error`."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == number:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _group_of(path: str) -> str:
+    try:
+        return Path(path).group()
+    except (OSError, KeyError, NotImplementedError):
+        return "forkd"

@@ -327,9 +327,8 @@ def _native(facts: Facts) -> Check:
         advice = f"{around}; for KVM, enable virtualisation in the firmware"
         return Check(name, Status.WARN, "/dev/kvm is missing", advice)
     if not facts.kvm_opens:
-        speeds_up = facts.kvm_nests and not facts.is_pvm
-        faster = ", which needs no emulation for a member of the group kvm" if speeds_up else ""
-        return Check(name, Status.WARN, "/dev/kvm is closed to you", f"{around}{faster}")
+        join = "" if facts.is_pvm else "; `sudo usermod -aG kvm $USER` opens it after a new login"
+        return Check(name, Status.WARN, "/dev/kvm is closed to you", f"{around}{join}")
     if facts.probe is not None and not facts.probe.ok:
         return Check(name, Status.WARN, f"a stock guest does not run: {facts.probe.reason}", around)
     if facts.is_pvm:
@@ -346,7 +345,8 @@ def _helper(facts: Facts) -> Check:
         with_kvm = facts.kvm_opens and facts.kvm_nests and not facts.is_pvm
         how = "uses KVM" if with_kvm else "emulates a processor, which is slow"
         return Check(name, Status.PASS, f"{QEMU} is installed and {how}")
-    needed = _native(facts).status is not Status.PASS or not facts.is_root
+    jailed = facts.is_root or (facts.jail is not None and facts.jail.ok)
+    needed = _native(facts).status is not Status.PASS or not jailed
     status = Status.FAIL if needed else Status.SKIP
     return Check(name, status, f"{QEMU} is not installed", "apt install qemu-system-x86")
 
@@ -354,7 +354,7 @@ def _helper(facts: Facts) -> Check:
 def _root(facts: Facts) -> Check:
     if facts.is_root:
         return Check("privileges", Status.PASS, "root")
-    advice = "`forkd up` uses the helper machine, which needs none; or run it as root"
+    advice = "`sudo forkd up` gives sandboxes a network, limits, and a user each"
     return Check("privileges", Status.WARN, "not root", advice)
 
 
