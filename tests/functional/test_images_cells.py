@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.needs("root", "binaries"), pytest.mark.timeout(120)]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 LIMITS = {
     "pids.max": f"{BUILD_PIDS_MAX}\n",
     "memory.max": f"{BUILD_MEMORY_BYTES_MAX}\n",

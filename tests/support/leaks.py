@@ -41,6 +41,9 @@ MARK = "FORKD_TEST_RUN"
 FILE_PATTERNS = ("/tmp/forkd*", "/run/forkd*", "/run/forkd/*", "/dev/shm/forkd*")
 """Where forkd may put files outside the folders that a test gives it."""
 
+SHARED_FILES = frozenset({"/run/forkd-places"})
+"""Files of all daemons of this host together: another suite may be building an image now."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -89,7 +92,7 @@ def take() -> Inventory:
         mounts=_mounts(),
         tables=_tables(),
         files=frozenset(str(path) for pattern in FILE_PATTERNS
-                        for path in Path("/").glob(pattern.removeprefix("/"))),
+                        for path in Path("/").glob(pattern.removeprefix("/"))) - SHARED_FILES,
         descriptors=_descriptors(),
     )  # fmt: skip
 
