@@ -261,7 +261,7 @@ def fingerprint() -> str:
 @contextlib.asynccontextmanager
 async def forked(
     client: AsyncClient, n: int, title: str, *, keep: bool = False
-) -> AsyncIterator[tuple[list[AsyncSandbox], float]]:
+) -> AsyncIterator[tuple[Sequence[AsyncSandbox], float]]:
     """Fork `n` children; give them, and how long that took.  They are gone afterwards."""
     with bar(title, None):
         began = perf_counter()

@@ -32,6 +32,14 @@ OPENAPI = ROOT / "protocol/rest/openapi-v2.json"
 OPENAPI_V1 = ROOT / "protocol/rest/openapi-v1.json"
 ERRORS = ROOT / "protocol/rest/errors.json"
 
+CLIENT_ONLY = {
+    errors.ClientClosed,
+    errors.CommandError,
+    errors.ExecTimeout,
+    errors.TransportError,
+}
+"""What only the SDK raises, so that no answer has a status for it."""
+
 
 def outputs() -> dict[Path, str]:
     """Return every generated file with its contents."""
@@ -62,7 +70,7 @@ def error_codes() -> str:
         each.code: {
             "class": each.__name__,
             "parent": None if each is errors.ForkdError else each.__mro__[1].__name__,
-            "status": None if each is errors.TransportError else status_of(each),
+            "status": None if each in CLIENT_ONLY else status_of(each),
             "retryable": each.retryable,
             "meaning": (inspect.getdoc(each) or "").partition("\n")[0],
         }

@@ -9,7 +9,8 @@ ForkdError
 │   ├── NotFound             no such sandbox, snapshot, recipe, file or program
 │   ├── Conflict             the object exists but its state forbids this
 │   │   └── BudgetError      its tree may not grow any more
-│   └── PackError            a pack is damaged, hostile, unsigned or not trusted
+│   ├── PackError            a pack is damaged, hostile, unsigned or not trusted
+│   └── ClientClosed         the client was closed before this call (SDK only)
 ├── CapacityError            the host is full; the same call may work later
 │   └── Busy                 the sandbox is; nothing was started
 ├── BuildError               an image or a bake failed for a reason of its own
@@ -20,6 +21,8 @@ ForkdError
 │   ├── EngineTimeout        it did not answer before the deadline
 │   ├── EngineExited         its process is gone
 │   └── GuestError           the guest's agent refused an operation, with a code of its own
+│       ├── ExecTimeout      a program or code ran out of time (SDK only)
+│       └── CommandError     a program exited with a code other than 0 (SDK only)
 ├── HostError                the kernel refused us (netlink, cgroup, KVM)
 └── TransportError           a client could not reach the daemon (SDK only)
 
@@ -32,7 +35,7 @@ match on.  Codes are never renamed; messages may be reworded at any time.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ForkdError(Exception):
@@ -101,6 +104,12 @@ class PackError(RequestError):
     code = "pack"
 
 
+class ClientClosed(RequestError):
+    """The client was closed before this call; nothing was sent."""
+
+    code = "client_closed"
+
+
 class BudgetError(Conflict):
     """The sandbox's tree has used up a budget; `context["budget"]` names it."""
 
@@ -166,6 +175,48 @@ class GuestError(EngineError):
     """The guest's agent refused an operation; `context["guest_code"]` says why."""
 
     code = "guest"
+
+
+class ExecTimeout(GuestError):
+    """A program or code ran out of time and was ended; `result` has its output so far.
+
+    Attributes:
+        result: The `ExecResult` or `EvalResult` up to that moment.
+    """
+
+    code = "exec_timeout"
+
+    def __init__(
+        self,
+        message: str,
+        /,
+        *,
+        result: Any = None,  # noqa: ANN401 - of the SDK, which is above this module
+        **context: str | int,
+    ) -> None:
+        super().__init__(message, **context)
+        self.result = result
+
+
+class CommandError(GuestError):
+    """A program exited with a code other than 0; `result` has its output.
+
+    Attributes:
+        result: The `ExecResult`.
+    """
+
+    code = "command"
+
+    def __init__(
+        self,
+        message: str,
+        /,
+        *,
+        result: Any = None,  # noqa: ANN401 - of the SDK, which is above this module
+        **context: str | int,
+    ) -> None:
+        super().__init__(message, **context)
+        self.result = result
 
 
 class HostError(ForkdError):

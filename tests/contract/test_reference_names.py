@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import forkd
+import forkd.compat
 from forkd.sdk._endpoint import URL_DEFAULT
 from tests.support.reference import CLIENTS
 
@@ -51,6 +51,16 @@ def theirs() -> dict[str, Any]:
 
 def test_all_its_names_are_ours(theirs: dict[str, Any]) -> None:
     assert set(theirs["all"]) <= set(forkd.__all__)
+    assert set(theirs["all"]) <= {*forkd.compat.__all__, "__version__"}
+
+
+def test_our_sandbox_takes_what_its_constructor_takes(theirs: dict[str, Any]) -> None:
+    ours = inspect.signature(forkd.Sandbox).parameters
+
+    for name, kind, _ in theirs["of"]["Sandbox"][1:]:
+        assert ours[name].kind.name == kind
+    positional = [name for name, each in ours.items() if each.kind.name != "KEYWORD_ONLY"]
+    assert positional == ["tag", "target", "timeout"]
 
 
 def test_its_default_address_is_ours(theirs: dict[str, Any]) -> None:
@@ -65,6 +75,7 @@ def test_all_its_methods_have_the_same_parameters_here(
         if path in PARTLY:
             continue
         owner, _, member = path.partition(".")
-        ours = inspect.signature(getattr(getattr(forkd, owner), member or "__init__")).parameters
+        kind = getattr(forkd.compat, owner)
+        ours = inspect.signature(getattr(kind, member or "__init__")).parameters
         found = [[each.name, each.kind.name, repr(each.default)] for each in ours.values()]
         assert found == parameters, path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 from typing import TYPE_CHECKING, Self
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 CHUNK = 64 * 1024
 
 PROGRAMS = {
-    "/bin/sh", "cat", "echo", "env", "exit", "fail", "leave", "sh", "size", "sleep", "spew", "text",
-    "true", "until-ctrl-c",
+    "/bin/sh", "cat", "echo", "env", "exit", "fail", "late", "leave", "sh", "size", "sleep", "spew",
+    "text", "true", "until-ctrl-c",
 }  # fmt: skip
 """What there is: `exit N`, `sh -c "exit N"`, `spew BYTES`; `text` cannot be executed, `leave`
-leaves somebody in the background who holds its output."""
+leaves somebody in the background who holds its output, `late` runs out of any time it is given.
+A shell runs the program of a line's first word, and knows no other words."""
 
 
 class FakeExec:
@@ -44,7 +46,7 @@ class FakeExec:
 
     async def __aiter__(self) -> AsyncIterator[ExecEvent]:
         yield Started(pid=42)
-        name, *rest = self.request.args
+        name, *rest = self._words()
         if name == "cat":
             while (data := await self._input.get()) is not None:
                 yield Stdout(data)
@@ -53,14 +55,9 @@ class FakeExec:
             while not seen.endswith(b"\x03"):
                 seen += await self._input.get() or b""
             yield Stdout(seen)
-        elif name == "spew":
-            left = int(rest[0])
-            while left > 0:
-                yield Stdout(b"x" * min(CHUNK, left))
-                left -= CHUNK
-        elif name == "sleep":
-            number = await self._signal.get()
-            yield Exited(None, number, number == signal.SIGKILL, 0.5)
+        elif name in {"late", "sleep"}:
+            async for event in self._until_killed(name):
+                yield event
             return
         elif name == "size":
             size = await self._size.get()
@@ -71,7 +68,26 @@ class FakeExec:
         code = int(rest[-1].split()[-1]) if name in {"exit", "sh"} else 0
         yield Exited(code, None, timed_out=False, duration_s=0.25, truncated=name == "leave")
 
+    def _words(self) -> list[str]:
+        """Return what runs, and its arguments; a shell runs the line it is given."""
+        name, *rest = self.request.args
+        if name == "/bin/sh" and (words := shlex.split(rest[-1])) and words[0] in PROGRAMS:
+            return words
+        return [name, *rest]
+
+    async def _until_killed(self, name: str) -> AsyncIterator[ExecEvent]:
+        if name == "late":
+            yield Stdout(b"so far\n")
+            life_s = self.request.timeout_s or 0.0
+            yield Exited(None, signal.SIGKILL, timed_out=True, duration_s=life_s)
+        else:
+            number = await self._signal.get()
+            yield Exited(None, number, number == signal.SIGKILL, 0.5)
+
     def _at_once(self, name: str, rest: list[str]) -> list[ExecEvent]:
+        if name == "spew":
+            lengths = range(int(rest[0]), 0, -CHUNK)
+            return [Stdout(b"x" * min(CHUNK, left)) for left in lengths]
         if name == "env":
             return [Stdout(json.dumps(dict(self.request.env)).encode())]
         if name == "fail":

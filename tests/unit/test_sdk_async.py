@@ -16,6 +16,7 @@ from forkd.errors import (
     Conflict,
     EngineError,
     EngineTimeout,
+    ExecTimeout,
     GuestError,
     InvalidRequest,
     NotFound,
@@ -192,13 +193,13 @@ async def test_a_fork_of_which_nothing_remains_is_an_error(client: AsyncClient) 
         await client.try_fork("is-broken", 2)
 
 
-async def test_a_program_has_a_time_limit_unless_it_is_to_have_none(
+async def test_a_program_has_no_time_limit_unless_it_is_given_one(
     sandbox: AsyncSandbox, daemon: RunningDaemon
 ) -> None:
     await sandbox.exec(["echo"])
-    await sandbox.exec(["echo"], timeout_s=None)
+    await sandbox.exec(["echo"], timeout_s=5.0)
 
-    assert [each.request.timeout_s for each in daemon.service.execs] == [30.0, None]
+    assert [each.request.timeout_s for each in daemon.service.execs] == [None, 5.0]
 
 
 async def test_an_unknown_tag_is_not_found(client: AsyncClient) -> None:
@@ -219,7 +220,7 @@ async def test_a_tag_that_could_leave_its_folder_is_refused(client: AsyncClient,
     with pytest.raises(InvalidRequest) as caught:
         await client.fork(tag)
 
-    assert caught.value.context["field"] == "snapshot_tag"
+    assert caught.value.context["field"] == "tag"
 
 
 async def test_a_sandbox_as_a_context_is_killed_at_its_end(client: AsyncClient) -> None:
@@ -253,11 +254,12 @@ async def test_an_exception_in_evaluated_code_is_data(sandbox: AsyncSandbox) -> 
 
 
 async def test_an_evaluation_out_of_time_says_so(sandbox: AsyncSandbox) -> None:
-    result = await sandbox.eval("None", timeout_s=0.5)
+    result = await sandbox.eval("print('hi')", timeout_s=0.5, check=False)
 
     assert (result.timed_out, result.ok) == (True, False)
-    with pytest.raises(GuestError, match="timed out"):
-        result.check()
+    with pytest.raises(ExecTimeout, match="timed out") as caught:
+        await sandbox.eval("print('hi')", timeout_s=0.5)
+    assert caught.value.result.stdout == "hi\n"
 
 
 async def test_a_program_returns_its_output_and_exit_code(sandbox: AsyncSandbox) -> None:
@@ -287,11 +289,6 @@ async def test_a_program_that_does_not_exist_is_an_error(sandbox: AsyncSandbox) 
         await sandbox.exec(["nope"])
 
     assert caught.value.context == {"guest_code": "not_found", "program": "nope"}
-
-
-async def test_a_command_line_is_refused_because_no_shell_reads_it(sandbox: AsyncSandbox) -> None:
-    with pytest.raises(InvalidRequest, match='"sh", "-c"'):
-        await sandbox.exec("ls -l")
 
 
 async def test_streams_go_both_ways_while_a_program_runs(sandbox: AsyncSandbox) -> None:
@@ -473,7 +470,7 @@ async def test_a_branch_that_fails_in_part_says_so(client: AsyncClient) -> None:
 async def test_a_branch_of_nothing_is_refused(sandbox: AsyncSandbox) -> None:
     with pytest.raises(InvalidRequest, match="nothing to do"):
         await sandbox.branch(0)
-    with pytest.raises(InvalidRequest, match="ttl_secs"):
+    with pytest.raises(InvalidRequest, match="ttl_s:"):
         await sandbox.branch(1, ttl_s=0.0)
 
 

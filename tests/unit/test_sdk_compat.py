@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forkd import CommandResult, Controller, ControllerError, Sandbox
+from forkd.compat import CommandResult, Controller, ControllerError, Sandbox
 from forkd.errors import InvalidRequest, TransportError
 from forkd.sdk import Client
 from tests.support.daemon import TOKEN, RunningDaemon

@@ -17,6 +17,7 @@ from forkd.errors import (
     Conflict,
     EngineError,
     EngineTimeout,
+    ExecTimeout,
     GuestError,
     InvalidRequest,
     NotFound,
@@ -193,13 +194,13 @@ def test_a_fork_of_which_nothing_remains_is_an_error(client: Client) -> None:
         client.try_fork("is-broken", 2)
 
 
-def test_a_program_has_a_time_limit_unless_it_is_to_have_none(
+def test_a_program_has_no_time_limit_unless_it_is_given_one(
     sandbox: Sandbox, daemon: RunningDaemon
 ) -> None:
     sandbox.exec(["echo"])
-    sandbox.exec(["echo"], timeout_s=None)
+    sandbox.exec(["echo"], timeout_s=5.0)
 
-    assert [each.request.timeout_s for each in daemon.service.execs] == [30.0, None]
+    assert [each.request.timeout_s for each in daemon.service.execs] == [None, 5.0]
 
 
 def test_an_unknown_tag_is_not_found(client: Client) -> None:
@@ -220,7 +221,7 @@ def test_a_tag_that_could_leave_its_folder_is_refused(client: Client, tag: str) 
     with pytest.raises(InvalidRequest) as caught:
         client.fork(tag)
 
-    assert caught.value.context["field"] == "snapshot_tag"
+    assert caught.value.context["field"] == "tag"
 
 
 def test_a_sandbox_as_a_context_is_killed_at_its_end(client: Client) -> None:
@@ -254,11 +255,12 @@ def test_an_exception_in_evaluated_code_is_data(sandbox: Sandbox) -> None:
 
 
 def test_an_evaluation_out_of_time_says_so(sandbox: Sandbox) -> None:
-    result = sandbox.eval("None", timeout_s=0.5)
+    result = sandbox.eval("print('hi')", timeout_s=0.5, check=False)
 
     assert (result.timed_out, result.ok) == (True, False)
-    with pytest.raises(GuestError, match="timed out"):
-        result.check()
+    with pytest.raises(ExecTimeout, match="timed out") as caught:
+        sandbox.eval("print('hi')", timeout_s=0.5)
+    assert caught.value.result.stdout == "hi\n"
 
 
 def test_a_program_returns_its_output_and_exit_code(sandbox: Sandbox) -> None:
@@ -288,11 +290,6 @@ def test_a_program_that_does_not_exist_is_an_error(sandbox: Sandbox) -> None:
         sandbox.exec(["nope"])
 
     assert caught.value.context == {"guest_code": "not_found", "program": "nope"}
-
-
-def test_a_command_line_is_refused_because_no_shell_reads_it(sandbox: Sandbox) -> None:
-    with pytest.raises(InvalidRequest, match='"sh", "-c"'):
-        sandbox.exec("ls -l")
 
 
 def test_streams_go_both_ways_while_a_program_runs(sandbox: Sandbox) -> None:
@@ -474,7 +471,7 @@ def test_a_branch_that_fails_in_part_says_so(client: Client) -> None:
 def test_a_branch_of_nothing_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidRequest, match="nothing to do"):
         sandbox.branch(0)
-    with pytest.raises(InvalidRequest, match="ttl_secs"):
+    with pytest.raises(InvalidRequest, match="ttl_s:"):
         sandbox.branch(1, ttl_s=0.0)
 
 

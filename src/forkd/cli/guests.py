@@ -23,7 +23,7 @@ from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
-    from forkd import EvalResult
+    from forkd import EvalResult, ExecResult
     from forkd.sdk._requests import ExecOptions
 
 Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
@@ -65,8 +65,8 @@ def exec_(  # noqa: PLR0913 - one for each option
         with shared.client(as_json=json) as client:
             found = client.sandboxes.get(sandbox)
             if json:
-                result = found.exec(program, timeout_s=timeout, **options)
-                render.document(result)
+                result = found.exec(program, timeout_s=timeout, check=False, **options)
+                render.document(_program_as_json(result))
                 raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
             ended = attached(
                 found, program, options, tty=tty, stdin=not no_stdin, timeout_s=timeout
@@ -115,7 +115,7 @@ def eval_(
     """Run code in a sandbox's warm runtime and print its value."""
     text = _code(code, file)
     with shared.client(as_json=json) as client:
-        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout)
+        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout, check=False)
     if json:
         render.document(_as_json(result))
     else:
@@ -137,6 +137,18 @@ def _code(code: str | None, file: Path | None) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{file}: {error}", field="file") from error
+
+
+def _program_as_json(result: ExecResult[str]) -> dict[str, object]:
+    return {
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "timed_out": result.timed_out,
+        "duration_s": result.duration_s,
+        "truncated": result.truncated,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+    }
 
 
 def _as_json(result: EvalResult) -> dict[str, object]:

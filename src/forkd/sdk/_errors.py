@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from forkd.errors import Denied, ForkdError, RequestError
+from forkd.sdk._requests import argument
 from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
@@ -19,12 +20,15 @@ MESSAGE_CHARS_MAX = 500
 def from_body(body: ErrorBody) -> ForkdError:
     """Return the error that `body` describes; a code we do not know becomes the root's class."""
     context = dict(body.context)
+    said = body.error
     if body.field is not None:
-        context["field"] = body.field
+        context["field"] = argument(body.field)
+        if said.startswith(f"{body.field}:"):
+            said = said.replace(body.field, argument(body.field), 1)
     kind = _BY_CODE.get(body.code)
     if kind is None:
-        return ForkdError(body.error, **{**context, "code": body.code})
-    return kind(body.error, **context)
+        return ForkdError(said, **{**context, "code": body.code})
+    return kind(said, **context)
 
 
 def from_answer(status: int, text: bytes) -> ForkdError:

@@ -1,8 +1,14 @@
-"""Requests, checked before they travel: the wire's own types refuse what the daemon would."""
+"""Requests, checked before they travel: the wire's own types refuse what the daemon would.
+
+Errors name arguments as the SDK's callers write them: `ttl_s`, where the wire has `ttl_secs`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+import difflib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
@@ -11,34 +17,33 @@ from forkd.wire import v2, v2_trees
 from forkd.wire.text import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
 
 M = TypeVar("M", bound="BaseModel")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ARGUMENTS = {
+    "deadline_secs": "deadline_s",
+    "exec_timeout_secs": "exec_timeout_s",
+    "expires_in_secs": "expires_in_s",
+    "snapshot_tag": "tag",
+    "timeout_secs": "timeout_s",
+    "ttl_secs": "ttl_s",
+}
+"""What arguments of the SDK are called, where that is not the name of the wire's member."""
+
+TTL_S_DEFAULT = 300.0
+"""How long a sandbox lives that is to live as long as usual."""
+
+KINDS = {"bool", "float", "int", "str", "list[str]"}
+"""Parts of an error's place that are kinds which a member may be, and no members."""
 
 
 class ForkOptions(TypedDict, total=False):
-    """What each sandbox of one fork gets; what is left out is not limited.
-
-    Attributes:
-        memory_limit_mib: Memory of each sandbox, its VMM included; no swap.
-        disk_limit_mib: Limit of each sandbox's private disk layer; None for the host's.
-        cpu_limit: CPU time of each sandbox, in cores.
-        cpu_weight: Share of CPU time of each, beside other sandboxes; 100 if None.
-        pids_limit: Threads of each sandbox's process on the host, not of its guest.
-        io_limit_mib_s: What each reads, and what it writes, of its disk, in MiB a second.
-        io_limit_ops: Operations of each on its disk, each way, in a second.
-        bandwidth_limit_mbit: What goes over each sandbox's network, each way, in millions of bits a
-            second.
-        network: What each may reach: "none", "internet", "host", "deny-all", or rules such as
-            `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
-        hold_egress: Whether each may reach nothing until that is changed.
-        secrets: Names of secrets that each uses: the host puts them into its requests.
-        deadline_s: Time each has until its agent has answered.
-        ttl_s: Each is ended after this time.
-        wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
-    """
+    """What each sandbox of one fork gets; `Client.fork` documents each."""
 
     memory_limit_mib: int | None
     disk_limit_mib: int | None
@@ -50,24 +55,22 @@ class ForkOptions(TypedDict, total=False):
     bandwidth_limit_mbit: int | None
     network: bool | str | list[str] | None
     hold_egress: bool
-    secrets: list[str] | None
+    secrets: Sequence[str] | None
+    env: Mapping[str, str] | None
+    labels: Mapping[str, str] | None
+    ttl_s: float | Literal["default"] | None
     deadline_s: float | None
-    ttl_s: float | None
     wait: bool
 
 
-class LimitOptions(TypedDict, total=False):
-    """What a running sandbox may take of its host; what is left out, or None, stays as it is.
+class NamedForkOptions(ForkOptions, total=False):
+    """What one sandbox gets, which may have a name."""
 
-    Attributes:
-        memory_limit_mib: As of `ForkOptions`.
-        cpu_limit: As of `ForkOptions`.
-        cpu_weight: As of `ForkOptions`.
-        pids_limit: As of `ForkOptions`.
-        io_limit_mib_s: As of `ForkOptions`.
-        io_limit_ops: As of `ForkOptions`.
-        bandwidth_limit_mbit: As of `ForkOptions`, for one that has a network.
-    """
+    name: str | None
+
+
+class LimitOptions(TypedDict, total=False):
+    """What a running sandbox may take of its host; `Sandbox.set_limits` documents each."""
 
     memory_limit_mib: int | None
     cpu_limit: float | None
@@ -79,29 +82,17 @@ class LimitOptions(TypedDict, total=False):
 
 
 class BranchOptions(TypedDict, total=False):
-    """How siblings of a running sandbox are made; they have the limits and network it has.
-
-    Attributes:
-        deadline_s: Time each has until its agent has answered.
-        ttl_s: Each is ended after this time.
-        network: What each may reach, if not what the source may, as of a fork.
-        hold_egress: Whether each may reach nothing until it is promoted.
-    """
+    """How siblings of a running sandbox are made; `Sandbox.branch` documents each."""
 
     deadline_s: float | None
-    ttl_s: float | None
+    ttl_s: float | Literal["default"] | None
+    labels: Mapping[str, str] | None
     network: bool | str | list[str] | None
     hold_egress: bool
 
 
 class ExecOptions(TypedDict, total=False):
-    """How a program runs; what is left out is as the image says.
-
-    Attributes:
-        env: Variables added to the image's.
-        cwd: Where it starts.
-        user: Who it runs as: a name, or `uid[:gid]`.
-    """
+    """How a program runs; `Sandbox.exec` documents each."""
 
     env: Mapping[str, str] | None
     cwd: str | None
@@ -119,11 +110,53 @@ def build(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks
         return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "request"
+        parts = [str(part) for part in first["loc"] if part not in KINDS]
+        field = argument(".".join(part for part in parts if "[" not in part)) or "request"
         raise InvalidRequest(f"{field}: {first['msg']}", field=field) from None
 
 
-def fork(tag: str, n: int, options: ForkOptions, *, all_or_nothing: bool) -> v2.SandboxCreate:
+def argument(field: str) -> str:
+    """Return what a member of the wire is called here; whatever is below it stays."""
+    name, dot, rest = field.partition(".")
+    return f"{ARGUMENTS.get(name, name)}{dot}{rest}"
+
+
+def explicit(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function that was called with an option it does not have say which it has.
+
+    Python's own `TypeError` is no error of ours, and names no option that was meant.
+    """
+    kinds = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in kinds]
+    options = [name for name in known if name not in {"self", "cls"}]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if name not in options:
+                said = type(args[0]).__name__ if function.__name__ == "__init__" else None
+                raise unknown_option(said or function.__name__, name, options)
+        return function(*args, **given)
+
+    return checked
+
+
+def unknown_option(function: str, name: str, options: Iterable[str]) -> InvalidRequest:
+    """Return the error for an option that a function does not have."""
+    options = list(options)
+    begun = [each for each in options if each.startswith((f"{name}_", name))]
+    close = begun or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    if close:
+        advice = f"; did you mean {' or '.join(close)}?"
+    else:
+        advice = f"; its options are {', '.join(options)}"
+    return InvalidRequest(f"{function}() has no option {name!r}{advice}", field=name)
+
+
+def fork(
+    tag: str, n: int, options: ForkOptions | NamedForkOptions, *, all_or_nothing: bool
+) -> v2.SandboxCreate:
     """Return the request for a fork."""
     return build(
         v2.SandboxCreate, snapshot_tag=tag, n=n, all_or_nothing=all_or_nothing, **_wire(options)
@@ -149,11 +182,17 @@ def branch(
     )
 
 
-def _wire(options: ForkOptions | BranchOptions) -> dict[str, Any]:
+def _wire(options: ForkOptions | NamedForkOptions | BranchOptions) -> dict[str, Any]:
     """Return options under the names that they have on the wire."""
     members: dict[str, Any] = dict(options)
     members["deadline_secs"] = members.pop("deadline_s", None)
-    members["ttl_secs"] = members.pop("ttl_s", None)
+    ttl_s = members.pop("ttl_s", None)
+    members["ttl_secs"] = TTL_S_DEFAULT if ttl_s == "default" else ttl_s
+    for name in ("env", "labels"):
+        if members.get(name) is not None:
+            members[name] = dict(members[name])
+    if isinstance(members.get("secrets"), tuple):
+        members["secrets"] = list(members["secrets"])
     return members
 
 
@@ -170,15 +209,35 @@ def as_base64(path: str) -> str:
         raise InvalidRequest(words, field="path") from None
 
 
-def program(args: object) -> list[str]:
-    """Return the arguments of a program as a list.
+def program(args: object, more: tuple[str, ...] = ()) -> list[str]:
+    """Return a program and its arguments as a list, given as one or as words.
 
     Raises:
-        InvalidRequest: They are one string, which would need a shell to be split.
+        InvalidRequest: They are one string of several words, which would need a shell to be split.
     """
     if isinstance(args, str | bytes):
+        if isinstance(args, str) and (more or not set(args) & set(" \t\n")):
+            return [args, *(str(each) for each in more)]
         raise InvalidRequest(
-            'args must be a list, such as ["ls", "-l"]; for a shell: ["sh", "-c", "ls | wc"]',
+            'exec() takes a program and its arguments, such as ["ls", "-l"] or "ls", "-l"; '
+            'run("ls -l") has a shell read the line',
             field="args",
         )
+    if more:
+        raise InvalidRequest("exec() takes one list, or words, but not both", field="args")
     return [str(each) for each in args]  # type: ignore[attr-defined]  # Iterable, or TypeError
+
+
+def shell(line: object) -> list[str]:
+    """Return the program that has a shell read a line.
+
+    Raises:
+        InvalidRequest: It is no string.
+    """
+    if not isinstance(line, str):
+        raise InvalidRequest(
+            'run() takes a line for the shell, such as "ls | wc -l"; '
+            'exec(["ls", "-l"]) runs a program without one',
+            field="line",
+        )
+    return ["/bin/sh", "-c", line]

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, AnyStr, Generic, Literal, Self, TypeVar
 
-from forkd.errors import GuestError
+from forkd.errors import CommandError, ExecTimeout, GuestError
+from forkd.sdk import _notebook
+from forkd.sdk._notebook import Shown, shortened
+from forkd.wire import v2, v2_trees
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pydantic import JsonValue
 
-    from forkd.wire import v2
+    from forkd.wire.v2 import SandboxFailure, SnapshotInfo
+    from forkd.wire.v2_trees import TreeNode
 
 S = TypeVar("S")
+
+SIGNAL_EXIT_BASE = 128
+"""A program that a signal ended has this plus the signal as exit code, as in a shell."""
+
+QUOTED_CHARS_MAX = 2_000
+"""How much of a program's output the message of an error repeats; the end is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +41,143 @@ class Branch(Generic[S]):
         snapshot: Its instant as a snapshot, if one was asked for.
     """
 
-    sandboxes: list[S]
-    failures: list[v2.SandboxFailure]
+    sandboxes: Sequence[S]
+    failures: list[SandboxFailure]
     pause_ms: float
     stall_ms: float | None
-    snapshot: v2.SnapshotInfo | None
+    snapshot: SnapshotInfo | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExecResult(Shown, Generic[AnyStr]):
+    """How a program ended, and what it wrote.
+
+    `str(result)` is what it wrote to standard output.
+
+    Attributes:
+        exit_code: As a shell's: 128 + signal if a signal ended the program.
+        stdout: What it wrote: text, or bytes with `text=False`.
+        stderr: What it wrote to standard error, likewise.
+        signal: The signal that ended it; None if it exited.
+        timed_out: It was killed because its time ran out.
+        duration_s: How long it ran.
+        truncated: Some output was dropped, because there was too much.
+        args: The program and its arguments.
+    """
+
+    exit_code: int
+    stdout: AnyStr
+    stderr: AnyStr
+    signal: int | None = None
+    timed_out: bool = False
+    duration_s: float = 0.0
+    truncated: bool = False
+    args: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited with 0."""
+        return self.exit_code == 0 and not self.timed_out
+
+    def check(self) -> Self:
+        """Return this result, if the program exited with 0.
+
+        Raises:
+            ExecTimeout: Its time ran out.
+            CommandError: It exited with another code.
+        """
+        if self.timed_out:
+            raise ExecTimeout(
+                f"{self._program} was killed after {self.duration_s:.1f} s: its time ran out"
+                f"{self._quoted}",
+                result=self,
+                guest_code="timed_out",
+            )
+        if self.exit_code != 0:
+            raise CommandError(
+                f"{self._program} exited with {self.exit_code}{self._quoted}",
+                result=self,
+                exit_code=self.exit_code,
+            )
+        return self
+
+    def __str__(self) -> str:
+        return _text(self.stdout)
+
+    def __repr__(self) -> str:
+        members = [f"exit_code={self.exit_code}", f"stdout={shortened(self.stdout)}"]
+        if self.stderr:
+            members.append(f"stderr={shortened(self.stderr)}")
+        members += [name for name in ("timed_out", "truncated") if getattr(self, name)]
+        return f"<{type(self).__name__} {' '.join(members)}>"
+
+    @property
+    def _program(self) -> str:
+        return _notebook.visible(shlex.join(self.args)) if self.args else "the program"
+
+    @property
+    def _quoted(self) -> str:
+        """The end of what the program said, for a message."""
+        said = _text(self.stderr).strip() or _text(self.stdout).strip()
+        return f": {_notebook.visible(said[-QUOTED_CHARS_MAX:])}" if said else ""
+
+    def _remark(self) -> str:
+        if self.timed_out:
+            return f"timed out after {self.duration_s:.1f} s"
+        words = "" if self.exit_code == 0 else f"exit code {self.exit_code}"
+        return _joined(words, "output truncated" if self.truncated else "")
+
+    def _shown_text(self) -> str:
+        said = (_text(self.stdout), _text(self.stderr), self._remark())
+        return _notebook.visible("\n".join(each.rstrip("\n") for each in said if each))
+
+    def _repr_html_(self) -> str:
+        said = _notebook.block(_text(self.stdout)) + _notebook.red(_text(self.stderr))
+        return said + _notebook.faint(self._remark()) or _notebook.faint("no output")
 
 
 @dataclass(frozen=True, slots=True)
 class EvalError:
-    """An exception that the evaluated code raised and did not catch."""
+    """An exception that the evaluated code raised and did not catch.
+
+    Attributes:
+        type: The name of its class.
+        message: What it says.
+        traceback: Where it was raised, as Python prints it.
+    """
 
     type: str
     message: str
     traceback: str
+
+    @property
+    def name(self) -> str:
+        """Same as `type`, under E2B's name."""
+        return self.type
+
+    @property
+    def value(self) -> str:
+        """Same as `message`, under E2B's name."""
+        return self.message
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class EvalResult:
+class Logs:
+    """What evaluated code printed, under E2B's names: lists of text."""
+
+    stdout: list[str]
+    stderr: list[str]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EvalResult(Shown):
     """What code evaluated in a sandbox gave.
+
+    `str(result)` is the `repr` of the value; what was printed, if there is no value; the
+    traceback, if the code raised.
 
     Attributes:
         value: The last expression where JSON can say it, else None; see `value_is_json`.
@@ -76,17 +204,134 @@ class EvalResult:
         """Whether the code ran to its end."""
         return self.error is None and not self.timed_out
 
+    @property
+    def text(self) -> str | None:
+        """Same as `repr`, under E2B's name."""
+        return self.repr
+
+    @property
+    def logs(self) -> Logs:
+        """What the code printed, under E2B's names."""
+        return Logs([self.stdout] if self.stdout else [], [self.stderr] if self.stderr else [])
+
     def check(self) -> EvalResult:
         """Return this result, if the code ran to its end.
 
         Raises:
-            GuestError: It raised, with its traceback in the message, or its time ran out.
+            ExecTimeout: Its time ran out.
+            GuestError: It raised, with its traceback in the message.
         """
+        if self.timed_out:
+            raise ExecTimeout(
+                "the code timed out and was interrupted; variables that it has set are kept",
+                result=self,
+                guest_code="timed_out",
+            )
         if self.error is not None:
             raise GuestError(f"{self.error}\n{self.error.traceback}", guest_code="exception")
-        if self.timed_out:
-            raise GuestError("the code timed out", guest_code="timed_out")
         return self
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return self.error.traceback
+        return self.stdout if self.repr is None else self.repr
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            said = _notebook.visible(str(self.error))
+        elif self.value_is_json:
+            said = f"value={shortened(self.value)}"
+        else:
+            said = f"repr={shortened(self.repr)}"
+        if self.stdout:
+            said += f" stdout={shortened(self.stdout)}"
+        said += "".join(f" {name}" for name in ("timed_out", "truncated") if getattr(self, name))
+        return f"<EvalResult {said}>"
+
+    def _remark(self) -> str:
+        words = "timed out; variables that were set are kept" if self.timed_out else ""
+        return _joined(words, "output truncated" if self.truncated else "")
+
+    def _result(self) -> str:
+        return "" if self.error is not None or self.repr in {None, "None"} else self.repr or ""
+
+    def _shown_text(self) -> str:
+        fault = "" if self.error is None else self.error.traceback
+        said = (self.stdout, self.stderr, self._result(), fault, self._remark())
+        return _notebook.visible("\n".join(each.rstrip("\n") for each in said if each))
+
+    def _repr_html_(self) -> str:
+        fault = "" if self.error is None else self.error.traceback
+        return "".join(
+            (
+                _notebook.block(self.stdout),
+                _notebook.red(self.stderr),
+                _notebook.block(self._result()),
+                _notebook.red(fault),
+                _notebook.faint(self._remark()),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes that a program wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+class TreeInfo(Shown, v2_trees.TreeInfo):
+    """Who was branched from whom; `str(tree)` draws it."""
+
+    def __str__(self) -> str:
+        return "\n".join(line for root in self.roots for line in _drawn(root, "", ""))
+
+    def __repr__(self) -> str:
+        return f"<TreeInfo {len(self.roots)} roots>"
+
+
+class DiffInfo(Shown, v2_trees.DiffInfo):
+    """How one machine differs from another; `str(diff)` has a line for each file."""
+
+    def __repr__(self) -> str:
+        return f"<DiffInfo {len(self.changes) + self.more} changes>"
+
+    def __str__(self) -> str:
+        lines = [f"{_MARKS[each.change]} {each.path}" for each in self.changes]
+        return "\n".join([*lines, *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        remarks = [f"… {self.more} more"] if self.more else []
+        if self.pages_apart is not None:
+            remarks.append(f"{self.pages_apart} pages of memory differ")
+        return remarks
+
+    def _repr_html_(self) -> str:
+        rows = [(each.change, each.path, each.size_bytes) for each in self.changes]
+        changes = _notebook.table(("change", "path", "bytes"), rows) if rows else ""
+        return changes + _notebook.faint("\n".join(self._remarks()))
+
+
+_MARKS = {"added": "+", "changed": "~", "removed": "-"}
+
+
+def _drawn(node: TreeNode, first: str, rest: str) -> Iterator[str]:
+    """Yield the lines of a tree: `first` is before its root, `rest` before what is below."""
+    yield f"{first}{node.id} ({node.status})"
+    for child in node.children:
+        last = child is node.children[-1]
+        yield from _drawn(
+            child, rest + ("└── " if last else "├── "), rest + ("    " if last else "│   ")
+        )
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(each for each in words if each)
+
+
+def _text(said: str | bytes) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
 def eval_result(answer: v2.EvalResult) -> EvalResult:
@@ -104,9 +349,31 @@ def eval_result(answer: v2.EvalResult) -> EvalResult:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Bytes that a program wrote."""
+def exec_result(answer: v2.ExecResult, args: Sequence[str]) -> ExecResult[str]:
+    """Return the daemon's answer as callers see it."""
+    return ExecResult(
+        exit_code=answer.exit_code,
+        stdout=answer.stdout,
+        stderr=answer.stderr,
+        signal=answer.signal,
+        timed_out=answer.timed_out,
+        duration_s=answer.duration_s,
+        truncated=answer.truncated,
+        args=tuple(args),
+    )
 
-    stream: Literal["stdout", "stderr"]
-    data: bytes
+
+R = TypeVar("R", ExecResult[str], ExecResult[bytes], EvalResult)
+
+
+def judged(result: R, *, check: bool | None) -> R:
+    """Return a result as the caller's `check` wants it: None raises for timeouts only.
+
+    Raises:
+        ExecTimeout: The time ran out, unless `check` is false.
+        CommandError: A program exited with a code other than 0, and `check` is true.
+        GuestError: Code raised, and `check` is true.
+    """
+    if check or (check is None and result.timed_out):
+        result.check()
+    return result

@@ -107,6 +107,17 @@ def _transport_options(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
+def was_unsent(error: TransportError) -> bool:
+    """Return whether the daemon was never reached, so that it has done nothing."""
+    return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def was_lost(error: TransportError) -> bool:
+    """Return whether the connection broke, so that the daemon may have done it, or not."""
+    broken = httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError
+    return isinstance(error.__cause__, broken)
+
+
 @contextlib.contextmanager
 def transport_errors(endpoint: Endpoint) -> Iterator[None]:
     """Raise what goes wrong between us and the daemon as `TransportError`."""

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from forkd.errors import EngineError
 from forkd.sdk import _requests
-from forkd.sdk._async.collections import AsyncImages, AsyncSandboxes, AsyncSnapshots
+from forkd.sdk._async.collections import AsyncImages, AsyncSandboxCollection, AsyncSnapshots
 from forkd.sdk._async.events import followed
-from forkd.sdk._async.http import AsyncHttp
+from forkd.sdk._async.forks import AsyncForks
 from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._async.rights import AsyncTenants, AsyncTokens
 from forkd.sdk._async.secrets import AsyncSecrets
-from forkd.sdk._endpoint import discover
-from forkd.wire import v2, v2_events, v2_trees
+from forkd.sdk._requests import explicit
+from forkd.sdk._results import DiffInfo, TreeInfo
+from forkd.sdk._retries import RETRIES_MAX
+from forkd.wire.v2 import HostInfo, Version
+from forkd.wire.v2_events import UsageInfo
+from forkd.wire.v2_trees import DiffCreate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from types import TracebackType
-    from typing import Unpack
 
-    from forkd.sdk._async.sandbox import AsyncSandbox
-    from forkd.sdk._endpoint import Endpoint
+    from forkd.wire.v2_events import EventInfo
 
-_USAGE = TypeAdapter(list[v2_events.UsageInfo])
+_USAGE = TypeAdapter(list[UsageInfo])
 
 DIFF_TIMEOUT_S = 900.0
 """Time that a comparison may take: both guests look at all of their files."""
 
 
-class AsyncClient:
+class AsyncClient(AsyncForks):
     """A forkd daemon.
 
     Without arguments it talks to the daemon that `forkd up` started, or to the one that
@@ -44,9 +44,20 @@ class AsyncClient:
             those that this system trusts.
         client_cert: Our own certificate, for a daemon that asks for one; else `FORKD_CLIENT_CERT`.
         client_key: Its private key; else `FORKD_CLIENT_KEY`, else it is in the same file.
+        retries_max: How often a call that failed for a passing reason is made again; 0 for never.
+
+    Attributes:
+        sandboxes: Its sandboxes.
+        snapshots: Its snapshots.
+        images: Its images.
+        recipes: Its recipes.
+        secrets: Its secrets.
+        tokens: Its tokens, for an admin.
+        tenants: Who shares it.
     """
 
-    def __init__(
+    @explicit
+    def __init__(  # noqa: PLR0913 - where a daemon can be
         self,
         url: str | None = None,
         *,
@@ -54,64 +65,35 @@ class AsyncClient:
         ca_file: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
+        retries_max: int = RETRIES_MAX,
     ) -> None:
-        files = {"ca_file": ca_file, "client_cert": client_cert, "client_key": client_key}
-        self._http = AsyncHttp(discover(url, token, **files))
+        super().__init__(
+            url,
+            token=token,
+            ca_file=ca_file,
+            client_cert=client_cert,
+            client_key=client_key,
+            retries_max=retries_max,
+        )
         self.recipes = AsyncRecipes(self._http)
         self.snapshots = AsyncSnapshots(self._http, self.recipes)
         self.images = AsyncImages(self._http, self.recipes)
-        self.sandboxes = AsyncSandboxes(self._http)
+        self.sandboxes = AsyncSandboxCollection(self._http)
         self.tokens = AsyncTokens(self._http)
         self.tenants = AsyncTenants(self._http)
         self.secrets = AsyncSecrets(self._http)
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where the daemon is."""
-        return self._http.endpoint
-
-    async def aclose(self) -> None:
-        """Close every connection; sandboxes live on."""
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def version(self) -> v2.Version:
+    async def version(self) -> Version:
         """Return which forkd the daemon is."""
-        return await self._http.call(v2.Version, "GET", "/version")
+        return await self._http.call(Version, "GET", "/version")
 
-    async def host(self) -> v2.HostInfo:
+    async def host(self) -> HostInfo:
         """Return what the daemon's host is and how full it is."""
-        return await self._http.call(v2.HostInfo, "GET", "/v2/host")
-
-    async def fork(
-        self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
-    ) -> list[AsyncSandbox]:
-        """Fork `n` sandboxes from a snapshot: all of them, or an error and none.
-
-        Raises:
-            NotFound: There is no snapshot of that tag.
-            CapacityError: The host has no room for so many.
-            EngineError: At least one did not become ready.
-        """
-        request = _requests.fork(tag, n, options, all_or_nothing=True)
-        ready, failed = await self.sandboxes.create(request)
-        if failed:
-            raise EngineError(f"{len(failed)} of {n} did not become ready: {failed[0].error}")
-        return ready
+        return await self._http.call(HostInfo, "GET", "/v2/host")
 
     async def events(
         self, after: int | None = None, *, follow: bool = True, reconnect: bool = True
-    ) -> AsyncIterator[v2_events.EventInfo]:
+    ) -> AsyncIterator[EventInfo]:
         """Yield what happens to sandboxes and snapshots, as it happens.
 
         A connection that breaks is made again, and what happened meanwhile comes first.  Where
@@ -129,16 +111,16 @@ class AsyncClient:
         async for event in followed(self._http, after, follow=follow, reconnect=reconnect):
             yield event
 
-    async def usage(self) -> list[v2_events.UsageInfo]:
+    async def usage(self) -> list[UsageInfo]:
         """Return what running sandboxes use of the host, the oldest first."""
         return await self._http.call(_USAGE, "GET", "/v2/usage")
 
-    async def tree(self, sandbox_id: str | None = None) -> v2_trees.TreeInfo:
+    async def tree(self, sandbox_id: str | None = None) -> TreeInfo:
         """Return who was branched from whom; only the tree that one sandbox is in, if given."""
         query = {"sandbox_id": sandbox_id}
-        return await self._http.call(v2_trees.TreeInfo, "GET", "/v2/tree", query=query)
+        return await self._http.call(TreeInfo, "GET", "/v2/tree", query=query)
 
-    async def diff(self, a: str, b: str) -> v2_trees.DiffInfo:
+    async def diff(self, a: str, b: str) -> DiffInfo:
         """Return how `b` differs from `a`: which files, and how many pages of memory.
 
         Each is the id of a running sandbox or the name of a snapshot.
@@ -147,18 +129,7 @@ class AsyncClient:
             Conflict: They have no common ancestor, or one does not run.
             GuestError: The file system of one cannot be compared.
         """
-        request = _requests.build(v2_trees.DiffCreate, a=a, b=b)
+        request = _requests.build(DiffCreate, a=a, b=b)
         return await self._http.call(
-            v2_trees.DiffInfo, "POST", "/v2/diff", body=request, timeout_s=DIFF_TIMEOUT_S
+            DiffInfo, "POST", "/v2/diff", body=request, timeout_s=DIFF_TIMEOUT_S
         )
-
-    async def try_fork(
-        self, tag: str, n: int = 1, **options: Unpack[_requests.ForkOptions]
-    ) -> tuple[list[AsyncSandbox], list[v2.SandboxFailure]]:
-        """Fork up to `n` sandboxes; returns the ready ones, and why the others are not.
-
-        Raises:
-            EngineError: Not one became ready.
-        """
-        request = _requests.fork(tag, n, options, all_or_nothing=False)
-        return await self.sandboxes.create(request)

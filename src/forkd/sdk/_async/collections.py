@@ -7,9 +7,24 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from forkd.sdk._async.sandbox import FORK_SECS_PER_CHILD, AsyncSandbox
+from forkd.sdk._async.sandbox import sandbox_of
 from forkd.sdk._requests import build
-from forkd.wire import v2, v2_packs, v2_rights
+from forkd.wire.v2 import (
+    ImageBuild,
+    ImageEvent,
+    ImageInfo,
+    ProgressEvent,
+    SandboxInfo,
+    SnapshotCompact,
+    SnapshotCreate,
+    SnapshotEvent,
+    SnapshotGc,
+    SnapshotGcInfo,
+    SnapshotInfo,
+    SnapshotInfoDetail,
+)
+from forkd.wire.v2_packs import Unpacked
+from forkd.wire.v2_rights import SnapshotShare
 
 if TYPE_CHECKING:
     import builtins
@@ -18,16 +33,13 @@ if TYPE_CHECKING:
 
     from forkd.sdk._async.http import AsyncHttp
     from forkd.sdk._async.recipes import AsyncRecipes
-
-FORK_MARGIN_S = 60.0
-"""Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
+    from forkd.sdk._async.sandbox import AsyncSandbox
 
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
-_OUTCOMES = TypeAdapter(list[v2.SandboxInfo | v2.SandboxFailure])
-_SNAPSHOTS = TypeAdapter(list[v2.SnapshotInfo])
-_SANDBOXES = TypeAdapter(list[v2.SandboxInfo])
+_SNAPSHOTS = TypeAdapter(list[SnapshotInfo])
+_SANDBOXES = TypeAdapter(list[SandboxInfo])
 
 
 class AsyncSnapshots:
@@ -42,8 +54,8 @@ class AsyncSnapshots:
         tag: str,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
-    ) -> v2.SnapshotInfo:
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> SnapshotInfo:
         """Bake a snapshot from a recipe; returns when it is ready.
 
         Leaving before that, by a cancellation say, ends the bake and removes what it made.
@@ -61,8 +73,8 @@ class AsyncSnapshots:
             BuildError: The image or the warm-up failed.
         """
         named = await self._recipes.reference(recipe, on_progress)
-        request = build(v2.SnapshotCreate, tag=tag, recipe=named)
-        event = await self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
+        request = build(SnapshotCreate, tag=tag, recipe=named)
+        event = await self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
         return event.snapshot
 
     async def link(  # noqa: PLR0913 - one for each member
@@ -74,8 +86,8 @@ class AsyncSnapshots:
         exec_timeout_s: float | None = None,
         network: bool | str | builtins.list[str] | None = None,
         wait: bool = True,
-        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
-    ) -> v2.SnapshotInfo:
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> SnapshotInfo:
         """Write down a sandbox, or a fork of a snapshot in which a command has run.
 
         Only what differs from the snapshot under it is stored.
@@ -96,7 +108,7 @@ class AsyncSnapshots:
             CapacityError: The disk is full; nothing was left on it.
         """
         request = build(
-            v2.SnapshotCreate,
+            SnapshotCreate,
             tag=tag,
             source=source,
             exec=exec,
@@ -104,17 +116,17 @@ class AsyncSnapshots:
             network=network,
             wait=wait,
         )
-        event = await self._http.events("/v2/snapshots", request, v2.SnapshotEvent, on_progress)
+        event = await self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
         return event.snapshot
 
-    async def list(self) -> builtins.list[v2.SnapshotInfo]:
+    async def list(self) -> builtins.list[SnapshotInfo]:
         """Return every snapshot, by tag."""
         return await self._http.call(_SNAPSHOTS, "GET", "/v2/snapshots")
 
-    async def info(self, tag: str) -> v2.SnapshotInfoDetail:
+    async def info(self, tag: str) -> SnapshotInfoDetail:
         """Return one snapshot, with what it depends on and what depends on it."""
         return await self._http.call(
-            v2.SnapshotInfoDetail, "GET", f"/v2/snapshots/{self._http.quoted(tag)}/info"
+            SnapshotInfoDetail, "GET", f"/v2/snapshots/{self._http.quoted(tag)}/info"
         )
 
     async def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> None:
@@ -132,18 +144,18 @@ class AsyncSnapshots:
         path = f"/v2/snapshots/{self._http.quoted(tag)}"
         await self._http.send("DELETE", path, query=query, timeout_s=WRITE_TIMEOUT_S)
 
-    async def share(self, tag: str, *, shared: bool) -> v2.SnapshotInfo:
+    async def share(self, tag: str, *, shared: bool) -> SnapshotInfo:
         """Let every tenant use a snapshot, or only its own again.
 
         Raises:
             NotFound: There is no such snapshot.
             Forbidden: It is another tenant's.
         """
-        body = v2_rights.SnapshotShare(shared=shared)
+        body = SnapshotShare(shared=shared)
         path = f"/v2/snapshots/{self._http.quoted(tag)}/shared"
-        return await self._http.call(v2.SnapshotInfo, "PUT", path, body=body)
+        return await self._http.call(SnapshotInfo, "PUT", path, body=body)
 
-    async def compact(self, tag: str, to: str | None = None) -> v2.SnapshotInfo:
+    async def compact(self, tag: str, to: str | None = None) -> SnapshotInfo:
         """Write a snapshot so that it needs no other, in its place or under the name `to`.
 
         Raises:
@@ -151,20 +163,21 @@ class AsyncSnapshots:
             CapacityError: The disk is full; nothing was changed.
         """
         return await self._http.call(
-            v2.SnapshotInfo,
+            SnapshotInfo,
             "POST",
             f"/v2/snapshots/{self._http.quoted(tag)}/compact",
-            body=build(v2.SnapshotCompact, to=to),
+            body=build(SnapshotCompact, to=to),
+            creates=True,
             timeout_s=WRITE_TIMEOUT_S,
         )
 
-    async def gc(self, *, dry_run: bool = False) -> v2.SnapshotGcInfo:
+    async def gc(self, *, dry_run: bool = False) -> SnapshotGcInfo:
         """Remove what is unused; with `dry_run` only say what that is."""
         return await self._http.call(
-            v2.SnapshotGcInfo,
+            SnapshotGcInfo,
             "POST",
             "/v2/snapshots:gc",
-            body=build(v2.SnapshotGc, dry_run=dry_run),
+            body=build(SnapshotGc, dry_run=dry_run),
             timeout_s=WRITE_TIMEOUT_S,
         )
 
@@ -187,7 +200,7 @@ class AsyncSnapshots:
         *,
         trusted: Sequence[bytes] = (),
         allow_unsigned: bool = False,
-    ) -> v2_packs.Unpacked:
+    ) -> Unpacked:
         """Take a pack: all of it, or nothing.
 
         Args:
@@ -206,7 +219,7 @@ class AsyncSnapshots:
         }
         path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
         return await self._http.call(
-            v2_packs.Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
+            Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 
@@ -221,8 +234,8 @@ class AsyncImages:
         self,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
-    ) -> v2.ImageInfo:
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
         Args:
@@ -234,12 +247,12 @@ class AsyncImages:
             BuildError: It could not be built.
         """
         named = await self._recipes.reference(recipe, on_progress)
-        request = build(v2.ImageBuild, recipe=named)
-        event = await self._http.events("/v2/images", request, v2.ImageEvent, on_progress)
+        request = build(ImageBuild, recipe=named)
+        event = await self._http.events("/v2/images", request, ImageEvent, on_progress)
         return event.image
 
 
-class AsyncSandboxes:
+class AsyncSandboxCollection:
     """The sandboxes of a daemon."""
 
     def __init__(self, http: AsyncHttp) -> None:
@@ -249,7 +262,7 @@ class AsyncSandboxes:
         """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
         query = {"snapshot_tag": tag}
         found = await self._http.call(_SANDBOXES, "GET", "/v2/sandboxes", query=query)
-        return [AsyncSandbox(self._http, each) for each in found]
+        return [sandbox_of(self._http, each) for each in found]
 
     async def get(self, id: str) -> AsyncSandbox:  # noqa: A002 - the word for it
         """Return one sandbox, by its id or a beginning that no other has.
@@ -258,22 +271,5 @@ class AsyncSandboxes:
             NotFound: There is none.
             InvalidRequest: Several ids begin so; the message names some.
         """
-        info = await self._http.call(
-            v2.SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}"
-        )
-        return AsyncSandbox(self._http, info)
-
-    async def create(
-        self, request: v2.SandboxCreate
-    ) -> tuple[builtins.list[AsyncSandbox], builtins.list[v2.SandboxFailure]]:
-        """Fork as `request` says; `AsyncClient.fork` says it more easily."""
-        found = await self._http.call(
-            _OUTCOMES,
-            "POST",
-            "/v2/sandboxes",
-            body=request,
-            timeout_s=request.deadline_secs + FORK_MARGIN_S + FORK_SECS_PER_CHILD * request.n,
-        )
-        ready = [each for each in found if isinstance(each, v2.SandboxInfo)]
-        failed = [each for each in found if isinstance(each, v2.SandboxFailure)]
-        return [AsyncSandbox(self._http, each) for each in ready], failed
+        info = await self._http.call(SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}")
+        return sandbox_of(self._http, info)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from forkd.errors import TransportError
+from forkd.errors import ClientClosed, ForkdError, NotFound, TransportError
+from forkd.sdk._defaults import async_default
+from forkd.sdk._endpoint import discover
 from forkd.sdk._errors import from_answer, from_body
-from forkd.sdk._transport import async_http, async_socket, timeout, transport_errors
+from forkd.sdk._retries import REPEATABLE, RETRIES_MAX, Retries
+from forkd.sdk._transport import async_http, async_pause, async_socket, timeout, transport_errors
 from forkd.wire import v2
 
 if TYPE_CHECKING:
@@ -29,7 +33,12 @@ ANSWER_TIMEOUT_S = 120.0
 
 NDJSON = "application/x-ndjson"
 
+JSON = "application/json"
+
 ERROR_STATUS = 400
+
+KEY_HEADER = "Idempotency-Key"
+"""The header by which the daemon knows a request that is made again."""
 
 _NULL = TypeAdapter(None)
 
@@ -37,9 +46,15 @@ _NULL = TypeAdapter(None)
 class AsyncHttp:
     """A connection pool to one daemon."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, retries_max: int = RETRIES_MAX) -> None:
         self.endpoint = endpoint
+        self._retries_max = retries_max
         self._client = async_http(endpoint)
+
+    @classmethod
+    async def default(cls) -> AsyncHttp:
+        """Return the connections that are there for who opened none."""
+        return await async_default(cls, discover())
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -55,25 +70,50 @@ class AsyncHttp:
         query: Mapping[str, Any] | None = None,
         content: AsyncIterable[bytes] | bytes | None = None,
         content_type: str | None = None,
+        creates: bool = False,
         timeout_s: float | None = ANSWER_TIMEOUT_S,
     ) -> T:
-        """Return the answer to one request as a `kind`.
+        """Return the answer to one request as a `kind`; `_retries` says what is tried again.
+
+        Args:
+            kind: What the answer is.
+            method: The request's.
+            path: The request's.
+            body: The request's, as JSON.
+            query: Members of the query that are not None.
+            content: The request's body, if it is no JSON.
+            content_type: The media type of `content`.
+            creates: Whether it makes something, which the daemon must not make twice.
+            timeout_s: Time that the answer may take; None: for ever.
 
         Raises:
             ForkdError: What the daemon answered instead.
             TransportError: It did not answer, or not in a way we understand.
         """
-        kind_of_body = content_type if body is None else "application/json"
-        with transport_errors(self.endpoint):
-            answer = await self._client.request(
+        headers = _headers(content_type if body is None else JSON, creates=creates)
+        retries = Retries(
+            self._retries_max,
+            repeatable=creates or method in REPEATABLE,
+            resendable=content is None or isinstance(content, bytes),
+        )
+        while True:
+            request = self._request(
                 method,
                 path,
                 params=_given(query),
-                headers=None if kind_of_body is None else {"Content-Type": kind_of_body},
+                headers=headers,
                 content=content if body is None else _encoded(body),
                 timeout=timeout(timeout_s),
             )
-        return _parsed(kind, answer)
+            try:
+                return _parsed(kind, await self._answer(request))
+            except ForkdError as error:
+                if method == "DELETE" and retries.lost and isinstance(error, NotFound):
+                    return _checked(kind, b"null")  # the attempt whose answer was lost did it
+                pause_s = retries.pause_s(error)
+                if pause_s is None:
+                    raise
+            await async_pause(pause_s)
 
     async def send(self, method: str, path: str, **options: Any) -> None:  # noqa: ANN401 - `call`'s
         """Make a request whose answer is empty; as `call`."""
@@ -91,11 +131,11 @@ class AsyncHttp:
         Raises:
             ForkdError: What the operation ended with instead.
         """
-        request = self._client.build_request(
+        request = self._request(
             "POST",
             path,
             content=_encoded(body),
-            headers={"Content-Type": "application/json", "Accept": NDJSON},
+            headers={**_headers(JSON, creates=False), "Accept": NDJSON},
             timeout=timeout(None),
         )
         async with self._streamed(request) as answer:
@@ -116,9 +156,7 @@ class AsyncHttp:
         silence_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open an answer whose bytes are read as they come, with pauses of `silence_s` at most."""
-        request = self._client.build_request(
-            "GET", path, params=_given(query), timeout=timeout(silence_s)
-        )
+        request = self._request("GET", path, params=_given(query), timeout=timeout(silence_s))
         async with self._streamed(request) as answer:
             yield answer
 
@@ -129,7 +167,28 @@ class AsyncHttp:
 
     async def socket(self, path: str) -> AsyncSocket:
         """Open a WebSocket."""
+        self._check_open()
         return await async_socket(self.endpoint, path)
+
+    def _check_open(self) -> None:
+        if self._client.is_closed:
+            raise ClientClosed(
+                f"this client of {self.endpoint.url} is closed; make the call before that, or with "
+                "another client"
+            )
+
+    def _request(self, method: str, path: str, **parts: Any) -> httpx.Request:  # noqa: ANN401 - httpx's
+        """Return a request, if the client may still make one.
+
+        Raises:
+            ClientClosed: It was closed.
+        """
+        self._check_open()
+        return self._client.build_request(method, path, **parts)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        with transport_errors(self.endpoint):
+            return await self._client.send(request)
 
     @asynccontextmanager
     async def _streamed(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
@@ -156,12 +215,23 @@ def _encoded(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
+def _headers(content_type: str | None, *, creates: bool) -> dict[str, str]:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    if creates:
+        headers[KEY_HEADER] = uuid.uuid4().hex
+    return headers
+
+
 def _parsed(kind: type[T] | TypeAdapter[T], answer: httpx.Response) -> T:
     if answer.status_code >= ERROR_STATUS:
         raise from_answer(answer.status_code, answer.content)
+    return _checked(kind, answer.content or b"null")
+
+
+def _checked(kind: type[T] | TypeAdapter[T], content: bytes) -> T:
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
-        return adapter.validate_json(answer.content or b"null")
+        return adapter.validate_json(content)
     except ValidationError as error:
         raise TransportError(f"this daemon's answer makes no sense to us: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forkd.sdk._requests import build
-from forkd.wire import v2_network
+from forkd.wire.v2_network import NetworkChange, NetworkInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,9 @@ class AsyncNetwork:
         self._http = http
         self._path = f"{sandbox}/network"
 
-    async def status(self) -> v2_network.NetworkInfo:
+    async def status(self) -> NetworkInfo:
         """Return what it may reach, and what it was refused."""
-        return await self._http.call(v2_network.NetworkInfo, "GET", self._path)
+        return await self._http.call(NetworkInfo, "GET", self._path)
 
     async def change(
         self,
@@ -33,7 +33,7 @@ class AsyncNetwork:
         *,
         allow: Sequence[str] = (),
         hold_egress: bool | None = None,
-    ) -> v2_network.NetworkInfo:
+    ) -> NetworkInfo:
         """Change what it may reach; connections that it may not have any more end.
 
         Args:
@@ -45,7 +45,5 @@ class AsyncNetwork:
             Conflict: It does not run.
             InvalidRequest: A rule is malformed.
         """
-        body = build(
-            v2_network.NetworkChange, network=network, allow=list(allow), hold_egress=hold_egress
-        )
-        return await self._http.call(v2_network.NetworkInfo, "PATCH", self._path, body=body)
+        body = build(NetworkChange, network=network, allow=list(allow), hold_egress=hold_egress)
+        return await self._http.call(NetworkInfo, "PATCH", self._path, body=body)

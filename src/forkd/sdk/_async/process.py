@@ -10,7 +10,15 @@ from forkd.errors import TransportError
 from forkd.sdk._errors import from_body
 from forkd.sdk._requests import build
 from forkd.sdk._results import Output
-from forkd.wire import v2
+from forkd.wire.v2 import (
+    ErrorBody,
+    ExecControl,
+    ExecExit,
+    ExecStart,
+    ExecStarted,
+    Kind,
+    TerminalSize,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,21 +49,21 @@ class AsyncProcess:
         exit: How it ended, once the iteration is over.
     """
 
-    def __init__(self, http: AsyncHttp, path: str, request: v2.ExecStart) -> None:
+    def __init__(self, http: AsyncHttp, path: str, request: ExecStart) -> None:
         self._http = http
         self._path = path
         self._request = request
         self._socket: AsyncSocket | None = None
         self.pid: int | None = None
-        self.exit: v2.ExecExit | None = None
+        self.exit: ExecExit | None = None
 
     async def __aenter__(self) -> Self:
         self._socket = await self._http.socket(self._path)
         try:
-            await self._send(v2.Kind.REQUEST, self._request.model_dump_json().encode())
+            await self._send(Kind.REQUEST, self._request.model_dump_json().encode())
             kind, payload = await self._receive()
-            self._expect(kind, v2.Kind.EVENT)
-            self.pid = _answer(v2.ExecStarted, payload).pid
+            self._expect(kind, Kind.EVENT)
+            self.pid = _answer(ExecStarted, payload).pid
         except BaseException:
             await self.aclose()
             raise
@@ -82,15 +90,15 @@ class AsyncProcess:
         if self.exit is not None:
             raise StopAsyncIteration
         kind, payload = await self._receive()
-        if kind is v2.Kind.STDOUT:
+        if kind is Kind.STDOUT:
             return Output("stdout", payload)
-        if kind is v2.Kind.STDERR:
+        if kind is Kind.STDERR:
             return Output("stderr", payload)
-        self._expect(kind, v2.Kind.REPLY)
-        self.exit = _answer(v2.ExecExit, payload)
+        self._expect(kind, Kind.REPLY)
+        self.exit = _answer(ExecExit, payload)
         raise StopAsyncIteration
 
-    async def wait(self) -> v2.ExecExit:
+    async def wait(self) -> ExecExit:
         """Drop all further output, and return how the program ended."""
         async for _ in self:
             pass
@@ -101,41 +109,41 @@ class AsyncProcess:
     async def write(self, data: bytes) -> None:
         """Write to the program's standard input; waits while it has no room."""
         for start in range(0, len(data), STDIN_CHUNK_BYTES):
-            await self._send(v2.Kind.STDIN, data[start : start + STDIN_CHUNK_BYTES])
+            await self._send(Kind.STDIN, data[start : start + STDIN_CHUNK_BYTES])
 
     async def close_stdin(self) -> None:
         """Let the program see the end of its standard input."""
-        await self._send(v2.Kind.STDIN_EOF)
+        await self._send(Kind.STDIN_EOF)
 
     async def send_signal(self, signal: int) -> None:
         """Send a signal to the program and what it started."""
-        await self._control(build(v2.ExecControl, signal=signal))
+        await self._control(build(ExecControl, signal=signal))
 
     async def resize(self, rows: int, columns: int) -> None:
         """Tell the program that its terminal has another size."""
-        size = build(v2.TerminalSize, rows=rows, columns=columns)
-        await self._control(build(v2.ExecControl, resize=size))
+        size = build(TerminalSize, rows=rows, columns=columns)
+        await self._control(build(ExecControl, resize=size))
 
     async def aclose(self) -> None:
         """Let go; the guest kills the program if it still runs.  Idempotent."""
         if self._socket is not None:
             await self._socket.aclose()
 
-    async def _control(self, order: v2.ExecControl) -> None:
-        await self._send(v2.Kind.CONTROL, order.model_dump_json(exclude_none=True).encode())
+    async def _control(self, order: ExecControl) -> None:
+        await self._send(Kind.CONTROL, order.model_dump_json(exclude_none=True).encode())
 
-    async def _send(self, kind: v2.Kind, payload: bytes = b"") -> None:
+    async def _send(self, kind: Kind, payload: bytes = b"") -> None:
         await self._open().send(bytes([kind]) + payload)
 
-    async def _receive(self) -> tuple[v2.Kind, bytes]:
+    async def _receive(self) -> tuple[Kind, bytes]:
         """Return the next message; an ERROR is raised."""
         message = await self._open().receive()
         try:
-            kind, payload = v2.Kind(message[0]), message[1:]
+            kind, payload = Kind(message[0]), message[1:]
         except (ValueError, IndexError) as error:
             raise TransportError("a message of this daemon makes no sense to us") from error
-        if kind is v2.Kind.ERROR:
-            raise from_body(_answer(v2.ErrorBody, payload))
+        if kind is Kind.ERROR:
+            raise from_body(_answer(ErrorBody, payload))
         return kind, payload
 
     def _open(self) -> AsyncSocket:
@@ -144,7 +152,7 @@ class AsyncProcess:
         return self._socket
 
     @staticmethod
-    def _expect(kind: v2.Kind, expected: v2.Kind) -> None:
+    def _expect(kind: Kind, expected: Kind) -> None:
         if kind is not expected:
             raise TransportError(f"{kind.name} came where {expected.name} belongs")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import NotFound
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._transport import async_pieces
-from forkd.wire import v2
+from forkd.wire.v2 import ProgressEvent, RecipeInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -30,8 +30,8 @@ class AsyncRecipes:
         self,
         recipe: str | PathLike[str],
         *,
-        on_progress: Callable[[v2.ProgressEvent], object] | None = None,
-    ) -> v2.RecipeInfo:
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> RecipeInfo:
         """Upload the folder of a recipe of this host, unless the daemon has it.
 
         `create` and `build` do this by themselves.  The daemon keeps it for as long as builds use
@@ -54,11 +54,11 @@ class AsyncRecipes:
             digest.update(piece)
         try:
             known = f"/v2/recipes/{UPLOADED}{digest.hexdigest()}"
-            return await self._http.call(v2.RecipeInfo, "GET", known)
+            return await self._http.call(RecipeInfo, "GET", known)
         except NotFound:
             pieces = self._told(archive, on_progress)
             return await self._http.call(
-                v2.RecipeInfo,
+                RecipeInfo,
                 "POST",
                 "/v2/recipes",
                 content=pieces,
@@ -69,7 +69,7 @@ class AsyncRecipes:
     async def reference(
         self,
         recipe: str | PathLike[str],
-        on_progress: Callable[[v2.ProgressEvent], object] | None,
+        on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for a recipe: one of this host is uploaded first."""
         if find_local(recipe) is None:
@@ -77,7 +77,7 @@ class AsyncRecipes:
         return (await self.upload(recipe, on_progress=on_progress)).recipe
 
     async def _told(
-        self, archive: Archive, on_progress: Callable[[v2.ProgressEvent], object] | None
+        self, archive: Archive, on_progress: Callable[[ProgressEvent], object] | None
     ) -> AsyncIterator[bytes]:
         """Pass an archive's pieces on, and tell now and then how many there were."""
         sent = 0
@@ -85,6 +85,6 @@ class AsyncRecipes:
             if on_progress is not None and sent // TOLD_BYTES != (sent + len(piece)) // TOLD_BYTES:
                 done = (sent + len(piece)) / archive.size_bytes
                 message = f"uploading {archive.name}, {archive.size_bytes >> 20} MiB"
-                on_progress(v2.ProgressEvent(stage="upload", message=message, fraction=done))
+                on_progress(ProgressEvent(stage="upload", message=message, fraction=done))
             sent += len(piece)
             yield piece

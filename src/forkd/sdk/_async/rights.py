@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
-from forkd.wire import v2_rights
+from forkd.wire.v2_rights import QuotasSet, TenantInfo, TokenCreate, TokenCreated, TokenInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forkd.sdk._async.http import AsyncHttp
 
-_TOKENS = TypeAdapter(list[v2_rights.TokenInfo])
-_TENANTS = TypeAdapter(list[v2_rights.TenantInfo])
+_TOKENS = TypeAdapter(list[TokenInfo])
+_TENANTS = TypeAdapter(list[TenantInfo])
 
 
 class AsyncTokens:
@@ -31,22 +31,22 @@ class AsyncTokens:
         *,
         tenant: str = "default",
         expires_in_s: int | None = None,
-    ) -> v2_rights.TokenCreated:
+    ) -> TokenCreated:
         """Make a token; its secret is in the answer, and nobody can look it up later.
 
         Raises:
             Conflict: There is one of that name.
         """
         request = build(
-            v2_rights.TokenCreate,
+            TokenCreate,
             name=name,
             scopes=list(scopes),
             tenant=tenant,
             expires_in_secs=expires_in_s,
         )
-        return await self._http.call(v2_rights.TokenCreated, "POST", "/v2/tokens", body=request)
+        return await self._http.call(TokenCreated, "POST", "/v2/tokens", body=request, creates=True)
 
-    async def list(self) -> list[v2_rights.TokenInfo]:
+    async def list(self) -> list[TokenInfo]:
         """Return every token, by name, without its secret."""
         return await self._http.call(_TOKENS, "GET", "/v2/tokens")
 
@@ -65,11 +65,11 @@ class AsyncTenants:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def list(self) -> list[v2_rights.TenantInfo]:
+    async def list(self) -> list[TenantInfo]:
         """Return tenants, their quotas and what they have; without `admin`, the caller's own."""
         return await self._http.call(_TENANTS, "GET", "/v2/tenants")
 
-    async def set_quotas(self, name: str, **quotas: int | None) -> v2_rights.TenantInfo:
+    async def set_quotas(self, name: str, **quotas: int | None) -> TenantInfo:
         """Set all quotas of a tenant; those that are not named have no limit.
 
         Args:
@@ -77,9 +77,9 @@ class AsyncTenants:
             **quotas: `sandboxes`, `vcpus`, `memory_mib`, `disk_mib`, `snapshot_mib` and
                 `forks_per_minute`.
         """
-        request = build(v2_rights.QuotasSet, **quotas)
+        request = build(QuotasSet, **quotas)
         return await self._http.call(
-            v2_rights.TenantInfo, "PUT", _quotas_path(self._http, name), body=request
+            TenantInfo, "PUT", _quotas_path(self._http, name), body=request
         )
 
     async def remove_quotas(self, name: str) -> None:

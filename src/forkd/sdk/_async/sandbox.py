@@ -1,67 +1,447 @@
-"""A sandbox: run programs and code in it, read and write its files, end it."""
+"""A sandbox: fork it, branch it, run programs and code in it, read and write its files, end it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, overload
 
-from forkd.errors import EngineError, NotFound
-from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
+from pydantic import TypeAdapter
+
+from forkd.errors import EngineError, ForkdError, InvalidRequest, NotFound
 from forkd.sdk import _requests
+from forkd.sdk._async.connection import http_of
 from forkd.sdk._async.files import AsyncFiles
+from forkd.sdk._async.life import sandbox_table
 from forkd.sdk._async.network import AsyncNetwork
-from forkd.sdk._async.process import AsyncProcess
-from forkd.sdk._requests import build, program
-from forkd.sdk._results import Branch, eval_result
-from forkd.wire import v2, v2_events, v2_trees
+from forkd.sdk._async.place import AsyncPlace
+from forkd.sdk._async.programs import AsyncCommands
+from forkd.sdk._notebook import Shown
+from forkd.sdk._parallel import async_map
+from forkd.sdk._requests import explicit
+from forkd.sdk._results import Branch
+from forkd.wire.v2 import SandboxCreate, SandboxFailure, SandboxInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import TracebackType
-    from typing import Unpack
 
+    from forkd.sdk._async.connection import AsyncConnection
     from forkd.sdk._async.http import AsyncHttp
-    from forkd.sdk._requests import BranchOptions, ExecOptions, LimitOptions
-    from forkd.sdk._results import EvalResult
+    from forkd.sdk._requests import BranchOptions, NamedForkOptions
+    from forkd.sdk._results import EvalResult, ExecResult
+    from forkd.wire.v2_trees import BranchInfo
+
+R = TypeVar("R")
 
 FORK_SECS_PER_CHILD = 1.0
 """Time a fork may take for each of its children; a host without hardware help needs much of it."""
 
-SNAPSHOT_TIMEOUT_S = 3_600.0
-"""Time that writing a snapshot may take."""
+FORK_MARGIN_S = 60.0
+"""Time the daemon has beyond a child's own deadline, to clean up after those that failed."""
 
-PROMOTION_TIMEOUT_S = 180.0
-"""Time that ending the losers of a promotion and renaming its winner may take."""
+PARALLEL_MAX = 32
+"""Sandboxes of one `Sandboxes` that are asked at the same time, unless a call says otherwise."""
 
-TIMEOUT_MARGIN_S = 60.0
-"""Time the daemon has beyond a program's own timeout, so that it, not we, says that it ran out."""
+TAG_DEFAULT = "pyagent"
+"""The snapshot of a sandbox that names none, as in the reference's package."""
+
+_OUTCOMES = TypeAdapter(list[SandboxInfo | SandboxFailure])
+_SANDBOXES = TypeAdapter(list[SandboxInfo])
 
 
-class AsyncSandbox:
-    """One sandbox.  As a context manager it is killed at the end.
+class AsyncSandbox(AsyncPlace):
+    """One sandbox, forked from a snapshot.  As a context manager it is killed at the end.
+
+        async with AsyncSandbox("numpy") as sandbox:
+            print(await sandbox.run("ls | wc -l"))
+
+    It has five minutes to live, unless `ttl_s` says otherwise.
+
+    Args:
+        tag: The snapshot to fork; without one, `FORKD_TAG`, else `pyagent`.
+        target: With `spawn` false, the sandbox to use: its id, its name or its address; without
+            one, `FORKD_TARGET`.  This is the reference's; new code calls `connect`.
+        timeout: Time limit of an `eval` that names none, in seconds; None for none.
+        spawn: Whether to fork one.
+        name: What it can be found by, beside its id; no other live one may have it.
+        memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
+        disk_limit_mib: Its private disk layer, in MiB; None for the host's limit.
+        cpu_limit: CPU time, in cores.
+        cpu_weight: Share of CPU time beside other sandboxes; 100 if None.
+        pids_limit: Threads of its process on the host, not of its guest.
+        io_limit_mib_s: Disk bandwidth, each way, in MiB a second.
+        io_limit_ops: Disk operations, each way, in a second.
+        bandwidth_limit_mbit: Network bandwidth, each way, in millions of bits a second.
+        network: What it may reach: "none", "internet", "host", "deny-all", or rules such as
+            `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
+        hold_egress: Whether it may reach nothing until that is changed.
+        secrets: Names of secrets that it may use; the host puts them into its requests.
+        env: Variables that every program in it gets, below the program's own.
+        labels: Names and values by which it can be found.
+        ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
+            "default": after the daemon's default, five minutes unless it was set.
+        deadline_s: Time it has until its agent has answered, in seconds.
+        wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
+        client: The client whose daemon is asked; None for the daemon that `Client()` finds, over
+            connections that live as long as the program.
 
     Attributes:
         info: The sandbox as the daemon last described it; `refresh` asks again.
         files: Its file system.
         network: What it may reach.
+        commands: Its programs, under E2B's names.
+
+    Raises:
+        NotFound: There is no snapshot of that tag.
+        CapacityError: The host has no room for it.
+        EngineError: It did not become ready.
     """
 
-    def __init__(self, http: AsyncHttp, info: v2.SandboxInfo) -> None:
-        self._http = http
-        self._path: str
-        self._become(info)
+    files: AsyncFiles
+    network: AsyncNetwork
+    commands: AsyncCommands
+
+    @explicit
+    def __init__(  # noqa: PLR0913 - one for each option of a fork
+        self,
+        tag: str | None = None,
+        target: str | None = None,
+        timeout: float | None = None,
+        *,
+        spawn: bool = True,
+        name: str | None = None,
+        memory_limit_mib: int | None = None,
+        disk_limit_mib: int | None = None,
+        cpu_limit: float | None = None,
+        cpu_weight: int | None = None,
+        pids_limit: int | None = None,
+        io_limit_mib_s: int | None = None,
+        io_limit_ops: int | None = None,
+        bandwidth_limit_mbit: int | None = None,
+        network: bool | str | list[str] | None = None,
+        hold_egress: bool = False,
+        secrets: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | Literal["default"] | None = "default",
+        deadline_s: float | None = None,
+        wait: bool = True,
+        client: AsyncConnection | None = None,
+    ) -> None:
+        self.timeout = timeout
+        options: NamedForkOptions = {
+            "name": name,
+            "memory_limit_mib": memory_limit_mib,
+            "disk_limit_mib": disk_limit_mib,
+            "cpu_limit": cpu_limit,
+            "cpu_weight": cpu_weight,
+            "pids_limit": pids_limit,
+            "io_limit_mib_s": io_limit_mib_s,
+            "io_limit_ops": io_limit_ops,
+            "bandwidth_limit_mbit": bandwidth_limit_mbit,
+            "network": network,
+            "hold_egress": hold_egress,
+            "secrets": secrets,
+            "env": env,
+            "labels": labels,
+            "ttl_s": ttl_s,
+            "deadline_s": deadline_s,
+            "wait": wait,
+        }
+
+        async def start() -> None:
+            http = await http_of(client)
+            self._become(
+                http, await _forked(http, tag, options) if spawn else await _found(http, target)
+            )
+            self._is_borrowed = not spawn
+
+        self._begin(start)
+
+    @classmethod
+    @explicit
+    async def create(  # noqa: PLR0913 - one for each option of a fork
+        cls,
+        tag: str | None = None,
+        *,
+        template: str | None = None,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        allow_internet_access: bool | None = None,
+        name: str | None = None,
+        memory_limit_mib: int | None = None,
+        disk_limit_mib: int | None = None,
+        cpu_limit: float | None = None,
+        cpu_weight: int | None = None,
+        pids_limit: int | None = None,
+        io_limit_mib_s: int | None = None,
+        io_limit_ops: int | None = None,
+        bandwidth_limit_mbit: int | None = None,
+        network: bool | str | list[str] | None = None,
+        hold_egress: bool = False,
+        secrets: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_s: float | Literal["default"] | None = "default",
+        deadline_s: float | None = None,
+        wait: bool = True,
+        client: AsyncConnection | None = None,
+    ) -> Self:
+        """Return a new sandbox, forked from a snapshot; `AsyncSandbox` documents the options.
+
+        Those in the first group are E2B's names for others.
+
+        Args:
+            tag: The snapshot to fork; without one, `FORKD_TAG`, else `pyagent`.
+            template: E2B's name for `tag`.
+            timeout: E2B's name for `ttl_s`.
+            metadata: E2B's name for `labels`.
+            envs: E2B's name for `env`.
+            allow_internet_access: True is `network="internet"`.
+            name: What it can be found by, beside its id; no other live one may have it.
+            memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
+            disk_limit_mib: Its private disk layer, in MiB; None for the host's limit.
+            cpu_limit: CPU time, in cores.
+            cpu_weight: Share of CPU time beside other sandboxes; 100 if None.
+            pids_limit: Threads of its process on the host, not of its guest.
+            io_limit_mib_s: Disk bandwidth, each way, in MiB a second.
+            io_limit_ops: Disk operations, each way, in a second.
+            bandwidth_limit_mbit: Network bandwidth, each way, in millions of bits a second.
+            network: What it may reach: "none", "internet", "host", "deny-all", or rules such as
+                `["example.com:443", "192.0.2.0/24:80,443/tcp"]`; True for "host".
+            hold_egress: Whether it may reach nothing until that is changed.
+            secrets: Names of secrets that it may use; the host puts them into its requests.
+            env: Variables that every program in it gets, below the program's own.
+            labels: Names and values by which it can be found.
+            ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
+                "default": after the daemon's default, five minutes unless it was set.
+            deadline_s: Time it has until its agent has answered, in seconds.
+            wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
+            client: The client whose daemon is asked; None for the daemon that `Client()` finds,
+                over connections that live as long as the program.
+        """
+        if allow_internet_access and network is None:
+            network = "internet"
+        made = cls(
+            tag or template,
+            ttl_s=ttl_s if timeout is None else timeout,
+            labels=labels or metadata,
+            env=env or envs,
+            name=name,
+            memory_limit_mib=memory_limit_mib,
+            disk_limit_mib=disk_limit_mib,
+            cpu_limit=cpu_limit,
+            cpu_weight=cpu_weight,
+            pids_limit=pids_limit,
+            io_limit_mib_s=io_limit_mib_s,
+            io_limit_ops=io_limit_ops,
+            bandwidth_limit_mbit=bandwidth_limit_mbit,
+            network=network,
+            hold_egress=hold_egress,
+            secrets=secrets,
+            deadline_s=deadline_s,
+            wait=wait,
+            client=client,
+        )
+        return await made._opened()
+
+    @classmethod
+    async def connect(cls, id: str, *, client: AsyncConnection | None = None) -> Self:  # noqa: A002 - the word for it
+        """Return a sandbox that is there.
+
+        Args:
+            id: Its id, a beginning of its id that no other has, or its name.
+            client: The client whose daemon is asked; None as for `AsyncSandbox`.
+
+        Raises:
+            NotFound: There is none.
+        """
+        http = await http_of(client)
+        path = f"/v2/sandboxes/{http.quoted(id)}"
+        return cls._of(http, await http.call(SandboxInfo, "GET", path))
+
+    @explicit
+    async def branch(  # noqa: PLR0913 - one for each option
+        self,
+        n: int = 1,
+        *,
+        ttl_s: float | Literal["default"] | None = None,
+        labels: Mapping[str, str] | None = None,
+        network: bool | str | list[str] | None = None,
+        hold_egress: bool = False,
+        deadline_s: float | None = None,
+    ) -> AsyncSandboxes:
+        """Branch it into `n` siblings while it runs: all of them, or an error and none.
+
+        They have what it had at one instant, and go on from there; it is paused for some
+        milliseconds, and goes on, too.  They have its limits, its variables and its labels.
+
+        Args:
+            n: How many siblings.
+            ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
+                "default": after the daemon's default.
+            labels: Labels beside those of the source.
+            network: What each may reach, as of a fork; None for what the source may.
+            hold_egress: Whether each may reach nothing until it is promoted.
+            deadline_s: Time each has until its agent has answered, in seconds.
+
+        Raises:
+            BudgetError: Its tree may not grow so much.
+            Conflict: It does not run.
+            EngineError: At least one did not become ready.
+        """
+        options: BranchOptions = {
+            "ttl_s": ttl_s,
+            "labels": labels,
+            "network": network,
+            "hold_egress": hold_egress,
+            "deadline_s": deadline_s,
+        }
+        return self._siblings(
+            await self._branch(_requests.branch(n, None, options, all_or_nothing=True))
+        )
+
+    @explicit
+    async def try_branch(  # noqa: PLR0913 - one for each option
+        self,
+        n: int = 1,
+        *,
+        tag: str | None = None,
+        wait: bool = True,
+        ttl_s: float | Literal["default"] | None = None,
+        labels: Mapping[str, str] | None = None,
+        network: bool | str | list[str] | None = None,
+        hold_egress: bool = False,
+        deadline_s: float | None = None,
+    ) -> Branch[AsyncSandbox]:
+        """Branch it into up to `n` siblings, and write the same instant down under `tag`.
+
+        Args:
+            n: How many siblings; 0 only with a tag.
+            tag: Name of the snapshot; None for none.
+            wait: Whether to return when the snapshot is ready, or while it is being written.
+            ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
+                "default": after the daemon's default.
+            labels: Labels beside those of the source.
+            network: What each may reach, as of a fork; None for what the source may.
+            hold_egress: Whether each may reach nothing until it is promoted.
+            deadline_s: Time each has until its agent has answered, in seconds.
+
+        Raises:
+            EngineError: Not one became ready, and there is no tag.
+        """
+        options: BranchOptions = {
+            "ttl_s": ttl_s,
+            "labels": labels,
+            "network": network,
+            "hold_egress": hold_egress,
+            "deadline_s": deadline_s,
+        }
+        request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
+        made = await self._branch(request)
+        failures = [each for each in made.sandboxes if isinstance(each, SandboxFailure)]
+        siblings = self._siblings(made)
+        return Branch(siblings, failures, made.pause_ms, made.stall_ms, made.snapshot)
+
+    @classmethod
+    def _of(cls, http: AsyncHttp, info: SandboxInfo) -> Self:
+        """Return the object for a sandbox that is there."""
+        made = cls.__new__(cls)
+        made._become(http, info)  # noqa: SLF001 - ours
+        return made
+
+    def _become(self, http: AsyncHttp, info: SandboxInfo) -> None:
+        self._http, self.info = http, info
+        self._path = f"/v2/sandboxes/{http.quoted(info.id)}"
+        self.files = AsyncFiles(http, self._path)
+        self.network = AsyncNetwork(http, self._path)
+        self.commands = AsyncCommands(self)
+
+    def _siblings(self, made: BranchInfo) -> AsyncSandboxes:
+        ready = (each for each in made.sandboxes if isinstance(each, SandboxInfo))
+        return AsyncSandboxes(sandbox_of(self._http, each) for each in ready)
+
+
+def sandbox_of(http: AsyncHttp, info: SandboxInfo) -> AsyncSandbox:
+    """Return the object for a sandbox that is there."""
+    return AsyncSandbox._of(http, info)  # noqa: SLF001 - ours
+
+
+async def fork(
+    http: AsyncHttp, request: SandboxCreate
+) -> tuple[AsyncSandboxes, list[SandboxFailure]]:
+    """Fork as `request` says; return the sandboxes that are ready, and why others are not."""
+    found = await http.call(
+        _OUTCOMES,
+        "POST",
+        "/v2/sandboxes",
+        body=request,
+        creates=True,
+        timeout_s=request.deadline_secs + FORK_MARGIN_S + FORK_SECS_PER_CHILD * request.n,
+    )
+    ready = (each for each in found if isinstance(each, SandboxInfo))
+    failed = [each for each in found if isinstance(each, SandboxFailure)]
+    return AsyncSandboxes(sandbox_of(http, each) for each in ready), failed
+
+
+async def _forked(http: AsyncHttp, tag: str | None, options: NamedForkOptions) -> SandboxInfo:
+    named = tag or os.environ.get("FORKD_TAG") or TAG_DEFAULT
+    ready, failed = await fork(http, _requests.fork(named, 1, options, all_or_nothing=True))
+    if failed:
+        raise EngineError(f"the sandbox did not become ready: {failed[0].error}")
+    return ready[0].info
+
+
+async def _found(http: AsyncHttp, target: str | None) -> SandboxInfo:
+    """Return the sandbox of an id, a name or an address."""
+    wanted = target or os.environ.get("FORKD_TARGET", "")
+    if not wanted:
+        raise InvalidRequest("spawn=False needs a target: the id of a sandbox", field="target")
+    try:
+        return await http.call(SandboxInfo, "GET", f"/v2/sandboxes/{http.quoted(wanted)}")
+    except (NotFound, InvalidRequest):
+        address = wanted.partition(":")[0]
+    for each in await http.call(_SANDBOXES, "GET", "/v2/sandboxes"):
+        if each.guest_addr is not None and each.guest_addr == address:
+            return each
+    raise NotFound(f"no sandbox has the id, the name or the address {wanted!r}")
+
+
+class AsyncSandboxes(Shown, Sequence[AsyncSandbox]):
+    """Sandboxes that were made together: a sequence, which asks all of them at the same time.
+
+        async with await client.fork("numpy", 10) as sandboxes:
+            print([each.value for each in await sandboxes.eval("numpy.zeros(5).sum()")])
+
+    As a context manager it kills all of them at the end.  Results come in the order of the
+    sandboxes.  If a call fails for some, it goes on for the others, and then raises the first
+    error.
+    """
+
+    def __init__(self, sandboxes: Iterable[AsyncSandbox]) -> None:
+        self._sandboxes = list(sandboxes)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} of {self.tag}>"
+        return f"<{type(self).__name__} {[each.id for each in self._sandboxes]}>"
 
-    @property
-    def id(self) -> str:
-        """Its name."""
-        return self.info.id
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._sandboxes))
 
-    @property
-    def tag(self) -> str:
-        """The snapshot it was forked from."""
-        return self.info.snapshot_tag
+    def __len__(self) -> int:
+        return len(self._sandboxes)
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncSandbox: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> AsyncSandboxes: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncSandbox | AsyncSandboxes:
+        if isinstance(index, slice):
+            return AsyncSandboxes(self._sandboxes[index])
+        return self._sandboxes[index]
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,247 +454,132 @@ class AsyncSandbox:
     ) -> None:
         try:
             await self.kill()
-        except NotFound:
-            return
+        except ForkdError as error:
+            if exc is None:
+                raise
+            exc.add_note(f"not all sandboxes were killed: {error}")
 
-    async def refresh(self) -> v2.SandboxInfo:
-        """Ask the daemon how the sandbox is, and return that."""
-        self.info = await self._http.call(v2.SandboxInfo, "GET", self._path)
-        return self.info
-
-    async def kill(self) -> None:
-        """End the sandbox and remove everything that was its own."""
-        await self._http.send("DELETE", self._path)
-
-    async def branch(self, n: int = 1, **options: Unpack[BranchOptions]) -> list[AsyncSandbox]:
-        """Branch it into `n` siblings while it runs: all of them, or an error and none.
-
-        They have what it had at one instant, and go on from there; it is paused for some
-        milliseconds, and goes on, too.
-
-        Raises:
-            BudgetError: Its tree may not grow so much.
-            Conflict: It does not run.
-            EngineError: At least one did not become ready.
-        """
-        made = await self._branch(_requests.branch(n, None, options, all_or_nothing=True))
-        return self._siblings(made)
-
-    async def try_branch(
+    async def map(
         self,
-        n: int = 1,
+        function: Callable[[AsyncSandbox], Awaitable[R]],
         *,
-        tag: str | None = None,
-        wait: bool = True,
-        **options: Unpack[BranchOptions],
-    ) -> Branch[AsyncSandbox]:
-        """Branch it into up to `n` siblings, and write the same instant down under `tag`.
+        parallel_max: int = PARALLEL_MAX,
+    ) -> list[R]:
+        """Call a function with each sandbox, at the same time; return what it gives.
 
         Args:
-            n: How many siblings; 0 only with a tag.
-            tag: Name of the snapshot; None for none.
-            wait: Whether to return when the snapshot is ready, or while it is being written.
-            options: As for `branch`.
+            function: What to call.
+            parallel_max: How many calls may run at the same time.
 
         Raises:
-            EngineError: Not one became ready, and there is no tag.
+            InvalidRequest: `parallel_max` is not at least 1.
+            Exception: What the function raised for the first sandbox for which it raised.
         """
-        request = _requests.branch(n, tag, options, all_or_nothing=False, wait=wait)
-        made = await self._branch(request)
-        failures = [each for each in made.sandboxes if isinstance(each, v2.SandboxFailure)]
-        siblings = self._siblings(made)
-        return Branch(siblings, failures, made.pause_ms, made.stall_ms, made.snapshot)
+        if parallel_max < 1:
+            raise InvalidRequest("parallel_max must be at least 1", field="parallel_max")
+        outcomes = await async_map(function, self._sandboxes, parallel_max)
+        for each in outcomes:
+            if isinstance(each, Exception):
+                raise each
+        return outcomes  # type: ignore[return-value]  # none is an error
 
-    async def snapshot(self, tag: str, *, wait: bool = True) -> v2.SnapshotInfo:
-        """Write it down under `tag` while it runs; only what differs from its parent is stored.
-
-        Args:
-            tag: Name of the snapshot.
-            wait: Whether to return when it is ready, or while it is being written.
-
-        Raises:
-            Conflict: The tag is taken, or it does not run.
-            CapacityError: The disk is full; nothing was left on it.
-        """
-        made = await self._branch(_requests.branch(0, tag, {}, all_or_nothing=False, wait=wait))
-        if made.snapshot is None:
-            raise EngineError("the daemon answered without the snapshot")
-        return made.snapshot
-
-    async def reset(self, *, deadline_s: float | None = None) -> float:
-        """Take it back to where it was forked or branched; return how long, in milliseconds.
-
-        It keeps its id and its address.  What runs in it, and connections to it, end.
-
-        Raises:
-            Conflict: It does not run, or the process that held its instant was killed.
-        """
-        request = build(v2_trees.Reset, deadline_secs=deadline_s)
-        done = await self._http.call(
-            v2_trees.ResetInfo,
-            "POST",
-            f"{self._path}/reset",
-            body=request,
-            timeout_s=request.deadline_secs + TIMEOUT_MARGIN_S,
-        )
-        return done.reset_ms
-
-    async def set_limits(self, **limits: Unpack[LimitOptions]) -> v2.SandboxInfo:
-        """Change what it may take of the host, at once; return it as it is then.
-
-        Raises:
-            InvalidRequest: No limit is given.
-            Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
-                limited, or has more memory in use than that.
-            HostError: The daemon's host cannot limit disk I/O.
-        """
-        request = build(v2.LimitsPatch, **limits)
-        self.info = await self._http.call(
-            v2.SandboxInfo, "PATCH", f"{self._path}/limits", body=request
-        )
-        return self.info
-
-    async def promote(self) -> list[str]:
-        """Let it take its parent's id, name, address and place; return who ended for that.
-
-        The parent ends, and whatever else was branched from it.  From now on this object is
-        the sandbox of that id.
-
-        Raises:
-            Conflict: It has no parent, that is gone, or it does not run.
-        """
-        done = await self._http.call(
-            v2_trees.PromotionInfo,
-            "POST",
-            f"{self._path}/promote",
-            timeout_s=PROMOTION_TIMEOUT_S,
-        )
-        self._become(done.sandbox)
-        return done.ended
-
-    async def _branch(self, request: v2_trees.BranchCreate) -> v2_trees.BranchInfo:
-        n = 0 if request.n is None else request.n
-        writing_s = SNAPSHOT_TIMEOUT_S if request.tag and request.wait else 0.0
-        return await self._http.call(
-            v2_trees.BranchInfo,
-            "POST",
-            f"{self._path}/branch",
-            body=request,
-            timeout_s=request.deadline_secs
-            + TIMEOUT_MARGIN_S
-            + FORK_SECS_PER_CHILD * n
-            + writing_s,
-        )
-
-    def _siblings(self, made: v2_trees.BranchInfo) -> list[AsyncSandbox]:
-        ready = (each for each in made.sandboxes if isinstance(each, v2.SandboxInfo))
-        return [AsyncSandbox(self._http, each) for each in ready]
-
-    def _become(self, info: v2.SandboxInfo) -> None:
-        self.info = info
-        self._path = f"/v2/sandboxes/{self._http.quoted(info.id)}"
-        self.files = AsyncFiles(self._http, self._path)
-        self.network = AsyncNetwork(self._http, self._path)
-
-    async def ping(self) -> v2.Pong:
-        """Ask the agent in the guest how it is."""
-        return await self._http.call(v2.Pong, "POST", f"{self._path}/ping")
-
-    async def usage(self) -> v2_events.UsageInfo:
-        """Return what it uses of the host: CPU time, memory, disk, network.
-
-        Raises:
-            Conflict: It does not run.
-        """
-        return await self._http.call(v2_events.UsageInfo, "GET", f"{self._path}/usage")
-
-    async def eval(self, code: str, *, timeout_s: float = EXEC_TIMEOUT_S_DEFAULT) -> EvalResult:
-        """Run code in the warm runtime, which keeps its names from one call to the next.
-
-        An exception that the code raises is in the result; `result.check()` raises it.
-        """
-        request = build(v2.Eval, code=code, timeout_secs=timeout_s)
-        answer = await self._http.call(
-            v2.EvalResult,
-            "POST",
-            f"{self._path}/eval",
-            body=request,
-            timeout_s=timeout_s + TIMEOUT_MARGIN_S,
-        )
-        return eval_result(answer)
-
-    async def exec(
+    @explicit
+    async def run(  # noqa: PLR0913 - how a program can be run
         self,
-        args: Sequence[str],
+        line: str,
         *,
-        stdin: str | None = None,
-        timeout_s: float | None = EXEC_TIMEOUT_S_DEFAULT,
-        **options: Unpack[ExecOptions],
-    ) -> v2.ExecResult:
-        """Run a program, wait for it, and return what it wrote and its exit code.
-
-        No shell reads `args`.  Output is kept to 8 MiB of each stream, see `truncated`; a
-        program that writes more, reads long input or is watched as it runs needs `exec_stream`.
-        A program that it leaves in the background lives on; what that writes later is dropped.
-
-        Args:
-            args: The program and its arguments.
-            stdin: Its whole input.
-            timeout_s: Kill it after this time; None: never.
-            options: Its environment, directory and user.
-
-        Raises:
-            NotFound: There is no such program; `context["program"]` names it.
-            InvalidRequest: There is no such user or folder.
-            GuestError: The program cannot be executed.
-        """
-        request = build(v2.Exec, args=program(args), stdin=stdin, timeout_secs=timeout_s, **options)
-        if timeout_s is None:
-            request = request.model_copy(update={"timeout_secs": None})  # not the default
-        return await self._http.call(
-            v2.ExecResult,
-            "POST",
-            f"{self._path}/exec",
-            body=request,
-            timeout_s=None if timeout_s is None else timeout_s + TIMEOUT_MARGIN_S,
-        )
-
-    def exec_stream(
-        self,
-        args: Sequence[str],
-        *,
-        stdin: bool = False,
-        tty: tuple[int, int] | None = None,
+        check: bool | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[ExecOptions],
-    ) -> AsyncProcess:
-        """Return a program with its streams attached, which starts when it is entered.
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+    ) -> list[ExecResult[str]]:
+        """Have a shell in each run a line; as `AsyncSandbox.run`.
 
         Args:
-            args: The program and its arguments.
-            stdin: Whether it will be written to; else its standard input is /dev/null.
-            tty: Rows and columns of the terminal it gets; None for pipes.
-            timeout_s: Kill it after this time; None: never.
-            options: As for `exec`.
+            line: What `/bin/sh -c` reads.
+            check: True: also raise `CommandError` for an exit code other than 0.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Kill the program after this time; None: never.
+            env: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+            stdin: The program's whole input.
         """
-        size = None if tty is None else build(v2.TerminalSize, rows=tty[0], columns=tty[1])
-        request = build(
-            v2.ExecStart,
-            args=program(args),
-            stdin=stdin,
-            tty=size,
-            timeout_secs=timeout_s,
-            **options,
-        )
-        return AsyncProcess(self._http, f"{self._path}/exec/stream", request)
 
-    async def logs(self) -> bytes:
-        """Return the end of what the guest wrote to its console, at most 1 MiB."""
-        async with self._http.streamed(f"{self._path}/logs") as answer:
-            return await answer.aread()
+        async def one(sandbox: AsyncSandbox) -> ExecResult[str]:
+            return await sandbox.run(
+                line, check=check, timeout_s=timeout_s, env=env, cwd=cwd, user=user, stdin=stdin
+            )
 
-    async def follow_logs(self) -> AsyncIterator[bytes]:
-        """Yield the console's log so far, then what is added, until the sandbox ends."""
-        async with self._http.streamed(f"{self._path}/logs", {"follow": True}) as answer:
-            async for piece in answer.aiter_bytes():
-                yield piece
+        return await self.map(one)
+
+    @explicit
+    async def exec(  # noqa: PLR0913 - how a program can be run
+        self,
+        args: Sequence[str] | str,
+        *more: str,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+    ) -> list[ExecResult[str]]:
+        """Run a program in each without a shell; as `AsyncSandbox.exec`.
+
+        Args:
+            args: The program and its arguments, as `["ls", "-l"]` or as `"ls", "-l"`.
+            more: Further arguments, if `args` is the program alone.
+            check: True: also raise `CommandError` for an exit code other than 0.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Kill the program after this time; None: never.
+            env: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+            stdin: The program's whole input.
+        """
+
+        async def one(sandbox: AsyncSandbox) -> ExecResult[str]:
+            return await sandbox.exec(
+                args,
+                *more,
+                check=check,
+                timeout_s=timeout_s,
+                env=env,
+                cwd=cwd,
+                user=user,
+                stdin=stdin,
+            )
+
+        return await self.map(one)
+
+    @explicit
+    async def eval(
+        self, code: str, *, check: bool | None = None, timeout_s: float | None = None
+    ) -> list[EvalResult]:
+        """Run code in each one's warm runtime; as `AsyncSandbox.eval`.
+
+        Args:
+            code: Statements; a last expression is the value.
+            check: True: also raise `GuestError` for an exception in the code.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Interrupt the code after this time; None: never.
+        """
+
+        async def one(sandbox: AsyncSandbox) -> EvalResult:
+            return await sandbox.eval(code, check=check, timeout_s=timeout_s)
+
+        return await self.map(one)
+
+    async def kill(self) -> list[bool]:
+        """End all of them; return which were there."""
+
+        async def one(sandbox: AsyncSandbox) -> bool:
+            return await sandbox.kill()
+
+        return await self.map(one)
+
+    def _repr_html_(self) -> str:
+        return sandbox_table([each.info for each in self._sandboxes])

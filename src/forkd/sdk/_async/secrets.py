@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
-from forkd.wire import v2_secrets
+from forkd.wire.v2_secrets import SecretInfo, SecretSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forkd.sdk._async.http import AsyncHttp
 
-_SECRETS = TypeAdapter(list[v2_secrets.SecretInfo])
+_SECRETS = TypeAdapter(list[SecretInfo])
 
 
 class AsyncSecrets:
@@ -36,7 +36,7 @@ class AsyncSecrets:
         header: str | None = None,
         env: str | None = None,
         tenant: str | None = None,
-    ) -> v2_secrets.SecretInfo:
+    ) -> SecretInfo:
         """Set a secret, in the place of one of its name.
 
         Args:
@@ -47,18 +47,16 @@ class AsyncSecrets:
             env: The variable that has its placeholder in sandboxes.
             tenant: Whose, if not one's own.
         """
-        request = build(
-            v2_secrets.SecretSet, value=value, hosts=list(hosts), header=header, env=env
-        )
+        request = build(SecretSet, value=value, hosts=list(hosts), header=header, env=env)
         return await self._http.call(
-            v2_secrets.SecretInfo,
+            SecretInfo,
             "PUT",
             self._path(name),
             body=request,
             query={"tenant": tenant},
         )
 
-    async def list(self) -> list[v2_secrets.SecretInfo]:
+    async def list(self) -> list[SecretInfo]:
         """Return every secret without its value; without `admin`, those of one's own tenant."""
         return await self._http.call(_SECRETS, "GET", "/v2/secrets")
 

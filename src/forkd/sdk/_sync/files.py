@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from forkd.errors import EngineExited, ForkdError, NotFound, TransportError
+from forkd.errors import EngineExited, ForkdError, InvalidRequest, NotFound, TransportError
 from forkd.sdk._requests import as_base64, build
-from forkd.wire import v2, v2_files
 from forkd.wire.text import is_utf8
+from forkd.wire.v2 import SandboxInfo
+from forkd.wire.v2_files import ArchiveWritten, FileEntry, FileList, FileWritten, MakeDir, Move
 
 if TYPE_CHECKING:
     import builtins
@@ -28,10 +29,28 @@ class Files:
         self._sandbox_path = sandbox_path
         self._path = f"{sandbox_path}/files"
 
-    def read(self, path: str) -> bytes:
-        """Return a file's contents."""
+    @overload
+    def read(self, path: str, *, format: Literal["bytes"] = "bytes") -> bytes: ...
+
+    @overload
+    def read(self, path: str, *, format: Literal["text"]) -> str: ...
+
+    def read(self, path: str, *, format: Literal["bytes", "text"] = "bytes") -> bytes | str:  # noqa: A002 - E2B's name
+        """Return a file's contents.
+
+        Args:
+            path: Which file.
+            format: "bytes", or "text" for a file that is UTF-8.
+
+        Raises:
+            NotFound: There is no such file.
+            InvalidRequest: The format is another one.
+        """
+        if format not in {"bytes", "text"}:
+            raise InvalidRequest(f'format: is "bytes" or "text", not {format!r}', field="format")
         with self._streamed(self._path, _where(path)) as answer:
-            return answer.read()
+            data = answer.read()
+        return data.decode() if format == "text" else data
 
     def read_text(self, path: str) -> str:
         """Return a file's contents, which must be UTF-8."""
@@ -68,7 +87,7 @@ class Files:
         query = {**_where(path), "mode": mode, "make_parents": make_parents or None, "user": user}
         data = contents.encode() if isinstance(contents, str) else contents
         written = self._http.call(
-            v2_files.FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
+            FileWritten, "PUT", self._path, query=query, content=data, timeout_s=None
         )
         return written.bytes
 
@@ -85,7 +104,7 @@ class Files:
         *,
         user: str | None = None,
         keep_owner: bool = False,
-    ) -> v2_files.ArchiveWritten:
+    ) -> ArchiveWritten:
         """Make a tree of a tar archive; what cannot be made is left out and in the answer.
 
         Args:
@@ -96,7 +115,7 @@ class Files:
         """
         query = {**_where(path), "user": user, "keep_owner": keep_owner or None}
         return self._http.call(
-            v2_files.ArchiveWritten,
+            ArchiveWritten,
             "PUT",
             f"{self._path}/archive",
             query=query,
@@ -104,9 +123,13 @@ class Files:
             timeout_s=None,
         )
 
-    def stat(self, path: str) -> v2_files.FileEntry:
+    def stat(self, path: str) -> FileEntry:
         """Return what a path is; symbolic links are not followed."""
-        return self._http.call(v2_files.FileEntry, "GET", f"{self._path}/stat", query=_where(path))
+        return self._http.call(FileEntry, "GET", f"{self._path}/stat", query=_where(path))
+
+    def get_info(self, path: str) -> FileEntry:
+        """Return what `stat` does, under E2B's name."""
+        return self.stat(path)
 
     def exists(self, path: str) -> bool:
         """Return whether there is anything at a path."""
@@ -118,9 +141,9 @@ class Files:
             return False
         return True
 
-    def list(self, path: str) -> builtins.list[v2_files.FileEntry]:
+    def list(self, path: str) -> builtins.list[FileEntry]:
         """Return what is in a folder, by name."""
-        found = self._http.call(v2_files.FileList, "GET", f"{self._path}/list", query=_where(path))
+        found = self._http.call(FileList, "GET", f"{self._path}/list", query=_where(path))
         return found.entries
 
     def make_dir(
@@ -135,13 +158,17 @@ class Files:
 
         What is made belongs to `user`, a name or `uid[:gid]`; to the image's user if None.
         """
-        request = build(v2_files.MakeDir, path=path, parents=parents, mode=mode, user=user)
+        request = build(MakeDir, path=path, parents=parents, mode=mode, user=user)
         self._http.send("POST", f"{self._path}/mkdir", body=request)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or a folder."""
-        request = build(v2_files.Move, source=source, target=target)
+        request = build(Move, source=source, target=target)
         self._http.send("POST", f"{self._path}/move", body=request)
+
+    def rename(self, old_path: str, new_path: str) -> None:
+        """Do what `move` does, under E2B's name."""
+        self.move(old_path, new_path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, an empty folder, or with `recursive` a whole one."""
@@ -159,7 +186,7 @@ class Files:
 
     def _explained(self, error: TransportError) -> ForkdError:
         try:
-            sandbox = self._http.call(v2.SandboxInfo, "GET", self._sandbox_path)
+            sandbox = self._http.call(SandboxInfo, "GET", self._sandbox_path)
         except NotFound:
             return EngineExited("the sandbox has exited: deleted")
         except ForkdError:

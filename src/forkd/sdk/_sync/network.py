@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forkd.sdk._requests import build
-from forkd.wire import v2_network
+from forkd.wire.v2_network import NetworkChange, NetworkInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ class Network:
         self._http = http
         self._path = f"{sandbox}/network"
 
-    def status(self) -> v2_network.NetworkInfo:
+    def status(self) -> NetworkInfo:
         """Return what it may reach, and what it was refused."""
-        return self._http.call(v2_network.NetworkInfo, "GET", self._path)
+        return self._http.call(NetworkInfo, "GET", self._path)
 
     def change(
         self,
@@ -34,7 +34,7 @@ class Network:
         *,
         allow: Sequence[str] = (),
         hold_egress: bool | None = None,
-    ) -> v2_network.NetworkInfo:
+    ) -> NetworkInfo:
         """Change what it may reach; connections that it may not have any more end.
 
         Args:
@@ -46,7 +46,5 @@ class Network:
             Conflict: It does not run.
             InvalidRequest: A rule is malformed.
         """
-        body = build(
-            v2_network.NetworkChange, network=network, allow=list(allow), hold_egress=hold_egress
-        )
-        return self._http.call(v2_network.NetworkInfo, "PATCH", self._path, body=body)
+        body = build(NetworkChange, network=network, allow=list(allow), hold_egress=hold_egress)
+        return self._http.call(NetworkInfo, "PATCH", self._path, body=body)

@@ -11,7 +11,15 @@ from forkd.errors import TransportError
 from forkd.sdk._errors import from_body
 from forkd.sdk._requests import build
 from forkd.sdk._results import Output
-from forkd.wire import v2
+from forkd.wire.v2 import (
+    ErrorBody,
+    ExecControl,
+    ExecExit,
+    ExecStart,
+    ExecStarted,
+    Kind,
+    TerminalSize,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,21 +50,21 @@ class Process:
         exit: How it ended, once the iteration is over.
     """
 
-    def __init__(self, http: Http, path: str, request: v2.ExecStart) -> None:
+    def __init__(self, http: Http, path: str, request: ExecStart) -> None:
         self._http = http
         self._path = path
         self._request = request
         self._socket: SyncSocket | None = None
         self.pid: int | None = None
-        self.exit: v2.ExecExit | None = None
+        self.exit: ExecExit | None = None
 
     def __enter__(self) -> Self:
         self._socket = self._http.socket(self._path)
         try:
-            self._send(v2.Kind.REQUEST, self._request.model_dump_json().encode())
+            self._send(Kind.REQUEST, self._request.model_dump_json().encode())
             kind, payload = self._receive()
-            self._expect(kind, v2.Kind.EVENT)
-            self.pid = _answer(v2.ExecStarted, payload).pid
+            self._expect(kind, Kind.EVENT)
+            self.pid = _answer(ExecStarted, payload).pid
         except BaseException:
             self.close()
             raise
@@ -83,15 +91,15 @@ class Process:
         if self.exit is not None:
             raise StopIteration
         kind, payload = self._receive()
-        if kind is v2.Kind.STDOUT:
+        if kind is Kind.STDOUT:
             return Output("stdout", payload)
-        if kind is v2.Kind.STDERR:
+        if kind is Kind.STDERR:
             return Output("stderr", payload)
-        self._expect(kind, v2.Kind.REPLY)
-        self.exit = _answer(v2.ExecExit, payload)
+        self._expect(kind, Kind.REPLY)
+        self.exit = _answer(ExecExit, payload)
         raise StopIteration
 
-    def wait(self) -> v2.ExecExit:
+    def wait(self) -> ExecExit:
         """Drop all further output, and return how the program ended."""
         for _ in self:
             pass
@@ -102,41 +110,41 @@ class Process:
     def write(self, data: bytes) -> None:
         """Write to the program's standard input; waits while it has no room."""
         for start in range(0, len(data), STDIN_CHUNK_BYTES):
-            self._send(v2.Kind.STDIN, data[start : start + STDIN_CHUNK_BYTES])
+            self._send(Kind.STDIN, data[start : start + STDIN_CHUNK_BYTES])
 
     def close_stdin(self) -> None:
         """Let the program see the end of its standard input."""
-        self._send(v2.Kind.STDIN_EOF)
+        self._send(Kind.STDIN_EOF)
 
     def send_signal(self, signal: int) -> None:
         """Send a signal to the program and what it started."""
-        self._control(build(v2.ExecControl, signal=signal))
+        self._control(build(ExecControl, signal=signal))
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell the program that its terminal has another size."""
-        size = build(v2.TerminalSize, rows=rows, columns=columns)
-        self._control(build(v2.ExecControl, resize=size))
+        size = build(TerminalSize, rows=rows, columns=columns)
+        self._control(build(ExecControl, resize=size))
 
     def close(self) -> None:
         """Let go; the guest kills the program if it still runs.  Idempotent."""
         if self._socket is not None:
             self._socket.close()
 
-    def _control(self, order: v2.ExecControl) -> None:
-        self._send(v2.Kind.CONTROL, order.model_dump_json(exclude_none=True).encode())
+    def _control(self, order: ExecControl) -> None:
+        self._send(Kind.CONTROL, order.model_dump_json(exclude_none=True).encode())
 
-    def _send(self, kind: v2.Kind, payload: bytes = b"") -> None:
+    def _send(self, kind: Kind, payload: bytes = b"") -> None:
         self._open().send(bytes([kind]) + payload)
 
-    def _receive(self) -> tuple[v2.Kind, bytes]:
+    def _receive(self) -> tuple[Kind, bytes]:
         """Return the next message; an ERROR is raised."""
         message = self._open().receive()
         try:
-            kind, payload = v2.Kind(message[0]), message[1:]
+            kind, payload = Kind(message[0]), message[1:]
         except (ValueError, IndexError) as error:
             raise TransportError("a message of this daemon makes no sense to us") from error
-        if kind is v2.Kind.ERROR:
-            raise from_body(_answer(v2.ErrorBody, payload))
+        if kind is Kind.ERROR:
+            raise from_body(_answer(ErrorBody, payload))
         return kind, payload
 
     def _open(self) -> SyncSocket:
@@ -145,7 +153,7 @@ class Process:
         return self._socket
 
     @staticmethod
-    def _expect(kind: v2.Kind, expected: v2.Kind) -> None:
+    def _expect(kind: Kind, expected: Kind) -> None:
         if kind is not expected:
             raise TransportError(f"{kind.name} came where {expected.name} belongs")
 

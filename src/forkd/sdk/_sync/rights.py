@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build
-from forkd.wire import v2_rights
+from forkd.wire.v2_rights import QuotasSet, TenantInfo, TokenCreate, TokenCreated, TokenInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forkd.sdk._sync.http import Http
 
-_TOKENS = TypeAdapter(list[v2_rights.TokenInfo])
-_TENANTS = TypeAdapter(list[v2_rights.TenantInfo])
+_TOKENS = TypeAdapter(list[TokenInfo])
+_TENANTS = TypeAdapter(list[TenantInfo])
 
 
 class Tokens:
@@ -32,22 +32,22 @@ class Tokens:
         *,
         tenant: str = "default",
         expires_in_s: int | None = None,
-    ) -> v2_rights.TokenCreated:
+    ) -> TokenCreated:
         """Make a token; its secret is in the answer, and nobody can look it up later.
 
         Raises:
             Conflict: There is one of that name.
         """
         request = build(
-            v2_rights.TokenCreate,
+            TokenCreate,
             name=name,
             scopes=list(scopes),
             tenant=tenant,
             expires_in_secs=expires_in_s,
         )
-        return self._http.call(v2_rights.TokenCreated, "POST", "/v2/tokens", body=request)
+        return self._http.call(TokenCreated, "POST", "/v2/tokens", body=request, creates=True)
 
-    def list(self) -> list[v2_rights.TokenInfo]:
+    def list(self) -> list[TokenInfo]:
         """Return every token, by name, without its secret."""
         return self._http.call(_TOKENS, "GET", "/v2/tokens")
 
@@ -66,11 +66,11 @@ class Tenants:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self) -> list[v2_rights.TenantInfo]:
+    def list(self) -> list[TenantInfo]:
         """Return tenants, their quotas and what they have; without `admin`, the caller's own."""
         return self._http.call(_TENANTS, "GET", "/v2/tenants")
 
-    def set_quotas(self, name: str, **quotas: int | None) -> v2_rights.TenantInfo:
+    def set_quotas(self, name: str, **quotas: int | None) -> TenantInfo:
         """Set all quotas of a tenant; those that are not named have no limit.
 
         Args:
@@ -78,10 +78,8 @@ class Tenants:
             **quotas: `sandboxes`, `vcpus`, `memory_mib`, `disk_mib`, `snapshot_mib` and
                 `forks_per_minute`.
         """
-        request = build(v2_rights.QuotasSet, **quotas)
-        return self._http.call(
-            v2_rights.TenantInfo, "PUT", _quotas_path(self._http, name), body=request
-        )
+        request = build(QuotasSet, **quotas)
+        return self._http.call(TenantInfo, "PUT", _quotas_path(self._http, name), body=request)
 
     def remove_quotas(self, name: str) -> None:
         """Let a tenant have as much as the host has.

@@ -1,0 +1,190 @@
+"""A sandbox from outside: what it is, how long it lives, what it may take of its host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from forkd.errors import ForkdError, NotFound
+from forkd.sdk import _notebook
+from forkd.sdk._notebook import Shown
+from forkd.sdk._opening import AsyncOpening
+from forkd.sdk._requests import build, explicit
+from forkd.wire.v2 import LimitsPatch, Pong, SandboxInfo
+from forkd.wire.v2_events import UsageInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from forkd.sdk._async.http import AsyncHttp
+
+
+class AsyncLife(AsyncOpening, Shown):
+    """The part of a sandbox that is seen from outside; `AsyncSandbox` has all of it.
+
+    Attributes:
+        info: The sandbox as the daemon last described it; `refresh` asks again.
+    """
+
+    info: SandboxInfo
+    _http: AsyncHttp
+    _path: str
+    _is_borrowed: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.tag}>"
+
+    def __str__(self) -> str:
+        return f"{self.id}  {self.tag}  {self.info.status}"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.info.id
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id, under E2B's name."""
+        return self.info.id
+
+    @property
+    def target(self) -> str:
+        """Its id, under the reference's name."""
+        return self.info.id
+
+    @property
+    def tag(self) -> str:
+        """The snapshot it was forked from."""
+        return self.info.snapshot_tag
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.kill()
+        except ForkdError as error:
+            if exc is None:
+                raise
+            exc.add_note(f"sandbox {self.id} was not killed: {error}")
+
+    async def refresh(self) -> SandboxInfo:
+        """Ask the daemon how the sandbox is, and return that.
+
+        Raises:
+            NotFound: It was killed.
+        """
+        self.info = await self._http.call(SandboxInfo, "GET", self._path)
+        return self.info
+
+    async def get_info(self) -> SandboxInfo:
+        """Return what `refresh` does, under E2B's name."""
+        return await self.refresh()
+
+    async def is_running(self) -> bool:
+        """Return whether it runs now."""
+        try:
+            return (await self.refresh()).status == "running"
+        except NotFound:
+            return False
+
+    async def kill(self) -> bool:
+        """End the sandbox and remove everything that was its own.
+
+        A sandbox that has ended already is no error.  One that was not made for this object, by
+        `Sandbox(target=…, spawn=False)`, lives on, as in the reference's package.
+
+        Returns:
+            Whether it was there.
+        """
+        if self._is_borrowed:
+            return False
+        try:
+            await self._http.send("DELETE", self._path)
+        except NotFound:
+            return False
+        return True
+
+    async def ping(self) -> Pong:
+        """Ask the agent in the guest how it is."""
+        return await self._http.call(Pong, "POST", f"{self._path}/ping")
+
+    async def usage(self) -> UsageInfo:
+        """Return what it uses of the host: CPU time, memory, disk, network.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        return await self._http.call(UsageInfo, "GET", f"{self._path}/usage")
+
+    @explicit
+    async def set_limits(  # noqa: PLR0913 - one for each limit
+        self,
+        *,
+        memory_limit_mib: int | None = None,
+        cpu_limit: float | None = None,
+        cpu_weight: int | None = None,
+        pids_limit: int | None = None,
+        io_limit_mib_s: int | None = None,
+        io_limit_ops: int | None = None,
+        bandwidth_limit_mbit: int | None = None,
+    ) -> SandboxInfo:
+        """Change what it may take of the host, at once; limits that are None stay as they are.
+
+        Args:
+            memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
+            cpu_limit: CPU time, in cores.
+            cpu_weight: Share of CPU time beside other sandboxes; 100 is the usual one.
+            pids_limit: Threads of the sandbox's process on the host, not of its guest.
+            io_limit_mib_s: Disk bandwidth, each way, in MiB a second.
+            io_limit_ops: Disk operations, each way, in a second.
+            bandwidth_limit_mbit: Network bandwidth, each way, in millions of bits a second.
+
+        Returns:
+            The sandbox as it is then.
+
+        Raises:
+            InvalidRequest: No limit is given.
+            Conflict: It does not run, has no cgroup, has no network whose bandwidth could be
+                limited, or has more memory in use than that.
+            HostError: The daemon's host cannot limit disk I/O.
+        """
+        request = build(
+            LimitsPatch,
+            memory_limit_mib=memory_limit_mib,
+            cpu_limit=cpu_limit,
+            cpu_weight=cpu_weight,
+            pids_limit=pids_limit,
+            io_limit_mib_s=io_limit_mib_s,
+            io_limit_ops=io_limit_ops,
+            bandwidth_limit_mbit=bandwidth_limit_mbit,
+        )
+        path = f"{self._path}/limits"
+        self.info = await self._http.call(SandboxInfo, "PATCH", path, body=request)
+        return self.info
+
+    async def logs(self) -> bytes:
+        """Return the end of what the guest wrote to its console, at most 1 MiB."""
+        async with self._http.streamed(f"{self._path}/logs") as answer:
+            return await answer.aread()
+
+    async def follow_logs(self) -> AsyncIterator[bytes]:
+        """Yield the console's log so far, then what is added, until the sandbox ends."""
+        async with self._http.streamed(f"{self._path}/logs", {"follow": True}) as answer:
+            async for piece in answer.aiter_bytes():
+                yield piece
+
+    def _repr_html_(self) -> str:
+        return sandbox_table([self.info])
+
+
+def sandbox_table(sandboxes: list[SandboxInfo]) -> str:
+    """Return sandboxes as a notebook shows them."""
+    columns = ("id", "snapshot", "status", "address")
+    rows = [(each.id, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes]
+    return _notebook.table(columns, rows)

@@ -1,0 +1,319 @@
+"""Programs and code that run in a sandbox."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from forkd.limits import EXEC_TIMEOUT_S_MAX
+from forkd.sdk._async.life import AsyncLife
+from forkd.sdk._async.process import AsyncProcess
+from forkd.sdk._async.running import TIMEOUT_MARGIN_S, Run
+from forkd.sdk._requests import build, explicit, program, shell
+from forkd.sdk._results import eval_result, judged
+from forkd.wire import v2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forkd.sdk._requests import ExecOptions
+    from forkd.sdk._results import EvalResult, ExecResult
+
+
+class AsyncPrograms(AsyncLife):
+    """The part of a sandbox that runs programs and code; `AsyncSandbox` has all of it.
+
+    One rule about time holds for `run`, `exec` and `eval`.  Without `timeout_s` there is no limit
+    but the sandbox's own life.  What exceeds its `timeout_s` is ended and raises `ExecTimeout`,
+    whose `result` has the output so far; with `check=False` that result is returned instead.
+    """
+
+    timeout: float | None = None
+    """Time limit of an `eval` that names none, in seconds; None for no limit."""
+
+    @overload
+    async def run(
+        self,
+        line: str,
+        *,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        text: Literal[True] = True,
+    ) -> ExecResult[str]: ...
+
+    @overload
+    async def run(
+        self,
+        line: str,
+        *,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        text: Literal[False],
+    ) -> ExecResult[bytes]: ...
+
+    @explicit
+    async def run(  # noqa: PLR0913 - how a program can be run
+        self,
+        line: str,
+        *,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[Any], object] | None = None,
+        on_stderr: Callable[[Any], object] | None = None,
+        text: bool = True,
+    ) -> ExecResult[Any]:
+        """Have a shell run a line, such as `ls | wc -l`; wait for it, and return what it wrote.
+
+        Args:
+            line: What `/bin/sh -c` reads.
+            check: True: also raise `CommandError` for an exit code other than 0.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Kill the program after this time; None: never.
+            env: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+            stdin: The program's whole input.
+            on_stdout: Called with each piece of output, as it comes.
+            on_stderr: Called with each piece of error output, as it comes.
+            text: True: output is text, and bytes that are not UTF-8 become U+FFFD.  False: it is
+                bytes.
+
+        Raises:
+            ExecTimeout: Its time ran out.
+            CommandError: It exited with another code than 0, and `check` is true.
+            InvalidRequest: There is no such user or folder.
+        """
+        options: ExecOptions = {"env": env, "cwd": cwd, "user": user}
+        program_run = Run(
+            shell(line), options, timeout_s, stdin, on_stdout, on_stderr, check=check, text=text
+        )
+        return await program_run.to_the_end(self._http, self._path)
+
+    @overload
+    async def exec(
+        self,
+        args: Sequence[str] | str,
+        *more: str,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        text: Literal[True] = True,
+    ) -> ExecResult[str]: ...
+
+    @overload
+    async def exec(
+        self,
+        args: Sequence[str] | str,
+        *more: str,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        text: Literal[False],
+    ) -> ExecResult[bytes]: ...
+
+    @explicit
+    async def exec(  # noqa: PLR0913 - how a program can be run
+        self,
+        args: Sequence[str] | str,
+        *more: str,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[Any], object] | None = None,
+        on_stderr: Callable[[Any], object] | None = None,
+        text: bool = True,
+    ) -> ExecResult[Any]:
+        """Run a program without a shell, wait for it, and return what it wrote.
+
+        At most 8 MiB of each output are kept, see `truncated`; `on_stdout` gets all of it.  A
+        program that the program leaves in the background lives on; its later output is dropped.
+
+        Args:
+            args: The program and its arguments, as `["ls", "-l"]` or as `"ls", "-l"`.
+            more: Further arguments, if `args` is the program alone.
+            check: True: also raise `CommandError` for an exit code other than 0.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Kill the program after this time; None: never.
+            env: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+            stdin: The program's whole input.
+            on_stdout: Called with each piece of output, as it comes.
+            on_stderr: Called with each piece of error output, as it comes.
+            text: True: output is text, and bytes that are not UTF-8 become U+FFFD.  False: it is
+                bytes.
+
+        Raises:
+            ExecTimeout: Its time ran out.
+            CommandError: It exited with another code than 0, and `check` is true.
+            NotFound: There is no such program; `context["program"]` names it.
+            InvalidRequest: There is no such user or folder.
+            GuestError: The program cannot be executed.
+        """
+        options: ExecOptions = {"env": env, "cwd": cwd, "user": user}
+        program_run = Run(
+            program(args, more),
+            options,
+            timeout_s,
+            stdin,
+            on_stdout,
+            on_stderr,
+            check=check,
+            text=text,
+        )
+        return await program_run.to_the_end(self._http, self._path)
+
+    @explicit
+    def exec_stream(  # noqa: PLR0913 - how a program can be run
+        self,
+        args: Sequence[str] | str,
+        *more: str,
+        stdin: bool = False,
+        tty: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+    ) -> AsyncProcess:
+        """Return a program with its streams attached, which starts when it is entered.
+
+        Args:
+            args: The program and its arguments, as `["ls", "-l"]` or as `"ls", "-l"`.
+            more: Further arguments, if `args` is the program alone.
+            stdin: Whether it will be written to; else its standard input is /dev/null.
+            tty: Rows and columns of the terminal it gets; None for pipes.
+            timeout_s: Kill the program after this time; None: never.
+            env: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+        """
+        size = None if tty is None else build(v2.TerminalSize, rows=tty[0], columns=tty[1])
+        request = build(
+            v2.ExecStart,
+            args=program(args, more),
+            stdin=stdin,
+            tty=size,
+            timeout_secs=timeout_s,
+            env=env,
+            cwd=cwd,
+            user=user,
+        )
+        return AsyncProcess(self._http, f"{self._path}/exec/stream", request)
+
+    @explicit
+    async def eval(
+        self, code: str, *, check: bool | None = None, timeout_s: float | None = None
+    ) -> EvalResult:
+        """Run code in the warm runtime, which keeps its names from one call to the next.
+
+        An exception that the code raises is in the result; `check=True` or `result.check()`
+        raises it.
+
+        Args:
+            code: Statements; a last expression is the value.
+            check: True: also raise `GuestError` for an exception in the code.  False: raise
+                nothing, not even `ExecTimeout`.
+            timeout_s: Interrupt the code after this time; None: never.
+
+        Raises:
+            ExecTimeout: Its time ran out; variables that it has set are kept.
+            GuestError: It raised, and `check` is true.
+        """
+        limit_s = self.timeout if timeout_s is None else timeout_s
+        request = build(
+            v2.Eval, code=code, timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s
+        )
+        answer = await self._http.call(
+            v2.EvalResult,
+            "POST",
+            f"{self._path}/eval",
+            body=request,
+            timeout_s=None if limit_s is None else limit_s + TIMEOUT_MARGIN_S,
+        )
+        return judged(eval_result(answer), check=check)
+
+    @explicit
+    async def run_code(self, code: str, *, timeout: float | None = None) -> EvalResult:
+        """Run code as `eval` does, under E2B's name.
+
+        Args:
+            code: Statements; a last expression is the value.
+            timeout: Interrupt the code after this time, in seconds; None: never.
+        """
+        return await self.eval(code, timeout_s=timeout)
+
+
+class AsyncCommands:
+    """The programs of a sandbox, under the name that E2B and the reference's package have."""
+
+    def __init__(self, programs: AsyncPrograms) -> None:
+        self._programs = programs
+
+    @explicit
+    async def run(  # noqa: PLR0913 - E2B's
+        self,
+        cmd: str | Sequence[str],
+        timeout: float | None = None,
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        check: bool | None = None,
+    ) -> ExecResult[str]:
+        """Run a line of the shell, or a list without one, and return what it wrote.
+
+        Args:
+            cmd: A line for the shell; or a program and its arguments.
+            timeout: Kill the program after this time, in seconds; None: never.
+            envs: Variables added to the sandbox's.
+            cwd: Where the program starts; the image's folder if None.
+            user: Who the program runs as: a name, or `uid[:gid]`; the image's user if None.
+            stdin: The program's whole input.
+            on_stdout: Called with each piece of output, as it comes.
+            on_stderr: Called with each piece of error output, as it comes.
+            check: True: also raise `CommandError` for an exit code other than 0, as E2B does.
+                False: raise nothing, not even `ExecTimeout`.
+        """
+        words = shell(cmd) if isinstance(cmd, str) else program(cmd)
+        return await self._programs.exec(
+            words,
+            timeout_s=timeout,
+            env=envs,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            check=check,
+        )
