@@ -19,10 +19,12 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from forkd.cli.commands import LISTED
+from forkd.cli.help_text import argument_name, default_shown, described, flags, value_name
 from forkd.cli.main import __doc__ as cli_words
 from forkd.cli.main import app
 from forkd.daemon import settings
@@ -42,7 +44,7 @@ PART_BEGIN = "<!-- Begin of what tools/gen_docs.py generates - do not edit -->\n
 PART_END = "<!-- End of what tools/gen_docs.py generates -->\n"
 
 LIMIT = re.compile(r"_(MAX|MIN)(_[A-Z]+)?$")
-DEADLINE = re.compile(r"_(TIMEOUT|DEADLINE|GRACE)_S$|_MAX_S$|_(SECS|S)_MAX$")
+DEADLINE = re.compile(r"_(TIMEOUT|DEADLINE|GRACE)_S$|_MAX_S$|(?<!MIB)_(SECS|S)_MAX$")
 DURATION = re.compile(r"Duration::from_(secs|millis)\((.+)\)")
 
 CONST = re.compile(
@@ -112,9 +114,6 @@ OPERATIONS_WORDS = """\
 What the label `operation` may be: each use case by its name, and `exec`, which is a command from
 its start to its end, where `start_exec` only starts it:"""
 
-KINDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
-"""What stands for an option's value."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -169,7 +168,7 @@ def _row(limit: Limit) -> str:
 
 
 def _section(path: str) -> str:
-    folder = max((each for each in FOLDERS if path.startswith(f"{each}/")), key=len)
+    folder = max((each for each in FOLDERS if f"{path}/".startswith(f"{each}/")), key=len)
     return FOLDERS[folder]
 
 
@@ -325,21 +324,27 @@ def commands_page() -> str:
         COMMANDS_WORDS,
         *_parameters(root, "forkd"),
     ]
-    for name, command in _walk(root, "forkd"):
-        lines += [f"## `{name}`\n", f"{command.help}\n", *_parameters(command, name)]
+    for name, command in walk(root, "forkd"):
+        text, examples = described(command)
+        lines += [f"## `{name}`\n", f"{text}\n", *_parameters(command, name)]
+        if examples:
+            lines += ["```sh", *examples, "```\n"]
     lines += ["## Exit status\n", words, ""]
     return "\n".join(lines)
 
 
 def command_names() -> list[str]:
     """Return every command, as it is typed."""
-    return [name for name, _ in _walk(typer.main.get_command(app), "forkd")]
+    return [name for name, _ in walk(typer.main.get_command(app), "forkd")]
 
 
-def _walk(group: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - click's own types
+def walk(group: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - click's own types
+    """Yield every command below a group, with what is typed for it; aliases are left out."""
     for each, command in group.commands.items():
+        if not name.count(" ") and not LISTED[each].summary:
+            continue  # an alias
         if hasattr(command, "commands"):
-            yield from _walk(command, f"{name} {each}")
+            yield from walk(command, f"{name} {each}")
         else:
             yield f"{name} {each}", command
 
@@ -349,38 +354,27 @@ def _parameters(command: Any, name: str) -> list[str]:  # noqa: ANN401 - click's
     options = [each for each in command.params if each.param_type_name == "option"]
     options = [each for each in options if "--help" not in each.opts and not each.hidden]
     group = " COMMAND" if hasattr(command, "commands") else ""
-    usage = " ".join([name, "[OPTIONS]", *map(_placeholder, arguments)])
+    usage = " ".join([name, "[OPTIONS]", *map(argument_name, arguments)])
     lines = [f"    {usage}{group}\n", "| | default | |", "|---|---|---|"]
     lines += [
-        f"| `{_placeholder(each)}` | {_default(each)} | {each.help or ''} |" for each in arguments
+        f"| `{argument_name(each)}` | {_default(each)} | {each.help or ''} |" for each in arguments
     ]
     for each in options:
-        flags = ", ".join(f"`{flag}`" for flag in sorted(each.opts, key=len, reverse=True))
-        metavar = "" if each.is_flag else f" {_type(each)}"
-        lines.append(f"| {flags}{metavar} | {_default(each)} | {each.help or ''} |")
+        names = ", ".join(f"`{flag}`" for flag in flags(each))
+        value = value_name(each).replace("|", "\\|")
+        many = " May be repeated." if each.multiple else ""
+        lines.append(
+            f"| {f'{names} `{value}`' if value else names} | {_default(each)} "
+            f"| {each.help or ''}{many} |"
+        )
     return [*lines, ""]
-
-
-def _placeholder(argument: Any) -> str:  # noqa: ANN401 - click's own types
-    many = "…" if argument.nargs == -1 else ""
-    word = argument.name.upper() + many
-    return word if argument.required else f"[{word}]"
-
-
-def _type(option: Any) -> str:  # noqa: ANN401 - click's own types
-    annotation = option.type_descriptor.annotation
-    if get_origin(annotation) is Literal:
-        return f"`{'|'.join(get_args(annotation))}`".replace("|", "\\|")
-    inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-    many = ", may be repeated" if option.multiple else ""
-    return f"{KINDS[inner]}{many}"
 
 
 def _default(parameter: Any) -> str:  # noqa: ANN401 - click's own types
     if parameter.required:
         return "required"
-    value = parameter.default
-    return "" if value in (None, False, [], ()) or callable(value) else f"`{value}`"
+    shown = default_shown(parameter)
+    return f"`{shown}`" if shown else ""
 
 
 def main() -> int:

@@ -83,8 +83,9 @@ def check(words: list[str]) -> None:
         assert rest[0] in command.commands, f"forkd {shlex.join(words)}: no such command"
         command = command.commands[rest.pop(0)]
     own = rest[: rest.index("--")] if "--" in rest else rest
-    known = {option for each in command.params for option in each.opts}
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
     unknown = [word for word in own if word.startswith("-") and word != "-" and word not in known]
+    unknown = [word for word in unknown if not {f"-{letter}" for letter in word[1:]} <= known]
     assert unknown == [], f"forkd {shlex.join(words)}: no such option"
 
 

@@ -33,6 +33,19 @@ def test_every_limit_of_a_request_is_in_the_reference() -> None:
     assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
+def test_no_section_of_limits_is_empty() -> None:
+    sections = gen_docs.limits_page().split("\n## ")[1:]
+
+    assert [each.partition("\n")[0] for each in sections if "\n| `" not in each] == []
+
+
+def test_both_names_of_a_switch_are_in_the_reference() -> None:
+    page = gen_docs.commands_page()
+
+    assert "| `--wait`, `--no-wait` |" in page
+    assert "| `--hold`, `--release` |" in page
+
+
 @pytest.mark.parametrize(
     ("name", "expression", "shown"),
     [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.model.ids import SandboxId
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def test_a_tree_at_its_budget_says_so_and_ends_with_4(forkd: Forkd, sandbox: str
 
 
 def test_a_reset_says_how_long_it_took(forkd: Forkd, sandbox: str) -> None:
-    assert "back at its fork point in 2.5 ms" in forkd("reset", sandbox).err
+    assert "is as it was when it was forked (2.5 ms)" in forkd("reset", sandbox).err
     assert forkd("reset", sandbox, "--json").document == {"id": sandbox, "reset_ms": 2.5}
 
 
@@ -116,9 +118,17 @@ def test_the_tree_is_one_json_document(forkd: Forkd, sandbox: str) -> None:
     assert forkd("tree", "sb-" + "a" * 26).code == 3
 
 
-@pytest.mark.usefixtures("sandbox")
-def test_the_list_says_why_a_sandbox_ended(forkd: Forkd) -> None:
-    assert "ENDED BY" in forkd("ls").out
+def test_the_list_says_why_a_sandbox_ended(
+    forkd: Forkd, daemon: RunningDaemon, sandbox: str
+) -> None:
+    assert "ENDED BY" not in forkd("ls").out
+
+    guest = daemon.service.running[SandboxId(sandbox)]
+    guest.sandbox = replace(guest.sandbox, exit_reason="oom")
+
+    head, line = forkd("ls").out.splitlines()
+    assert "ENDED BY" in head
+    assert line.endswith("oom")
 
 
 def test_a_difference_is_a_line_for_each_file(forkd: Forkd, sandbox: str, tmp_path: Path) -> None:

@@ -5,22 +5,37 @@ from __future__ import annotations
 import json as json_library
 import sys
 from collections import deque
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from forkd.cli import render
+from forkd.cli import render, tables
 from forkd.cli.audit_log import AuditFile, Wanted, default_path, parse_time
-from forkd.cli.context import Json, shared
+from forkd.cli.context import shared
+from forkd.cli.options import Json
+from forkd.cli.tables import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forkd.cli.audit_log import Line
+    from forkd.cli.help_text import Commands
 
 COLUMNS = ("time", "principal", "tenant", "action", "result", "error", "ms", "remote", "objects")
+
+NARROW = {"time", "principal", "action", "result", "objects"}
+"""Columns that a narrow terminal has."""
+
+NARROW_WIDTH_MAX = 150
+"""Width of a terminal that is narrow; a pipe never is."""
+
+SHORT_TIME_WIDTH_MAX = 100
+"""Width of a terminal that has room for a month, a day and seconds only."""
+
+SHORT_TIME = slice(5, 19)
+"""What is kept of a time then."""
 
 WIDTHS = (23, 16, 10, 20, 9, 14, 9, 22, 0)
 """Of the columns of lines that are shown as they come."""
@@ -31,7 +46,7 @@ OBJECTS_SHOWN = 3
 LINES_SHOWN = 1_000
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the command of this file."""
     app.command()(audit)
 
@@ -39,36 +54,47 @@ def register(app: typer.Typer) -> None:
 def audit(  # noqa: PLR0913 - one for each filter
     *,
     since: Annotated[
-        str | None, typer.Option(help="From this time on: 2026-11-23T16:40 (UTC), 15m, 2h or 3d.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="From this time on: 2026-11-23T16:40 (UTC), 15m, 2h or 3d."
+        ),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
     principal: Annotated[
-        list[str], typer.Option(help="Only this principal, such as `token:ci`; may be repeated.")
+        list[str],
+        typer.Option(metavar="PRINCIPAL", help="Only this principal, such as `token:ci`."),
     ] = [],  # noqa: B006 - Typer copies it
-    tenant: Annotated[list[str], typer.Option(help="Only this tenant; may be repeated.")] = [],  # noqa: B006
+    tenant: Annotated[list[str], typer.Option(metavar="TENANT", help="Only this tenant.")] = [],  # noqa: B006
     action: Annotated[
-        list[str], typer.Option(help="Only this action, such as `fork`; may be repeated.")
+        list[str], typer.Option(metavar="ACTION", help="Only this action, such as `fork`.")
     ] = [],  # noqa: B006
     object_: Annotated[
         list[str],
-        typer.Option(
-            "--object", help="Only what touched this sandbox or snapshot; may be repeated."
-        ),
+        typer.Option("--object", metavar="ID", help="Only what touched this sandbox or snapshot."),
     ] = [],  # noqa: B006
     result: Annotated[
         list[str],
-        typer.Option(help="`ok`, `denied`, `refused`, `failed` or `cancelled`; may be repeated."),
+        typer.Option(
+            metavar="RESULT", help="Only `ok`, `denied`, `refused`, `failed` or `cancelled`."
+        ),
     ] = [],  # noqa: B006
     limit: Annotated[
-        int, typer.Option(min=1, help="Number of rows to show: the newest.")
+        int, typer.Option(min=1, help="Number of lines to show: the newest.")
     ] = LINES_SHOWN,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new lines until interrupted.")
     ] = False,
-    file: Annotated[Path | None, typer.Option(help="The audit log.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option(help="The audit log to read.")] = None,
     json: Json = False,
 ) -> None:
-    """Show the audit log of the daemon on this host; with --json, its lines as they are."""
+    """Search the audit log of the daemon on this host.
+
+    With --json its lines are printed as they are.
+
+    Examples:
+      forkd audit --since 2h --result denied
+      forkd audit --principal token:ci --action fork --follow
+    """
     shared.as_json = json
     members = {"principal": principal, "tenant": tenant, "action": action, "result": result}
     wanted = Wanted(
@@ -106,10 +132,22 @@ def _show(found: Iterable[Line], limit: int) -> None:
     for line in found:
         count += 1
         newest.append(line)
-    rows = [[escape(cell) for cell in _cells(line)] for line in newest]
-    render.table(COLUMNS, rows, wrapped="objects")
+    width = tables.terminal_width()
+    rows = [_cells(line) for line in newest]
+    if width is not None and width <= SHORT_TIME_WIDTH_MAX:
+        rows = [[cells[0][SHORT_TIME], *cells[1:]] for cells in rows]
+    narrow = width is not None and width <= NARROW_WIDTH_MAX
+    tables.show(rows, _columns(narrow=narrow), tables.Format())
     if count > limit:
         render.note(f"{count - limit} older lines are not shown; --limit shows more")
+
+
+def _columns(*, narrow: bool) -> list[Column[list[str]]]:
+    return [
+        Column(name.upper(), itemgetter(place), wrap=name == "objects")
+        for place, name in enumerate(COLUMNS)
+        if not narrow or name in NARROW
+    ]
 
 
 def _cells(line: Line) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,29 +45,40 @@ EXIT_CODES: dict[type[ForkdError], int] = {
 
 Url = Annotated[
     str | None,
-    typer.Option(help="Address of the daemon, http[s]://… or unix:///… (default: FORKD_URL)."),
+    typer.Option(
+        metavar="URL",
+        help="Address of the daemon: http[s]://HOST:PORT or unix:///PATH (FORKD_URL unless set).",
+    ),
 ]
 Token = Annotated[
-    str | None, typer.Option(help="Bearer token (default: FORKD_TOKEN).", show_default=False)
+    str | None, typer.Option(metavar="TOKEN", help="Bearer token (FORKD_TOKEN unless set).")
 ]
 CaFile = Annotated[
     str | None,
     typer.Option(
-        help="CA certificates to verify the daemon's with (default: FORKD_CA_FILE).",
-        show_default=False,
+        metavar="PATH",
+        help="CA certificates that verify the daemon's (FORKD_CA_FILE unless set).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass
 class Shared:
-    """What the global options said, and whether the command said `--json`."""
+    """What this invocation said.
+
+    Attributes:
+        url: Of the options in front of the command.
+        token: As above.
+        ca_file: As above.
+        as_json: Whether the command said `--json`.
+        typed: Values of the command's options and arguments, by the names that a person typed.
+    """
 
     url: str | None = None
     token: str | None = None
     ca_file: str | None = None
     as_json: bool = False
+    typed: dict[str, object] = field(default_factory=dict)
 
     def client(self, *, as_json: bool = False) -> Client:
         """Return a client of the daemon that was named; remembers how to show errors."""

@@ -19,12 +19,14 @@ import typer
 
 from forkd.cli import archive, render
 from forkd.cli.archive import PERMISSIONS, Copied, shown
-from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.cli.context import EXIT_ERROR, shared
+from forkd.cli.options import Json
 from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forkd.cli.help_text import Commands
     from forkd.sdk import Client, Sandbox
     from forkd.wire.v2_files import FileEntry
 
@@ -34,7 +36,7 @@ ARCHIVE_BYTES_MIN = 1 << 20
 """Smallest file that goes as an archive: it may have holes."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the command of this file."""
     app.command("cp")(copy)
 
@@ -53,14 +55,19 @@ class Terms:
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="PATH or ID:/PATH", show_default=False)],
-    target: Annotated[str, typer.Argument(help="ID:/PATH or PATH", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="PATH of this host, or SANDBOX:/PATH.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="SANDBOX:/PATH, or PATH of this host.")
+    ],
     *,
     user: Annotated[
         str | None,
         typer.Option(
-            help="Owner of what is made new in the sandbox: a name, or UID[:GID] "
-            "(default: the image's user)."
+            metavar="USER",
+            help="Owner of new files in the sandbox: a name, or UID[:GID] (the image's user "
+            "unless set).",
         ),
     ] = None,
     exact: Annotated[
@@ -68,14 +75,18 @@ def copy(
         typer.Option(
             "--archive",
             "-a",
-            help="Keep owners, by number, and set-user-ID and other special bits.",
+            help="Keep owners (by number) and special bits such as set-user-ID.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Copy a file or a folder, links included, between this host and a sandbox.
+    """Copy files and folders between this host and a sandbox.
 
-    What cannot be copied is left out and named, and the exit status is 1 then.
+    Links are copied as links.  What cannot be copied is left out and named, and the exit code is 1.
+
+    Examples:
+      forkd cp data.csv sb-7q66th9abcde:/tmp/
+      forkd cp sb-7q66th9abcde:/root/results ./results
     """
     copied, terms = Copied(), Terms(user, exact)
     with shared.client(as_json=json) as client:
@@ -87,7 +98,7 @@ def copy(
                 _download(sandbox, path, _into_local(Path(target), name), copied, terms)
             case _:
                 raise InvalidRequest(
-                    "one of the two must be in a sandbox: ID:/PATH", field="target"
+                    "one of SOURCE and TARGET must be in a sandbox: SANDBOX:/PATH", field="target"
                 )
     if json:
         render.document({"files": copied.files, "bytes": copied.bytes, "skipped": copied.skipped})

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli.context import Json, shared
+from forkd.cli.context import shared
+from forkd.cli.options import Json
 
 if TYPE_CHECKING:
+    from forkd.cli.help_text import Commands
     from forkd.wire.v2_events import EventInfo
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     app.command()(events)
 
@@ -25,9 +27,9 @@ def events(
     after: Annotated[
         int | None,
         typer.Option(
-            help="Only events after the one with this id (default: all that are kept; with "
+            metavar="ID",
+            help="Only events after the one with this id (all that are kept unless set; with "
             "--follow, new ones).",
-            show_default=False,
             min=0,
         ),
     ] = None,
@@ -36,7 +38,14 @@ def events(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List events of sandboxes and snapshots; with --json one object a line."""
+    """List events of sandboxes and snapshots.
+
+    With --json each line is one JSON object.
+
+    Examples:
+      forkd events
+      forkd events --follow --json
+    """
     if after is None and not follow:
         after = 0
     with shared.client(as_json=json) as client:

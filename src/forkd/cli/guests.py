@@ -16,22 +16,37 @@ from forkd.cli.context import (
     EXIT_NO_EXECUTABLE,
     EXIT_NO_PROGRAM,
     EXIT_TIMED_OUT,
-    Json,
     shared,
 )
+from forkd.cli.options import Cwd, Env, Id, Json, User
+from forkd.cli.units import duration, shown_duration
 from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
     from forkd import EvalResult, ExecResult
+    from forkd.cli.help_text import Commands
     from forkd.sdk._requests import ExecOptions
-
-Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
 
 SIGNAL_EXIT_BASE = 128
 
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        parser=duration,
+        help="Kill the command after this time and exit with 124.",
+    ),
+]
+Interactive = Annotated[
+    bool, typer.Option("--interactive", "-i", help="Attach standard input; this is the default.")
+]
+Tty = Annotated[bool, typer.Option("--tty", "-t", help="Run the command in this terminal.")]
+NoStdin = Annotated[bool, typer.Option("--no-stdin", "-n", help="Do not attach standard input.")]
 
-def register(app: typer.Typer) -> None:
+
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     after_args = {"allow_interspersed_args": False}
     app.command("exec", context_settings=after_args)(exec_)
@@ -40,23 +55,31 @@ def register(app: typer.Typer) -> None:
 
 def exec_(  # noqa: PLR0913 - one for each option
     sandbox: Id,
-    args: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
+    args: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")
+    ],
     *,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE")] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="Working directory.")] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="User to run as.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Kill the program after this many seconds.")
-    ] = None,
-    tty: Annotated[
-        bool, typer.Option("--tty", "-t", help="Run the program in this terminal.")
-    ] = False,
-    no_stdin: Annotated[
-        bool, typer.Option("--no-stdin", "-n", help="Do not attach stdin.")
-    ] = False,
+    env: Env = None,
+    cwd: Cwd = None,
+    user: User = None,
+    timeout: Timeout = None,
+    interactive: Interactive = False,  # noqa: ARG001 - it is so without, too
+    tty: Tty = False,
+    no_stdin: NoStdin = False,
     json: Json = False,
 ) -> None:
-    """Run a program in a sandbox with stdin, stdout and stderr attached; exit as it does."""
+    """Run a command in a sandbox and exit with its exit code.
+
+    Standard input, output and error are attached.  Without --timeout the command has no time
+    limit.  The exit code is 124 if it timed out, 125 if forkd failed, 126 if the program cannot
+    be executed, and 127 if there is no such program.
+
+    Examples:
+      forkd exec sb-7q66th9abcde -- uname -a
+      forkd exec -it sb-7q66th9abcde bash
+      forkd exec --timeout 5m sb-7q66th9abcde -- sh -c 'ls | wc -l'
+      forkd exec sb-7q66th9abcde -- tar -cz /data >data.tgz
+    """
     program = args[1:] if args[0] == "--" else args
     options: ExecOptions = {"env": _environment(env or []), "cwd": cwd, "user": user}
     try:
@@ -75,7 +98,7 @@ def exec_(  # noqa: PLR0913 - one for each option
         render.failure(error, as_json=json)
         raise typer.Exit(_not_started(error)) from None
     if ended.timed_out:
-        render.note(f"timed out after {timeout} s")
+        render.note(f"timed out after {shown_duration(timeout or 0)}; --timeout sets the time")
         raise typer.Exit(EXIT_TIMED_OUT)
     code = ended.exit_code
     raise typer.Exit(SIGNAL_EXIT_BASE + (ended.signal or 0) if code is None else code)
@@ -101,21 +124,36 @@ def _environment(settings: list[str]) -> dict[str, str]:
 def eval_(
     sandbox: Id,
     code: Annotated[
-        str | None, typer.Argument(help="Python code; - reads it from stdin.", show_default=False)
+        str | None, typer.Argument(metavar="CODE", help="Python code; - reads standard input.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the code from this file.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Interrupt the code after this many seconds.")] = (
-        EXEC_TIMEOUT_S_DEFAULT
-    ),
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DURATION",
+            parser=duration,
+            help=f"Interrupt the code after this time ({EXEC_TIMEOUT_S_DEFAULT:g}s unless set).",
+        ),
+    ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Run code in a sandbox's warm runtime and print its value."""
+    """Run Python in the sandbox's warm interpreter and print the result.
+
+    Names that the code defines are there in the next evaluation.  The exit code is 0 if the code
+    ended, 1 if it raised an exception, and 124 if it timed out.
+
+    Examples:
+      forkd eval sb-7q66th9abcde 'sum(range(10))'
+      forkd eval sb-7q66th9abcde --file analysis.py --timeout 10m
+      echo 'print("hi")' | forkd eval sb-7q66th9abcde -
+    """
     text = _code(code, file)
+    timeout_s = EXEC_TIMEOUT_S_DEFAULT if timeout is None else timeout
     with shared.client(as_json=json) as client:
-        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout, check=False)
+        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout_s, check=False)
     if json:
         render.document(_as_json(result))
     else:
@@ -128,7 +166,7 @@ def eval_(
 
 def _code(code: str | None, file: Path | None) -> str:
     if (code is None) == (file is None):
-        raise InvalidRequest("nothing to run: give code, or --file FILE", field="code")
+        raise InvalidRequest("give either CODE or --file FILE", field="code")
     if code == "-":
         return sys.stdin.read()
     if file is None:
@@ -174,7 +212,7 @@ def _show(result: EvalResult) -> None:
     if result.error is not None:
         sys.stderr.write(result.error.traceback.rstrip("\n") + "\n")
     elif result.timed_out:
-        render.note("timed out; variables that were defined are kept")
+        render.note("timed out; names that were defined are kept; --timeout sets the time")
     elif result.repr not in {None, "None"}:
         typer.echo(result.repr)
     if result.truncated:

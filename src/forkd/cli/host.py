@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli import render, tables
+from forkd.cli.context import shared
+from forkd.cli.options import Json, Output, Recipe
 from forkd.cli.sandboxes import kill_each
+from forkd.cli.units import MIB, counted, shown_duration, shown_size
 from forkd.errors import NotFound, TransportError
 from forkd.machine import build as image_building
 from forkd.machine import lifecycle
@@ -22,21 +24,37 @@ from forkd.sdk._recipes import find_local
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forkd.cli.help_text import Commands
+    from forkd.wire.v2 import HostInfo
+
 Choice = Literal["auto", "native", "helper"]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     for command in (up, down, doctor, build, host):
         app.command()(command)
 
 
 def up(
-    mode: Annotated[Choice, typer.Option(help="Where machines run.")] = "auto",
+    mode: Annotated[
+        Choice,
+        typer.Option(
+            help="auto: native if this host's KVM works, else helper; native: on this host; "
+            "helper: inside a QEMU VM."
+        ),
+    ] = "auto",
     *,
     json: Json = False,
 ) -> None:
-    """Start the daemon, on this host or in the helper machine, unless it is running."""
+    """Start the forkd daemon: on this host, or in a helper VM where KVM is not usable.
+
+    A daemon that runs already is left as it is.
+
+    Examples:
+      forkd up
+      forkd up --mode helper
+    """
     shared.as_json = json
     tell = (lambda _: None) if json else render.note
     daemon = lifecycle.up(state_dir(), mode=None if mode == "auto" else mode, progress=tell)
@@ -53,7 +71,13 @@ def _as_json(daemon: lifecycle.RunningDaemon) -> dict[str, Any]:
 
 
 def down(*, json: Json = False) -> None:
-    """Stop all sandboxes, the daemon and the helper machine; snapshots are kept."""
+    """Stop all sandboxes, the daemon and the helper VM.
+
+    Snapshots are kept.
+
+    Examples:
+      forkd down
+    """
     shared.as_json = json
     try:
         daemon = lifecycle.find(state_dir())
@@ -71,17 +95,26 @@ def down(*, json: Json = False) -> None:
 
 
 def doctor(*, json: Json = False) -> None:
-    """Check what this host supports, and how to fix what it does not."""
+    """Check what this host supports, and how to fix what it does not.
+
+    Examples:
+      forkd doctor
+    """
     command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
 
 
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, folder or TOML file.")],
+    recipe: Recipe,
     *,
     json: Json = False,
 ) -> None:
-    """Build the image of a recipe, unless it is built already."""
+    """Build the image of a recipe, unless it is built already.
+
+    Examples:
+      forkd build python-numpy
+      forkd build ./my-recipe
+    """
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
         made = client.images.build(prepared(recipe, client, steps), on_progress=steps)
     if json:
@@ -96,11 +129,37 @@ def prepared(recipe: str, client: Client, steps: render.Steps) -> Path | str:
     return image_building.prepare(found, client.endpoint.url, state_dir(), steps)
 
 
-def host(*, json: Json = False) -> None:
-    """Show the daemon's host: version, memory, disk, sandboxes."""
+def host(*, output: Output = None, json: Json = False) -> None:
+    """Show the daemon's host: version, processors, memory, disk.
+
+    Examples:
+      forkd host
+      forkd host -o '{memory_available_mib}'
+    """
+    form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
         found = client.host()
-    if json:
-        render.document(found)
-    else:
-        render.table(("what", "value"), list(found.model_dump(mode="json").items()))
+    tables.detail(found, _labels(found), form)
+
+
+def _labels(of: HostInfo) -> list[tuple[str, object]]:
+    """Return what there is to say of a host, with labels."""
+    total, free = shown_size(of.memory_total_mib * MIB), shown_size(of.memory_available_mib * MIB)
+    kvm = "not usable"
+    if of.kvm:
+        kvm = "emulated (guests are very slow)" if of.pvm else "usable"
+    return [
+        ("Host name", of.hostname),
+        ("forkd", of.version),
+        ("Running for", shown_duration(of.uptime_s)),
+        ("Kernel", of.kernel),
+        ("Processors", f"{counted(of.cpus, 'CPU')}, {of.cpu_model}"),
+        ("KVM", kvm),
+        ("Memory", f"{total}, {free} available"),
+        ("Free disk", f"{shown_size(of.state_free_mib * MIB)} for snapshots"),
+        ("Limits", "enforced by cgroups" if of.cgroups else "not enforced: no cgroups"),
+        ("Network", "available" if of.network else "not available"),
+        ("Jail", "on" if of.jail else "off"),
+        ("Snapshots", of.snapshots),
+        ("Sandboxes", of.sandboxes),
+    ]

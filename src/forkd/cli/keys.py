@@ -7,18 +7,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli import render, tables
+from forkd.cli.context import shared
+from forkd.cli.help_text import Commands
+from forkd.cli.options import Json, Output
+from forkd.cli.tables import Column
 
 if TYPE_CHECKING:
     from forkd.packs.keys import Key, Keyring
 
-commands = typer.Typer(help="Make keys, and trust those of others.", no_args_is_help=True)
+commands = Commands(help="Manage the keys that sign and verify packs.")
 
 DEFAULT = "default"
 """The key that signs if none is named."""
 
-Name = Annotated[str, typer.Argument(help="Name of a key.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a key.")]
+
+COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    Column("NAME", lambda of: of["name"]),
+    Column("SIGNS", lambda of: "yes" if of["signs"] else None),
+    Column("TRUSTED", lambda of: "yes" if of["trusted"] else None),
+    Column("KEY", lambda of: of["key"]),
+)
+"""What a list of keys shows."""
+
+
+def register(app: Commands) -> None:
+    """Add the commands of this file."""
+    app.add_typer(commands, name="key")
 
 
 def keyring(*, as_json: bool) -> Keyring:
@@ -31,25 +47,40 @@ def keyring(*, as_json: bool) -> Keyring:
 
 @commands.command()
 def new(name: Name = DEFAULT, *, json: Json = False) -> None:
-    """Create a signing key, and trust it."""
+    """Create a signing key, and trust it.
+
+    Examples:
+      forkd key new
+    """
     made = keyring(as_json=json).new(name)
     _show(made, as_json=json)
 
 
 @commands.command()
 def show(name: Name = DEFAULT, *, json: Json = False) -> None:
-    """Print a public key."""
+    """Print a public key.
+
+    Examples:
+      forkd key show
+    """
     _show(keyring(as_json=json).get(name), as_json=json)
 
 
 @commands.command()
 def trust(
     name: Name,
-    key: Annotated[list[str], typer.Argument(help="As `forkd key show` prints it; - reads stdin.")],
+    key: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY", help="What `forkd key show` prints; - reads standard input."),
+    ],
     *,
     json: Json = False,
 ) -> None:
-    """Trust somebody's public key."""
+    """Trust another person's public key.
+
+    Examples:
+      forkd key trust alice forkd-ed25519 MCowBQYDK2VwAyEA...
+    """
     from forkd.packs.keys import parse_public  # noqa: PLC0415 - as above
 
     ring = keyring(as_json=json)
@@ -58,26 +89,31 @@ def trust(
 
 
 @commands.command("ls")
-def list_(*, json: Json = False) -> None:
-    """List keys: trusted ones, and those that can sign."""
+def list_(*, output: Output = None, json: Json = False) -> None:
+    """List keys that are trusted and keys that can sign.
+
+    Examples:
+      forkd key ls
+    """
+    form = tables.chosen(output, as_json=json)
     found = keyring(as_json=json).list_all()
-    if json:
-        render.document([_plain(each) for each in found])
-        return
-    rows = [
-        (each.name, "yes" if each.own else None, "yes" if each.trusted else None, shown["key"])
-        for each in found
-        for shown in [_plain(each)]
-    ]
-    render.table(("name", "signs", "trusted", "key"), rows)
+    tables.show([_plain(each) for each in found], COLUMNS, form)
 
 
 @commands.command("rm")
 def remove(name: Name, *, json: Json = False) -> None:
-    """Delete a key and its secret; packs that it has signed are no longer trusted."""
+    """Delete a key and its secret half.
+
+    Packs that the key has signed are no longer trusted.
+
+    Examples:
+      forkd key rm alice
+    """
     keyring(as_json=json).remove(name)
     if json:
         render.document({"removed": name})
+    else:
+        typer.echo(name)
 
 
 def _show(key: Key, *, as_json: bool) -> None:

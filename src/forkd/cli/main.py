@@ -2,20 +2,21 @@
 
 | exit status | meaning |
 |---|---|
-| 0 | it worked |
-| 1 | it did not: the host, the store, a machine or some of several sandboxes failed |
+| 0 | success |
+| 1 | failed: host, storage, VM, or some of several sandboxes; code of `forkd eval` raised |
 | 2 | the command line, or a value in it, is wrong |
-| 3 | there is no such sandbox, snapshot, recipe or file |
-| 4 | it exists, but its state forbids this |
-| 5 | the token is missing or wrong |
-| 6 | the host is full, or the tenant has no more quota |
+| 3 | no such sandbox, snapshot, recipe or file |
+| 4 | wrong state for this operation |
+| 5 | the token is missing, wrong, or not allowed to do this |
+| 6 | the host is full, or the tenant's quota is used up |
 | 7 | no daemon answers |
+| 124 | timed out: `--timeout` of `exec` and `eval` |
 | 130 | interrupted |
-| 141 | whoever read our output left |
+| 141 | output pipe closed |
 
-`forkd exec` ends with the exit code of the program, 128 + n if signal n ended it, and otherwise
-with 124 if it timed out, 125 if forkd failed, 126 if the program cannot be executed, 127 if
-there is no such program.
+`forkd exec` exits with the exit code of the program, or 128 + n if signal n ended the program.
+Otherwise it exits with 124 if the program timed out, 125 if forkd failed, 126 if the program
+cannot be executed, and 127 if there is no such program.
 """
 
 from __future__ import annotations
@@ -25,15 +26,12 @@ from typing import Annotated
 import typer
 
 import forkd
-from forkd.cli import commands
 from forkd.cli.context import CaFile, Token, Url, shared
 from forkd.cli.group import Group
 
 app = typer.Typer(
     cls=Group,
-    help="fork(2) for virtual machines.",
-    no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -55,11 +53,8 @@ def options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """fork(2) for virtual machines."""
+    """Fork, branch and run microVM sandboxes."""
     shared.url, shared.token, shared.ca_file, shared.as_json = url, token, ca_file, False
-
-
-commands.register(app)
 
 
 def main() -> None:

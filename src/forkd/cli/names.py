@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import typer
 
 from forkd.errors import NotFound
 from forkd.limits import SANDBOX_ID_PATTERN
@@ -14,6 +17,22 @@ if TYPE_CHECKING:
 ID_START = "sb-"
 
 _WHOLE_ID = re.compile(SANDBOX_ID_PATTERN.removesuffix("$"))
+
+PORTS = {"http": 80, "https": 443}
+"""Ports of URLs that do not say theirs."""
+
+
+def network_rule(text: str) -> str:
+    """Return a rule of a network policy, unless it is a URL."""
+    if "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+        name, port = parts.hostname, parts.port or PORTS.get(parts.scheme)
+    except ValueError:
+        name, port = None, None
+    example = f"{name}:{port}" if name and port else "example.com:443"
+    raise typer.BadParameter(f"give a name, not a URL: {example}")
 
 
 def sandbox_id(client: Client, text: str) -> str:

@@ -6,19 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
-from forkd.cli.sandboxes import Id  # noqa: TC001 - Typer reads it at run time
+from forkd.cli import render, tables
+from forkd.cli.context import shared
+from forkd.cli.names import network_rule
+from forkd.cli.options import Id, Json
+from forkd.cli.tables import Column
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from forkd.cli.help_text import Commands
     from forkd.wire.v2_network import NetworkInfo
 
 LISTED_MAX = 20
 """Most lines of each list; `--json` has all."""
 
+Refused = tuple[str, str | None, int, str | None]
 
-def register(app: typer.Typer) -> None:
+COLUMNS: tuple[Column[Refused], ...] = (
+    Column("REFUSED", lambda of: of[0]),
+    Column("PORT", lambda of: of[1]),
+    Column("TIMES", lambda of: of[2], right=True),
+    Column("WHY", lambda of: of[3], wrap=True),
+)
+"""What a list of refusals shows."""
+
+
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     app.command()(network)
 
@@ -28,20 +41,34 @@ def network(  # noqa: PLR0913 - one for each option
     *,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Also allow this rule (see `forkd fork --network`); may be repeated."),
+        typer.Option(
+            metavar="RULE",
+            parser=network_rule,
+            help="Also allow this rule; `forkd fork --help` says what rules are.",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Allow this and nothing else; may be repeated."),
+        typer.Option(
+            "--set", metavar="RULE", parser=network_rule, help="Allow these rules and nothing else."
+        ),
     ] = None,
     deny_all: Annotated[bool, typer.Option("--deny-all", help="Allow nothing.")] = False,
     hold: Annotated[
         bool | None,
-        typer.Option("--hold/--release", help="Refuse all connections, or stop doing so."),
+        typer.Option("--hold/--release", help="Block all egress, or lift the block."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a sandbox may reach and what it was refused, or change what it may reach."""
+    """Show or change what a sandbox may reach.
+
+    Without options it shows the rules, and what the sandbox was refused.
+
+    Examples:
+      forkd network sb-7q66th9abcde
+      forkd network sb-7q66th9abcde --allow example.com:443
+      forkd network sb-7q66th9abcde --hold
+    """
     if bool(allow) + bool(set_) + deny_all > 1:
         raise InvalidRequest("give one of --allow, --set and --deny-all", field="allow")
     rules = ["deny-all"] if deny_all else set_
@@ -67,7 +94,7 @@ def _show(shown: NetworkInfo) -> None:
     render.note(
         f"refused: {shown.refused_packets} packets, {shown.refused_questions} questions for names"
     )
-    rows: list[tuple[str, str | None, int, str | None]] = [
+    rows: list[Refused] = [
         (each.name, None, each.questions, each.why) for each in shown.refused_names[:LISTED_MAX]
     ]
     rows += [
@@ -75,4 +102,4 @@ def _show(shown: NetworkInfo) -> None:
         for each in shown.refused_destinations[:LISTED_MAX]
     ]
     if rows:
-        render.table(("refused", "port", "times", "why"), rows)
+        tables.show(rows, COLUMNS, tables.Format())

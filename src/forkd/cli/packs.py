@@ -18,14 +18,17 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli.context import shared
 from forkd.cli.keys import DEFAULT, keyring
+from forkd.cli.options import Json, Tag
+from forkd.cli.units import shown_size
 from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forkd import Client
+    from forkd.cli.help_text import Commands
     from forkd.packs.container import Head
     from forkd.wire import v2_packs
 
@@ -33,10 +36,13 @@ READ_BYTES = 1024 * 1024
 TOLD_BYTES = 64 * 1024 * 1024
 """How far a pack comes between two lines that say so."""
 
-Tag = Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)]
-KeyName = Annotated[str | None, typer.Option("--key", help="Key to sign the pack with.")]
+KeyName = Annotated[
+    str | None, typer.Option("--key", metavar="NAME", help="The key to sign the pack with.")
+]
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign the pack.")]
-As = Annotated[str | None, typer.Option("--as", help="Name for the imported snapshot.")]
+As = Annotated[
+    str | None, typer.Option("--as", metavar="TAG", help="Name for the imported snapshot.")
+]
 AllowUnsigned = Annotated[
     bool,
     typer.Option(
@@ -45,7 +51,7 @@ AllowUnsigned = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     for command in (pack, unpack, push, pull):
         app.command()(command)
@@ -54,7 +60,8 @@ def register(app: typer.Typer) -> None:
 def pack(  # noqa: PLR0913 - a command has that many options
     tag: Tag,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Output file (default TAG.forkpack).")
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write (TAG.forkpack unless set)."),
     ] = None,
     *,
     key: KeyName = None,
@@ -62,7 +69,12 @@ def pack(  # noqa: PLR0913 - a command has that many options
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Export a snapshot, and those it depends on, to one signed file."""
+    """Export a snapshot and its ancestors to one signed file.
+
+    Examples:
+      forkd pack numpy
+      forkd pack numpy -o /backup/numpy.forkpack --key release
+    """
     shared.as_json = json
     path = output or Path(f"{tag}.forkpack")
     if path.exists() and not force:
@@ -75,17 +87,22 @@ def pack(  # noqa: PLR0913 - a command has that many options
     ):
         size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
     said = {"file": str(path), "bytes": size, **_signer(head)}
-    _report(f"{path}: {render.mib(size)}", said, as_json=json)
+    _report(f"{path}: {shown_size(size)}", said, as_json=json)
 
 
 def unpack(
-    file: Annotated[Path, typer.Argument(help="A pack; - reads it from stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pack; - reads standard input.")],
     *,
     as_: As = None,
     allow_unsigned: AllowUnsigned = False,
     json: Json = False,
 ) -> None:
-    """Import a pack: all of its snapshots, or none."""
+    """Import a pack: all of its snapshots, or none.
+
+    Examples:
+      forkd unpack numpy.forkpack
+      forkd unpack numpy.forkpack --as numpy-2
+    """
     with shared.client(as_json=json) as client, _opened(file) as source:
         pieces = iter(lambda: source.read(READ_BYTES), b"")
         taken = _take(client, pieces, as_, allow_unsigned=allow_unsigned, as_json=json)
@@ -94,16 +111,24 @@ def unpack(
 
 def push(  # noqa: PLR0913 - as above
     tag: Tag,
-    url: Annotated[str, typer.Argument(help="URL of a file, or of a folder (ending with /).")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="URL of a file, or of a folder (ending with /).")
+    ],
     *,
     version: Annotated[
-        str | None, typer.Option(help="Version in the folder (default: the next).")
+        str | None, typer.Option(help="Version in the folder (the next one unless set).")
     ] = None,
     key: KeyName = None,
     unsigned: Unsigned = False,
     json: Json = False,
 ) -> None:
-    """Pack a snapshot and upload it to a server (HTTP PUT)."""
+    """Pack a snapshot and upload it to a server (HTTP PUT).
+
+    FORKD_PACKS_TOKEN is sent as a bearer token.
+
+    Examples:
+      forkd push numpy https://packs.example.com/team/
+    """
     from forkd.packs.remote import Remote, shown, target_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json
@@ -122,20 +147,28 @@ def push(  # noqa: PLR0913 - as above
     if published is not None:
         said |= {"name": tag, "version": published.version, "digest": published.digest}
     name = tag if published is None else f"{tag}@{published.version}"
-    _report(f"{name}: {render.mib(size)}", said, as_json=json)
+    _report(f"{name}: {shown_size(size)}", said, as_json=json)
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="A URL, or NAME or NAME@VERSION.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A URL, NAME or NAME@VERSION.")],
     *,
     folder: Annotated[
-        str | None, typer.Option("--from", help="URL of the folder (default: FORKD_PACKS_URL).")
+        str | None,
+        typer.Option(
+            "--from", metavar="URL", help="URL of the folder (FORKD_PACKS_URL unless set)."
+        ),
     ] = None,
     as_: As = None,
     allow_unsigned: AllowUnsigned = False,
     json: Json = False,
 ) -> None:
-    """Download a pack and import it."""
+    """Download a pack and import it.
+
+    Examples:
+      forkd pull numpy@3 --from https://packs.example.com/team/
+      forkd pull https://packs.example.com/team/numpy.forkpack
+    """
     from forkd.packs.remote import Remote, source_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json
@@ -213,7 +246,7 @@ def _told(
     size = 0
     for piece in pieces:
         if size // TOLD_BYTES != (size + len(piece)) // TOLD_BYTES:
-            steps(_Step(stage, f"{message}, {render.mib(size + len(piece))}"))
+            steps(_Step(stage, f"{message}, {shown_size(size + len(piece))}"))
         size += len(piece)
         yield piece
 

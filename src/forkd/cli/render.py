@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import BaseModel
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
+from forkd.cli import words
 from forkd.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
+    from rich.progress import Progress
 
     from forkd.errors import ForkdError
 
 WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
-
-WRAPPED_MIN = 29
-"""Width of a wrapped column in the narrowest terminal: an id."""
 
 HINTS = {
     "denied": "pass --token, or set FORKD_TOKEN",
@@ -47,45 +41,25 @@ NOT_FOUND_HINTS = {
 }
 """How to see what there is, by what was not found: a key of the error's context."""
 
-errors = Console(stderr=True, highlight=False)
-
 
 def document(value: object) -> None:
     """Print one JSON document."""
-    sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
+    sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, BaseModel):
+def plain(value: object) -> object:
+    """Return a result as what JSON can hold."""
+    if hasattr(value, "model_dump"):  # one of the wire's types
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return value
-
-
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, wrapped: str | None = None
-) -> None:
-    """Print a table; a value that is absent is a dash.
-
-    Args:
-        columns: Their names.
-        rows: A cell for each column.
-        wrapped: The column that has further lines where a terminal is too narrow; None for none.
-    """
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        if column == wrapped:
-            made.add_column(column.upper(), min_width=WRAPPED_MIN)
-        else:
-            made.add_column(column.upper(), no_wrap=True, overflow="ignore")
-    for row in rows:
-        made.add_row(*("-" if cell is None else str(cell) for cell in row))
-    printed(made)
 
 
 def printed(drawn: RenderableType) -> None:
     """Print something drawn on standard output; no pipe cuts its lines."""
+    from rich.console import Console  # noqa: PLC0415 - few commands draw
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH_PIPED
@@ -93,19 +67,37 @@ def printed(drawn: RenderableType) -> None:
 
 
 def note(text: str) -> None:
-    """Say something to whoever watches."""
-    errors.print(text, markup=False, soft_wrap=True)
+    """Say something on standard error; nothing in it can act on a terminal."""
+    shown = "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
+    sys.stderr.write(f"{shown}\n")
+    sys.stderr.flush()
 
 
-def failure(error: ForkdError, *, as_json: bool) -> None:
-    """Say what went wrong and what to do about it."""
+def removed(names: Sequence[str], *, as_json: bool) -> None:
+    """Print what was removed."""
     if as_json:
-        sys.stderr.write(json.dumps(error_members(error)) + "\n")
+        document({"removed": list(names)})
+    else:
+        for name in names:
+            sys.stdout.write(f"{name}\n")
+
+
+def failure(error: ForkdError, *, as_json: bool, typed: Mapping[str, Any] | None = None) -> None:
+    """Say what went wrong and what to do about it.
+
+    Args:
+        error: What went wrong.
+        as_json: Whether a program reads it.
+        typed: Values of the command's options, by their names.
+    """
+    if as_json:
+        members = {**error_members(error), "error": words.said(error, typed)}
+        sys.stderr.write(json.dumps(members) + "\n")
         return
-    errors.print(f"error: {error} ({error.code})", markup=False, soft_wrap=True)
-    said = hint(error)
-    if said is not None:
-        errors.print(f"hint: {said}", markup=False, soft_wrap=True)
+    note(f"error: {words.said(error, typed)} ({error.code})")
+    more = hint(error)
+    if more is not None:
+        note(f"hint: {more}")
 
 
 def error_members(error: ForkdError) -> dict[str, Any]:
@@ -154,6 +146,16 @@ class Steps:
 @contextmanager
 def steps(*, as_json: bool) -> Iterator[Steps]:
     """Show the steps of a long operation while the context lasts."""
+    from rich.console import Console  # noqa: PLC0415 - few commands take long
+    from rich.progress import (  # noqa: PLC0415 - as above
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    errors = Console(stderr=True, highlight=False)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.fields[stage]:>10}", style="bold"),
@@ -193,12 +195,12 @@ def _bars(bar: Progress) -> Callable[[str, str, float | None], None]:
 
 def age(unix: int) -> str:
     """Return how long ago a time was, in its largest unit."""
-    return _span(int(datetime.now(UTC).timestamp()) - unix)
+    return _span(int(time.time()) - unix)
 
 
 def until(unix: int) -> str:
     """Return how long it is until a time, in its largest unit."""
-    return _span(unix - int(datetime.now(UTC).timestamp()))
+    return _span(unix - int(time.time()))
 
 
 def _span(seconds: int) -> str:
@@ -207,8 +209,3 @@ def _span(seconds: int) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
-
-
-def mib(size_bytes: int) -> str:
-    """Return a size in MiB."""
-    return f"{size_bytes / (1 << 20):.0f} MiB"

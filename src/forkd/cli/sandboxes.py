@@ -1,4 +1,4 @@
-"""`forkd fork`, `ls`, `limits`, `kill`, `logs`: sandboxes from outside."""
+"""`forkd fork`, `ls`, `inspect`, `limits`, `kill`, `logs`: sandboxes from outside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,29 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.cli import complete, render, tables
+from forkd.cli.context import EXIT_ERROR, shared
+from forkd.cli.options import (
+    Bandwidth,
+    Cpus,
+    CpuWeight,
+    Disk,
+    HoldEgress,
+    Id,
+    Io,
+    IoOps,
+    Json,
+    Memory,
+    Network,
+    NoTrunc,
+    OfTag,
+    Output,
+    Pids,
+    Secret,
+    Tag,
+    Ttl,
+)
+from forkd.cli.sandbox_info import COLUMNS, details, limits_shown
 from forkd.errors import (
     Denied,
     Forbidden,
@@ -25,83 +46,64 @@ from forkd.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from forkd.cli.help_text import Commands
     from forkd.sdk import Sandbox
     from forkd.sdk._requests import ForkOptions, LimitOptions
-    from forkd.wire.v2 import SandboxFailure, SandboxInfo
+    from forkd.wire.v2 import SandboxFailure
 
 T = TypeVar("T")
 
 KILLERS_MAX = 16
 """Sandboxes killed at once."""
 
-Id = Annotated[str, typer.Argument(help="Id of a sandbox.", show_default=False)]
 
-
-CpuWeight = Annotated[
-    int | None,
-    typer.Option(help="Share of CPU time relative to other sandboxes, 1 to 10000 (default: 100)."),
-]
-Pids = Annotated[int | None, typer.Option(help="Limit of the VMM process's threads on the host.")]
-Io = Annotated[int | None, typer.Option(help="Limit of disk reads, and of writes, in MiB/s.")]
-IoOps = Annotated[int | None, typer.Option(help="Limit of disk operations per second, each way.")]
-Bandwidth = Annotated[
-    int | None, typer.Option(help="Limit of a sandbox's network, each way, in Mbit/s.")
-]
-
-
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     for name, command in (
         ("fork", fork),
         ("ls", list_),
+        ("ps", list_),
+        ("inspect", inspect),
         ("limits", limits),
         ("kill", kill),
+        ("rm", kill),
         ("logs", logs),
     ):
         app.command(name)(command)
 
 
 def fork(  # noqa: PLR0913 - one for each option
-    tag: Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)],
-    n: Annotated[int, typer.Option("-n", "--n", help="Number of sandboxes.")] = 1,
+    tag: Tag,
+    n: Annotated[int, typer.Option("-n", "--n", metavar="N", help="Number of sandboxes.")] = 1,
     *,
-    memory: Annotated[int | None, typer.Option(help="Memory limit of each, in MiB.")] = None,
-    disk: Annotated[int | None, typer.Option(help="Limit of each private disk, in MiB.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="CPU limit of each, in cores.")] = None,
-    cpu: Annotated[float | None, typer.Option("--cpu", hidden=True)] = None,
-    cpu_weight: CpuWeight = None,
-    pids: Pids = None,
-    io: Io = None,
-    io_ops: IoOps = None,
-    bandwidth: Bandwidth = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What each may reach: none, internet, host, deny-all, or a rule such as "
-            "example.com:443 or 192.0.2.0/24:80,443/tcp; may be repeated."
-        ),
-    ] = None,
-    hold_egress: Annotated[
-        bool,
-        typer.Option(
-            "--hold-egress",
-            help="Refuse all of each one's connections until `forkd network --release`.",
-        ),
-    ] = False,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(help="Secret that each may use (see `forkd secret`); may be repeated."),
-    ] = None,
-    ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
+    network: Network = None,
+    hold_egress: HoldEgress = False,
+    secret: Secret = None,
+    ttl: Ttl = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Fail at once if the snapshot is still being written.")
     ] = False,
     all_or_nothing: Annotated[
         bool, typer.Option("--all-or-nothing", help="If one fork fails, delete all of them.")
     ] = False,
+    memory: Memory = None,
+    disk: Disk = None,
+    cpus: Cpus = None,
+    cpu: Annotated[float | None, typer.Option("--cpu", hidden=True)] = None,
+    cpu_weight: CpuWeight = None,
+    pids: Pids = None,
+    io: Io = None,
+    io_ops: IoOps = None,
+    bandwidth: Bandwidth = None,
     json: Json = False,
 ) -> None:
-    """Fork sandboxes from a snapshot; their ids are printed, one a line."""
+    """Start sandboxes from a snapshot and print their ids.
+
+    Examples:
+      forkd fork numpy
+      forkd fork numpy -n 100 --memory 512m --ttl 1h
+      forkd fork numpy --network pypi.example.org:443 --network 192.0.2.0/24
+    """
     options: ForkOptions = {
         "memory_limit_mib": memory,
         "disk_limit_mib": disk,
@@ -144,42 +146,58 @@ def _show_fork(ready: Sequence[Sandbox], failed: Sequence[SandboxFailure], wall_
 
 
 def list_(
-    tag: Annotated[str | None, typer.Option(help="Only sandboxes of this snapshot.")] = None,
+    tag: OfTag = None,
     *,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print whole ids and nothing else.")
+    ] = False,
+    no_trunc: NoTrunc = False,
+    output: Output = None,
     json: Json = False,
 ) -> None:
-    """List sandboxes."""
+    """List sandboxes.
+
+    `forkd ps` is the same command.
+
+    Examples:
+      forkd ls
+      forkd ls --tag numpy -o wide
+      forkd ls -q --tag numpy | xargs forkd kill
+      forkd ls -o '{id} {snapshot_tag}'
+    """
+    form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
         found = [each.info for each in client.sandboxes.list(tag)]
-    if json:
-        render.document(found)
-    elif quiet:
+    if quiet:
         for each in found:
             typer.echo(each.id)
     else:
-        columns = ("id", "snapshot", "status", "pid", "address", "limits", "age", "ended by")
-        rows = [
-            (
-                each.id,
-                each.snapshot_tag,
-                each.status,
-                each.pid,
-                each.guest_addr,
-                _limits(each),
-                render.age(each.created_at_unix),
-                each.exit_reason,
-            )
-            for each in found
-        ]
-        render.table(columns, rows)
+        tables.show(found, COLUMNS, form, whole_ids=no_trunc)
+
+
+def inspect(
+    sandbox: Id,
+    *,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Describe one sandbox.
+
+    Examples:
+      forkd inspect sb-7q66th9abcde
+      forkd inspect sb-7q66th9abcde -o '{guest_addr}'
+    """
+    form = tables.chosen(output, as_json=json)
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox).info
+    tables.detail(found, details(found), form)
 
 
 def limits(  # noqa: PLR0913 - one for each option
     sandbox: Id,
     *,
-    memory: Annotated[int | None, typer.Option(help="Limit of memory, in MiB.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="Limit of CPU time, in cores.")] = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
     cpu_weight: CpuWeight = None,
     pids: Pids = None,
     io: Io = None,
@@ -187,7 +205,14 @@ def limits(  # noqa: PLR0913 - one for each option
     bandwidth: Bandwidth = None,
     json: Json = False,
 ) -> None:
-    """Show the limits of a sandbox; with options, change them while it runs."""
+    """Show or change the limits of a running sandbox.
+
+    With options it changes these limits at once and shows them all.
+
+    Examples:
+      forkd limits sb-7q66th9abcde
+      forkd limits sb-7q66th9abcde --memory 1g --cpus 0.5
+    """
     asked: LimitOptions = {
         "memory_limit_mib": memory,
         "cpu_limit": cpus,
@@ -204,34 +229,42 @@ def limits(  # noqa: PLR0913 - one for each option
     if json:
         render.document(found.info.model_dump(mode="json"))
     else:
-        typer.echo(_limits(found.info) or "none")
-
-
-def _limits(sandbox: SandboxInfo) -> str | None:
-    """Return a sandbox's limits in a few words; None if it has none."""
-    limits = (
-        (sandbox.memory_limit_mib, "{} MiB memory"),
-        (sandbox.disk_limit_mib, "{} MiB disk"),
-        (sandbox.cpu_limit, "{:g} CPUs"),
-        (sandbox.cpu_weight, "CPU weight {}"),
-        (sandbox.pids_limit, "{} threads"),
-        (sandbox.io_limit_mib_s, "{} MiB/s disk"),
-        (sandbox.io_limit_ops, "{} disk operations/s"),
-        (sandbox.bandwidth_limit_mbit, "{} Mbit/s"),
-    )
-    return ", ".join(words.format(limit) for limit, words in limits if limit is not None) or None
+        form = tables.Format()
+        tables.detail(found.info, limits_shown(found.info) or [("Limits", "none")], form)
 
 
 def kill(
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of sandboxes.")] = None,
-    tag: Annotated[str | None, typer.Option(help="All sandboxes of this snapshot.")] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SANDBOX",
+            help="Sandboxes: their ids, beginnings of ids, or names.",
+            autocompletion=complete.sandboxes,
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TAG",
+            help="All sandboxes of this snapshot.",
+            autocompletion=complete.snapshots,
+        ),
+    ] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete sandboxes, with their memory and disks."""
+    """Delete sandboxes, with their memory and disks.
+
+    The id of each sandbox that was deleted is printed.  `forkd rm` is the same command.
+
+    Examples:
+      forkd kill sb-7q66th9abcde
+      forkd kill --tag numpy
+      forkd kill --all
+    """
     if bool(ids) + bool(tag) + all_ != 1:
-        raise InvalidRequest("name sandboxes by ids, by --tag TAG or by --all", field="ids")
+        raise InvalidRequest("name sandboxes: by SANDBOX, by --tag TAG or by --all", field="ids")
     with shared.client(as_json=json) as client:
         missing: dict[str, ForkdError] = {}
         if ids:
@@ -245,10 +278,10 @@ def kill(
         members = [{"id": name, **render.error_members(error)} for name, error in failed.items()]
         render.document({"killed": killed, "failed": members})
     else:
+        for name in killed:
+            typer.echo(name)
         for name, error in failed.items():
             render.note(f"{name} not killed: {error} ({error.code})")
-        if not ids:
-            render.note(f"{len(killed)} killed")
     if failed:
         raise typer.Exit(EXIT_ERROR)
 
@@ -295,7 +328,12 @@ def logs(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the guest's console log."""
+    """Print a sandbox's console log.
+
+    Examples:
+      forkd logs sb-7q66th9abcde
+      forkd logs -f sb-7q66th9abcde
+    """
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         if json:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli import render, tables
+from forkd.cli.context import shared
+from forkd.cli.help_text import Commands
+from forkd.cli.options import Json, Output
+from forkd.cli.prompts import hidden
+from forkd.cli.tables import Column
 from forkd.errors import InvalidRequest
 from forkd.limits import SECRET_VALUE_BYTES_MAX
 
-commands = typer.Typer(help="Set secrets that sandboxes use and never have.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from forkd.wire.v2_secrets import SecretInfo
 
-Name = Annotated[str, typer.Argument(help="Name of a secret.", show_default=False)]
+COLUMNS: tuple[Column[SecretInfo], ...] = (
+    Column("NAME", lambda of: of.name),
+    Column("HOSTS", lambda of: " ".join(of.hosts)),
+    Column("AGE", lambda of: render.age(of.created_at_unix)),
+    Column("TENANT", lambda of: of.tenant, wide=True),
+    Column("HEADER", lambda of: of.header, wide=True),
+    Column("ENV", lambda of: of.env),
+    Column("PLACEHOLDER", lambda of: of.placeholder),
+)
+"""What a list of secrets shows."""
+
+commands = Commands(help="Manage secrets that forkd injects into sandboxes' HTTPS requests.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a secret.")]
 TenantOption = Annotated[
     str | None,
-    typer.Option(help="Tenant that it belongs to (default: one's own).", show_default=False),
+    typer.Option(metavar="TENANT", help="The tenant it belongs to (your own unless set)."),
 ]
 
 
@@ -29,25 +47,35 @@ def set_secret(  # noqa: PLR0913 - one for each option
     host: Annotated[
         list[str],
         typer.Option(
-            help="Host that it is for: api.example.com, *.example.com:8443; may be repeated."
+            metavar="HOST",
+            help="A host that gets the secret: api.example.com or *.example.com:8443.",
         ),
     ],
     header: Annotated[
         str | None,
-        typer.Option(help="Header that it is put into (default: Authorization)."),
+        typer.Option(metavar="NAME", help="The header that has it (Authorization unless set)."),
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(help="Environment variable that holds its placeholder in sandboxes."),
+        typer.Option(
+            metavar="NAME", help="The environment variable that has its placeholder in sandboxes."
+        ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="Read the value from this file, not from standard input."),
+        typer.Option(help="Read the value from this file instead of standard input."),
     ] = None,
     tenant: TenantOption = None,
     json: Json = False,
 ) -> None:
-    """Set a secret, whose value comes from standard input; its placeholder is printed."""
+    """Set a secret and print its placeholder.
+
+    The value comes from standard input.  A terminal asks for it twice and does not show it.
+
+    Examples:
+      forkd secret set openai --host api.openai.example --env OPENAI_API_KEY
+      forkd secret set openai --host api.openai.example --file key.txt
+    """
     value = _read(file)
     with shared.client(as_json=json) as client:
         made = client.secrets.set(name, value, host, header=header, env=env, tenant=tenant)
@@ -58,41 +86,39 @@ def set_secret(  # noqa: PLR0913 - one for each option
 
 
 @commands.command("ls")
-def list_secrets(*, json: Json = False) -> None:
-    """List secrets, without their values."""
+def list_secrets(*, output: Output = None, json: Json = False) -> None:
+    """List secrets, without their values.
+
+    Examples:
+      forkd secret ls
+    """
+    form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
         found = client.secrets.list()
-    if json:
-        render.document(found)
-        return
-    rows = [
-        (
-            each.name,
-            each.tenant,
-            " ".join(each.hosts),
-            each.header,
-            each.env,
-            each.placeholder,
-            render.age(each.created_at_unix),
-        )
-        for each in found
-    ]
-    render.table(("name", "tenant", "hosts", "header", "env", "placeholder", "age"), rows)
+    tables.show(found, COLUMNS, form)
 
 
 @commands.command("rm")
 def remove_secrets(
-    names: Annotated[list[str], typer.Argument(help="Names of secrets.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The names of secrets.")],
     *,
     tenant: TenantOption = None,
     json: Json = False,
 ) -> None:
-    """Remove secrets; they are put into no request from now on."""
+    """Remove secrets; forkd injects them into no request from now on.
+
+    Examples:
+      forkd secret rm openai
+    """
     with shared.client(as_json=json) as client:
         for name in names:
             client.secrets.delete(name, tenant=tenant)
-    if json:
-        render.document({"removed": names})
+    render.removed(names, as_json=json)
+
+
+def register(app: Commands) -> None:
+    """Add the commands of this file."""
+    app.add_typer(commands, name="secret")
 
 
 def _read(file: Path | None) -> str:
@@ -103,6 +129,8 @@ def _read(file: Path | None) -> str:
     """
     bytes_max = SECRET_VALUE_BYTES_MAX + len("\r\n")
     try:
+        if file is None and sys.stdin.isatty():
+            return hidden("Value", field="value")
         if file is None:
             found = sys.stdin.buffer.read(bytes_max + 1)
         else:

@@ -6,43 +6,68 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli import complete, render, tables
+from forkd.cli.context import shared
+from forkd.cli.help_text import Commands
 from forkd.cli.host import prepared
-from forkd.cli.names import machine
+from forkd.cli.names import machine, network_rule
+from forkd.cli.options import Json, NewTag, NoTrunc, Output, Tag, Tags
+from forkd.cli.tables import Column, short_ids, time_shown
+from forkd.cli.units import MIB, counted, duration, shown_size
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from forkd.wire.v2 import SnapshotInfo
+    from forkd.wire.v2 import RemovedInfo, SnapshotInfo, SnapshotInfoDetail
 
-commands = typer.Typer(help="Make, list and remove snapshots.", no_args_is_help=True)
+commands = Commands(help="Create, list and remove snapshots.")
 
-Tag = Annotated[str, typer.Argument(help="Name of a snapshot.", show_default=False)]
 Recipe = Annotated[
-    str | None, typer.Option("--recipe", "-r", help="A recipe's name, folder or TOML file.")
+    str | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="RECIPE",
+        help="A recipe's name, folder or TOML file.",
+        autocompletion=complete.recipes,
+    ),
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="Id of a sandbox; with --exec, name of a snapshot."),
+    typer.Option(
+        "--from",
+        metavar="SOURCE",
+        help="A running sandbox; or, with --exec, a snapshot.",
+        autocompletion=complete.machines,
+    ),
 ]
 FromSandbox = Annotated[str | None, typer.Option("--from-sandbox", hidden=True)]
 """What `--from` was called for sandboxes."""
 Exec = Annotated[
-    str | None, typer.Option("--exec", help="Shell command to run in a fork of the snapshot.")
+    str | None,
+    typer.Option(
+        "--exec", metavar="COMMAND", help="Shell command to run in a fork of the snapshot."
+    ),
 ]
 ExecTimeout = Annotated[
-    float | None, typer.Option("--exec-timeout", help="Time limit of the command, in seconds.")
+    float | None,
+    typer.Option(
+        "--exec-timeout", metavar="DURATION", parser=duration, help="Time limit of the command."
+    ),
 ]
 Network = Annotated[
     list[str] | None,
-    typer.Option(help="What the fork may reach while the command runs; see `forkd fork`."),
+    typer.Option(
+        metavar="RULE",
+        parser=network_rule,
+        help="What the fork may reach while the command runs; see `forkd fork --help`.",
+    ),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return before the snapshot is written.")]
 
 
 @commands.command()
 def create(  # noqa: PLR0913 - one for each option
-    tag: Tag,
+    tag: NewTag,
     recipe: Recipe = None,
     *,
     from_: From = None,
@@ -53,9 +78,15 @@ def create(  # noqa: PLR0913 - one for each option
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Create a snapshot: of a recipe, of a sandbox, or of a fork in which a command has run."""
+    """Create a snapshot from a recipe, a running sandbox, or a command on top of another snapshot.
+
+    Examples:
+      forkd snapshot create numpy --recipe python-numpy
+      forkd snapshot create checkpoint --from sb-7q66th9abcde
+      forkd snapshot create torch --from numpy --network internet --exec 'pip install torch'
+    """
     if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
-        raise InvalidRequest("give either --recipe or --from", field="source")
+        raise InvalidRequest("give one of --recipe and --from", field="source")
     source = from_ or from_sandbox
     if source is None and (exec_ is not None or no_wait or network):
         raise InvalidRequest("--exec, --network and --no-wait go with --from", field="exec")
@@ -81,93 +112,147 @@ def create(  # noqa: PLR0913 - one for each option
 
 def _made(made: SnapshotInfo) -> str:
     """Say what was made, in a line."""
-    shape = f"{made.memory_mib} MiB, {made.vcpus} vCPUs"
+    shape = f"{shown_size(made.memory_mib * MIB)}, {counted(made.vcpus, 'vCPU')}"
     if made.parent_tag is None:
         return f"snapshot {made.tag}: {shape}"
     stood = "" if made.pause_ms is None else f", its source was paused for {made.pause_ms:.1f} ms"
-    stored = "being written" if made.status == "writing" else render.mib(made.stored_bytes)
+    stored = "being written" if made.status == "writing" else shown_size(made.stored_bytes)
     return f"snapshot {made.tag} over {made.parent_tag}: {stored}{stood}"
 
 
 @commands.command("ls")
-def list_(*, json: Json = False) -> None:
-    """List snapshots."""
+def list_(*, output: Output = None, json: Json = False) -> None:
+    """List snapshots.
+
+    Examples:
+      forkd snapshot ls
+      forkd snapshot ls -o wide
+    """
+    form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
         found = client.snapshots.list()
-    if json:
-        render.document(found)
-        return
-    columns = (
-        *("tag", "status", "parent", "depth", "recipe", "vcpus", "memory", "disk", "stored"),
-        *("sandboxes", "age"),
-    )
-    rows = [
-        (
-            each.tag,
-            each.status,
-            each.parent_tag,
-            each.chain_depth,
-            each.recipe,
-            each.vcpus,
-            f"{each.memory_mib} MiB",
-            f"{each.disk_mib} MiB",
-            render.mib(each.stored_bytes),
-            each.sandboxes,
-            render.age(each.created_at_unix),
-        )
-        for each in found
-    ]
-    render.table(columns, rows)
+    tables.show(found, COLUMNS, form)
 
 
 @commands.command()
-def info(tag: Tag, *, json: Json = False) -> None:
-    """Describe one snapshot."""
+def info(tag: Tag, *, no_trunc: NoTrunc = False, output: Output = None, json: Json = False) -> None:
+    """Describe one snapshot.
+
+    Examples:
+      forkd snapshot info numpy
+      forkd snapshot info numpy -o '{stored_bytes}'
+    """
+    form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
         found = client.snapshots.info(tag)
-    if json:
-        render.document(found)
-        return
-    members = found.model_dump(mode="json")
-    members["shared_fraction"] = f"{found.shared_fraction:.0%}"
-    members["ancestors"] = ", ".join(found.ancestors) or None
-    members["dependents"] = ", ".join(found.dependents) or None
-    members["sandbox_ids"] = ", ".join(found.sandbox_ids) or None
-    render.table(("what", "value"), list(members.items()))
+    tables.detail(found, _labels(found, whole_ids=no_trunc), form)
+
+
+def _labels(of: SnapshotInfoDetail, *, whole_ids: bool) -> list[tuple[str, object]]:
+    """Return what there is to say of a snapshot, with labels."""
+    shared_ = f", {of.shared_fraction:.0%} of it shared with ancestors" if of.ancestors else ""
+    shown = {each: each for each in of.sandbox_ids} if whole_ids else short_ids(of.sandbox_ids)
+    memory = shown_size(of.memory_mib * MIB)
+    return [
+        ("Tag", of.tag),
+        ("Status", of.status if of.bootable or of.status != "ready" else "not usable"),
+        ("Error", of.error),
+        ("Created", f"{time_shown(of.created_at_unix)} ({render.age(of.created_at_unix)} ago)"),
+        ("Created by", of.created_by),
+        ("Tenant", f"{of.tenant}{' (shared with all tenants)' if of.shared else ''}"),
+        ("Recipe", of.recipe),
+        ("Runtime", of.runtime),
+        ("Machine", f"{counted(of.vcpus, 'vCPU')}, {memory} memory, {_disk(of)} disk"),
+        ("Stored", f"{shown_size(of.stored_bytes)} of its own"),
+        ("With ancestors", f"{shown_size(of.chain_bytes)}{shared_}" if of.ancestors else None),
+        ("Taken of", of.source_id),
+        ("Source paused", None if of.pause_ms is None else f"{of.pause_ms:.1f} ms"),
+        ("Ancestors", ", ".join(of.ancestors)),
+        ("Dependents", ", ".join(of.dependents)),
+        ("Sandboxes", ", ".join(shown[each] for each in of.sandbox_ids) or "none"),
+        ("Image", of.image_key),
+        ("Folder", of.dir),
+    ]
+
+
+def _disk(of: SnapshotInfo) -> str:
+    return shown_size(of.disk_mib * MIB)
+
+
+COLUMNS: tuple[Column[SnapshotInfo], ...] = (
+    Column("TAG", lambda of: of.tag),
+    Column("STATUS", lambda of: of.status),
+    Column("STORED", lambda of: shown_size(of.stored_bytes), right=True),
+    Column("MEMORY", lambda of: shown_size(of.memory_mib * MIB), right=True),
+    Column("SANDBOXES", lambda of: of.sandboxes, right=True),
+    Column("AGE", lambda of: render.age(of.created_at_unix)),
+    Column("PARENT", lambda of: of.parent_tag, optional=True),
+    Column("RECIPE", lambda of: of.recipe, wide=True),
+    Column("DEPTH", lambda of: of.chain_depth, wide=True, right=True),
+    Column("VCPUS", lambda of: of.vcpus, wide=True, right=True),
+    Column("DISK", _disk, wide=True, right=True),
+    Column("TENANT", lambda of: of.tenant, wide=True),
+)
+"""What a list of snapshots shows."""
+
+GC_COLUMNS: tuple[Column[RemovedInfo], ...] = (
+    Column("KIND", lambda of: of.kind),
+    Column("NAME", lambda of: of.name),
+    Column("SIZE", lambda of: shown_size(of.bytes), right=True),
+)
+"""What a list of removed files shows."""
 
 
 @commands.command("rm")
 def remove(
-    tags: Annotated[list[str], typer.Argument(help="Names of snapshots.")],
+    tags: Tags,
     *,
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="Delete dependent snapshots, too.")
+        bool, typer.Option("--cascade", help="Also delete the snapshots that depend on them.")
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Delete even if other snapshots depend on them; those become unusable."
+            "--force",
+            help="Delete them even if other snapshots depend on them; those become unusable.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Delete snapshots on which no sandbox and no other snapshot depends."""
+    """Delete snapshots (refused while anything depends on them).
+
+    Examples:
+      forkd snapshot rm checkpoint
+      forkd snapshot rm base --cascade
+    """
+    removed: list[str] = []
     with shared.client(as_json=json) as client:
         for tag in tags:
             client.snapshots.delete(tag, cascade=cascade, force=force)
+            removed.append(tag)
+            if not json:
+                typer.echo(tag)
     if json:
-        render.document({"removed": tags})
+        render.document({"removed": removed})
 
 
 @commands.command()
 def share(tag: Tag, *, json: Json = False) -> None:
-    """Let every tenant use a snapshot."""
+    """Let every tenant use a snapshot.
+
+    Examples:
+      forkd snapshot share numpy
+    """
     _share(tag, shared_=True, json=json)
 
 
 @commands.command()
 def unshare(tag: Tag, *, json: Json = False) -> None:
-    """Stop sharing a snapshot with other tenants."""
+    """Stop sharing a snapshot with other tenants.
+
+    Examples:
+      forkd snapshot unshare numpy
+    """
     _share(tag, shared_=False, json=json)
 
 
@@ -182,18 +267,26 @@ def _share(tag: str, *, shared_: bool, json: bool) -> None:
 def compact(
     tag: Tag,
     to: Annotated[
-        str | None, typer.Option("--to", help="Name of the compacted copy (default: in place).")
+        str | None,
+        typer.Option("--to", metavar="TAG", help="Name of a flattened copy (in place unless set)."),
     ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Compact a snapshot's chain into one snapshot; those that depend on it keep working."""
+    """Flatten a chain of snapshots into one.
+
+    Snapshots and sandboxes that depend on it keep working.
+
+    Examples:
+      forkd snapshot compact checkpoint
+      forkd snapshot compact checkpoint --to alone
+    """
     with shared.client(as_json=json) as client:
         made = client.snapshots.compact(tag, to)
     if json:
         render.document(made)
     else:
-        render.note(f"snapshot {made.tag}: {render.mib(made.stored_bytes)}, needs no other")
+        render.note(f"snapshot {made.tag}: {shown_size(made.stored_bytes)}, depends on no other")
 
 
 @commands.command()
@@ -204,13 +297,22 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Delete unused files: leftovers, failed and orphaned snapshots, unused images."""
+    """Delete unused files: leftovers, failed and orphaned snapshots, unused images.
+
+    Examples:
+      forkd snapshot gc --dry-run
+      forkd snapshot gc
+    """
     with shared.client(as_json=json) as client:
         done = client.snapshots.gc(dry_run=dry_run)
     if json:
         render.document(done)
         return
-    rows = [(each.kind, each.name, render.mib(each.bytes)) for each in done.removed]
-    if rows:
-        render.table(("kind", "name", "size"), rows)
-    render.note(f"{render.mib(done.bytes)} {'would be freed' if dry_run else 'freed'}")
+    if done.removed:
+        tables.show(done.removed, GC_COLUMNS, tables.Format())
+    render.note(f"{shown_size(done.bytes)} {'would be freed' if dry_run else 'freed'}")
+
+
+def register(app: Commands) -> None:
+    """Add the commands of this file."""
+    app.add_typer(commands, name="snapshot")

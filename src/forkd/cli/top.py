@@ -11,16 +11,18 @@ import time
 import tty
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from forkd.cli import render
-from forkd.cli.context import Json, shared
+from forkd.cli import render, tables
+from forkd.cli.context import shared
+from forkd.cli.options import Json, NoTrunc
+from forkd.cli.tables import Column, short_ids
+from forkd.cli.units import counted, shown_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forkd import Client
+    from forkd.cli.help_text import Commands
     from forkd.wire.v2_events import UsageInfo
 
 INTERVAL_S = 2.0
@@ -40,10 +43,26 @@ once a second."""
 LOOK_S = 0.1
 """How soon a key, or another size of the terminal, is noticed."""
 
+SPACE = "   "
+"""What is between two sums."""
+
 LINES_AROUND = 3
 """Lines of the terminal that are no sandbox's: totals, the head of the table, and the last one."""
 
-COLUMNS = ("id", "tag", "cpu %", "cpu time", "memory", "disk", "received", "sent", "age")
+COLUMNS: tuple[Column[Any], ...] = tuple(
+    Column(title, str, right=title not in {"ID", "SNAPSHOT"})
+    for title in (
+        "ID",
+        "SNAPSHOT",
+        "CPU %",
+        "MEMORY",
+        "DISK",
+        "CPU TIME",
+        "AGE",
+        "RECEIVED",
+        "SENT",
+    )
+)
 
 
 Key = Literal["cpu", "time", "memory", "disk", "network", "age", "id"]
@@ -78,12 +97,12 @@ class Row:
         yield of.id
         yield of.snapshot_tag
         yield "-" if self.cpu_percent is None else f"{self.cpu_percent:.1f}"
-        yield _duration(of.cpu_secs)
         yield ("" if of.memory_private_exact else "≤ ") + _size(of.memory_private_bytes)
         yield _size(of.disk_bytes)
+        yield _duration(of.cpu_secs)
+        yield render.age(of.created_at_unix)
         yield _size(of.network_received_bytes)
         yield _size(of.network_sent_bytes)
-        yield render.age(of.created_at_unix)
 
 
 class Sampler:
@@ -109,7 +128,7 @@ class Sampler:
         return Row(now, max(0.0, now.cpu_secs - before.usage.cpu_secs) / took_s * 100)
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     app.command()(top)
 
@@ -117,19 +136,25 @@ def register(app: typer.Typer) -> None:
 def top(
     *,
     sort: Annotated[Key, typer.Option(help="Column to sort by, greatest first.")] = "cpu",
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
+    no_trunc: NoTrunc = False,
     json: Json = False,
 ) -> None:
-    """Show what running sandboxes use, again every 2 s; `q` ends it.
+    """Show live resource use of running sandboxes (q quits).
 
-    Without a terminal, and with --once or --json, it is shown once. Figures marked ≤ are
-    upper bounds.
+    Figures are measured again every two seconds.  Without a terminal, and with --once or --json,
+    they are shown once.  A figure marked ≤ is an upper bound.
+
+    Examples:
+      forkd top
+      forkd top --sort memory
+      forkd top --once --json
     """
     console = Console(highlight=False)
     with shared.client(as_json=json) as client:
         sampler = Sampler(client)
         if not (once or json) and console.is_terminal:
-            _watch(console, sampler, sort)
+            _watch(console, sampler, sort, whole_ids=no_trunc)
             return
         sampler.rows()
         time.sleep(FIRST_INTERVAL_S)
@@ -137,14 +162,15 @@ def top(
     if json:
         render.document([_members(each) for each in rows])
     else:
-        render.printed(_drawn(rows, rows))
+        width = tables.terminal_width()
+        render.printed(_drawn(rows, rows, width, whole_ids=no_trunc or width is None))
 
 
 def _members(row: Row) -> dict[str, object]:
     return {**row.usage.model_dump(mode="json"), "cpu_percent": row.cpu_percent}
 
 
-def _watch(console: Console, sampler: Sampler, sort: Key) -> None:
+def _watch(console: Console, sampler: Sampler, sort: Key, *, whole_ids: bool) -> None:
     """Show a table until somebody ends it."""
     rows = _sorted(sampler.rows(), sort)
     with (
@@ -157,7 +183,8 @@ def _watch(console: Console, sampler: Sampler, sort: Key) -> None:
         while True:
             if console.size != size:
                 size = console.size
-                live.update(_drawn(rows, _that_fit(rows, size.height)), refresh=True)
+                shown = _that_fit(rows, size.height)
+                live.update(_drawn(rows, shown, size.width, whole_ids=whole_ids), refresh=True)
             if pressed(LOOK_S) == "q":
                 return
             if time.monotonic() >= due_s:
@@ -204,38 +231,39 @@ def _that_fit(rows: Sequence[Row], height: int) -> Sequence[Row]:
     return rows[: max(0, height - LINES_AROUND)]
 
 
-def _drawn(rows: Sequence[Row], shown: Sequence[Row]) -> RenderableType:
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        left = column in {"id", "tag"}
-        made.add_column(column.upper(), justify="left" if left else "right", no_wrap=True)
-    for row in shown:
-        made.add_row(*map(Text, row.cells()))
-    return Group(Text(_totals(rows), no_wrap=True, overflow="ellipsis"), made)
+def _drawn(
+    rows: Sequence[Row], shown: Sequence[Row], width: int | None, *, whole_ids: bool
+) -> RenderableType:
+    """Draw totals and a row for each sandbox, without the columns that have no room."""
+    ids = short_ids(row.usage.id for row in rows)
+    cells = [[*row.cells()] for row in shown]
+    if not whole_ids:
+        cells = [[ids[first], *rest] for first, *rest in cells]
+    lines = tables.drawn(COLUMNS, cells, width)
+    head = Text(lines[0], style="bold", no_wrap=True)
+    body = [Text(line, no_wrap=True, overflow="ignore") for line in lines[1:]]
+    return Group(Text(_totals(rows, width), no_wrap=True), head, *body)
 
 
-def _totals(rows: Sequence[Row]) -> str:
+def _totals(rows: Sequence[Row], width: int | None) -> str:
+    """Return sums, as many as there is room for."""
     of = [row.usage for row in rows]
-    return "   ".join(
-        [
-            f"{datetime.now(UTC).astimezone():%H:%M:%S}",
-            f"{len(rows)} sandboxes",
-            f"cpu {sum(row.cpu_percent or 0.0 for row in rows):.1f} %",
-            f"memory {_size(sum(each.memory_private_bytes for each in of))}",
-            f"disk {_size(sum(each.disk_bytes for each in of))}",
-            f"received {_size(sum(each.network_received_bytes or 0 for each in of))}",
-            f"sent {_size(sum(each.network_sent_bytes or 0 for each in of))}",
-        ]
-    )
+    sums = [
+        f"{datetime.now(UTC).astimezone():%H:%M:%S}",
+        counted(len(rows), "sandbox", "sandboxes"),
+        f"cpu {sum(row.cpu_percent or 0.0 for row in rows):.1f} %",
+        f"memory {_size(sum(each.memory_private_bytes for each in of))}",
+        f"disk {_size(sum(each.disk_bytes for each in of))}",
+        f"received {_size(sum(each.network_received_bytes or 0 for each in of))}",
+        f"sent {_size(sum(each.network_sent_bytes or 0 for each in of))}",
+    ]
+    while width is not None and len(sums) > 1 and len(SPACE.join(sums)) > width:
+        sums.pop()
+    return SPACE.join(sums)
 
 
 def _size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= length:
-            return f"{count / length:.1f} {unit}"
-    return f"{count} B"
+    return "-" if count is None else shown_size(count)
 
 
 def _duration(time_s: float) -> str:

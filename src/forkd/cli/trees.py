@@ -9,12 +9,14 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from forkd.cli import render
-from forkd.cli.context import EXIT_ERROR, Json, shared
+from forkd.cli import complete, render
+from forkd.cli.context import EXIT_ERROR, shared
 from forkd.cli.names import machine, sandbox_id
-from forkd.cli.sandboxes import Id  # noqa: TC001 - Typer reads it at run time
+from forkd.cli.options import HoldEgress, Id, Json, Network, Ttl
+from forkd.cli.units import shown_size
 
 if TYPE_CHECKING:
+    from forkd.cli.help_text import Commands
     from forkd.sdk import Branch, Sandbox
     from forkd.wire.v2 import SandboxInfo
     from forkd.wire.v2_trees import TreeInfo, TreeNode
@@ -26,7 +28,7 @@ STYLES = {"running": "green", "exited": "red", "gone": "dim"}
 """How a sandbox's status looks in a tree."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Commands) -> None:
     """Add the commands of this file."""
     for command in (branch, reset, promote, tree, diff):
         app.command()(command)
@@ -36,29 +38,36 @@ def branch(  # noqa: PLR0913 - one for each option
     sandbox: Id,
     n: Annotated[
         int | None,
-        typer.Option("-n", "--n", help="Number of siblings (default 1; 0 with --tag)."),
+        typer.Option(
+            "-n", "--n", metavar="N", help="Number of siblings (1 unless set; 0 with --tag)."
+        ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(help="Also write this instant to a snapshot of this name.")
+        str | None,
+        typer.Option(metavar="TAG", help="Also save this moment as snapshot TAG."),
     ] = None,
     *,
     wait: Annotated[
-        bool, typer.Option(help="Wait until the snapshot is written, or return at once.")
-    ] = True,
-    ttl: Annotated[float | None, typer.Option(help="Delete each after this many seconds.")] = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(help="What each may reach (default: as the source); see `forkd fork`."),
-    ] = None,
-    hold_egress: Annotated[
         bool,
         typer.Option(
-            "--hold-egress", help="Refuse all of each one's connections until it is promoted."
+            "--wait/--no-wait", help="Wait until the snapshot is written, or return at once."
         ),
-    ] = False,
+    ] = True,
+    ttl: Ttl = None,
+    network: Network = None,
+    hold_egress: HoldEgress = False,
     json: Json = False,
 ) -> None:
-    """Branch a running sandbox into siblings; their ids are printed, one a line."""
+    """Copy a running sandbox into siblings and print their ids.
+
+    A sibling continues from the same moment, and so does the sandbox.  Siblings may reach what the
+    sandbox may, unless --network says otherwise.
+
+    Examples:
+      forkd branch sb-7q66th9abcde
+      forkd branch sb-7q66th9abcde -n 5 --ttl 10m
+      forkd branch sb-7q66th9abcde --tag checkpoint
+    """
     count = n if n is not None else int(tag is None)
     with shared.client(as_json=json) as client:
         source = client.sandboxes.get(sandbox)
@@ -96,18 +105,30 @@ def _show_branch(made: Branch[Sandbox]) -> None:
 
 
 def reset(sandbox: Id, *, json: Json = False) -> None:
-    """Reset a sandbox to its fork point, in place; it keeps its id and address."""
+    """Roll a sandbox back to the moment it was forked.
+
+    It keeps its id and its address.  Its programs end, and its files are as they were.
+
+    Examples:
+      forkd reset sb-7q66th9abcde
+    """
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         reset_ms = found.reset()
     if json:
         render.document({"id": found.id, "reset_ms": reset_ms})
     else:
-        render.note(f"back at its fork point in {reset_ms:.1f} ms")
+        render.note(f"{found.id} is as it was when it was forked ({reset_ms:.1f} ms)")
 
 
 def promote(sandbox: Id, *, json: Json = False) -> None:
-    """Put a sandbox in its parent's place, under its id and address; parent and siblings end."""
+    """Keep this branch: it takes over its parent's id; parent and siblings are deleted.
+
+    It takes over the parent's address, too.
+
+    Examples:
+      forkd promote sb-7q66th9abcde
+    """
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         before = found.id
@@ -120,12 +141,27 @@ def promote(sandbox: Id, *, json: Json = False) -> None:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="Id of a sandbox, or name of a snapshot.")],
-    b: Annotated[str, typer.Argument(help="Id of a sandbox, or name of a snapshot.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A sandbox or a snapshot.", autocompletion=complete.machines
+        ),
+    ],
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="A sandbox or a snapshot.", autocompletion=complete.machines
+        ),
+    ],
     *,
     json: Json = False,
 ) -> None:
-    """List the files added (+), changed (~) and removed (-) from A to B."""
+    """List the files added (+), changed (~) and removed (-) from A to B.
+
+    Examples:
+      forkd diff numpy sb-7q66th9abcde
+      forkd diff sb-7q66th9abcde sb-q4hd2mzwxyab
+    """
     with shared.client(as_json=json) as client:
         found = client.diff(machine(client, a), machine(client, b))
     if json:
@@ -139,11 +175,23 @@ def diff(
 
 
 def tree(
-    sandbox: Annotated[str | None, typer.Argument(help="Only the tree of this sandbox.")] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SANDBOX",
+            help="Only the tree of this sandbox.",
+            autocompletion=complete.sandboxes,
+        ),
+    ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Draw the tree of branches, with times and private memory."""
+    """Draw the tree of branches, with times and private memory.
+
+    Examples:
+      forkd tree
+      forkd tree sb-7q66th9abcde
+    """
     with shared.client(as_json=json) as client:
         found = client.tree(sandbox and sandbox_id(client, sandbox))
     if json:
@@ -176,7 +224,7 @@ def _label(node: TreeNode) -> Text:
     if node.sandbox is not None:
         label.append(f"  {_origin(node.sandbox)}", style="dim")
         if node.private_bytes is not None:
-            label.append(f"  {render.mib(node.private_bytes)}", style="cyan")
+            label.append(f"  {shown_size(node.private_bytes)}", style="cyan")
         if node.sandbox.exit_reason is not None:
             label.append(f"  ({node.sandbox.exit_reason})", style="red")
     return label

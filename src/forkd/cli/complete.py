@@ -1,0 +1,91 @@
+"""What a shell offers when TAB is pressed: names that the daemon knows.
+
+A shell waits, so the daemon has a short deadline.  Where it is away nothing is offered, and no
+error is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer  # noqa: TC002 - typer reads annotations when it runs
+
+from forkd import programs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forkd.sdk import Client
+
+DEADLINE_S = 1.0
+"""How long a shell waits for what the daemon knows."""
+
+RECIPES = (programs.RECIPES, Path("/etc/forkd/recipes"))
+"""Folders whose recipes are offered: a daemon's, unless it is told otherwise."""
+
+
+def sandboxes(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Return sandboxes by id, each with its snapshot and status."""
+    return _asked(
+        ctx,
+        incomplete,
+        lambda client: [
+            (each.info.id, f"{each.info.snapshot_tag}, {each.info.status}")
+            for each in client.sandboxes.list()
+        ],
+    )
+
+
+def snapshots(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Return the names of snapshots."""
+    return _asked(
+        ctx,
+        incomplete,
+        lambda client: [
+            (each.tag, f"{each.memory_mib} MiB, {each.status}") for each in client.snapshots.list()
+        ],
+    )
+
+
+def machines(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Return sandboxes, then snapshots."""
+    return [*sandboxes(ctx, incomplete), *snapshots(ctx, incomplete)]
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Return the recipes that a daemon of this host finds by their names."""
+    found = {path.parent.name for folder in RECIPES for path in folder.glob("*/recipe.toml")}
+    return sorted(each for each in found if each.startswith(incomplete))
+
+
+def formats(incomplete: str) -> list[str]:
+    """Return the formats that have a name."""
+    return [each for each in ("wide", "json", "jsonl") if each.startswith(incomplete)]
+
+
+def _asked(
+    ctx: typer.Context, incomplete: str, ask: Callable[[Client], list[tuple[str, str]]]
+) -> list[tuple[str, str]]:
+    """Ask the daemon, for a short time."""
+    found: list[tuple[str, str]] = []
+    options = ctx.find_root().params
+
+    def look() -> None:
+        from forkd.cli.context import Shared  # noqa: PLC0415 - shells alone need it
+        from forkd.errors import ForkdError  # noqa: PLC0415 - as above
+
+        said = Shared(
+            url=options.get("url"), token=options.get("token"), ca_file=options.get("ca_file")
+        )
+        try:
+            with said.client() as client:
+                found.extend(ask(client))
+        except ForkdError:
+            return
+
+    asking = threading.Thread(target=look, daemon=True)
+    asking.start()
+    asking.join(DEADLINE_S)
+    return [each for each in list(found) if each[0].startswith(incomplete)]

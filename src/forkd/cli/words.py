@@ -1,0 +1,153 @@
+"""Errors in the words of the command line: options by their names, and limits in people's units.
+
+The SDK and the daemon name the field of a request that is wrong.  A person typed an option, so the
+message begins with that, and says what was typed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forkd.cli.units import shown_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from forkd.errors import ForkdError
+
+
+def _size(mib: float) -> str:
+    from forkd.cli.units import MIB, shown_size  # noqa: PLC0415 - next to its use
+
+    return shown_size(mib * MIB)
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field of a request is called on the command line.
+
+    Attributes:
+        name: The option or the argument.
+        shown: What prints its values.
+        secret: Whether what was typed is not repeated.
+    """
+
+    name: str
+    shown: Callable[[float], str] = _number
+    secret: bool = False
+
+
+FIELDS: Mapping[str, Option] = {
+    "memory_limit_mib": Option("--memory", _size),
+    "memory_mib": Option("--memory", _size),
+    "disk_limit_mib": Option("--disk", _size),
+    "disk_mib": Option("--disk", _size),
+    "snapshot_mib": Option("--snapshots", _size),
+    "cpu_limit": Option("--cpus"),
+    "cpu_weight": Option("--cpu-weight"),
+    "pids_limit": Option("--pids"),
+    "io_limit_mib_s": Option("--io", _size),
+    "io_limit_ops": Option("--io-ops"),
+    "bandwidth_limit_mbit": Option("--bandwidth", lambda mbit: f"{mbit:g} Mbit/s"),
+    "ttl_s": Option("--ttl", shown_duration),
+    "ttl_secs": Option("--ttl", shown_duration),
+    "timeout_s": Option("--timeout", shown_duration),
+    "timeout_secs": Option("--timeout", shown_duration),
+    "exec_timeout_s": Option("--exec-timeout", shown_duration),
+    "exec_timeout_secs": Option("--exec-timeout", shown_duration),
+    "expires_in_s": Option("--expires-in", shown_duration),
+    "expires_in_secs": Option("--expires-in", shown_duration),
+    "vcpus": Option("--vcpus"),
+    "n": Option("--n"),
+    "snapshot_tag": Option("TAG"),
+    "tag": Option("TAG"),
+    "network": Option("--network"),
+    "secrets": Option("--secret"),
+    "labels": Option("--label"),
+    "name": Option("--name"),
+    "env": Option("--env"),
+    "cwd": Option("--cwd"),
+    "user": Option("--user"),
+    "code": Option("CODE"),
+    "args": Option("COMMAND"),
+    "scopes": Option("--scope"),
+    "tenant": Option("--tenant"),
+    "hosts": Option("--host"),
+    "header": Option("--header"),
+    "value": Option("the secret's value", secret=True),
+    "url": Option("--url"),
+}
+"""Options by the field of a request that they fill."""
+
+PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"Input should be greater than or equal to (\S+)"), "must be at least {0}"),
+    (re.compile(r"Input should be less than or equal to (\S+)"), "must be at most {0}"),
+    (re.compile(r"Input should be greater than (\S+)"), "must be more than {0}"),
+    (re.compile(r"Input should be less than (\S+)"), "must be less than {0}"),
+    (
+        re.compile(r"(?:String|Value) should have at least (\d+) character.*"),
+        "is shorter than {0} characters",
+    ),
+    (
+        re.compile(r"(?:String|Value) should have at most (\d+) character.*"),
+        "is longer than {0} characters",
+    ),
+    (
+        re.compile(r"(?:List|Dictionary|Set|Value) should have at most (\d+) item.*"),
+        "may be given {0} times at most",
+    ),
+    (
+        re.compile(r"(?:List|Dictionary|Set|Value) should have at least (\d+) item.*"),
+        "must be given at least {0} times",
+    ),
+    (re.compile(r"Input should be a valid integer.*"), "is not a whole number"),
+    (re.compile(r"Input should be a valid number.*"), "is not a number"),
+    (re.compile(r"Input should be a finite number.*"), "is not a finite number"),
+    (re.compile(r"(?:Value|Assertion) error, (.*)", re.DOTALL), "{0}"),
+)
+"""What the library that checks values says, and how we say it."""
+
+
+def plain(message: str, shown: Callable[[float], str] = str) -> str:
+    """Return a complaint about a value in our words."""
+    for pattern, words in PHRASES:
+        if found := pattern.fullmatch(message.strip().rstrip(".")):
+            return words.format(*(_limit(each, shown) for each in found.groups()))
+    return message
+
+
+def _limit(text: str, shown: Callable[[float], str]) -> str:
+    try:
+        return shown(float(text))
+    except ValueError:
+        return text
+
+
+def said(error: ForkdError, typed: Mapping[str, Any] | None = None) -> str:
+    """Return an error's message, with an option's name in place of a field's.
+
+    Args:
+        error: What the SDK raised.
+        typed: Values of the command's options and arguments by `Option.name`.
+    """
+    message = str(error)
+    field = str(error.context.get("field", ""))
+    parts = [each for each in field.split(".") if not each.isdigit()]
+    option = FIELDS.get(parts[0]) if parts else None
+    if option is None or not message.startswith(f"{field}: "):
+        return message
+    what = plain(message.removeprefix(f"{field}: "), option.shown)
+    value = None if option.secret or typed is None else typed.get(option.name)
+    if what.startswith("must be ") and isinstance(value, int | float):
+        return f"{option.name}: {option.shown(value)} is out of range; it {what}"
+    return (
+        f"{option.name} {what}"
+        if what.startswith(("is ", "may ", "must "))
+        else f"{option.name}: {what}"
+    )
