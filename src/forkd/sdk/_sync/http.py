@@ -94,7 +94,7 @@ class Http:
         headers = _headers(content_type if body is None else JSON, creates=creates)
         retries = Retries(
             self._retries_max,
-            repeatable=creates or method in REPEATABLE,
+            repeatable=method in REPEATABLE,
             resendable=content is None or isinstance(content, bytes),
         )
         while True:
