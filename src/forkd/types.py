@@ -52,13 +52,14 @@ from forkd.wire.v2 import (
 )
 from forkd.wire.v2_events import EventInfo, UsageInfo
 from forkd.wire.v2_files import ArchiveWritten, FileEntry, SkippedEntry
-from forkd.wire.v2_network import NetworkInfo
+from forkd.wire.v2_network import NetworkInfo, RefusedDestination, RefusedName
 from forkd.wire.v2_packs import Unpacked, UnpackedLink
-from forkd.wire.v2_rights import TenantInfo, TokenCreated, TokenInfo
+from forkd.wire.v2_rights import Amounts, Quotas, TenantInfo, TokenCreated, TokenInfo
 from forkd.wire.v2_secrets import SecretInfo
 from forkd.wire.v2_trees import FileChange, TreeLimits, TreeNode
 
 __all__ = [
+    "Amounts",
     "ArchiveWritten",
     "AsyncCommands",
     "AsyncConnection",
@@ -94,8 +95,11 @@ __all__ = [
     "Output",
     "Pong",
     "ProgressEvent",
+    "Quotas",
     "RecipeInfo",
     "Recipes",
+    "RefusedDestination",
+    "RefusedName",
     "RemovedInfo",
     "SandboxCollection",
     "SandboxFailure",

@@ -72,7 +72,8 @@ def sync_default(make: Callable[[Endpoint], C], endpoint: Endpoint) -> C:
 
 
 @atexit.register
-def _close() -> None:
+def close_all() -> None:
+    """Close the synchronous connections."""
     for each in _opened.values():
         with contextlib.suppress(ForkdError, OSError):
             each.close()

@@ -147,6 +147,10 @@ class AsyncSnapshots:
     async def share(self, tag: str, *, shared: bool) -> SnapshotInfo:
         """Let every tenant use a snapshot, or only its own again.
 
+        Args:
+            tag: Its name.
+            shared: Whether every tenant may use it.
+
         Raises:
             NotFound: There is no such snapshot.
             Forbidden: It is another tenant's.
@@ -172,7 +176,11 @@ class AsyncSnapshots:
         )
 
     async def gc(self, *, dry_run: bool = False) -> SnapshotGcInfo:
-        """Remove what is unused; with `dry_run` only say what that is."""
+        """Remove what is unused, and return what that was.
+
+        Args:
+            dry_run: Remove nothing; only return what would be removed.
+        """
         return await self._http.call(
             SnapshotGcInfo,
             "POST",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from forkd.sdk._requests import build
+from forkd.sdk._requests import build, explicit
 from forkd.wire.v2_rights import QuotasSet, TenantInfo, TokenCreate, TokenCreated, TokenInfo
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ class AsyncTokens:
         expires_in_s: int | None = None,
     ) -> TokenCreated:
         """Make a token; its secret is in the answer, and nobody can look it up later.
+
+        Args:
+            name: What it is called.
+            scopes: What it may do: "read", "run", "snapshots", "metrics", "admin".
+            tenant: Whose it is.
+            expires_in_s: How long it is valid, in seconds; None: until it is removed.
 
         Raises:
             Conflict: There is one of that name.
@@ -69,15 +75,38 @@ class AsyncTenants:
         """Return tenants, their quotas and what they have; without `admin`, the caller's own."""
         return await self._http.call(_TENANTS, "GET", "/v2/tenants")
 
-    async def set_quotas(self, name: str, **quotas: int | None) -> TenantInfo:
-        """Set all quotas of a tenant; those that are not named have no limit.
+    @explicit
+    async def set_quotas(  # noqa: PLR0913 - one for each quota
+        self,
+        name: str,
+        *,
+        sandboxes: int | None = None,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+        snapshot_mib: int | None = None,
+        forks_per_minute: int | None = None,
+    ) -> TenantInfo:
+        """Set all quotas of a tenant; those that are None have no limit.
 
         Args:
             name: The tenant.
-            **quotas: `sandboxes`, `vcpus`, `memory_mib`, `disk_mib`, `snapshot_mib` and
-                `forks_per_minute`.
+            sandboxes: How many sandboxes it may have.
+            vcpus: How many virtual CPUs they may have together.
+            memory_mib: How much memory they may have together, in MiB.
+            disk_mib: How much private disk they may have together, in MiB.
+            snapshot_mib: How much its snapshots may take, in MiB.
+            forks_per_minute: How many forks and branches it may make in a minute.
         """
-        request = build(QuotasSet, **quotas)
+        request = build(
+            QuotasSet,
+            sandboxes=sandboxes,
+            vcpus=vcpus,
+            memory_mib=memory_mib,
+            disk_mib=disk_mib,
+            snapshot_mib=snapshot_mib,
+            forks_per_minute=forks_per_minute,
+        )
         return await self._http.call(
             TenantInfo, "PUT", _quotas_path(self._http, name), body=request
         )

@@ -63,6 +63,10 @@ class AsyncSecrets:
     async def delete(self, name: str, *, tenant: str | None = None) -> None:
         """Remove a secret; it is put into no request from now on.
 
+        Args:
+            name: What it is called.
+            tenant: Whose, if not one's own.
+
         Raises:
             NotFound: There is none of that name.
         """

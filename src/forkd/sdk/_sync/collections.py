@@ -148,6 +148,10 @@ class Snapshots:
     def share(self, tag: str, *, shared: bool) -> SnapshotInfo:
         """Let every tenant use a snapshot, or only its own again.
 
+        Args:
+            tag: Its name.
+            shared: Whether every tenant may use it.
+
         Raises:
             NotFound: There is no such snapshot.
             Forbidden: It is another tenant's.
@@ -173,7 +177,11 @@ class Snapshots:
         )
 
     def gc(self, *, dry_run: bool = False) -> SnapshotGcInfo:
-        """Remove what is unused; with `dry_run` only say what that is."""
+        """Remove what is unused, and return what that was.
+
+        Args:
+            dry_run: Remove nothing; only return what would be removed.
+        """
         return self._http.call(
             SnapshotGcInfo,
             "POST",

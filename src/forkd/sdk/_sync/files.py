@@ -60,7 +60,13 @@ class Files:
     def open(
         self, path: str, *, offset: int = 0, length: int | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """Open a file for reading: gives an iterator of its bytes, in pieces."""
+        """Open a file for reading: gives an iterator of its bytes, in pieces.
+
+        Args:
+            path: Which file.
+            offset: Where to begin, in bytes.
+            length: How many bytes at most; None for all.
+        """
         query = {**_where(path), "offset": offset or None, "length": length}
         with self._streamed(self._path, query) as answer:
             yield answer.iter_bytes()
@@ -154,9 +160,13 @@ class Files:
         mode: int | None = None,
         user: str | None = None,
     ) -> None:
-        """Make a folder; with `parents` also those above it, and one that exists is fine.
+        """Make a folder.
 
-        What is made belongs to `user`, a name or `uid[:gid]`; to the image's user if None.
+        Args:
+            path: Where.
+            parents: Make the folders above it that are missing; a folder that exists is fine.
+            mode: Permissions; 0755 if None.
+            user: Owner of what is made, a name or `uid[:gid]`; the image's user if None.
         """
         request = build(MakeDir, path=path, parents=parents, mode=mode, user=user)
         self._http.send("POST", f"{self._path}/mkdir", body=request)
@@ -171,7 +181,12 @@ class Files:
         self.move(old_path, new_path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, an empty folder, or with `recursive` a whole one."""
+        """Remove a file or a folder.
+
+        Args:
+            path: What.
+            recursive: Remove a folder with all that is in it; else it must be empty.
+        """
         query = {**_where(path), "recursive": recursive or None}
         self._http.send("DELETE", self._path, query=query)
 

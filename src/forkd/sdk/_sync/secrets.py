@@ -64,6 +64,10 @@ class Secrets:
     def delete(self, name: str, *, tenant: str | None = None) -> None:
         """Remove a secret; it is put into no request from now on.
 
+        Args:
+            name: What it is called.
+            tenant: Whose, if not one's own.
+
         Raises:
             NotFound: There is none of that name.
         """

@@ -1,0 +1,263 @@
+"""Every public name, used as a program would: checked by mypy and pyright, never run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_type
+
+import forkd
+from forkd import (
+    AsyncClient,
+    AsyncProcess,
+    AsyncSandbox,
+    AsyncSandboxes,
+    Branch,
+    BranchMode,
+    Client,
+    CommandError,
+    CommandResult,
+    Controller,
+    ControllerError,
+    EvalError,
+    EvalResult,
+    ExecResult,
+    ExecTimeout,
+    ForkdError,
+    Output,
+    Process,
+    Sandbox,
+    Sandboxes,
+    compat,
+    errors,
+    types,
+)
+from forkd.types import (
+    Amounts,
+    ArchiveWritten,
+    AsyncCommands,
+    AsyncConnection,
+    AsyncFiles,
+    AsyncImages,
+    AsyncNetwork,
+    AsyncRecipes,
+    AsyncSandboxCollection,
+    AsyncSecrets,
+    AsyncSnapshots,
+    AsyncTenants,
+    AsyncTokens,
+    Commands,
+    Connection,
+    DiffInfo,
+    Endpoint,
+    EventInfo,
+    ExecExit,
+    FileChange,
+    FileEntry,
+    Files,
+    ForkTimes,
+    HostInfo,
+    ImageInfo,
+    Images,
+    Logs,
+    Network,
+    NetworkInfo,
+    Pong,
+    ProgressEvent,
+    Quotas,
+    RecipeInfo,
+    Recipes,
+    RefusedDestination,
+    RefusedName,
+    RemovedInfo,
+    SandboxCollection,
+    SandboxFailure,
+    SandboxInfo,
+    SecretInfo,
+    Secrets,
+    SkippedEntry,
+    SnapshotGcInfo,
+    SnapshotInfo,
+    SnapshotInfoDetail,
+    Snapshots,
+    TenantInfo,
+    Tenants,
+    TokenCreated,
+    TokenInfo,
+    Tokens,
+    TreeInfo,
+    TreeLimits,
+    TreeNode,
+    Unpacked,
+    UnpackedLink,
+    UsageInfo,
+    Version,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def first_lines() -> None:
+    assert_type(forkd.__version__, str)
+    with Sandbox("numpy", ttl_s=60, network="internet", env={"A": "b"}) as sandbox:
+        assert_type(sandbox, Sandbox)
+        assert_type(sandbox.run("ls | wc -l"), ExecResult[str])
+        assert_type(sandbox.run("ls", text=False).stdout, bytes)
+        assert_type(sandbox.exec("ls", "-l", check=True).stdout, str)
+        assert_type(sandbox.exec(["ls"], on_stdout=print, timeout_s=5, check=False).ok, bool)
+        assert_type(sandbox.eval("1").error, EvalError | None)
+        assert_type(sandbox.run_code("1", timeout=3).logs, Logs)
+        with sandbox.branch(2) as (left, right):
+            assert_type(left, Sandbox)
+            right.eval("x = 1", check=True)
+    assert_type(Sandbox.create("numpy", timeout=60, metadata={"a": "b"}), Sandbox)
+    assert_type(Sandbox.connect("sb-x"), Sandbox)
+    Sandbox(None, None, 30, spawn=False)
+
+
+def many(client: Client) -> None:
+    sandboxes = client.fork("numpy", 3, ttl_s="default", labels={"a": "b"})
+    assert_type(sandboxes, Sandboxes)
+    assert_type(sandboxes[0], Sandbox)
+    assert_type(sandboxes[1:], Sandboxes)
+    assert_type([each.id for each in sandboxes], list[str])
+    (one,) = client.fork("numpy")
+    assert_type(one, Sandbox)
+    assert_type(sandboxes.map(lambda each: each.id, parallel_max=2), list[str])
+    assert_type(sandboxes.run("ls"), list[ExecResult[str]])
+    assert_type(sandboxes.exec("ls"), list[ExecResult[str]])
+    assert_type(sandboxes.eval("1"), list[EvalResult])
+    assert_type(sandboxes.kill(), list[bool])
+    ready, failed = client.try_fork("numpy", 3)
+    assert_type(ready, Sandboxes)
+    assert_type(failed, list[SandboxFailure])
+    with client.sandbox("numpy", ttl_s=None) as sandbox:
+        assert_type(sandbox, Sandbox)
+
+
+def one_sandbox(sandbox: Sandbox) -> None:
+    assert_type(sandbox.info, SandboxInfo)
+    assert_type(sandbox.info.fork_ms, ForkTimes | None)
+    assert_type(sandbox.files, Files)
+    assert_type(sandbox.network, Network)
+    assert_type(sandbox.commands, Commands)
+    assert_type(sandbox.commands.run("ls", timeout=3, envs={}), ExecResult[str])
+    assert_type(sandbox.files.read("/a"), bytes)
+    assert_type(sandbox.files.read("/a", format="text"), str)
+    assert_type(sandbox.files.list("/"), list[FileEntry])
+    assert_type(sandbox.files.write_archive("/", b""), ArchiveWritten)
+    assert_type(sandbox.files.write_archive("/", b"").skipped, list[SkippedEntry])
+    assert_type(sandbox.network.status(), NetworkInfo)
+    assert_type(sandbox.network.status().refused_destinations, list[RefusedDestination])
+    assert_type(sandbox.network.status().refused_names, list[RefusedName])
+    assert_type(sandbox.refresh(), SandboxInfo)
+    assert_type(sandbox.set_limits(memory_limit_mib=64), SandboxInfo)
+    assert_type(sandbox.ping(), Pong)
+    assert_type(sandbox.usage(), UsageInfo)
+    assert_type(sandbox.kill(), bool)
+    assert_type(sandbox.is_running(), bool)
+    assert_type(sandbox.snapshot("tag"), SnapshotInfo)
+    assert_type(sandbox.reset(), float)
+    assert_type(sandbox.promote(), list[str])
+    made = sandbox.try_branch(2, tag="kept")
+    assert_type(made, Branch[Sandbox])
+    with sandbox.exec_stream("sh", stdin=True, tty=(24, 80)) as process:
+        assert_type(process, Process)
+        for output in process:
+            assert_type(output, Output)
+        assert_type(process.exit, ExecExit | None)
+
+
+def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
+    connection: Connection = client
+    assert_type(connection.endpoint, Endpoint)
+    assert_type(client.version(), Version)
+    assert_type(client.host(), HostInfo)
+    assert_type(client.tree(), TreeInfo)
+    assert_type(client.tree().limits, TreeLimits)
+    assert_type(client.tree().roots, list[TreeNode])
+    assert_type(client.diff("a", "b"), DiffInfo)
+    assert_type(client.diff("a", "b").changes, list[FileChange])
+    for event in client.events():
+        assert_type(event, EventInfo)
+    assert_type(client.sandboxes, SandboxCollection)
+    assert_type(client.sandboxes.list(), list[Sandbox])
+    assert_type(client.snapshots, Snapshots)
+    assert_type(client.snapshots.create("a", path, on_progress=progress), SnapshotInfo)
+    assert_type(client.snapshots.info("a"), SnapshotInfoDetail)
+    assert_type(client.snapshots.gc(dry_run=True), SnapshotGcInfo)
+    assert_type(client.snapshots.gc().removed, list[RemovedInfo])
+    assert_type(client.snapshots.unpack("a", pack), Unpacked)
+    assert_type(client.snapshots.unpack("a", pack).links, list[UnpackedLink])
+    assert_type(client.images, Images)
+    assert_type(client.images.build(path), ImageInfo)
+    assert_type(client.recipes, Recipes)
+    assert_type(client.recipes.upload(path), RecipeInfo)
+    assert_type(client.secrets, Secrets)
+    assert_type(client.secrets.list(), list[SecretInfo])
+    assert_type(client.tokens, Tokens)
+    assert_type(client.tokens.create("a", ["run"]), TokenCreated)
+    assert_type(client.tokens.list(), list[TokenInfo])
+    assert_type(client.tenants, Tenants)
+    assert_type(client.tenants.set_quotas("a", sandboxes=3), TenantInfo)
+    assert_type(client.tenants.list()[0].quotas, Quotas)
+    assert_type(client.tenants.list()[0].used, Amounts)
+
+
+def progress(event: ProgressEvent) -> None:
+    assert_type(event.fraction, float | None)
+
+
+def failures(sandbox: Sandbox) -> None:
+    try:
+        sandbox.run("make", check=True, timeout_s=1)
+    except ExecTimeout as error:
+        assert_type(error.result, Any)
+    except CommandError as error:
+        assert_type(error.code, str)
+    except (errors.NotFound, ForkdError, ControllerError):
+        raise
+
+
+async def asynchronous(client: AsyncClient) -> None:
+    async with AsyncSandbox("numpy") as sandbox:
+        assert_type(await sandbox.run("ls"), ExecResult[str])
+        assert_type(await sandbox.exec("ls", text=False), ExecResult[bytes])
+        async with await sandbox.branch(2) as (left, _):
+            assert_type(left, AsyncSandbox)
+        async with sandbox.exec_stream("sh") as process:
+            assert_type(process, AsyncProcess)
+    assert_type(await AsyncSandbox("numpy"), AsyncSandbox)
+    assert_type(await AsyncSandbox.create("numpy"), AsyncSandbox)
+    made = await client.fork("numpy", 2)
+    assert_type(made, AsyncSandboxes)
+    assert_type(await made.map(name_of), list[str])
+    assert_type(await made.eval("1"), list[EvalResult])
+    connection: AsyncConnection = client
+    assert_type(connection.endpoint, Endpoint)
+    assert_type(client.sandboxes, AsyncSandboxCollection)
+    assert_type(client.snapshots, AsyncSnapshots)
+    assert_type(client.images, AsyncImages)
+    assert_type(client.recipes, AsyncRecipes)
+    assert_type(client.secrets, AsyncSecrets)
+    assert_type(client.tokens, AsyncTokens)
+    assert_type(client.tenants, AsyncTenants)
+    assert_type(sandbox.files, AsyncFiles)
+    assert_type(sandbox.network, AsyncNetwork)
+    assert_type(sandbox.commands, AsyncCommands)
+
+
+async def name_of(sandbox: AsyncSandbox) -> str:
+    return sandbox.id
+
+
+def reference() -> None:
+    mode: BranchMode = "live"
+    controller = Controller()
+    assert_type(controller.branch_sandbox("sb-x", mode=mode), dict[str, Any])
+    with compat.Sandbox("numpy") as sandbox:
+        assert_type(sandbox.commands.run("ls"), CommandResult)
+
+
+def modules() -> None:
+    assert_type(types.SandboxInfo, type[SandboxInfo])
+    assert errors is not None
