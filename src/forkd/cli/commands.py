@@ -42,6 +42,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         ),
         Listed("down", "host", "Stop all sandboxes, the daemon and the helper VM."),
         Listed("doctor", "host", "Check what this host supports, and how to fix what it does not."),
+        Listed("context", "contexts", "Choose among several daemons by name."),
         Listed("host", "host", "Show the daemon's host: version, processors, memory, disk."),
     ),
     "Sandboxes": (

@@ -60,6 +60,18 @@ def recipes(incomplete: str) -> list[str]:
     return sorted(each for each in found if each.startswith(incomplete))
 
 
+def contexts(incomplete: str) -> list[str]:
+    """Return the names of contexts."""
+    from forkd.errors import ForkdError  # noqa: PLC0415 - shells alone need it
+    from forkd.sdk import _contexts  # noqa: PLC0415 - as above
+
+    try:
+        names = [_contexts.LOCAL, *sorted(_contexts.load().by_name)]
+    except ForkdError:
+        return []
+    return [each for each in names if each.startswith(incomplete)]
+
+
 def formats(incomplete: str) -> list[str]:
     """Return the formats that have a name."""
     return [each for each in ("wide", "json", "jsonl") if each.startswith(incomplete)]
@@ -77,7 +89,10 @@ def _asked(
         from forkd.errors import ForkdError  # noqa: PLC0415 - as above
 
         said = Shared(
-            url=options.get("url"), token=options.get("token"), ca_file=options.get("ca_file")
+            url=options.get("url"),
+            token=options.get("token"),
+            ca_file=options.get("ca_file"),
+            context=options.get("context"),
         )
         try:
             with said.client() as client:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from forkd.errors import (
     CapacityError,
@@ -43,24 +41,6 @@ EXIT_CODES: dict[type[ForkdError], int] = {
 }
 """Exit status of an error's class, or of its nearest ancestor here; else `EXIT_ERROR`."""
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Address of the daemon: http[s]://HOST:PORT or unix:///PATH (FORKD_URL unless set).",
-    ),
-]
-Token = Annotated[
-    str | None, typer.Option(metavar="TOKEN", help="Bearer token (FORKD_TOKEN unless set).")
-]
-CaFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="CA certificates that verify the daemon's (FORKD_CA_FILE unless set).",
-    ),
-]
-
 
 @dataclass
 class Shared:
@@ -70,6 +50,7 @@ class Shared:
         url: Of the options in front of the command.
         token: As above.
         ca_file: As above.
+        context: As above.
         as_json: Whether the command said `--json`.
         typed: Values of the command's options and arguments, by the names that a person typed.
     """
@@ -77,15 +58,27 @@ class Shared:
     url: str | None = None
     token: str | None = None
     ca_file: str | None = None
+    context: str | None = None
     as_json: bool = False
     typed: dict[str, object] = field(default_factory=dict)
 
     def client(self, *, as_json: bool = False) -> Client:
         """Return a client of the daemon that was named; remembers how to show errors."""
-        from forkd.sdk import Client  # noqa: PLC0415 - `forkd --help` should not wait for it
+        from forkd.sdk import Client, discover  # noqa: PLC0415 - `forkd --help` should not wait for it
 
         self.as_json = as_json
-        return Client(self.url, token=self.token, ca_file=self.ca_file)
+        if self.context is None:
+            return Client(self.url, token=self.token, ca_file=self.ca_file)
+        if self.url is not None:
+            raise InvalidRequest("--url and --context exclude each other", field="context")
+        found = discover(token=self.token, ca_file=self.ca_file, context=self.context)
+        return Client(
+            found.url,
+            token=found.token,
+            ca_file=found.ca_file,
+            client_cert=found.client_cert,
+            client_key=found.client_key,
+        )
 
 
 shared = Shared()

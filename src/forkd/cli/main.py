@@ -26,8 +26,9 @@ from typing import Annotated
 import typer
 
 import forkd
-from forkd.cli.context import CaFile, Token, Url, shared
+from forkd.cli.context import shared
 from forkd.cli.group import Group
+from forkd.cli.options import CaFile, ContextName, Token, Url
 
 app = typer.Typer(
     cls=Group,
@@ -46,6 +47,7 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - Typer's callback
 @app.callback()
 def options(
     url: Url = None,
+    context: ContextName = None,
     token: Token = None,
     ca_file: CaFile = None,
     version: Annotated[  # noqa: ARG001, FBT002 - acts by its callback
@@ -55,6 +57,7 @@ def options(
 ) -> None:
     """Fork, branch and run microVM sandboxes."""
     shared.url, shared.token, shared.ca_file, shared.as_json = url, token, ca_file, False
+    shared.context = context
 
 
 def main() -> None:

@@ -13,6 +13,33 @@ from forkd.cli.units import duration, rate_mbit, size_mib
 LIMITS = "Limits"
 """The section of the help that has what a sandbox may take of its host."""
 
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Address of the daemon: http[s]://HOST:PORT or unix:///PATH (FORKD_URL unless set).",
+    ),
+]
+Token = Annotated[
+    str | None, typer.Option(metavar="TOKEN", help="Bearer token (FORKD_TOKEN unless set).")
+]
+ContextName = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="A daemon by its name; see `forkd context`.",
+        autocompletion=complete.contexts,
+    ),
+]
+CaFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="CA certificates that verify the daemon's (FORKD_CA_FILE unless set).",
+    ),
+]
+
 Id = Annotated[
     str,
     typer.Argument(

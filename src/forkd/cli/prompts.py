@@ -7,6 +7,11 @@ import getpass
 from forkd.errors import InvalidRequest
 
 
+def hidden_once(what: str) -> str:
+    """Ask for a value on the terminal, which does not show it."""
+    return getpass.getpass(f"{what}: ").strip()
+
+
 def hidden(what: str, *, field: str) -> str:
     """Ask twice for a value on the terminal, which does not show it.
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forkd.cli import words
@@ -38,6 +38,7 @@ HINTS = {
 NOT_FOUND_HINTS = {
     "sandbox": "`forkd ls` lists sandboxes",
     "tag": "`forkd snapshot ls` lists snapshots",
+    "context": "`forkd context ls` lists contexts",
 }
 """How to see what there is, by what was not found: a key of the error's context."""
 
@@ -49,6 +50,8 @@ def document(value: object) -> None:
 
 def plain(value: object) -> object:
     """Return a result as what JSON can hold."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     if hasattr(value, "model_dump"):  # one of the wire's types
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):

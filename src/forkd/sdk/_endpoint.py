@@ -4,9 +4,10 @@ The first of these that says something wins:
 
 1.  what the caller passes to `Client(...)`;
 2.  `FORKD_URL` and `FORKD_TOKEN`;
-3.  `endpoint.json`, which `forkd up` leaves in its state folder: `{"url", "token_file"}`;
-4.  the daemon's own socket, `/run/forkd/forkd.sock`, if it is there;
-5.  `http://127.0.0.1:8889`.
+3.  the context that `FORKD_CONTEXT` or `forkd context use` names, unless that is `local`;
+4.  `endpoint.json`, which `forkd up` leaves in its state folder: `{"url", "token_file"}`;
+5.  the daemon's own socket, `/run/forkd/forkd.sock`, if it is there;
+6.  `http://127.0.0.1:8889`.
 
 Whom to trust at an `https://` address is said beside it: `FORKD_CA_FILE` is for a CA that this
 system does not know, `FORKD_CLIENT_CERT` and `FORKD_CLIENT_KEY` for a daemon that wants to see a
@@ -22,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from forkd.errors import InvalidRequest
+from forkd.sdk import _contexts
 
 SOCKET_DEFAULT = Path("/run/forkd/forkd.sock")
 URL_DEFAULT = "http://127.0.0.1:8889"
@@ -82,21 +84,41 @@ class Endpoint:
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
 
-def discover(
+def discover(  # noqa: PLR0913 - what a caller may say of a daemon
     url: str | None = None,
     token: str | None = None,
     *,
     ca_file: str | None = None,
     client_cert: str | None = None,
     client_key: str | None = None,
+    context: str | None = None,
 ) -> Endpoint:
     """Return the daemon to talk to; see the top of this file for the order.
 
+    Args:
+        url: Its address.
+        token: The bearer token.
+        ca_file: As of `Endpoint`.
+        client_cert: As of `Endpoint`.
+        client_key: As of `Endpoint`.
+        context: The name of a context, which comes before `FORKD_URL`.
+
     Raises:
         InvalidRequest: An address cannot be understood, or a file that names one is damaged.
+        NotFound: There is no such context, or no longer.
     """
+    if url is None and context is None:
+        url = os.environ.get("FORKD_URL") or None
+    found = None if url is not None else _contexts.chosen(context)
+    if found is not None:
+        return Endpoint(
+            found.url,
+            token or found.token or os.environ.get("FORKD_TOKEN") or None,
+            ca_file or found.ca_file or os.environ.get("FORKD_CA_FILE") or None,
+            client_cert or found.client_cert or os.environ.get("FORKD_CLIENT_CERT") or None,
+            client_key or found.client_key or os.environ.get("FORKD_CLIENT_KEY") or None,
+        )
     token = token or os.environ.get("FORKD_TOKEN") or None
-    url = url or os.environ.get("FORKD_URL") or None
     if url is not None:
         return Endpoint(
             url,
