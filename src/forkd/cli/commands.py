@@ -42,6 +42,9 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         ),
         Listed("down", "host", "Stop all sandboxes, the daemon and the helper VM."),
         Listed("doctor", "host", "Check what this host supports, and how to fix what it does not."),
+        Listed("ping", "about", "Ask the daemon, or the agent in a sandbox, whether it answers."),
+        Listed("version", "about", "Show the versions of this command and of the daemon."),
+        Listed("help", "about", "Show the help of a command."),
         Listed("context", "contexts", "Choose among several daemons by name."),
         Listed("host", "host", "Show the daemon's host: version, processors, memory, disk."),
     ),
@@ -52,6 +55,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("inspect", "sandboxes", "Describe one sandbox."),
         Listed("kill", "sandboxes", "Delete sandboxes, with their memory and disks."),
         Listed("rm", "sandboxes", ""),
+        Listed("wait", "life", "Wait until sandboxes have ended, and print why each did."),
         Listed("branch", "trees", "Copy a running sandbox into siblings and print their ids."),
         Listed("reset", "trees", "Roll a sandbox back to the moment it was forked."),
         Listed(

@@ -10,7 +10,7 @@
 | 5 | the token is missing, wrong, or not allowed to do this |
 | 6 | the host is full, or the tenant's quota is used up |
 | 7 | no daemon answers |
-| 124 | timed out: `--timeout` of `exec` and `eval` |
+| 124 | timed out: `--timeout` of `exec`, `eval` and `wait` |
 | 130 | interrupted |
 | 141 | output pipe closed |
 
