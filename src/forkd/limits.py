@@ -61,6 +61,24 @@ EXITED_KEPT_MAX = 1_000
 SANDBOX_ID_PATTERN = r"^sb-[a-z2-7]{26}$"
 """Ids of sandboxes."""
 
+SANDBOX_NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+"""Names that users give to sandboxes; what is an id of a sandbox is refused besides."""
+
+LABELS_MAX = 64
+"""Most labels of one sandbox, and most that a list is filtered by."""
+
+LABEL_KEY_CHARS_MAX = 63
+"""Longest key of a label."""
+
+LABEL_VALUE_CHARS_MAX = 256
+"""Longest value of a label."""
+
+SANDBOX_ENV_BYTES_MAX = 64 * 1024
+"""Most bytes of the environment that one sandbox keeps for its execs, names included."""
+
+SANDBOX_TTL_S_DEFAULT = 300.0
+"""How long a sandbox lives whose `ttl_secs` is `default`, unless the daemon is told otherwise."""
+
 ID_CHARS_MAX = 64
 """Longest id of a sandbox that a client must be ready for."""
 
@@ -343,6 +361,12 @@ BODIES_BYTES_MAX = 128 * 1024 * 1024
 
 ANSWERS_BYTES_MAX = 128 * 1024 * 1024
 """Bytes of answers to `GET` that one address has whole in memory while clients read them."""
+
+LIST_LIMIT_MAX = 1_000
+"""Most elements of one page of a list; without a `limit` the list is whole."""
+
+CURSOR_CHARS_MAX = 1_024
+"""Longest `after` of a list: more than any `Forkd-Next` has."""
 
 MESSAGE_BYTES_MAX = 1024 * 1024 + 1
 """One WebSocket message: a kind and the payload of one frame of the guest protocol."""

@@ -24,6 +24,7 @@ from forkd.errors import (
 from forkd.host.spawn import Process
 from forkd.limits import FORK_COUNT_MAX
 from forkd.model.caller import Scope, Tenant
+from forkd.model.filters import SandboxFilter
 from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.sandbox import ForkOptions, NewLimits, SandboxState
 from forkd.service.sandboxes.forking import REQUEST_CHILDREN_MAX
@@ -97,8 +98,8 @@ async def test_sandboxes_are_listed_oldest_first_and_by_tag(service: Host) -> No
     second = (await service.sandboxes.fork(CALLER, TAG, 1, OPTIONS)).sandboxes
 
     assert await service.sandboxes.list(CALLER) == first + second
-    assert await service.sandboxes.list(CALLER, TAG) == first + second
-    assert await service.sandboxes.list(CALLER, parse_tag("other")) == ()
+    assert await service.sandboxes.list(CALLER, SandboxFilter(tag=TAG)) == first + second
+    assert await service.sandboxes.list(CALLER, SandboxFilter(tag=parse_tag("other"))) == ()
     assert await service.sandboxes.get(CALLER, first[0].id) == first[0]
 
 

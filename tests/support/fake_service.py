@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,10 +27,12 @@ from forkd.errors import (
 )
 from forkd.model.caller import Scope
 from forkd.model.diff import Change, Difference, FileChange
+from forkd.model.filters import EVERY_SANDBOX
 from forkd.model.host import HostInfo
 from forkd.model.ids import (
     SandboxId,
     Tag,
+    is_sandbox_id,
     new_sandbox_id,
     only_sandbox,
     parse_sandbox_start,
@@ -48,6 +49,8 @@ from forkd.model.sandbox import (
     Sandbox,
     SandboxState,
     SpawnTimes,
+    check_fork_count,
+    end_of,
 )
 from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
@@ -68,10 +71,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from forkd.model.caller import Caller
+    from forkd.model.filters import SandboxFilter
+    from forkd.model.ids import SandboxName
     from forkd.model.network import NetworkChange
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.recipe import RecipeSource
-    from forkd.model.sandbox import BranchOptions, NewLimits
+    from forkd.model.sandbox import BranchOptions, NewLimits, SandboxChange
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
     from tests.support.fake_programs import FakeExec
 
@@ -210,6 +215,9 @@ class FakePacks(Component):
 class FakeSandboxes(Component):
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         caller.require(Scope.RUN)
+        if count:
+            check_fork_count(count, options.name)
+        self.world.check_name(options.name)
         self.world.vault.check(caller.tenant, options.secrets)
         snapshot = await self.world.snapshots.get(caller, tag)
         if snapshot.status is SnapshotStatus.FAILED:
@@ -224,16 +232,34 @@ class FakeSandboxes(Component):
         failures = [ForkFailure(new_sandbox_id(), "agent", "guest", "no answer") for _ in bad]
         return ForkResult(tuple(good), tuple(failures), wall_ms=12.5)
 
-    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
+    async def list(
+        self, caller: Caller, wanted: SandboxFilter = EVERY_SANDBOX
+    ) -> tuple[Sandbox, ...]:
         caller.require(Scope.READ)
-        every = (each.sandbox for each in self.world.running.values())
-        return tuple(each for each in every if tag is None or each.tag == tag)
+        return wanted.of(each.sandbox for each in self.world.running.values())
+
+    async def named(self, caller: Caller, ref: SandboxId | SandboxName) -> SandboxId:
+        if is_sandbox_id(ref):
+            return SandboxId(ref)
+        if (found := self.world.find_name(ref)) is None:
+            raise NotFound(f"no sandbox is named {ref}", sandbox=ref)
+        return found
+
+    async def change(self, caller: Caller, sandbox: SandboxId, change: SandboxChange) -> Sandbox:
+        guest = self.world.guest(caller, sandbox)
+        changed = change.of(guest.sandbox, THEN, 300.0)
+        if changed.name != guest.sandbox.name:
+            self.world.check_name(changed.name)
+        guest.sandbox = changed
+        return changed
 
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
         return self.world.guest(caller, sandbox, Scope.READ).sandbox
 
     async def find(self, caller: Caller, start: str) -> Sandbox:
         caller.require(Scope.READ)
+        if (named := self.world.find_name(start)) is not None:
+            return self.world.running[named].sandbox
         start = parse_sandbox_start(start)
         found = (each for each in self.world.running if each.startswith(start))
         return self.world.running[only_sandbox(start, found)].sandbox
@@ -317,9 +343,10 @@ class FakePromotions(Component):
         below = [
             each.sandbox.id for each in self.world.running.values() if each.sandbox.parent == parent
         ]
+        name = self.world.running[parent].sandbox.name
         for each in (parent, *below):
             del self.world.running[each]
-        guest.sandbox = replace(guest.sandbox, id=parent, ancestors=(), branched_at=None)
+        guest.sandbox = replace(guest.sandbox, id=parent, name=name, ancestors=(), branched_at=None)
         self.world.running[parent] = guest
         return Promotion(guest.sandbox, tuple(below))
 
@@ -470,6 +497,14 @@ class FakeService:
         if tag in self.stored:
             raise Conflict(f"snapshot {tag} exists", tag=tag)
 
+    def find_name(self, name: str | None) -> SandboxId | None:
+        named = (id_ for id_, each in self.running.items() if each.sandbox.name == name)
+        return None if name is None else next(named, None)
+
+    def check_name(self, name: str | None) -> None:
+        if (taken := self.find_name(name)) is not None:
+            raise Conflict(f"the name {name} is taken by sandbox {taken}", field="name")
+
     def standing_on(self, tag: Tag) -> list[Tag]:
         """Return every snapshot that depends on one, the nearest first."""
         above = [each.tag for each in self.stored.values() if each.parent == tag]
@@ -507,7 +542,10 @@ class FakeService:
             io_limit_ops=options.io_limit_ops,
             bandwidth_limit_mbit=options.bandwidth_limit_mbit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
-            expires_at=None if options.ttl_s is None else THEN + timedelta(seconds=options.ttl_s),
+            expires_at=end_of(options.ttl_s, THEN, 300.0),
+            name=options.name,
+            labels=options.labels,
+            env=options.env,
             network=options.network,
             egress_held=options.hold_egress,
             secrets=options.secrets,

@@ -120,7 +120,8 @@ def test_a_message_beyond_the_limit_closes_the_connection(socket: ClientConnecti
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("nonsense", "invalid_request"), (UNKNOWN, "not_found")]
+    ("name", "code"),
+    [("NONSENSE", "invalid_request"), ("nonsense", "not_found"), (UNKNOWN, "not_found")],
 )
 def test_a_sandbox_that_is_none_is_refused(daemon: RunningDaemon, name: str, code: str) -> None:
     with unix_connect(daemon.url.removeprefix("unix://"), path_of(name)) as socket:

@@ -50,6 +50,7 @@ EVERYTHING = {
     "run_dir": ("/r", Path("/r")),
     "cache_dir": ("/c", Path("/c")),
     "disk_dir": ("/d", Path("/d")),
+    "sandbox_ttl_s": ("600", 600.0),
     "disk_limit_mib": ("512", 512),
     "disk_reserve_mib": ("0", 0),
     "memory_reserve_mib": ("512", 512),

@@ -17,6 +17,7 @@ ALLOWED = {
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LIMIT): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.CHANGE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,

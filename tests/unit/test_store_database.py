@@ -167,6 +167,7 @@ def test_a_database_of_the_first_version_is_read_and_written_on(tmp_path: Path) 
         (found,) = database.rows()
         assert (found.sandbox.id, found.lease, found.tap_index) == (old, old, 3)
         assert (found.sandbox.ancestors, found.sandbox.root, found.renaming) == ((), old, False)
+        assert (found.sandbox.name, found.sandbox.labels, found.sandbox.env) == (None, {}, {})
         database.put([found])
         assert database.rows() == (found,)
 

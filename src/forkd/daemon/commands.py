@@ -183,6 +183,7 @@ def host_settings(settings: Settings) -> HostSettings:
         run_dir=settings.run_dir,
         recipe_dirs=settings.recipe_dirs,
         cgroups=_cgroups(settings),
+        sandbox_ttl_s=settings.sandbox_ttl_s,
         zygotes_max=settings.zygotes,
         budgets=TreeBudgets(
             live_max=settings.tree_live,

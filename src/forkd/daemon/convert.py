@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
 from forkd.model import exec as model_exec
-from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_tag
+from forkd.model.filters import SandboxFilter
+from forkd.model.ids import SandboxId, Tag, is_sandbox_id, parse_sandbox_name, parse_tag
 from forkd.model.image import Image
+from forkd.model.labels import parse_label_filter
 from forkd.model.network import NetworkPolicy, parse_policy
 from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import parse_recipe_source
-from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
+from forkd.model.sandbox import (
+    BranchOptions,
+    DefaultTtl,
+    ForkOptions,
+    Keep,
+    NewLimits,
+    SandboxChange,
+    SandboxState,
+)
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import v2, v2_files, v2_packs, v2_trees
+from forkd.wire import parts, v2, v2_files, v2_packs, v2_trees
 from forkd.wire.text import encoded, is_utf8, readable
 
 if TYPE_CHECKING:
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
         Promotion,
         Sandbox,
         SpawnTimes,
+        Ttl,
     )
     from forkd.model.snapshot import Removed
     from forkd.model.tree import TreeBudgets, TreeNode
@@ -88,10 +99,39 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         bandwidth_limit_mbit=request.bandwidth_limit_mbit,
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
-        ttl_s=request.ttl_secs,
+        ttl_s=_ttl(request.ttl_secs),
         wait=request.wait,
         secrets=tuple(request.secrets),
+        name=None if request.name is None else parse_sandbox_name(request.name),
+        labels=request.labels,
+        env=request.env,
     )
+
+
+def sandbox_change(request: v2.SandboxPatch) -> SandboxChange:
+    """Return what is to become different of a sandbox: the members that were given."""
+    given = request.model_fields_set
+    name = None if request.name is None else parse_sandbox_name(request.name)
+    return SandboxChange(
+        name=name if "name" in given else Keep.KEEP,
+        labels=request.labels if "labels" in given else Keep.KEEP,
+        ttl_s=_ttl(request.ttl_secs) if "ttl_secs" in given else Keep.KEEP,
+    )
+
+
+def sandbox_filter(query: v2.SandboxFilter) -> SandboxFilter:
+    """Return which sandboxes are to be listed."""
+    tag, name, status = query.snapshot_tag, query.name, query.status
+    return SandboxFilter(
+        tag=None if tag is None else parse_tag(tag, field="snapshot_tag"),
+        name=None if name is None else parse_sandbox_name(name),
+        state=None if status is None else SandboxState(status),
+        labels=tuple(map(parse_label_filter, query.label)),
+    )
+
+
+def _ttl(given: parts.TtlSecs | None) -> Ttl:
+    return DefaultTtl.DEFAULT if isinstance(given, str) else given
 
 
 def new_limits(request: v2.LimitsPatch) -> NewLimits:
@@ -112,13 +152,14 @@ def branch_options(request: v2_trees.BranchCreate) -> BranchOptions:
     return BranchOptions(
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
-        ttl_s=request.ttl_secs,
+        ttl_s=_ttl(request.ttl_secs),
+        labels=request.labels,
         hold_egress=request.hold_egress,
         network=None if request.network is None else _link(request.network),
     )
 
 
-def _link(network: v2.Network) -> NetworkPolicy:
+def _link(network: parts.Network) -> NetworkPolicy:
     policy = parse_policy(network)
     if policy is None:
         raise InvalidRequest(
@@ -282,6 +323,8 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
     """Return a sandbox as clients see it."""
     return v2.SandboxInfo(
         id=live.id,
+        name=live.name,
+        labels=dict(live.labels),
         snapshot_tag=live.tag,
         status=live.state.value,
         created_at_unix=unix(live.created_at),

@@ -16,16 +16,16 @@ from forkd.daemon.streaming import with_outputs
 from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
-from forkd.model.ids import SandboxId, parse_sandbox_id
 from forkd.wire import v2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from fastapi import Response, WebSocket
 
     from forkd.model.caller import Caller
     from forkd.model.exec import ExecEvent, ExecRequest
+    from forkd.model.ids import SandboxId
     from forkd.model.output import Kept
     from forkd.service.api import Guests
     from forkd.service.api_streams import ExecSession
@@ -130,22 +130,34 @@ def _shell_code(ended: Exited) -> int:
     return SIGNAL_EXIT_BASE + (ended.signal or 0)
 
 
-async def attach(websocket: WebSocket, guests: Guests, caller: Caller, sandbox: str) -> None:
-    """Serve one exec WebSocket: a REQUEST, then streams both ways, then REPLY or ERROR."""
+async def attach(
+    websocket: WebSocket,
+    guests: Guests,
+    caller: Caller,
+    sandbox: str,
+    find: Callable[[str], Awaitable[SandboxId]],
+) -> None:
+    """Serve one exec WebSocket: a REQUEST, then streams both ways, then REPLY or ERROR.
+
+    `find` returns the id of the sandbox that a client has so written.
+    """
     await websocket.accept()
     try:
-        await _serve(websocket, guests, caller, sandbox)
+        await _serve(websocket, guests, caller, lambda: find(sandbox))
         await websocket.close()
     except WebSocketDisconnect:
         log.info("exec in %s: client left", sandbox)
 
 
-async def _serve(websocket: WebSocket, guests: Guests, caller: Caller, sandbox: str) -> None:
+async def _serve(
+    websocket: WebSocket,
+    guests: Guests,
+    caller: Caller,
+    find: Callable[[], Awaitable[SandboxId]],
+) -> None:
     try:
         request = await _first_message(websocket)
-        session = await guests.exec(
-            caller, parse_sandbox_id(sandbox), convert.exec_request(request)
-        )
+        session = await guests.exec(caller, await find(), convert.exec_request(request))
         async with session:
             await _converse(websocket, session)
     except ForkdError as error:

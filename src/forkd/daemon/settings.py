@@ -268,6 +268,13 @@ class Settings(BaseSettings):
         "Folder of the private disks of live sandboxes: what guests write, in files without names.",
         "`tops` in `state_dir`",
     )
+    sandbox_ttl_s: Annotated[
+        float, Field(ge=limits.TTL_S_MIN, le=limits.TTL_S_MAX, allow_inf_nan=False)
+    ] = _setting(
+        limits.SANDBOX_TTL_S_DEFAULT,
+        "How long a sandbox lives, in seconds, if its fork leaves the time to the daemon "
+        "(`ttl_secs` is `default`). A sandbox that is forked without any `ttl_secs` has no end.",
+    )
     disk_limit_mib: Annotated[int, Field(ge=1, le=limits.DISK_LIMIT_MIB_MAX)] = _setting(
         limits.DISK_LIMIT_MIB_DEFAULT,
         "Disk blocks that a sandbox may have of its own if its fork says no limit, in MiB.",

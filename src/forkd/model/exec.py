@@ -68,9 +68,34 @@ class ExecRequest:
             in_range("timeout_s", self.timeout_s, 0.001, limits.EXEC_TIMEOUT_S_MAX)
 
 
-def _check_bytes(args: tuple[str, ...], env: Mapping[str, str]) -> None:
+def check_variables(env: Mapping[str, str], bytes_max: int) -> None:
+    """Return if a program can be given these variables.
+
+    Raises:
+        InvalidRequest: One of them no program can have, there are too many, or they have more than
+            `bytes_max` bytes.
+    """
+    if len(env) > limits.EXEC_ENV_MAX:
+        raise InvalidRequest(
+            f"env has {len(env)} variables; at most {limits.EXEC_ENV_MAX} are possible",
+            field="env",
+        )
+    _check_names(env)
+    words = ((f"env[{name[:80]!r}]", f"{name}={value}") for name, value in env.items())
+    total = sum(_length(what, "env", word) for what, word in words)
+    if total > bytes_max:
+        raise InvalidRequest(
+            f"env has {total} bytes, names included; at most {bytes_max} are possible", field="env"
+        )
+
+
+def _check_names(env: Mapping[str, str]) -> None:
     if any(not name or "=" in name for name in env):
         raise InvalidRequest("names in env must not be empty or hold '='", field="env")
+
+
+def _check_bytes(args: tuple[str, ...], env: Mapping[str, str]) -> None:
+    _check_names(env)
     words = [(f"args[{number}]", "args", arg) for number, arg in enumerate(args)]
     words += [(f"env[{name!r}]", "env", f"{name}={value}") for name, value in env.items()]
     total = sum(_length(*word) for word in words)

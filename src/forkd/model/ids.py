@@ -12,13 +12,14 @@ import secrets
 from typing import TYPE_CHECKING, NewType
 
 from forkd.errors import InvalidRequest, NotFound
-from forkd.limits import SANDBOX_ID_PATTERN
+from forkd.limits import SANDBOX_ID_PATTERN, SANDBOX_NAME_PATTERN
 from forkd.model.listing import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SandboxId = NewType("SandboxId", str)
+SandboxName = NewType("SandboxName", str)
 Tag = NewType("Tag", str)
 
 TAG_CHARS_MAX = 64
@@ -28,6 +29,7 @@ SANDBOX_ID_PREFIX = "sb-"
 """Begins every id of a sandbox."""
 
 _SANDBOX_ID = re.compile(SANDBOX_ID_PATTERN.removesuffix("$"))
+_SANDBOX_NAME = re.compile(SANDBOX_NAME_PATTERN.removesuffix("$"))
 _SANDBOX_ID_START = re.compile(r"[a-z2-7]{1,26}")
 _TAG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{TAG_CHARS_MAX - 1}}}")
 _ID_BYTES = 16
@@ -52,6 +54,40 @@ def parse_sandbox_id(text: str, *, field: str = "id") -> SandboxId:
     return SandboxId(text)
 
 
+def parse_sandbox_name(text: str, *, field: str = "name") -> SandboxName:
+    """Return `text` as the name of a sandbox.
+
+    Raises:
+        InvalidRequest: It is none, or is an id; `context["field"]` is `field`.
+    """
+    if _SANDBOX_NAME.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"{field} must be a lower-case letter or digit, then up to 62 of these, '.', '_' and "
+            f"'-': {text[:80]!r}",
+            field=field,
+        )
+    if is_sandbox_id(text):
+        raise InvalidRequest(f"{field} is an id of a sandbox, not a name: {text}", field=field)
+    return SandboxName(text)
+
+
+def parse_sandbox_ref(text: str, *, field: str = "id") -> SandboxId | SandboxName:
+    """Return `text` as the id of a sandbox if it is one, and else as a name.
+
+    Raises:
+        InvalidRequest: It is neither; `context["field"]` is `field`.
+    """
+    if is_sandbox_id(text):
+        return SandboxId(text)
+    if _SANDBOX_NAME.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"{field} is neither a sandbox id (sb- and 26 of a-z, 2-7) nor the name of a sandbox: "
+            f"{text[:80]!r}",
+            field=field,
+        )
+    return SandboxName(text)
+
+
 def parse_sandbox_start(text: str, *, field: str = "id") -> str:
     """Return the beginning of an id, with `sb-` before it; a whole id is one, too.
 
@@ -65,6 +101,11 @@ def parse_sandbox_start(text: str, *, field: str = "id") -> str:
             field=field,
         )
     return f"{SANDBOX_ID_PREFIX}{start}"
+
+
+def may_begin_sandbox_id(text: str) -> bool:
+    """Whether `text` can be the beginning of an id, with or without its `sb-`."""
+    return _SANDBOX_ID_START.fullmatch(text.removeprefix(SANDBOX_ID_PREFIX)) is not None
 
 
 def only_sandbox(start: str, ids: Iterable[SandboxId]) -> SandboxId:

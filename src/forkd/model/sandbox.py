@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
+from forkd.model.exec import check_variables
+from forkd.model.labels import check_labels
 from forkd.model.secret import SecretUse, check_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.ids import SandboxId, SandboxName, Tag
     from forkd.model.network import NetworkPolicy
     from forkd.model.snapshot import Snapshot
 
@@ -31,6 +35,25 @@ _RANGES: dict[str, tuple[float, float]] = {
     "bandwidth_limit_mbit": (limits.BANDWIDTH_LIMIT_MBIT_MIN, limits.BANDWIDTH_LIMIT_MBIT_MAX),
 }
 """Least and most of each limit."""
+
+
+class DefaultTtl(Enum):
+    """The time to live of who leaves it to the host."""
+
+    DEFAULT = "default"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Ttl = float | DefaultTtl | None
+"""How long something lives, in seconds; None for no end."""
+
+
+class Keep(Enum):
+    """Stands for a value that stays as it is, where None is a value."""
+
+    KEEP = "keep"
 
 
 class SandboxState(StrEnum):
@@ -96,6 +119,9 @@ class Sandbox:
         network: What it may reach; None without a network.
         egress_held: Whether it may reach nothing until it is promoted.
         secrets: Names of its tenant's secrets that it uses.
+        name: What its tenant calls it; unique among the tenant's sandboxes that have not ended.
+        labels: Text by key, to find it by.
+        env: Added to the environment of each exec; never shown.
     """
 
     id: SandboxId
@@ -124,6 +150,9 @@ class Sandbox:
     network: NetworkPolicy | None = None
     egress_held: bool = False
     secrets: tuple[str, ...] = ()
+    name: SandboxName | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def use(self) -> SecretUse | None:
@@ -163,6 +192,9 @@ class ForkOptions:
         all_or_nothing: If one child fails, end the others too, and raise.
         deadline_s: For each child, from its clone until its agent has answered.
         ttl_s: How long each child lives before it is ended; None for no end.
+        name: What a single child is called.
+        labels: Those of each child.
+        env: What is added to the environment of each exec in them.
         wait: Wait for a snapshot that is being written, instead of refusing.
         die_with_daemon: Whether the next daemon ends them; for what it forks for itself.
         secrets: Names of secrets that each uses.
@@ -183,13 +215,18 @@ class ForkOptions:
     bandwidth_limit_mbit: int | None = None
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
-    ttl_s: float | None = None
+    ttl_s: Ttl = None
     wait: bool = True
     die_with_daemon: bool = False
     secrets: tuple[str, ...] = ()
+    name: SandboxName | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_names(self.secrets)
+        check_labels(self.labels)
+        check_variables(self.env, limits.SANDBOX_ENV_BYTES_MAX)
         if self.secrets and self.network is None:
             raise InvalidRequest(
                 "secrets go with a network that reaches the hosts that they are for",
@@ -208,8 +245,62 @@ class ForkOptions:
         in_range(
             "deadline_s", self.deadline_s, limits.FORK_DEADLINE_S_MIN, limits.FORK_DEADLINE_S_MAX
         )
-        if self.ttl_s is not None:
-            in_range("ttl_s", self.ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
+        _check_ttl(self.ttl_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxChange:
+    """What is to become different of a sandbox.
+
+    Attributes:
+        name: Its name from now on; None for none.
+        labels: All its labels from now on.
+        ttl_s: How long it lives from now on; None for no end.
+
+    Raises:
+        InvalidRequest: A value is out of range, and is named; or all are to stay.
+    """
+
+    name: SandboxName | Keep | None = Keep.KEEP
+    labels: Mapping[str, str] | Keep = Keep.KEEP
+    ttl_s: Ttl | Keep = Keep.KEEP
+
+    def __post_init__(self) -> None:
+        if self.name is Keep.KEEP and self.labels is Keep.KEEP and self.ttl_s is Keep.KEEP:
+            raise InvalidRequest(
+                "there is nothing to change: give name, labels or ttl_secs", field="name"
+            )
+        if self.labels is not Keep.KEEP:
+            check_labels(self.labels)
+        if self.ttl_s is not Keep.KEEP:
+            _check_ttl(self.ttl_s)
+
+    def of(self, sandbox: Sandbox, now: datetime, default_ttl_s: float) -> Sandbox:
+        """Return a sandbox with what is to become different."""
+        changed = sandbox
+        if self.name is not Keep.KEEP:
+            changed = replace(changed, name=self.name)
+        if self.labels is not Keep.KEEP:
+            changed = replace(changed, labels=self.labels)
+        if self.ttl_s is not Keep.KEEP:
+            changed = replace(changed, expires_at=end_of(self.ttl_s, now, default_ttl_s))
+        return changed
+
+
+def end_of(ttl_s: Ttl, now: datetime, default_ttl_s: float) -> datetime | None:
+    """Return when what lives so long from `now` on is ended; None for never."""
+    match ttl_s:
+        case None:
+            return None
+        case DefaultTtl.DEFAULT:
+            return now + timedelta(seconds=default_ttl_s)
+        case seconds:
+            return now + timedelta(seconds=seconds)
+
+
+def _check_ttl(ttl_s: Ttl) -> None:
+    if isinstance(ttl_s, int | float):
+        in_range("ttl_s", ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +395,7 @@ class BranchOptions:
         all_or_nothing: If one sibling fails, end the others too, and raise.
         deadline_s: For each sibling, from its clone until its agent has answered.
         ttl_s: How long each sibling lives before it is ended; None for no end.
+        labels: Those of each sibling; None for the source's.
         hold_egress: Whether each may reach nothing until it is promoted.
         network: What each may reach, if not what the source may.
         die_with_daemon: As of `ForkOptions`.
@@ -314,13 +406,15 @@ class BranchOptions:
 
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
-    ttl_s: float | None = None
+    ttl_s: Ttl = None
     hold_egress: bool = False
     network: NetworkPolicy | None = None
     die_with_daemon: bool = False
+    labels: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s)  # the same ranges
+        labels = self.labels or {}
+        ForkOptions(deadline_s=self.deadline_s, ttl_s=self.ttl_s, labels=labels)  # the same ranges
 
     def of(self, source: Sandbox) -> ForkOptions:
         """Return the options under which siblings of `source` are forked.
@@ -348,6 +442,8 @@ class BranchOptions:
             ttl_s=self.ttl_s,
             secrets=source.secrets,
             die_with_daemon=self.die_with_daemon,
+            labels=source.labels if self.labels is None else self.labels,
+            env=source.env,
         )
 
 
@@ -386,10 +482,15 @@ class Promotion:
     ended: tuple[SandboxId, ...]
 
 
-def check_fork_count(count: int) -> None:
-    """Return if `count` children can be forked at once.
+def check_fork_count(count: int, name: SandboxName | None = None) -> None:
+    """Return if `count` children can be forked at once, and so be named.
 
     Raises:
-        InvalidRequest: It is not 1 to `FORK_COUNT_MAX`.
+        InvalidRequest: It is not 1 to `FORK_COUNT_MAX`, or not 1 with a name.
     """
     in_range("n", count, 1, limits.FORK_COUNT_MAX)
+    if name is not None and count != 1:
+        raise InvalidRequest(
+            f"name goes with one sandbox, and n is {count}; labels can be the same for all",
+            field="name",
+        )

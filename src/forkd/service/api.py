@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from forkd.model.filters import EVERY_SANDBOX
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from forkd.model.caller import Caller
-    from forkd.model.diff import Difference
     from forkd.model.exec import EvalResult, ExecRequest
     from forkd.model.files import ArchiveResult, FileEntry
+    from forkd.model.filters import SandboxFilter
     from forkd.model.guest import GuestStatus
-    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.ids import SandboxId, SandboxName, Tag
     from forkd.model.image import Image
     from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
@@ -34,13 +36,13 @@ if TYPE_CHECKING:
         ForkOptions,
         ForkResult,
         NewLimits,
-        Promotion,
         Sandbox,
+        SandboxChange,
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
-    from forkd.model.tree import TreeBudgets, TreeNode
     from forkd.service.api_streams import ExecSession, FileReader
     from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
+    from forkd.service.api_trees import Comparisons, Promotions, Trees
 
 
 class Recipes(Protocol):
@@ -209,14 +211,16 @@ class Sandboxes(Protocol):
         If the caller goes away, those that were made are deleted.
 
         Raises:
-            Conflict: The snapshot is not ready.
+            Conflict: The snapshot is not ready, or another sandbox of the tenant has the name.
             CapacityError: The host has no room for so many.
             EngineError: With `all_or_nothing`, a child failed; nothing remains.
         """
         ...
 
-    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
-        """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
+    async def list(
+        self, caller: Caller, wanted: SandboxFilter = EVERY_SANDBOX
+    ) -> tuple[Sandbox, ...]:
+        """Return every sandbox that is wanted, oldest first."""
         ...
 
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
@@ -224,10 +228,26 @@ class Sandboxes(Protocol):
         ...
 
     async def find(self, caller: Caller, start: str) -> Sandbox:
-        """Return the one sandbox whose id begins with `start`, with or without its `sb-`.
+        """Return the one sandbox of the name `start`, or whose id begins so, also without `sb-`.
 
         Raises:
             InvalidRequest: Several ids begin so; the message names some.
+        """
+        ...
+
+    async def named(self, caller: Caller, ref: SandboxId | SandboxName) -> SandboxId:
+        """Return the id of the sandbox that the caller's tenant has so named.
+
+        An id is returned as it is, whether there is such a sandbox or not.  Of two sandboxes of one
+        name that which has not ended is found.
+        """
+        ...
+
+    async def change(self, caller: Caller, sandbox: SandboxId, change: SandboxChange) -> Sandbox:
+        """Change a sandbox's name, labels or time to live; return it as it is then.
+
+        Raises:
+            Conflict: It has ended, or another sandbox of its tenant has the name.
         """
         ...
 
@@ -305,57 +325,6 @@ class Branches(Protocol):
             CapacityError: The host has no room for so many, or the disk is full.
             EngineError: With `all_or_nothing`, a sibling failed; none remains.
         """
-        ...
-
-
-class Promotions(Protocol):
-    """Children that take their parents' places.  Scope `run`."""
-
-    async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
-        """Let a sandbox take its parent's id, name, address and place.
-
-        The parent ends, and all that was branched from it but the sandbox and its own.  A
-        crash leaves this done or undone.
-
-        Raises:
-            Conflict: It has no parent, that is gone, it does not run, or its tree is changing.
-            EngineError: It is promoted, but its guest did not take its new identity; that is
-                tried again in the background.
-        """
-        ...
-
-
-class Comparisons(Protocol):
-    """Differences of machines.  Scope `run`."""
-
-    async def compare(
-        self, caller: Caller, before: SandboxId | Tag, after: SandboxId | Tag
-    ) -> Difference:
-        """Say how the files of one machine differ from another's, and how far memory does.
-
-        Each is a running sandbox, or a snapshot.  A copy of each is made for as long as that takes,
-        and their disks are compared; what is mounted over the root file system is not on them.
-
-        Raises:
-            Conflict: They have no common ancestor, or one does not run.
-            BudgetError: The tree of one has no room for its copy.
-            GuestError: The file system of one cannot be compared: it is damaged, of another kind,
-                or has more files than a comparison looks at.
-            CapacityError: The host has no room for what they have written, or too many are
-                compared at once.
-        """
-        ...
-
-
-class Trees(Protocol):
-    """Who was branched from whom.  Scope `read`."""
-
-    async def draw(self, caller: Caller, member: SandboxId | None = None) -> tuple[TreeNode, ...]:
-        """Return every tree, or the one that a sandbox is, or was, in."""
-        ...
-
-    async def budgets(self, caller: Caller) -> TreeBudgets:
-        """Return how far a tree may grow."""
         ...
 
 

@@ -78,10 +78,11 @@ class Guests:
     @use_case("start_exec", Scope.RUN)
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> GuestExec:
         """Start a command."""
-        guest = self._guest(caller, sandbox)
-        if (use := self.roster.get(caller, sandbox).sandbox.use) is not None:
-            given = self.introduction.environment(use)
-            request = replace(request, env={**given, **request.env})
+        owner = self.roster.get(caller, sandbox)
+        guest, found = owner.running_guest(), owner.sandbox
+        given = {} if found.use is None else self.introduction.environment(found.use)
+        if given or found.env:
+            request = replace(request, env={**given, **found.env, **request.env})
         return await GuestExec.start(guest, request, self._executing(caller))
 
     @use_case("eval", Scope.RUN)

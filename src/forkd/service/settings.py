@@ -119,6 +119,7 @@ class HostSettings:
         cgroups: Whether every sandbox has a cgroup, with limits that follow from its snapshot where
             none were asked for; otherwise only those have one that were asked for with a limit.
         network: Which taps and addresses sandboxes get; None likewise.
+        sandbox_ttl_s: How long sandboxes live whose time to live is left to the host.
         zygote_idle_s: How long a snapshot's zygote stays after its last fork.
         zygotes_max: How many zygotes there may be; the one that was idle longest ends for another.
         settle_s: How long a guest is left alone before its instant is taken.
@@ -153,6 +154,7 @@ class HostSettings:
     cgroup_root: Path | None = None
     cgroups: bool = False
     network: Plan | None = None
+    sandbox_ttl_s: float = limits.SANDBOX_TTL_S_DEFAULT
     zygote_idle_s: float = ZYGOTE_IDLE_S
     zygotes_max: int = limits.ZYGOTES_DEFAULT
     settle_s: float = SETTLE_S

@@ -336,6 +336,9 @@ def _to_columns(row: SandboxRow) -> dict[str, str | int | float | None]:
         "network": None if sandbox.network is None else json.dumps(sandbox.network.rules()),
         "egress_held": int(sandbox.egress_held),
         "secrets": json.dumps(sandbox.secrets),
+        "name": sandbox.name,
+        "labels": json.dumps(dict(sandbox.labels)),
+        "env": json.dumps(dict(sandbox.env)),
         "lease": row.lease,
         "tap_index": row.tap_index,
         "renaming": int(row.renaming),
@@ -394,6 +397,9 @@ def _from_columns(columns: sqlite3.Row) -> SandboxRow:
             network=_policy(columns["network"], columns["network_index"]),
             egress_held=bool(columns["egress_held"]),
             secrets=tuple(json.loads(columns["secrets"] or "[]")),
+            name=columns["name"],
+            labels=json.loads(columns["labels"] or "{}"),
+            env=json.loads(columns["env"] or "{}"),
         )
     except (ValueError, TypeError, InvalidRequest) as error:
         raise StoreError(f"a row of the database is damaged: {error}") from error

@@ -112,6 +112,12 @@ _EVENTS_OF_TENANTS = """
 CREATE INDEX events_of_tenants ON events (tenant, id);
 """
 
+_NAMES = """
+ALTER TABLE sandboxes ADD COLUMN name TEXT;
+ALTER TABLE sandboxes ADD COLUMN labels TEXT;
+ALTER TABLE sandboxes ADD COLUMN env TEXT;
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -124,6 +130,7 @@ MIGRATIONS = (
     _CPU_WEIGHT,
     _IO,
     _EVENTS_OF_TENANTS,
+    _NAMES,
 )
 """What makes version n + 1 of version n."""
 

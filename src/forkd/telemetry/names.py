@@ -48,10 +48,10 @@ EXEC = "exec"
 """The operation of a command, from its start to its end; its use case only starts it."""
 
 OPERATION_NAMES = frozenset({
-    EXEC, "bake", "branch", "build", "change_network", "compact", "compare", "console_log",
-    "create_token", "delete_sandbox", "delete_snapshot", "draw_trees", "echo", "eval", "extend",
-    "find_sandbox",
-    "follow_console_log", "follow_events", "fork", "get_network", "get_recipe", "get_sandbox",
+    EXEC, "bake", "branch", "build", "change_network", "change_sandbox", "compact",
+    "compare", "console_log", "create_token", "delete_sandbox", "delete_snapshot", "draw_trees",
+    "echo", "eval", "extend", "find_sandbox", "follow_console_log", "follow_events", "fork",
+    "get_network", "get_recipe", "get_sandbox",
     "get_snapshot", "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots",
     "list_secrets", "list_tenants", "list_tokens", "list_usage", "make_dir", "metrics", "move_file",
     "pack", "ping", "promote", "read_archive", "read_file", "remove_file", "remove_quotas",

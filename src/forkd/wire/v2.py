@@ -11,57 +11,30 @@ its own clients have `wire.v1`.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import Field
 
 from forkd import limits
-from forkd.wire.text import Arg, Path, few
+from forkd.wire import v2_exec
+from forkd.wire.parts import (
+    Answer,
+    Env,
+    Labels,
+    Network,
+    Number,
+    Page,
+    Query,
+    Recipe,
+    Request,
+    SandboxName,
+    SecretName,
+    Tag,
+    TimeoutSecs,
+    TtlSecs,
+)
 
-Tag = Annotated[str, Field(pattern=limits.TAG_PATTERN, description="Name of a snapshot.")]
-Recipe = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=limits.PATH_BYTES_MAX,
-        description="Name of a recipe of the daemon's host, absolute path in one of its folders of "
-        "recipes, or the `recipe` that an upload answered.",
-    ),
-]
-SecretName = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _network(given: object) -> object:
-    """Refuse what is no policy at all with one error, instead of one for each kind it may be."""
-    rules = given if isinstance(given, list) else [given]
-    if not isinstance(given, bool) and not all(isinstance(rule, str) for rule in rules):
-        raise ValueError("true, false, a rule, or a list of rules")
-    return given
-
-
-Network = Annotated[bool | str | list[str], BeforeValidator(_network)]
-TimeoutSecs = Annotated[Number, Field(ge=0.001, le=limits.EXEC_TIMEOUT_S_MAX)]
-
-
-class Request(BaseModel):
-    """What a client sends: frozen, strict, without members we do not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Query(BaseModel):
-    """A request's query string: text, so `strict` has no place here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Answer(BaseModel):
-    """What a client receives."""
-
-    model_config = ConfigDict(frozen=True)
-
+SandboxStatus = Literal["starting", "running", "stopping", "exited"]
 
 # Errors
 
@@ -384,11 +357,22 @@ class SandboxCreate(LimitsPatch):
         le=limits.FORK_DEADLINE_S_MAX,
         description="Time each child has until its agent has answered.",
     )
-    ttl_secs: Number | None = Field(
+    ttl_secs: TtlSecs | None = Field(
         default=None,
-        ge=limits.TTL_S_MIN,
-        le=limits.TTL_S_MAX,
-        description="Each is ended after this time.",
+        description="Each is ended after this time; null: never, `default`: after the daemon's "
+        "`FORKD_SANDBOX_TTL_S`.",
+    )
+    name: SandboxName | None = Field(
+        default=None,
+        description="Its name, for `n` of 1: wherever an id of a sandbox is asked for, the name "
+        "is taken, too. No other live sandbox of the tenant may have it.",
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="Text by key, to find and group sandboxes by."
+    )
+    env: Env = Field(
+        default_factory=dict,
+        description="Added to the environment of each exec; an exec's own `env` comes before it.",
     )
     wait: bool = Field(
         default=True, description="Wait for a snapshot that is being written; false: refuse."
@@ -401,10 +385,31 @@ class LogsRead(Query):
     follow: bool = Field(default=False, description="Go on until the sandbox ends.")
 
 
-class SandboxFilter(Query):
-    """Which sandboxes to list."""
+class SandboxFilter(Page):
+    """Which sandboxes to list: those that are all of this."""
 
     snapshot_tag: Tag | None = None
+    name: SandboxName | None = None
+    status: SandboxStatus | None = None
+    label: list[str] = Field(
+        default_factory=list,
+        max_length=limits.LABELS_MAX,
+        description="`key`, or `key=value`; several: those that have all of them.",
+    )
+
+
+class SandboxPatch(Request):
+    """Change a sandbox; members that are left out stay as they are."""
+
+    name: SandboxName | None = Field(default=None, description="Null: it has none any more.")
+    labels: Labels = Field(
+        default_factory=dict, description="All its labels, in the place of those that it has."
+    )
+    ttl_secs: TtlSecs | None = Field(
+        default=None,
+        description="It is ended so long after this request; null: never, `default`: after the "
+        "daemon's `FORKD_SANDBOX_TTL_S`.",
+    )
 
 
 class ForkTimes(Answer):
@@ -421,9 +426,11 @@ class SandboxInfo(Answer):
     """One sandbox."""
 
     id: str
+    name: str | None = Field(default=None, description="Null if it was given none.")
     snapshot_tag: str
-    status: Literal["starting", "running", "stopping", "exited"]
+    status: SandboxStatus
     created_at_unix: int
+    labels: dict[str, str] = Field(default_factory=dict)
     hostname: str
     pid: int | None = Field(description="Its VMM process; None unless it runs.")
     guest_addr: str | None = Field(description="None without a network.")
@@ -483,118 +490,16 @@ class Pong(Answer):
     warmup_ready: bool
 
 
-# Exec and eval
+# Exec and eval, which are in a file of their own
 
-
-class TerminalSize(Request):
-    """A terminal's size, in characters."""
-
-    rows: int = Field(ge=1, le=limits.TTY_CELLS_MAX)
-    columns: int = Field(ge=1, le=limits.TTY_CELLS_MAX)
-
-
-class _ExecBase(Request):
-    args: Annotated[list[Arg], BeforeValidator(few)] = Field(
-        min_length=1, max_length=limits.EXEC_ARGS_MAX, description="No shell."
-    )
-    env: dict[str, Arg] = Field(default_factory=dict, max_length=limits.EXEC_ENV_MAX)
-    cwd: Path | None = None
-    user: str | None = Field(default=None, min_length=1, max_length=limits.EXEC_USER_CHARS_MAX)
-
-
-class Exec(_ExecBase):
-    """Run a program and wait for it."""
-
-    timeout_secs: TimeoutSecs | None = Field(
-        default=limits.EXEC_TIMEOUT_S_DEFAULT,
-        description="Kill the program after this time; null: never.",
-    )
-    stdin: str | None = Field(default=None, max_length=limits.EXEC_STDIN_CHARS_MAX)
-
-
-class ExecStart(_ExecBase):
-    """Run a program with its streams attached: first message of the exec WebSocket."""
-
-    timeout_secs: TimeoutSecs | None = Field(
-        default=None, description="Kill the program after this time; null: never."
-    )
-    stdin: bool = Field(default=False, description="False: standard input is /dev/null.")
-    tty: TerminalSize | None = None
-
-
-class ExecStarted(Answer):
-    """The program runs."""
-
-    event: Literal["started"] = "started"
-    pid: int
-
-
-class ExecControl(Request):
-    """Do something to a program that runs; exactly one member."""
-
-    signal: int | None = Field(default=None, ge=1, le=64)
-    resize: TerminalSize | None = None
-
-
-class ExecExit(Answer):
-    """How a program ended."""
-
-    exit_code: int | None = Field(description="None if a signal ended it.")
-    signal: int | None = None
-    timed_out: bool = False
-    duration_s: float
-    truncated: bool = Field(default=False, description="Later output of others was dropped.")
-
-
-class ExecResult(ExecExit):
-    """How a program ended, and what it wrote."""
-
-    exit_code: int = Field(description="As a shell's: 128 + signal if a signal ended the program.")
-    stdout: str = Field(description="UTF-8; other bytes become U+FFFD.")
-    stderr: str
-    truncated: bool = Field(description="Output beyond the limit, or too late, was dropped.")
-
-
-class Kind(IntEnum):
-    """First byte of each message of the exec WebSocket; the guest protocol's frame kinds."""
-
-    REQUEST = 1
-    REPLY = 2
-    ERROR = 3
-    EVENT = 4
-    CONTROL = 5
-    STDIN = 16
-    STDIN_EOF = 17
-    STDOUT = 18
-    STDERR = 19
-
-
-class Eval(Request):
-    """Run code in the sandbox's warm runtime."""
-
-    code: str = Field(max_length=limits.EVAL_CODE_BYTES_MAX)
-    timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
-
-
-class EvalException(Answer):
-    """An exception that the code raised and did not catch."""
-
-    type: str
-    message: str
-    traceback: str
-
-
-class EvalResult(Answer):
-    """What the code gave.  An exception is a result too."""
-
-    result: str | None = Field(description="`repr` of the last expression; None without one.")
-    has_value: bool
-    value: JsonValue = Field(default=None, description="The last expression, if JSON can say it.")
-    value_is_json: bool
-    stdout: str
-    stderr: str
-    truncated: bool = Field(default=False, description="Output beyond the limit was dropped.")
-    error: str | None = Field(default=None, description="`type: message` of `exception`.")
-    exception: EvalException | None = None
-    timed_out: bool = False
-    exit_code: int = Field(description="0; 1 if there was an exception or the time ran out.")
+Eval = v2_exec.Eval
+EvalException = v2_exec.EvalException
+EvalResult = v2_exec.EvalResult
+Exec = v2_exec.Exec
+ExecControl = v2_exec.ExecControl
+ExecExit = v2_exec.ExecExit
+ExecResult = v2_exec.ExecResult
+ExecStart = v2_exec.ExecStart
+ExecStarted = v2_exec.ExecStarted
+Kind = v2_exec.Kind
+TerminalSize = v2_exec.TerminalSize

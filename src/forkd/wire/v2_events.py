@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from forkd import limits
-from forkd.wire.v2 import Answer, Query
+from forkd.wire.parts import Answer, Query
 
 EventId = Annotated[int, Field(ge=0, le=limits.EVENT_ID_MAX)]
 

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, m
 from pydantic_core import PydanticCustomError
 
 from forkd import limits
+from forkd.wire.parts import Answer, Query, Request
 from forkd.wire.text import MEMBER, Path, decoded, readable
-from forkd.wire.v2 import Answer, Query, Request
 
 
 def _mode(value: object) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from forkd.wire.v2 import Answer, Network, Request
+from forkd.wire.parts import Answer, Network, Request
 
 
 class NetworkChange(Request):

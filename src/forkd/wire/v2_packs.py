@@ -8,7 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from forkd import limits
-from forkd.wire.v2 import Answer, Query, SnapshotInfo
+from forkd.wire.parts import Answer, Query
+from forkd.wire.v2 import SnapshotInfo
 
 
 class Unpack(Query):

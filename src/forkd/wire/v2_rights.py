@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from forkd import limits
-from forkd.wire.v2 import Answer, Request
+from forkd.wire.parts import Answer, Request
 
 Name = Annotated[
     str,

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from forkd import limits
-from forkd.wire.v2 import Answer, Query, Request
+from forkd.wire.parts import Answer, Query, Request
 
 
 class SecretSet(Request):

@@ -10,17 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from forkd import limits
-from forkd.wire.v2 import (
-    Answer,
-    ForkOutcome,
-    Network,
-    Number,
-    Query,
-    Request,
-    SandboxInfo,
-    SnapshotInfo,
-    Tag,
-)
+from forkd.wire.parts import Answer, Labels, Network, Number, Page, Request, Tag, TtlSecs
+from forkd.wire.v2 import ForkOutcome, SandboxInfo, SandboxStatus, SnapshotInfo
 
 
 class BranchCreate(Request):
@@ -43,11 +34,13 @@ class BranchCreate(Request):
         le=limits.FORK_DEADLINE_S_MAX,
         description="Time each sibling has until its agent has answered.",
     )
-    ttl_secs: Number | None = Field(
+    ttl_secs: TtlSecs | None = Field(
         default=None,
-        ge=limits.TTL_S_MIN,
-        le=limits.TTL_S_MAX,
-        description="Each sibling is ended after this time.",
+        description="Each sibling is ended after this time; null: never, `default`: after the "
+        "daemon's `FORKD_SANDBOX_TTL_S`.",
+    )
+    labels: Labels | None = Field(
+        default=None, description="Those of each sibling; left out, the source's."
     )
     hold_egress: bool = Field(
         default=False, description="Each sibling may reach nothing until it is promoted."
@@ -127,13 +120,13 @@ class DiffInfo(Answer):
     )
 
 
-class TreeFilter(Query):
-    """Which tree."""
+class TreeFilter(Page):
+    """Which tree, or which part of the list of all."""
 
     sandbox_id: str | None = Field(
         default=None,
         max_length=limits.ID_CHARS_MAX,
-        description="Only the one that it is, or was, in.",
+        description="Only the one that it is, or was, in; a name is taken, too.",
     )
 
 
@@ -149,7 +142,7 @@ class TreeNode(Answer):
     """One place in a tree: a sandbox, or where one was."""
 
     id: str
-    status: Literal["starting", "running", "stopping", "exited", "gone"]
+    status: SandboxStatus | Literal["gone"]
     sandbox: SandboxInfo | None = Field(description="None if it is gone.")
     private_bytes: int | None = Field(
         description="Private memory of its machine; None unless it runs."

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.requests import HTTPConnection
 
 from forkd.daemon.bodies import BoundedRoute
 from forkd.daemon.peers import CALLER, HELD
 from forkd.model.caller import Caller
-from forkd.model.ids import SandboxId, Tag, parse_sandbox_id, parse_tag
+from forkd.model.ids import SandboxId, Tag, parse_sandbox_ref, parse_tag
 from forkd.model.output import Kept
-from forkd.service import api, api_team
+from forkd.service import api, api_team, api_trees
+from forkd.wire.parts import Page
 from forkd.wire.v2 import ErrorBody
 
 if TYPE_CHECKING:
@@ -50,8 +51,23 @@ async def _keep(connection: HTTPConnection) -> Callable[[int], Kept]:
     return lambda bytes_max: held.enter_context(budget.keep(caller, bytes_max))
 
 
-async def _sandbox_id(id: Annotated[str, Path(description="Id of a sandbox.")]) -> SandboxId:  # noqa: A002 - the path's own word
-    return parse_sandbox_id(id)
+async def _sandbox_id(
+    id: Annotated[str, Path(description="Id or name of a sandbox.")],  # noqa: A002 - the path's own word
+    connection: HTTPConnection,
+) -> SandboxId:
+    return await sandbox_of(connection.scope[CALLER], connection.app.state.host.sandboxes, id)
+
+
+async def sandbox_of(
+    caller: Caller, sandboxes: api.Sandboxes, text: str, *, field: str = "id"
+) -> SandboxId:
+    """Return the id of the sandbox whose id or name a client has written.
+
+    Raises:
+        InvalidRequest: It is neither; `context["field"]` is `field`.
+        NotFound: The caller's tenant has named no sandbox so.
+    """
+    return await sandboxes.named(caller, parse_sandbox_ref(text, field=field))
 
 
 async def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> Tag:
@@ -66,9 +82,9 @@ ChainsOf = Annotated[api.Chains, Depends(_component("chains"))]
 PacksOf = Annotated[api.Packs, Depends(_component("packs"))]
 SandboxesOf = Annotated[api.Sandboxes, Depends(_component("sandboxes"))]
 BranchesOf = Annotated[api.Branches, Depends(_component("branches"))]
-PromotionsOf = Annotated[api.Promotions, Depends(_component("promotions"))]
-ComparisonsOf = Annotated[api.Comparisons, Depends(_component("comparisons"))]
-TreesOf = Annotated[api.Trees, Depends(_component("trees"))]
+PromotionsOf = Annotated[api_trees.Promotions, Depends(_component("promotions"))]
+ComparisonsOf = Annotated[api_trees.Comparisons, Depends(_component("comparisons"))]
+TreesOf = Annotated[api_trees.Trees, Depends(_component("trees"))]
 GuestsOf = Annotated[api.Guests, Depends(_component("guests"))]
 TokensOf = Annotated[api_team.Tokens, Depends(_component("tokens"))]
 TenantsOf = Annotated[api_team.Tenants, Depends(_component("tenants"))]
@@ -81,6 +97,7 @@ SystemOf = Annotated[api_team.System, Depends(_component("system"))]
 KeepOf = Annotated[Callable[[int], Kept], Depends(_keep)]
 IdOf = Annotated[SandboxId, Depends(_sandbox_id)]
 TagOf = Annotated[Tag, Depends(_tag)]
+PageOf = Annotated[Page, Query()]
 
 
 def bytes_as(media_type: str) -> dict[str, Any]:

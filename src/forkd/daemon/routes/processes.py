@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import Response, WebSocket
 
 from forkd.daemon import convert
 from forkd.daemon.bodies import takes_body
 from forkd.daemon.exec import attach, evaluate, run
-from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, router
+from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, SandboxesOf, router, sandbox_of
 from forkd.model.caller import Scope
 from forkd.wire import v2
 
@@ -39,6 +41,12 @@ async def eval_(
 
 
 @routes.websocket("/v2/sandboxes/{id}/exec/stream")
-async def exec_stream(websocket: WebSocket, id: str, caller: CallerOf, guests: GuestsOf) -> None:  # noqa: A002 - the path's own word
+async def exec_stream(
+    websocket: WebSocket,
+    id: str,  # noqa: A002 - the path's own word
+    caller: CallerOf,
+    guests: GuestsOf,
+    sandboxes: SandboxesOf,
+) -> None:
     """Run a program with its streams attached; protocol/rest/README.md describes the messages."""
-    await attach(websocket, guests, caller, id)
+    await attach(websocket, guests, caller, id, partial(sandbox_of, caller, sandboxes))

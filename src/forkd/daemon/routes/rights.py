@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Response
 
 from forkd.daemon import convert_rights as convert
 from forkd.daemon.bodies import takes_body
-from forkd.daemon.routes import CallerOf, TenantsOf, TokensOf, router
+from forkd.daemon.pages import PAGED, by_name, page_of
+from forkd.daemon.routes import CallerOf, PageOf, TenantsOf, TokensOf, router
 from forkd.model.caller import Scope
 from forkd.model.tenant import parse_name, parse_tenant
 from forkd.wire import v2_rights
@@ -27,10 +28,13 @@ async def create_token(
     return convert.new_token(await tokens.create(caller, convert.token_request(body)))
 
 
-@routes.get("/v2/tokens", operation_id="list_tokens")
-async def list_tokens(caller: CallerOf, tokens: TokensOf) -> list[v2_rights.TokenInfo]:
+@routes.get("/v2/tokens", operation_id="list_tokens", responses=PAGED)
+async def list_tokens(
+    query: PageOf, caller: CallerOf, tokens: TokensOf, response: Response
+) -> list[v2_rights.TokenInfo]:
     """List tokens, by name."""
-    return [convert.token(each) for each in await tokens.list(caller)]
+    found = await tokens.list(caller)
+    return [convert.token(each) for each in page_of(found, by_name, query, response)]
 
 
 @routes.delete("/v2/tokens/{name}", operation_id="delete_token", status_code=204)
@@ -39,10 +43,13 @@ async def delete_token(name: NameOf, caller: CallerOf, tokens: TokensOf) -> None
     await tokens.remove(caller, parse_name(name, field="name"))
 
 
-@routes.get("/v2/tenants", operation_id="list_tenants")
-async def list_tenants(caller: CallerOf, tenants: TenantsOf) -> list[v2_rights.TenantInfo]:
+@routes.get("/v2/tenants", operation_id="list_tenants", responses=PAGED)
+async def list_tenants(
+    query: PageOf, caller: CallerOf, tenants: TenantsOf, response: Response
+) -> list[v2_rights.TenantInfo]:
     """List tenants with quotas and what they use; without `admin`, the caller's own."""
-    return [convert.tenant(each) for each in await tenants.list(caller)]
+    found = await tenants.list(caller)
+    return [convert.tenant(each) for each in page_of(found, by_name, query, response)]
 
 
 @routes.put("/v2/tenants/{name}/quotas", operation_id="set_quotas")

@@ -8,6 +8,7 @@ from fastapi import Path, Query, Response
 
 from forkd.daemon import convert
 from forkd.daemon.bodies import takes_body
+from forkd.daemon.pages import PAGED, by_age, page_of
 from forkd.daemon.routes import CallerOf, IdOf, SandboxesOf, router
 from forkd.daemon.streaming import Stream
 from forkd.errors import EngineError
@@ -52,23 +53,35 @@ def none_ready(result: ForkResult) -> EngineError:
     )
 
 
-@routes.get("/v2/sandboxes", operation_id="list_sandboxes")
+@routes.get("/v2/sandboxes", operation_id="list_sandboxes", responses=PAGED)
 async def list_sandboxes(
-    query: Annotated[v2.SandboxFilter, Query()], caller: CallerOf, sandboxes: SandboxesOf
+    query: Annotated[v2.SandboxFilter, Query()],
+    caller: CallerOf,
+    sandboxes: SandboxesOf,
+    response: Response,
 ) -> list[v2.SandboxInfo]:
     """List sandboxes, oldest first."""
-    tag = query.snapshot_tag and parse_tag(query.snapshot_tag, field="snapshot_tag")
-    return [convert.sandbox(each) for each in await sandboxes.list(caller, tag or None)]
+    found = await sandboxes.list(caller, convert.sandbox_filter(query))
+    return [convert.sandbox(each) for each in page_of(found, by_age, query, response)]
 
 
 @routes.get("/v2/sandboxes/{id}", operation_id="get_sandbox")
 async def get_sandbox(
-    id: Annotated[str, Path(description="Id of a sandbox, or the beginning of no other's.")],  # noqa: A002 - the path's own word
+    id: Annotated[str, Path(description="Name, id, or the beginning of no other id.")],  # noqa: A002 - the path's own word
     caller: CallerOf,
     sandboxes: SandboxesOf,
 ) -> v2.SandboxInfo:
     """Describe one sandbox; this route alone takes the beginning of an id, too."""
     return convert.sandbox(await sandboxes.find(caller, id))
+
+
+@routes.patch("/v2/sandboxes/{id}", operation_id="change_sandbox")
+@takes_body(Scope.RUN)
+async def change_sandbox(
+    sandbox: IdOf, body: v2.SandboxPatch, caller: CallerOf, sandboxes: SandboxesOf
+) -> v2.SandboxInfo:
+    """Change a sandbox's name, labels or time to live; what is left out stays as it is."""
+    return convert.sandbox(await sandboxes.change(caller, sandbox, convert.sandbox_change(body)))
 
 
 @routes.patch("/v2/sandboxes/{id}/limits", operation_id="set_limits")

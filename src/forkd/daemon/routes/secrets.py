@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Response
 
 from forkd.daemon import convert_secrets as convert
 from forkd.daemon.bodies import takes_body
-from forkd.daemon.routes import CallerOf, SecretsOf, router
+from forkd.daemon.pages import PAGED, by_owner, page_of
+from forkd.daemon.routes import CallerOf, PageOf, SecretsOf, router
 from forkd.model.caller import Scope
 from forkd.model.tenant import parse_name
 from forkd.wire import v2_secrets
@@ -32,10 +33,13 @@ async def set_secret(
     return convert.secret(await secrets.put(caller, request, convert.tenant(whose)))
 
 
-@routes.get("/v2/secrets", operation_id="list_secrets")
-async def list_secrets(caller: CallerOf, secrets: SecretsOf) -> list[v2_secrets.SecretInfo]:
+@routes.get("/v2/secrets", operation_id="list_secrets", responses=PAGED)
+async def list_secrets(
+    query: PageOf, caller: CallerOf, secrets: SecretsOf, response: Response
+) -> list[v2_secrets.SecretInfo]:
     """List secrets without their values; without `admin`, those of the caller's tenant."""
-    return [convert.secret(each) for each in await secrets.list(caller)]
+    found = await secrets.list(caller)
+    return [convert.secret(each) for each in page_of(found, by_owner, query, response)]
 
 
 @routes.delete("/v2/secrets/{name}", operation_id="delete_secret", status_code=204)

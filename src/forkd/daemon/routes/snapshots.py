@@ -8,16 +8,19 @@ from fastapi import Query, Request, Response
 
 from forkd.daemon import convert, streaming
 from forkd.daemon.bodies import takes_body
+from forkd.daemon.pages import PAGED, page_of
 from forkd.daemon.routes import (
     CallerOf,
     ChainsOf,
     ImagesOf,
+    PageOf,
     SandboxesOf,
     SnapshotsOf,
     TagOf,
     router,
 )
 from forkd.model.caller import Scope
+from forkd.model.filters import SandboxFilter
 from forkd.model.ids import parse_tag
 from forkd.model.image import Image
 from forkd.model.recipe import parse_recipe_source
@@ -73,10 +76,13 @@ async def create_snapshot(
     return convert.snapshot(made)
 
 
-@routes.get("/v2/snapshots", operation_id="list_snapshots")
-async def list_snapshots(caller: CallerOf, snapshots: SnapshotsOf) -> list[v2.SnapshotInfo]:
+@routes.get("/v2/snapshots", operation_id="list_snapshots", responses=PAGED)
+async def list_snapshots(
+    query: PageOf, caller: CallerOf, snapshots: SnapshotsOf, response: Response
+) -> list[v2.SnapshotInfo]:
     """List every snapshot, by tag, those being written included."""
-    return [convert.snapshot(each) for each in await snapshots.list(caller)]
+    found = page_of(await snapshots.list(caller), lambda each: (each.tag,), query, response)
+    return [convert.snapshot(each) for each in found]
 
 
 @routes.get("/v2/snapshots/{tag}/info", operation_id="get_snapshot")
@@ -85,7 +91,8 @@ async def get_snapshot(
 ) -> v2.SnapshotInfoDetail:
     """Describe one snapshot, with what it depends on and what depends on it."""
     stored = await snapshots.get(caller, tag)
-    every, forks = await snapshots.list(caller), await sandboxes.list(caller, tag)
+    every = await snapshots.list(caller)
+    forks = await sandboxes.list(caller, SandboxFilter(tag=tag))
     return convert.snapshot_detail(stored, every, forks)
 
 

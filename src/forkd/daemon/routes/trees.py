@@ -8,6 +8,7 @@ from fastapi import Query, Response
 
 from forkd.daemon import convert
 from forkd.daemon.bodies import takes_body
+from forkd.daemon.pages import PAGED, page_of
 from forkd.daemon.routes import (
     BranchesOf,
     CallerOf,
@@ -17,11 +18,12 @@ from forkd.daemon.routes import (
     SandboxesOf,
     TreesOf,
     router,
+    sandbox_of,
 )
 from forkd.daemon.routes.sandboxes import none_ready
 from forkd.errors import InvalidRequest
 from forkd.model.caller import Scope
-from forkd.model.ids import parse_sandbox_id, parse_tag
+from forkd.model.ids import parse_tag
 from forkd.wire import v2_trees
 
 routes = router("trees")
@@ -78,13 +80,19 @@ async def promote(
     return convert.promotion(await promotions.promote(caller, sandbox))
 
 
-@routes.get("/v2/tree", operation_id="tree")
+@routes.get("/v2/tree", operation_id="tree", responses=PAGED)
 async def tree(
-    query: Annotated[v2_trees.TreeFilter, Query()], caller: CallerOf, trees: TreesOf
+    query: Annotated[v2_trees.TreeFilter, Query()],
+    caller: CallerOf,
+    trees: TreesOf,
+    sandboxes: SandboxesOf,
+    response: Response,
 ) -> v2_trees.TreeInfo:
-    """Say who was branched from whom, and what each holds."""
-    member = query.sandbox_id and parse_sandbox_id(query.sandbox_id, field="sandbox_id")
-    roots = await trees.draw(caller, member or None)
+    """Say who was branched from whom, and what each holds; pages are of whole trees, by id."""
+    member = None
+    if query.sandbox_id is not None:
+        member = await sandbox_of(caller, sandboxes, query.sandbox_id, field="sandbox_id")
+    roots = page_of(await trees.draw(caller, member), lambda root: (root.id,), query, response)
     return convert.tree(await trees.budgets(caller), roots)
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from fastapi import Response
+
 from forkd.daemon import convert_events as convert
-from forkd.daemon.routes import CallerOf, IdOf, UsageOf, router
+from forkd.daemon.pages import PAGED, by_age, page_of
+from forkd.daemon.routes import CallerOf, IdOf, PageOf, UsageOf, router
 from forkd.wire import v2_events
 
 routes = router("usage")
 
 
-@routes.get("/v2/usage", operation_id="list_usage")
-async def list_usage(caller: CallerOf, usage: UsageOf) -> list[v2_events.UsageInfo]:
+@routes.get("/v2/usage", operation_id="list_usage", responses=PAGED)
+async def list_usage(
+    query: PageOf, caller: CallerOf, usage: UsageOf, response: Response
+) -> list[v2_events.UsageInfo]:
     """List what running sandboxes use, the oldest first; measured at most a second ago."""
-    return [convert.usage(each) for each in await usage.list(caller)]
+    found = await usage.list(caller)
+    page = page_of(found, lambda each: by_age(each.sandbox), query, response)
+    return [convert.usage(each) for each in page]
 
 
 @routes.get("/v2/sandboxes/{id}/usage", operation_id="get_usage")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from forkd.engine.control import Control
-from forkd.errors import ForkdError
+from forkd.errors import ForkdError, NotFound
 from forkd.limits import (
     FORK_DEADLINE_S_MAX,
     FORK_DEADLINE_S_MIN,
@@ -19,7 +20,15 @@ from forkd.limits import (
 from forkd.model.caller import Scope
 from forkd.model.checks import in_range
 from forkd.model.event import EventKind
-from forkd.model.ids import SandboxId, is_sandbox_id, parse_sandbox_start
+from forkd.model.filters import EVERY_SANDBOX
+from forkd.model.ids import (
+    SandboxId,
+    SandboxName,
+    is_sandbox_id,
+    may_begin_sandbox_id,
+    parse_sandbox_ref,
+    parse_sandbox_start,
+)
 from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.model.tenant import Amounts
 from forkd.service import seeds
@@ -27,7 +36,8 @@ from forkd.service.allowance import guest_memory_bytes
 from forkd.service.ledger import amounts_of
 from forkd.service.places import Places
 from forkd.service.sandboxes import console
-from forkd.service.sandboxes.forking import Forks, Origin, identity_of
+from forkd.service.sandboxes.forking import Forks, Origin
+from forkd.service.sandboxes.identity import identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import OwnerTools, SandboxOwner
 from forkd.service.supervision import TaskKind, to_end
@@ -37,8 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable
 
     from forkd.model.caller import Caller, Owner
+    from forkd.model.filters import SandboxFilter
     from forkd.model.ids import Tag
-    from forkd.model.sandbox import ForkOptions, ForkResult, NewLimits, Sandbox
+    from forkd.model.sandbox import ForkOptions, ForkResult, NewLimits, Sandbox, SandboxChange
     from forkd.service.admission import Admission
     from forkd.service.clock import WallClock
     from forkd.service.introduction import Introduction
@@ -53,6 +64,9 @@ if TYPE_CHECKING:
     from forkd.service.zygotes import ZygotePool
     from forkd.store.database import SandboxRow
     from forkd.telemetry.telemetry import Telemetry
+
+NAMING_SCOPES = frozenset({Scope.READ, Scope.RUN, Scope.SNAPSHOTS})
+"""Who has one of these may say a sandbox's name; what it may do with the sandbox is asked later."""
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +124,7 @@ class Sandboxes:
     @use_case("fork", Scope.RUN)
     async def fork(self, caller: Caller, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         """Fork sandboxes."""
-        check_fork_count(count)
+        check_fork_count(count, options.name)
         self.introduction.vault.check(caller.tenant, options.secrets)
         await self.catalog.usable(caller, tag, wait=options.wait)
         return await self.tasks.finish(
@@ -121,10 +135,11 @@ class Sandboxes:
         )
 
     @use_case("list_sandboxes", Scope.READ)
-    async def list(self, caller: Caller, tag: Tag | None = None) -> tuple[Sandbox, ...]:
-        """Return every sandbox."""
-        visible = self.roster.visible(caller)
-        return tuple(each for each in visible if tag is None or each.tag == tag)
+    async def list(
+        self, caller: Caller, wanted: SandboxFilter = EVERY_SANDBOX
+    ) -> tuple[Sandbox, ...]:
+        """Return every sandbox that is wanted."""
+        return wanted.of(self.roster.visible(caller))
 
     @use_case("get_sandbox", Scope.READ)
     async def get(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
@@ -133,11 +148,31 @@ class Sandboxes:
 
     @use_case("find_sandbox", Scope.READ)
     async def find(self, caller: Caller, start: str) -> Sandbox:
-        """Return the one sandbox whose id begins so."""
-        start = parse_sandbox_start(start)
+        """Return the one sandbox that is so named, or whose id begins so."""
         if is_sandbox_id(start):
             return self.roster.get(caller, SandboxId(start)).sandbox
-        return self.roster.find_by_start(caller, start).sandbox
+        ref = parse_sandbox_ref(start)
+        named = self.roster.find_by_name(caller.tenant, SandboxName(ref))
+        if named is not None:
+            return self.roster.get(caller, named.sandbox.id).sandbox
+        if not may_begin_sandbox_id(start):
+            raise _not_named(ref)
+        try:
+            return self.roster.find_by_start(caller, parse_sandbox_start(start)).sandbox
+        except NotFound:
+            words = f"no sandbox is named {start}, and no id begins so"
+            raise NotFound(words, sandbox=start) from None
+
+    async def named(self, caller: Caller, ref: SandboxId | SandboxName) -> SandboxId:
+        """Return the id of the sandbox that is so named; an id is returned as it is."""
+        if is_sandbox_id(ref):
+            return SandboxId(ref)
+        if not caller.is_admin and not caller.scopes & NAMING_SCOPES:
+            caller.require(Scope.READ)
+        found = self.roster.find_by_name(caller.tenant, SandboxName(ref))
+        if found is None:
+            raise _not_named(ref)
+        return found.sandbox.id
 
     @use_case("delete_sandbox", Scope.RUN)
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
@@ -154,6 +189,11 @@ class Sandboxes:
     async def set_limits(self, caller: Caller, sandbox: SandboxId, limits: NewLimits) -> Sandbox:
         """Change what a running sandbox may take of the host."""
         return await to_end(self._set_limits(self.roster.get(caller, sandbox), limits))
+
+    @use_case("change_sandbox", Scope.RUN)
+    async def change(self, caller: Caller, sandbox: SandboxId, change: SandboxChange) -> Sandbox:
+        """Change a sandbox's name, labels or time to live."""
+        return await to_end(self._change(self.roster.get(caller, sandbox), change))
 
     @use_case("console_log", Scope.READ)
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
@@ -191,11 +231,12 @@ class Sandboxes:
     async def _fork(self, owner: Owner, tag: Tag, count: int, options: ForkOptions) -> ForkResult:
         # Checked again, with nothing between this and the lease, which is noticed.
         snapshot = self.catalog.get_ready(tag)
-        async with self.zygotes.lease(tag) as zygote:
-            origin = Origin(snapshot, part=self.zygotes.part(tag))
-            async with self.forks.prepare(owner, origin, count, options) as batch:
-                await batch.fork(zygote)
-                return await batch.keep()
+        with self.roster.naming(owner.tenant, options.name):
+            async with self.zygotes.lease(tag) as zygote:
+                origin = Origin(snapshot, part=self.zygotes.part(tag))
+                async with self.forks.prepare(owner, origin, count, options) as batch:
+                    await batch.fork(zygote)
+                    return await batch.keep()
 
     async def _reset(self, owner: SandboxOwner, deadline_s: float) -> float:
         async with owner.exclusive("reset") as found:
@@ -219,6 +260,18 @@ class Sandboxes:
                 owner.sandbox = limited
             await self.records.put([owner.row])
         return limited
+
+    async def _change(self, owner: SandboxOwner, change: SandboxChange) -> Sandbox:
+        async with owner.exclusive("change") as found:
+            next_state(found.state, LifeEvent.CHANGE)
+            changed = change.of(found, datetime.now(UTC), self.settings.sandbox_ttl_s)
+            renamed = changed.name != found.name
+            with self.roster.naming(found.owner.tenant, changed.name if renamed else None):
+                await self.records.put([replace(owner.row, sandbox=changed)])
+                owner.sandbox = changed
+                self.roster.rename(owner, found.name)
+            owner.watch_expiry()
+        return changed
 
     async def _limit(self, owner: SandboxOwner, before: Sandbox, limited: Sandbox) -> None:
         """Limit host and guest; the guest gets less before the host does, and more after it."""
@@ -286,6 +339,10 @@ class Sandboxes:
         except ForkdError as error:
             about = {"sandbox": owner.sandbox.id, "error": str(error)}
             log.warning("sandbox not deleted", extra=about)
+
+
+def _not_named(name: str) -> NotFound:
+    return NotFound(f"no sandbox is named {name}", sandbox=name)
 
 
 def _seed_key(pid: int) -> str:

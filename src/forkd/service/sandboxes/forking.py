@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from hashlib import blake2b
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from forkd.engine.configs import ChildConfig, Identity, NetworkConfig
+from forkd.engine.configs import ChildConfig
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
 from forkd.engine.process import CONFIG_OPTION, CONTROL_SOCKET, VSOCK_SOCKET
@@ -31,11 +29,18 @@ from forkd.limits import SANDBOXES_MAX
 from forkd.model.caller import touch
 from forkd.model.event import EventKind
 from forkd.model.ids import new_sandbox_id
-from forkd.model.sandbox import ForkFailure, ForkResult, Sandbox, SandboxState, SpawnTimes
+from forkd.model.sandbox import (
+    ForkFailure,
+    ForkResult,
+    Sandbox,
+    SandboxState,
+    SpawnTimes,
+    end_of,
+)
 from forkd.model.tenant import Amounts
-from forkd.network.plan import PREFIX_LENGTH, PREFIX_LENGTH_V6
-from forkd.service.allowance import allow, guest_memory_bytes, limits_of
+from forkd.service.allowance import allow, limits_of
 from forkd.service.ledger import amounts_of
+from forkd.service.sandboxes.identity import identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.sandboxes.owner import row_of, stop_machine
 from forkd.service.supervision import to_end
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.sandbox import ForkOptions
     from forkd.model.snapshot import Snapshot
-    from forkd.network.plan import Slot
     from forkd.service.admission import Admission
     from forkd.service.introduction import Introduction
     from forkd.service.jail import Part
@@ -178,8 +182,10 @@ class Forks:
                 origin=origin.source or origin.part,
             )
             now = datetime.now(UTC)
+            expires_at = end_of(options.ttl_s, now, self.settings.sandbox_ttl_s)
             children = [
-                _Child(_new_sandbox(lease, owner, origin, options, now), lease) for lease in leases
+                _Child(_new_sandbox(lease, owner, origin, options, now, expires_at), lease)
+                for lease in leases
             ]
             for child in children:
                 child.lease.use = child.sandbox.use
@@ -434,37 +440,14 @@ class Batch:
             log.warning("children not forgotten", extra={"error": str(error)})
 
 
-def machine_id(sandbox: SandboxId) -> str:
-    """Return the machine id of a sandbox's guest: unique, and the same after a reset."""
-    return blake2b(sandbox.encode(), digest_size=16, person=b"machine-id").hexdigest()
-
-
-def identity_of(sandbox: Sandbox, slot: Slot | None, snapshot: Snapshot | None) -> Identity:
-    """Return what a sandbox's guest is told of itself; the boot id is another each time."""
-    network = None
-    if slot is not None:
-        network = NetworkConfig(
-            slot.tap,
-            slot.mac,
-            f"{slot.guest}/{PREFIX_LENGTH}",
-            slot.host,
-            f"{slot.guest_v6}/{PREFIX_LENGTH_V6}" if slot.ipv6 else None,
-            slot.host_v6 if slot.ipv6 else None,
-            dns=(slot.host,),
-        )
-    return Identity(
-        hostname=sandbox.hostname,
-        machine_id=machine_id(sandbox.id),
-        boot_id=str(uuid.uuid4()),
-        network=network,
-        guest_memory_bytes=guest_memory_bytes(sandbox, snapshot),
-    )
-
-
-def _new_sandbox(
-    lease: Lease, owner: Owner, origin: Origin, options: ForkOptions, now: datetime
+def _new_sandbox(  # noqa: PLR0913, PLR0917 - what a sandbox is made of
+    lease: Lease,
+    owner: Owner,
+    origin: Origin,
+    options: ForkOptions,
+    now: datetime,
+    expires_at: datetime | None,
 ) -> Sandbox:
-    ttl_s = options.ttl_s
     return Sandbox(
         id=lease.id,
         tag=origin.tag,
@@ -475,7 +458,7 @@ def _new_sandbox(
         memory_limit_mib=options.memory_limit_mib,
         disk_limit_mib=options.disk_limit_mib,
         ancestors=origin.ancestors,
-        expires_at=None if ttl_s is None else now + timedelta(seconds=ttl_s),
+        expires_at=expires_at,
         cpu_limit=options.cpu_limit,
         cpu_weight=options.cpu_weight,
         io_limit_mib_s=options.io_limit_mib_s,
@@ -486,6 +469,9 @@ def _new_sandbox(
         network=lease.policy,
         egress_held=lease.held,
         secrets=options.secrets,
+        name=options.name,
+        labels=options.labels,
+        env=options.env,
     )
 
 

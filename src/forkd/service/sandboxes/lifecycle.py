@@ -1,6 +1,6 @@
 """Which states follow on which: the whole life of a sandbox, as a table.
 
-                    limit, reset, branch, promote
+              change, limit, reset, branch, promote
                            +----+
                            v    |
     starting --ready--> running --ended--> exited
@@ -28,6 +28,7 @@ class LifeEvent(StrEnum):
     DELETE = "delete"
     RESET = "reset"
     LIMIT = "limit"
+    CHANGE = "change"
     BRANCH = "branch"
     PROMOTE = "promote"
     LOSE = "lose"
@@ -40,6 +41,7 @@ _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
     (SandboxState.RUNNING, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.RUNNING, LifeEvent.RESET): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LIMIT): SandboxState.RUNNING,
+    (SandboxState.RUNNING, LifeEvent.CHANGE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from forkd.errors import NotFound
+from forkd.errors import Conflict, NotFound
 from forkd.limits import EXITED_KEPT_MAX
 from forkd.model.caller import touch
 from forkd.model.ids import only_sandbox
 from forkd.model.sandbox import SandboxState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
-    from forkd.model.caller import Caller
-    from forkd.model.ids import SandboxId, Tag
+    from forkd.model.caller import Caller, Tenant
+    from forkd.model.ids import SandboxId, SandboxName, Tag
     from forkd.model.sandbox import Sandbox
     from forkd.service.sandboxes.owner import SandboxOwner
 
@@ -25,6 +26,8 @@ class Roster:
     def __init__(self) -> None:
         self._owners: dict[SandboxId, SandboxOwner] = {}
         self._exited: dict[SandboxId, None] = {}
+        self._named: dict[tuple[Tenant, SandboxName], SandboxId] = {}
+        self._naming: set[tuple[Tenant, SandboxName]] = set()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -43,6 +46,45 @@ class Roster:
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         touch(sandbox)
         return found
+
+    def find_by_name(self, tenant: Tenant, name: SandboxName) -> SandboxOwner | None:
+        """Return the owner of the sandbox that a tenant has so named; None if there is none.
+
+        One that has ended is found as long as no other has its name.
+        """
+        found = self._named.get((tenant, name))
+        return None if found is None else self._owners[found]
+
+    @contextlib.contextmanager
+    def naming(self, tenant: Tenant, name: SandboxName | None) -> Generator[None, None, None]:
+        """Have a name kept from others within the block, in which a sandbox gets it.
+
+        Raises:
+            Conflict: Another sandbox of the tenant that has not ended has it, or is getting it.
+        """
+        if name is None:
+            yield
+            return
+        wanted = (tenant, name)
+        if wanted in self._naming:
+            raise Conflict(f"the name {name} is being given to another sandbox", field="name")
+        if (other := self._holder(wanted)) is not None:
+            raise Conflict(
+                f"the name {name} is taken by sandbox {other}; choose another, or rename or "
+                "delete that sandbox",
+                field="name",
+                sandbox=other,
+            )
+        self._naming.add(wanted)
+        try:
+            yield
+        finally:
+            self._naming.discard(wanted)
+
+    def rename(self, owner: SandboxOwner, before: SandboxName | None) -> None:
+        """Have a sandbox found by the name that it has by now, and not by the one before."""
+        self._forget_name(owner.sandbox, before)
+        self._note_name(owner.sandbox)
 
     def find_by_start(self, caller: Caller, start: str) -> SandboxOwner:
         """Return the owner of the one sandbox whose id begins so, of those a caller may touch.
@@ -77,11 +119,13 @@ class Roster:
     def add(self, owner: SandboxOwner) -> None:
         """Have a sandbox found."""
         self._owners[owner.sandbox.id] = owner
+        self._note_name(owner.sandbox)
         if owner.sandbox.state is SandboxState.EXITED:
             self._exited[owner.sandbox.id] = None
 
     def remove(self, owner: SandboxOwner) -> None:
         """Have a sandbox found no more."""
+        self._forget_name(owner.sandbox, owner.sandbox.name)
         del self._owners[owner.sandbox.id]
         self._exited.pop(owner.sandbox.id, None)
 
@@ -95,6 +139,28 @@ class Roster:
 
     def reindex(self, owners: Iterable[SandboxOwner]) -> None:
         """Have sandboxes found under the ids that they have by now, among them their old ones."""
-        for owner in owners:
+        changed = tuple(owners)
+        for owner in changed:
             self._owners[owner.sandbox.id] = owner
             self._exited.pop(owner.sandbox.id, None)
+        ids = {owner.sandbox.id for owner in changed}
+        for named in [each for each, id_ in self._named.items() if id_ in ids]:
+            del self._named[named]
+        for owner in changed:
+            self._note_name(owner.sandbox)
+
+    def _holder(self, wanted: tuple[Tenant, SandboxName]) -> SandboxId | None:
+        """Return the sandbox that has a name and has not ended."""
+        found = self._named.get(wanted)
+        if found is None or self._owners[found].sandbox.state is SandboxState.EXITED:
+            return None
+        return found
+
+    def _note_name(self, sandbox: Sandbox) -> None:
+        if sandbox.name is not None and self._holder((sandbox.owner.tenant, sandbox.name)) is None:
+            self._named[sandbox.owner.tenant, sandbox.name] = sandbox.id
+
+    def _forget_name(self, sandbox: Sandbox, name: SandboxName | None) -> None:
+        named = None if name is None else (sandbox.owner.tenant, name)
+        if named is not None and self._named.get(named) == sandbox.id:
+            del self._named[named]

@@ -72,7 +72,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """Compares machines; `forkd.service.api.Comparisons` documents what a caller may ask.
+    """Compares machines; `forkd.service.api_trees.Comparisons` documents what a caller may ask.
 
     Attributes:
         vmm: The VMM's program.

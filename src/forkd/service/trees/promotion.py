@@ -28,7 +28,7 @@ from forkd.model.caller import Scope
 from forkd.model.event import EventKind
 from forkd.model.sandbox import Promotion, Sandbox, SandboxState
 from forkd.model.tree import descendants
-from forkd.service.sandboxes.forking import identity_of
+from forkd.service.sandboxes.identity import identity_of
 from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import use_case
@@ -75,7 +75,7 @@ class _Cast:
 
 @dataclass(frozen=True, slots=True)
 class Promotions:
-    """Promotes sandboxes; `forkd.service.api.Promotions` documents what a caller may ask."""
+    """Promotes sandboxes; `forkd.service.api_trees.Promotions` documents what a caller may ask."""
 
     telemetry: Telemetry
     tasks: Supervisor
@@ -149,7 +149,7 @@ class Promotions:
         slot = self.leases.inherited(child.lease, parent.lease)
         after: list[tuple[SandboxOwner, Sandbox]] = [
             (child, in_place_of(before, parent.sandbox, slot)),
-            (parent, replace(_stopping(parent.sandbox), id=before.id)),
+            (parent, replace(_stopping(parent.sandbox), id=before.id, name=None)),
             *((each, _stopping(each.sandbox)) for each in cast.lost),
             *((each, without(each.sandbox, before.id)) for each in cast.heirs),
         ]
@@ -233,6 +233,7 @@ def in_place_of(child: Sandbox, parent: Sandbox, slot: Slot | None) -> Sandbox:
         ancestors=parent.ancestors,
         branched_at=parent.branched_at,
         expires_at=parent.expires_at,
+        name=parent.name,
         owner=parent.owner,
         egress_held=parent.egress_held,
     )

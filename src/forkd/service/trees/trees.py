@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Draws trees; `forkd.service.api.Trees` documents what a caller may ask."""
+    """Draws trees; `forkd.service.api_trees.Trees` documents what a caller may ask."""
 
     telemetry: Telemetry
     roster: Roster
