@@ -1,7 +1,8 @@
 """A process that was taken over, in the very jail of machines, of zygotes and of seeds.
 
 Without the filter of system calls, which would end it at its first try: what is refused here is
-refused by the jail alone.  What each gets at is in `support/captives.py`, and so in SECURITY.md.
+refused by the jail alone.  What each gets at is in `support/captives.py`, and so in
+captive-tries.md.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ async def honest(
 
 
 async def check(place: str, zygote: Control, child: ChildConfig) -> None:
-    """Make sure that a captive gets what SECURITY.md says of its place, and nothing else."""
+    """Make sure that a captive gets what captive-tries.md says of its place, and nothing else."""
     outcome = await fork_one(zygote, child)
     assert isinstance(outcome, ChildFailed)
     assert "a captive ran" in outcome.message, outcome

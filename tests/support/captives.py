@@ -1,4 +1,4 @@
-"""What captives try, and what each gets: the data of the suite, and of tables in SECURITY.md.
+"""What captives try, and what each gets: the data of the suite, and of tables in captive-tries.md.
 
 The tries are those of `crates/vmm/src/jail/captive.rs`.  What is not refused is in `captives.json`,
 by the place of the process that was taken over; the suite fails if anything else was got, or if

@@ -100,8 +100,8 @@ def _is_foreign(path: Path) -> bool:
 
 
 def tries_in(title: str) -> set[tuple[str, str]]:
-    """Return the tries that a section of SECURITY.md lists as refused, with their groups."""
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    """Return the tries that a section of captive-tries.md lists as refused, with their groups."""
+    text = (ROOT / "docs/reference/captive-tries.md").read_text(encoding="utf-8")
     section, _, _ = text.partition(f"## {title}\n")[2].partition("\n## ")
     header, *groups = re.findall(r"^\| (\w+) \| (.+) \|$", section, re.MULTILINE)
     assert header == ("of", "tries")
