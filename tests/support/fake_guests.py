@@ -91,7 +91,8 @@ class FakeGuests:
         return data
 
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
-        self.world.guest(caller, sandbox)
+        own = self.world.guest(caller, sandbox).sandbox.env
+        request = replace(request, env={**own, **request.env})
         self.world.execs.append(FakeExec(request, self.world.exec_fed))
         return self.world.execs[-1]
 

@@ -346,13 +346,16 @@ def test_the_constructor_of_the_references_package_is_taken(
 
 def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
     """The names whose meaning is the same; docs/howto/move-from-e2b.md has the table."""
-    sandbox = Sandbox.create("warm", timeout=60, allow_internet_access=True)
+    sandbox = Sandbox.create(
+        "warm", timeout=60, allow_internet_access=True, metadata={"a": "b"}, envs={"C": "d"}
+    )
     assert sandbox.sandbox_id == sandbox.id
     assert sandbox.is_running()
+    assert sandbox.labels == {"a": "b"}
 
     done = sandbox.commands.run("echo hi", envs={"A": "b"}, cwd="/tmp", timeout=60)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "hi\n", "")
-    assert dict(daemon.service.execs[-1].request.env) == {"A": "b"}
+    assert dict(daemon.service.execs[-1].request.env) == {"A": "b", "C": "d"}
 
     execution = sandbox.run_code("print('hi'); 40 + 2")
     assert (execution.text, execution.logs.stdout, execution.error) == ("42", ["hi\n"], None)
@@ -360,6 +363,7 @@ def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
     assert failed.error is not None
     assert (failed.error.name, failed.error.value) == ("ZeroDivisionError", "division by zero")
 
+    sandbox.set_timeout(120)
     sandbox.files.make_dir("/tmp/d")
     sandbox.files.write("/tmp/d/a", "text")
     assert sandbox.files.read("/tmp/d/a", format="text") == "text"
@@ -372,3 +376,68 @@ def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
     assert (sandbox.get_info()).expires_at_unix is not None
     assert sandbox.kill() is True
     assert daemon.service.running == {}
+
+
+def test_a_sandbox_is_found_by_its_name_and_its_labels(client: Client) -> None:
+    web = client.sandbox("warm", name="web", labels={"team": "search", "tier": "1"})
+    client.fork("warm", 2, labels={"team": "search"})
+    client.fork("other")
+
+    assert (web.name, web.labels) == ("web", {"team": "search", "tier": "1"})
+    assert (Sandbox.connect("web")).id == web.id
+    found = client.sandboxes
+    assert len(found.list(labels={"team": "search"})) == 3
+    assert [each.id for each in found.list(labels={"team": "search", "tier": None})] == [web.id]
+    assert [each.id for each in found.list(name="web", status="running")] == [web.id]
+    assert found.list("other", labels={"team": "search"}) == []
+    with pytest.raises(InvalidRequest, match="status"):
+        found.list(status="lazy")  # type: ignore[arg-type]  # what is tested
+
+
+def test_a_long_list_comes_in_parts(client: Client, daemon: RunningDaemon) -> None:
+    made = client.fork("warm", 7, labels={"a": "b"})
+    client.fork("other", 2)
+
+    found = [each.id for each in client.sandboxes.iterate(labels={"a": "b"}, page_size=3)]
+
+    assert sorted(found) == sorted(each.id for each in made)
+    assert len([each for each in client.sandboxes.iterate(page_size=9)]) == 9
+    with pytest.raises(InvalidRequest, match="limit"):
+        next(client.sandboxes.iterate(page_size=0))
+    assert len(daemon.service.running) == 9
+
+
+def test_a_name_and_labels_can_be_changed_and_removed(sandbox: Sandbox) -> None:
+    assert (sandbox.rename("web")).name == "web"
+    assert (sandbox.set_labels({"a": "b"})).labels == {"a": "b"}
+    assert (sandbox.name, sandbox.labels) == ("web", {"a": "b"})
+    assert (sandbox.rename(None)).name is None
+    assert (sandbox.set_labels({})).labels == {}
+    with pytest.raises(InvalidRequest, match="name"):
+        sandbox.rename("No Name")
+
+
+def test_the_end_of_a_sandbox_can_be_moved_and_removed(sandbox: Sandbox) -> None:
+    first = sandbox.info.expires_at_unix
+    assert first is not None
+
+    later = (sandbox.set_ttl(3_600.0)).expires_at_unix
+    assert later is not None
+    assert later > first
+    assert (sandbox.set_ttl(None)).expires_at_unix is None
+    sandbox.set_timeout(60)
+    assert sandbox.info.expires_at_unix is not None
+    with pytest.raises(InvalidRequest, match=r"^ttl_s"):
+        sandbox.set_ttl(-1.0)
+
+
+def test_variables_and_labels_of_a_sandbox_are_its_programs_and_its_siblings(
+    client: Client,
+) -> None:
+    source = client.sandbox("warm", env={"A": "b"}, labels={"x": "y"}, name="web")
+
+    (same,) = source.branch()
+    (other,) = source.branch(labels={"z": ""})
+
+    assert (same.exec("env")).stdout == '{"A": "b"}'
+    assert (same.labels, other.labels, same.name) == ({"x": "y"}, {"z": ""}, None)

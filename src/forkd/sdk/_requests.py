@@ -35,9 +35,6 @@ ARGUMENTS = {
 }
 """What arguments of the SDK are called, where that is not the name of the wire's member."""
 
-TTL_S_DEFAULT = 300.0
-"""How long a sandbox lives that is to live as long as usual."""
-
 KINDS = {"bool", "float", "int", "str", "list[str]"}
 """Parts of an error's place that are kinds which a member may be, and no members."""
 
@@ -115,6 +112,16 @@ def build(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks
         raise InvalidRequest(f"{field}: {first['msg']}", field=field) from None
 
 
+def patch(kind: type[M], **members: Any) -> M:  # noqa: ANN401 - the type checks them
+    """Return a request that changes members; None is a value of those that are named.
+
+    Raises:
+        InvalidRequest: A member is malformed or out of range.
+    """
+    absent = {name: None for name, value in members.items() if value is None}
+    return build(kind, **members).model_copy(update=absent)
+
+
 def argument(field: str) -> str:
     """Return what a member of the wire is called here; whatever is below it stays."""
     name, dot, rest = field.partition(".")
@@ -186,8 +193,7 @@ def _wire(options: ForkOptions | NamedForkOptions | BranchOptions) -> dict[str, 
     """Return options under the names that they have on the wire."""
     members: dict[str, Any] = dict(options)
     members["deadline_secs"] = members.pop("deadline_s", None)
-    ttl_s = members.pop("ttl_s", None)
-    members["ttl_secs"] = TTL_S_DEFAULT if ttl_s == "default" else ttl_s
+    members["ttl_secs"] = members.pop("ttl_s", None)
     for name in ("env", "labels"):
         if members.get(name) is not None:
             members[name] = dict(members[name])

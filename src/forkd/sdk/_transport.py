@@ -107,6 +107,11 @@ def _transport_options(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
+def answer_nothing(request: httpx.Request) -> httpx.Response:
+    """Return the empty answer of a request that was done already."""
+    return httpx.Response(204, request=request)
+
+
 def was_unsent(error: TransportError) -> bool:
     """Return whether the daemon was never reached, so that it has done nothing."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from forkd.sdk._async.sandbox import sandbox_of
-from forkd.sdk._requests import build
+from forkd.sdk._requests import build, explicit
 from forkd.wire.v2 import (
     ImageBuild,
     ImageEvent,
@@ -28,18 +28,23 @@ from forkd.wire.v2_rights import SnapshotShare
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from os import PathLike
 
     from forkd.sdk._async.http import AsyncHttp
     from forkd.sdk._async.recipes import AsyncRecipes
     from forkd.sdk._async.sandbox import AsyncSandbox
+    from forkd.wire.v2 import SandboxStatus
 
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
 _SNAPSHOTS = TypeAdapter(list[SnapshotInfo])
 _SANDBOXES = TypeAdapter(list[SandboxInfo])
+
+
+PAGE_SIZE = 100
+"""How many elements of a list one request asks for, unless the caller says otherwise."""
 
 
 class AsyncSnapshots:
@@ -266,14 +271,57 @@ class AsyncSandboxCollection:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def list(self, tag: str | None = None) -> builtins.list[AsyncSandbox]:
-        """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
-        query = {"snapshot_tag": tag}
+    @explicit
+    async def list(
+        self,
+        tag: str | None = None,
+        *,
+        name: str | None = None,
+        status: SandboxStatus | None = None,
+        labels: Mapping[str, str | None] | None = None,
+    ) -> builtins.list[AsyncSandbox]:
+        """Return the sandboxes that are all of this, the oldest first.
+
+        Args:
+            tag: Forked from this snapshot.
+            name: Of this name.
+            status: "starting", "running", "paused", "stopping" or "exited".
+            labels: With these labels; None for any value.
+        """
+        query = _filters(tag, name, status, labels)
         found = await self._http.call(_SANDBOXES, "GET", "/v2/sandboxes", query=query)
         return [sandbox_of(self._http, each) for each in found]
 
+    @explicit
+    async def iterate(
+        self,
+        tag: str | None = None,
+        *,
+        name: str | None = None,
+        status: SandboxStatus | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[AsyncSandbox]:
+        """Yield what `list` returns, asking for one part of the list after the other.
+
+        Args:
+            tag: Forked from this snapshot.
+            name: Of this name.
+            status: "starting", "running", "paused", "stopping" or "exited".
+            labels: With these labels; None for any value.
+            page_size: How many sandboxes one request asks for.
+        """
+        query = {**_filters(tag, name, status, labels), "limit": page_size}
+        while True:
+            found, after = await self._http.page(_SANDBOXES, "/v2/sandboxes", query)
+            for each in found:
+                yield sandbox_of(self._http, each)
+            if after is None:
+                return
+            query["after"] = after
+
     async def get(self, id: str) -> AsyncSandbox:  # noqa: A002 - the word for it
-        """Return one sandbox, by its id or a beginning that no other has.
+        """Return one sandbox, by its id, a beginning that no other has, or its name.
 
         Raises:
             NotFound: There is none.
@@ -281,3 +329,10 @@ class AsyncSandboxCollection:
         """
         info = await self._http.call(SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}")
         return sandbox_of(self._http, info)
+
+
+def _filters(
+    tag: str | None, name: str | None, status: str | None, labels: Mapping[str, str | None] | None
+) -> dict[str, Any]:
+    wanted = [key if value is None else f"{key}={value}" for key, value in (labels or {}).items()]
+    return {"snapshot_tag": tag, "name": name, "status": status, "label": wanted or None}

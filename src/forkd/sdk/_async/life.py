@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forkd.errors import ForkdError, NotFound
 from forkd.sdk import _notebook
 from forkd.sdk._notebook import Shown
 from forkd.sdk._opening import AsyncOpening
-from forkd.sdk._requests import build, explicit
-from forkd.wire.v2 import LimitsPatch, Pong, SandboxInfo
+from forkd.sdk._requests import build, explicit, patch
+from forkd.wire.v2 import LimitsPatch, Pong, SandboxInfo, SandboxPatch
 from forkd.wire.v2_events import UsageInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 
     from forkd.sdk._async.http import AsyncHttp
@@ -56,6 +56,16 @@ class AsyncLife(AsyncOpening, Shown):
     def tag(self) -> str:
         """The snapshot it was forked from."""
         return self.info.snapshot_tag
+
+    @property
+    def name(self) -> str | None:
+        """What it can be found by, beside its id; None if it has no name."""
+        return self.info.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Names and values by which it can be found."""
+        return dict(self.info.labels)
 
     async def __aenter__(self) -> Self:
         return await self._opened()
@@ -109,6 +119,45 @@ class AsyncLife(AsyncOpening, Shown):
         except NotFound:
             return False
         return True
+
+    async def set_ttl(self, ttl_s: float | Literal["default"] | None) -> SandboxInfo:
+        """Change when it is ended, and return it as it is then.
+
+        Args:
+            ttl_s: In so many seconds from now; None: never; "default": after the daemon's default.
+
+        Raises:
+            InvalidRequest: The time is out of range.
+        """
+        return await self._change(ttl_secs=ttl_s)
+
+    async def set_timeout(self, timeout: float) -> None:
+        """Do what `set_ttl` does, under E2B's name."""
+        await self.set_ttl(timeout)
+
+    async def rename(self, name: str | None) -> SandboxInfo:
+        """Give it another name, and return it as it is then.
+
+        Args:
+            name: The name; None: it has none any more.
+
+        Raises:
+            Conflict: Another live sandbox has the name.
+        """
+        return await self._change(name=name)
+
+    async def set_labels(self, labels: Mapping[str, str]) -> SandboxInfo:
+        """Give it other labels in the place of those that it has; return it as it is then.
+
+        Args:
+            labels: Names and values.
+        """
+        return await self._change(labels=dict(labels))
+
+    async def _change(self, **members: Any) -> SandboxInfo:  # noqa: ANN401 - of the request
+        body = patch(SandboxPatch, **members)
+        self.info = await self._http.call(SandboxInfo, "PATCH", self._path, body=body)
+        return self.info
 
     async def ping(self) -> Pong:
         """Ask the agent in the guest how it is."""
@@ -185,6 +234,8 @@ class AsyncLife(AsyncOpening, Shown):
 
 def sandbox_table(sandboxes: list[SandboxInfo]) -> str:
     """Return sandboxes as a notebook shows them."""
-    columns = ("id", "snapshot", "status", "address")
-    rows = [(each.id, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes]
+    columns = ("id", "name", "snapshot", "status", "address")
+    rows = [
+        (each.id, each.name, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes
+    ]
     return _notebook.table(columns, rows)

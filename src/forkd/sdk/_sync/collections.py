@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from forkd.sdk._requests import build
+from forkd.sdk._requests import build, explicit
 from forkd.sdk._sync.sandbox import sandbox_of
 from forkd.wire.v2 import (
     ImageBuild,
@@ -29,18 +29,23 @@ from forkd.wire.v2_rights import SnapshotShare
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
     from forkd.sdk._sync.http import Http
     from forkd.sdk._sync.recipes import Recipes
     from forkd.sdk._sync.sandbox import Sandbox
+    from forkd.wire.v2 import SandboxStatus
 
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
 _SNAPSHOTS = TypeAdapter(list[SnapshotInfo])
 _SANDBOXES = TypeAdapter(list[SandboxInfo])
+
+
+PAGE_SIZE = 100
+"""How many elements of a list one request asks for, unless the caller says otherwise."""
 
 
 class Snapshots:
@@ -265,14 +270,57 @@ class SandboxCollection:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, tag: str | None = None) -> builtins.list[Sandbox]:
-        """Return every sandbox, oldest first; only those forked from `tag` if it is given."""
-        query = {"snapshot_tag": tag}
+    @explicit
+    def list(
+        self,
+        tag: str | None = None,
+        *,
+        name: str | None = None,
+        status: SandboxStatus | None = None,
+        labels: Mapping[str, str | None] | None = None,
+    ) -> builtins.list[Sandbox]:
+        """Return the sandboxes that are all of this, the oldest first.
+
+        Args:
+            tag: Forked from this snapshot.
+            name: Of this name.
+            status: "starting", "running", "paused", "stopping" or "exited".
+            labels: With these labels; None for any value.
+        """
+        query = _filters(tag, name, status, labels)
         found = self._http.call(_SANDBOXES, "GET", "/v2/sandboxes", query=query)
         return [sandbox_of(self._http, each) for each in found]
 
+    @explicit
+    def iterate(
+        self,
+        tag: str | None = None,
+        *,
+        name: str | None = None,
+        status: SandboxStatus | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[Sandbox]:
+        """Yield what `list` returns, asking for one part of the list after the other.
+
+        Args:
+            tag: Forked from this snapshot.
+            name: Of this name.
+            status: "starting", "running", "paused", "stopping" or "exited".
+            labels: With these labels; None for any value.
+            page_size: How many sandboxes one request asks for.
+        """
+        query = {**_filters(tag, name, status, labels), "limit": page_size}
+        while True:
+            found, after = self._http.page(_SANDBOXES, "/v2/sandboxes", query)
+            for each in found:
+                yield sandbox_of(self._http, each)
+            if after is None:
+                return
+            query["after"] = after
+
     def get(self, id: str) -> Sandbox:  # noqa: A002 - the word for it
-        """Return one sandbox, by its id or a beginning that no other has.
+        """Return one sandbox, by its id, a beginning that no other has, or its name.
 
         Raises:
             NotFound: There is none.
@@ -280,3 +328,10 @@ class SandboxCollection:
         """
         info = self._http.call(SandboxInfo, "GET", f"/v2/sandboxes/{self._http.quoted(id)}")
         return sandbox_of(self._http, info)
+
+
+def _filters(
+    tag: str | None, name: str | None, status: str | None, labels: Mapping[str, str | None] | None
+) -> dict[str, Any]:
+    wanted = [key if value is None else f"{key}={value}" for key, value in (labels or {}).items()]
+    return {"snapshot_tag": tag, "name": name, "status": status, "label": wanted or None}

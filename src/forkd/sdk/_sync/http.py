@@ -16,7 +16,14 @@ from forkd.sdk._defaults import sync_default
 from forkd.sdk._endpoint import discover
 from forkd.sdk._errors import from_answer, from_body
 from forkd.sdk._retries import REPEATABLE, RETRIES_MAX, Retries
-from forkd.sdk._transport import sync_http, sync_pause, sync_socket, timeout, transport_errors
+from forkd.sdk._transport import (
+    answer_nothing,
+    sync_http,
+    sync_pause,
+    sync_socket,
+    timeout,
+    transport_errors,
+)
 from forkd.wire import v2
 
 if TYPE_CHECKING:
@@ -40,6 +47,9 @@ ERROR_STATUS = 400
 
 KEY_HEADER = "Idempotency-Key"
 """The header by which the daemon knows a request that is made again."""
+
+NEXT_HEADER = "Forkd-Next"
+"""The header that has the `after` of a list's next part."""
 
 _NULL = TypeAdapter(None)
 
@@ -91,30 +101,26 @@ class Http:
             ForkdError: What the daemon answered instead.
             TransportError: It did not answer, or not in a way we understand.
         """
-        headers = _headers(content_type if body is None else JSON, creates=creates)
-        retries = Retries(
-            self._retries_max,
+        answer = self._answered(
+            method,
+            path,
             repeatable=method in REPEATABLE,
             resendable=content is None or isinstance(content, bytes),
+            params=_given(query),
+            headers=_headers(content_type if body is None else JSON, creates=creates),
+            content=content if body is None else _encoded(body),
+            timeout=timeout(timeout_s),
         )
-        while True:
-            request = self._request(
-                method,
-                path,
-                params=_given(query),
-                headers=headers,
-                content=content if body is None else _encoded(body),
-                timeout=timeout(timeout_s),
-            )
-            try:
-                return _parsed(kind, self._answer(request))
-            except ForkdError as error:
-                if method == "DELETE" and retries.lost and isinstance(error, NotFound):
-                    return _checked(kind, b"null")  # the attempt whose answer was lost did it
-                pause_s = retries.pause_s(error)
-                if pause_s is None:
-                    raise
-            sync_pause(pause_s)
+        return _parsed(kind, answer)
+
+    def page(
+        self, kind: TypeAdapter[T], path: str, query: Mapping[str, Any]
+    ) -> tuple[T, str | None]:
+        """Return a part of a list, and the `after` of the next part; None if there is none."""
+        answer = self._answered(
+            "GET", path, params=_given(query), timeout=timeout(ANSWER_TIMEOUT_S)
+        )
+        return _parsed(kind, answer), answer.headers.get(NEXT_HEADER)
 
     def send(self, method: str, path: str, **options: Any) -> None:  # noqa: ANN401 - `call`'s
         """Make a request whose answer is empty; as `call`."""
@@ -187,9 +193,36 @@ class Http:
         self._check_open()
         return self._client.build_request(method, path, **parts)
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        with transport_errors(self.endpoint):
-            return self._client.send(request)
+    def _answered(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool = True,
+        resendable: bool = True,
+        **parts: Any,  # noqa: ANN401 - httpx's
+    ) -> httpx.Response:
+        """Return the answer to a request, which is made again as `_retries` says.
+
+        Raises:
+            ForkdError: What the daemon answered instead.
+        """
+        retries = Retries(self._retries_max, repeatable=repeatable, resendable=resendable)
+        while True:
+            request = self._request(method, path, **parts)
+            try:
+                with transport_errors(self.endpoint):
+                    answer = self._client.send(request)
+                if answer.status_code < ERROR_STATUS:
+                    return answer
+                raise from_answer(answer.status_code, answer.content)
+            except ForkdError as error:
+                if method == "DELETE" and retries.lost and isinstance(error, NotFound):
+                    return answer_nothing(request)  # the attempt whose answer was lost did it
+                pause_s = retries.pause_s(error)
+                if pause_s is None:
+                    raise
+            sync_pause(pause_s)
 
     @contextmanager
     def _streamed(self, request: httpx.Request) -> Iterator[httpx.Response]:
@@ -203,10 +236,10 @@ class Http:
                 answer.close()
 
 
-def _given(query: Mapping[str, Any] | None) -> dict[str, str]:
+def _given(query: Mapping[str, Any] | None) -> dict[str, str | list[str]]:
     """Return the members of `query` that are not None, as the daemon reads them."""
     return {
-        key: value if isinstance(value, str) else json.dumps(value)
+        key: value if isinstance(value, str | list) else json.dumps(value)
         for key, value in (query or {}).items()
         if value is not None
     }
@@ -224,15 +257,9 @@ def _headers(content_type: str | None, *, creates: bool) -> dict[str, str]:
 
 
 def _parsed(kind: type[T] | TypeAdapter[T], answer: httpx.Response) -> T:
-    if answer.status_code >= ERROR_STATUS:
-        raise from_answer(answer.status_code, answer.content)
-    return _checked(kind, answer.content or b"null")
-
-
-def _checked(kind: type[T] | TypeAdapter[T], content: bytes) -> T:
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
-        return adapter.validate_json(content)
+        return adapter.validate_json(answer.content or b"null")
     except ValidationError as error:
         raise TransportError(f"this daemon's answer makes no sense to us: {error}") from error
 

@@ -275,13 +275,13 @@ class Sandbox(Place):
         """Branch it into `n` siblings while it runs: all of them, or an error and none.
 
         They have what it had at one instant, and go on from there; it is paused for some
-        milliseconds, and goes on, too.  They have its limits, its variables and its labels.
+        milliseconds, and goes on, too.  They have its limits and its variables.
 
         Args:
             n: How many siblings.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default.
-            labels: Labels beside those of the source.
+            labels: Labels of each; None for those of the source.
             network: What each may reach, as of a fork; None for what the source may.
             hold_egress: Whether each may reach nothing until it is promoted.
             deadline_s: Time each has until its agent has answered, in seconds.
@@ -321,7 +321,7 @@ class Sandbox(Place):
             wait: Whether to return when the snapshot is ready, or while it is being written.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default.
-            labels: Labels beside those of the source.
+            labels: Labels of each; None for those of the source.
             network: What each may reach, as of a fork; None for what the source may.
             hold_egress: Whether each may reach nothing until it is promoted.
             deadline_s: Time each has until its agent has answered, in seconds.
