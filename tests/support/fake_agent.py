@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import time
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tests.support.peer import Peer
 
 Members = dict[str, Any]
+
+SHELL_WORDS = {"cat", "echo", "env", "exit"}
+"""The words with which a line may begin that `/bin/sh` is to run."""
 
 
 def no_operation(_: Peer, request: Members) -> None:
@@ -119,9 +123,11 @@ class Agent:
     def op_exec(self, peer: Peer, request: Members) -> None:
         """Run `echo`, `cat`, `env`, `sleep`, `sh -c "exit N"`; others are `cat` with their name.
 
-        `meet` waits at the `barrier` of the namespace.
+        `meet` waits at the `barrier` of the namespace.  `/bin/sh -c` runs a line of these words.
         """
         program, *rest = request["args"]
+        if program == "/bin/sh" and (words := shlex.split(rest[-1]))[0] in SHELL_WORDS:
+            program, *rest = request["args"] = ["sh", *rest] if words[0] == "exit" else words
         if program == "missing":
             raise Refused("not_found", "missing: no such program")
         peer.send(Kind.EVENT, {"event": "started", "pid": 7})
