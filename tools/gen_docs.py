@@ -92,8 +92,8 @@ READABLE_MAX = 10_000
 """Largest number that is shown in a unit: beyond it the next unit reads better."""
 
 LIMITS_WORDS = """\
-Every limit that a client, a guest, a recipe or a file can run into, by the name it has in the code.
-What exceeds one is refused with an error, or cut where the entry says so.
+Every limit in the code, by its name there. [Limits](limits.md) has the limits that users meet. A
+request beyond a limit is refused with an error, or its result is cut where the entry says so.
 """
 
 COMMANDS_WORDS = """\
@@ -135,7 +135,7 @@ class Limit:
 def outputs() -> dict[Path, str]:
     """Return every page with its contents."""
     return {
-        REFERENCE / "limits.md": limits_page(),
+        REFERENCE / "limits-all.md": limits_page(),
         REFERENCE / "cli.md": commands_page(),
         REFERENCE / "metrics.md": metrics_page(),
         CONFIGURATION: with_part(CONFIGURATION.read_text(encoding="utf-8"), settings_table()),
@@ -151,7 +151,7 @@ def limits_page() -> str:
     found = sorted(_limits(), key=lambda limit: (limit.path, limit.name))
     lines = [
         MARK,
-        "# Limits\n",
+        "# All limits\n",
         LIMITS_WORDS,
     ]
     for section, words in SECTIONS.items():

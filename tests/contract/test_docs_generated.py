@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd import limits
-from tools import gen_docs
+from tools import gen_docs, gen_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,38 @@ def test_a_value_is_shown_as_a_person_reads_it(name: str, expression: str, shown
     (found,) = gen_docs._limit(name, expression, "", gen_docs.ROOT / "x.py")  # noqa: SLF001 - the seam
 
     assert found.value == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "shown", "change"),
+    [
+        ("EXEC_TIMEOUT_S_MAX", "s", "7 days", "fixed"),
+        ("EXEC_OUTPUT_BYTES_MAX", "bytes", "8 MiB", "fixed"),
+        ("FORK_COUNT_MAX", "", "10,000", "fixed"),
+        ("disk_limit_mib", "MiB", "10,240 MiB", "`--disk`, or `FORKD_DISK_LIMIT_MIB`"),
+    ],
+)
+def test_a_limit_that_users_meet_is_the_codes(
+    name: str, unit: str, shown: str, change: str
+) -> None:
+    option = "`--disk`, or" if name.islower() else "fixed"
+    row = gen_limits.Met("", name, unit, option)
+
+    assert (gen_limits.shown(row), gen_limits.change(row)) == (shown, change)
+
+
+def test_the_limits_that_users_meet_are_few_and_each_can_be_looked_up() -> None:
+    rows = [row for section in gen_limits.SECTIONS.values() for row in section]
+    every = gen_docs.limits_page() + gen_docs.settings_table()
+    named = [row.name for row in rows if not row.name.endswith(("_DEFAULT", "_KEPT_S"))]
+
+    assert 25 <= len(rows) <= 45
+    assert [name for name in named if name not in every and name.upper() not in every] == []
+
+
+def test_options_that_change_a_limit_exist() -> None:
+    page = gen_docs.commands_page()
+    options = re.findall(r"`(--[a-z-]+)`", gen_limits.page())
+
+    assert options
+    assert [each for each in options if f"`{each}`" not in page] == []
