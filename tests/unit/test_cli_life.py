@@ -56,6 +56,81 @@ def test_help_is_that_of_the_command(forkd: Forkd) -> None:
     assert (unknown.code, "no command 'forkd snapshot nothing'" in unknown.err) == (2, True)
 
 
+def test_sandboxes_have_names_and_labels_and_are_found_by_them(forkd: Forkd, sandbox: str) -> None:
+    named = forkd(
+        "fork", "warm", "--name", "db", "-l", "team=search", "--label", "tier="
+    ).out.strip()
+
+    assert forkd("ls", "-q", "--name", "db").out.strip() == named
+    assert forkd("ls", "-q", "--label", "team").out.strip() == named
+    assert forkd("ls", "-q", "-l", "team=search", "-l", "tier=").out.strip() == named
+    assert forkd("ls", "-q", "--label", "team=other").out == ""
+    assert len(forkd("ls", "-q", "--status", "running").out.splitlines()) == 2
+    assert forkd("ls").out.split()[:3] == ["ID", "NAME", "SNAPSHOT"]
+    assert "team=search" in forkd("ls", "-o", "wide").out
+    assert forkd("ls", "-o", "{labels.team}").out.splitlines() == ["-", "search"]
+    assert "team=search, tier=" in forkd("inspect", "db").out.replace("tier=,", "tier=")
+    assert forkd("exec", "db", "echo", "hi").out == "hi\n"
+    assert forkd("branch", "db", "--label", "try=1").code == 0
+    assert len(forkd("ls", "-q", "-l", "try").out.splitlines()) == 1
+
+    assert forkd("rename", "db", "store").out == "store\n"
+    assert forkd("rename", "store", "").out == f"{named}\n"
+    assert forkd("kill", "store").code == 1
+    assert "NAME" not in forkd("ls").out
+    assert sandbox in forkd("ls").out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["fork", "warm", "--name", "db"], 4, "db"),
+        (["fork", "warm", "--name", "x", "-n", "2"], 2, "--name is for one sandbox, not for 2"),
+        (["fork", "warm", "--name", "A b"], 2, "--name: 'A b' is not 1 to 63 lower-case letters"),
+        (["fork", "warm", "--name", "x" * 64], 2, "is not 1 to 63 lower-case letters"),
+        (["run", "--name", "-", "warm", "true"], 125, "--name: '-' is not 1 to 63"),
+        (["rename", "db", "A b"], 2, "NAME: 'A b' is not 1 to 63 lower-case letters"),
+        (["fork", "warm", "-l", "x"], 2, "--label: 'x' is not of the form KEY=VALUE"),
+        (["fork", "warm", "-l", "=x"], 2, "--label: '=x' is not of the form KEY=VALUE"),
+        (["fork", "warm", "-l", "x" * 65_536], 2, "and 65456 characters more is not of the form"),
+        (["fork", "warm", "-l", "x=" + "y" * 65_536], 2, "--label: the value of x has 65536"),
+        (["fork", "warm", "-l", "b d=1"], 2, "--label: the key of a label is"),
+        (["fork", "warm", "-e", "A"], 2, "--env: 'A' is not of the form"),
+        (["ls", "-l", "b d"], 2, "--label: the key of a label is"),
+        (["ttl", "db", "5 parsecs"], 2, "DURATION: '5 parsecs' is not a duration"),
+        (["ttl", "db", "-5m"], 2, "no such option: -5"),
+        (["ttl", "db", "--", "-5m"], 2, "DURATION: '-5m' is not in the future"),
+        (["ttl", "db", "400d"], 2, "DURATION: 400d is out of range; it must be at most 365d"),
+    ],
+)
+def test_what_no_sandbox_can_have_is_one_error(
+    forkd: Forkd, sandbox: str, args: list[str], code: int, said: str
+) -> None:
+    forkd("rename", sandbox, "db")
+    before = forkd("ls", "--json").document
+
+    ended = forkd(*args)
+
+    assert (ended.code, ended.out) == (code, "")
+    assert said in ended.err
+    assert len(ended.err) < 1_000
+    assert forkd("ls", "--json").document == before
+
+
+def test_the_end_of_a_sandbox_is_shown_and_moved(forkd: Forkd, sandbox: str) -> None:
+    def ends(*args: str) -> int | None:
+        found: int | None = forkd("ttl", sandbox, *args, "--json").document["expires_at_unix"]
+        return found
+
+    assert forkd("ttl", sandbox).out == "never\n"
+    hour, default = ends("1h"), ends("default")
+    assert hour is not None
+    assert default is not None
+    assert hour > default
+    assert " (in " in forkd("ttl", sandbox, "1h").out
+    assert ends("never") is None
+
+
 def test_waiting_ends_when_all_have_ended(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str
 ) -> None:

@@ -49,12 +49,19 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("host", "host", "Show the daemon's host: version, processors, memory, disk."),
     ),
     "Sandboxes": (
+        Listed(
+            "run",
+            "run",
+            "Run a command in a new sandbox and remove the sandbox when the command ends.",
+        ),
         Listed("fork", "sandboxes", "Start sandboxes from a snapshot and print their ids."),
         Listed("ls", "sandboxes", "List sandboxes."),
         Listed("ps", "sandboxes", ""),
         Listed("inspect", "sandboxes", "Describe one sandbox."),
         Listed("kill", "sandboxes", "Delete sandboxes, with their memory and disks."),
         Listed("rm", "sandboxes", ""),
+        Listed("ttl", "life", "Show or change when a sandbox ends by itself."),
+        Listed("rename", "life", "Give a sandbox another name."),
         Listed("wait", "life", "Wait until sandboxes have ended, and print why each did."),
         Listed("branch", "trees", "Copy a running sandbox into siblings and print their ids."),
         Listed("reset", "trees", "Roll a sandbox back to the moment it was forked."),
@@ -71,6 +78,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("network", "network", "Show or change what a sandbox may reach."),
     ),
     "Inside": (
+        Listed("shell", "guests", "Open a login shell in a sandbox."),
         Listed("exec", "guests", "Run a command in a sandbox and exit with its exit code."),
         Listed(
             "eval",

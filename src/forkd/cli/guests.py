@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,13 +20,17 @@ from forkd.cli.context import (
     EXIT_TIMED_OUT,
     shared,
 )
+from forkd.cli.help_text import Trailing
+from forkd.cli.names import pairs
 from forkd.cli.options import Cwd, Env, Id, Json, User
 from forkd.cli.units import duration, shown_duration
 from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
-    from forkd import EvalResult, ExecResult
+    from collections.abc import Iterator
+
+    from forkd import EvalResult, ExecResult, Sandbox
     from forkd.cli.help_text import Commands
     from forkd.sdk._requests import ExecOptions
 
@@ -48,8 +54,8 @@ NoStdin = Annotated[bool, typer.Option("--no-stdin", "-n", help="Do not attach s
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    after_args = {"allow_interspersed_args": False}
-    app.command("exec", context_settings=after_args)(exec_)
+    app.command("exec", cls=Trailing)(exec_)
+    app.command("shell")(shell)
     app.command("eval")(eval_)
 
 
@@ -80,28 +86,82 @@ def exec_(  # noqa: PLR0913 - one for each option
       forkd exec --timeout 5m sb-7q66th9abcde -- sh -c 'ls | wc -l'
       forkd exec sb-7q66th9abcde -- tar -cz /data >data.tgz
     """
-    program = args[1:] if args[0] == "--" else args
-    options: ExecOptions = {"env": _environment(env or []), "cwd": cwd, "user": user}
-    try:
-        if json and tty:
-            raise InvalidRequest("--json and --tty exclude each other", field="tty")
+    how = How(pairs(env, "--env"), cwd, user, tty, not no_stdin, timeout, json)
+    with failing_as_a_shell(as_json=json):
+        how.check()
         with shared.client(as_json=json) as client:
-            found = client.sandboxes.get(sandbox)
-            if json:
-                result = found.exec(program, timeout_s=timeout, check=False, **options)
-                render.document(_program_as_json(result))
-                raise typer.Exit(EXIT_TIMED_OUT if result.timed_out else result.exit_code)
-            ended = attached(
-                found, program, options, tty=tty, stdin=not no_stdin, timeout_s=timeout
-            )
+            status = how.run(client.sandboxes.get(sandbox), without_dashes(args))
+    raise typer.Exit(status)
+
+
+def without_dashes(args: list[str]) -> list[str]:
+    """Return a program and its arguments without the `--` in front of them."""
+    return args[1:] if args[:1] == ["--"] else args
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a program runs in a sandbox.
+
+    Attributes:
+        env: Its environment, beside the image's.
+        cwd: Where it starts; None for the image's.
+        user: Who it runs as; None for the image's.
+        tty: Whether it has this terminal.
+        stdin: Whether it has our standard input.
+        timeout_s: When it is killed; None for never.
+        as_json: Whether its result is printed as JSON, instead of its output as it comes.
+    """
+
+    env: dict[str, str]
+    cwd: str | None
+    user: str | None
+    tty: bool
+    stdin: bool
+    timeout_s: float | None
+    as_json: bool
+
+    def check(self) -> None:
+        """Refuse what excludes each other.
+
+        Raises:
+            InvalidRequest: A terminal is asked for, and JSON.
+        """
+        if self.as_json and self.tty:
+            raise InvalidRequest("--json and --tty exclude each other", field="tty")
+
+    def run(self, sandbox: Sandbox, program: list[str]) -> int:
+        """Run a program; return the exit status that says how it ended.
+
+        Raises:
+            ForkdError: It could not be started, or was lost.
+        """
+        options: ExecOptions = {"env": self.env, "cwd": self.cwd, "user": self.user}
+        if self.as_json:
+            result = sandbox.exec(program, timeout_s=self.timeout_s, check=False, **options)
+            render.document(_program_as_json(result))
+            return self._status(result.exit_code, result.signal, timed_out=result.timed_out)
+        ended = attached(
+            sandbox, program, options, tty=self.tty, stdin=self.stdin, timeout_s=self.timeout_s
+        )
+        return self._status(ended.exit_code, ended.signal, timed_out=ended.timed_out)
+
+    def _status(self, code: int | None, signal: int | None, *, timed_out: bool) -> int:
+        if timed_out:
+            time = shown_duration(self.timeout_s or 0)
+            render.note(f"timed out after {time}; --timeout sets the time")
+            return EXIT_TIMED_OUT
+        return SIGNAL_EXIT_BASE + (signal or 0) if code is None else code
+
+
+@contextmanager
+def failing_as_a_shell(*, as_json: bool) -> Iterator[None]:
+    """Say an error, and exit as a shell does for a program that did not run."""
+    try:
+        yield
     except ForkdError as error:
-        render.failure(error, as_json=json)
+        render.failure(error, as_json=as_json, typed=shared.typed)
         raise typer.Exit(_not_started(error)) from None
-    if ended.timed_out:
-        render.note(f"timed out after {shown_duration(timeout or 0)}; --timeout sets the time")
-        raise typer.Exit(EXIT_TIMED_OUT)
-    code = ended.exit_code
-    raise typer.Exit(SIGNAL_EXIT_BASE + (ended.signal or 0) if code is None else code)
 
 
 def _not_started(error: ForkdError) -> int:
@@ -113,12 +173,37 @@ def _not_started(error: ForkdError) -> int:
     return EXIT_EXEC_FAILED
 
 
-def _environment(settings: list[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in settings]
-    wrong = [name for name, equals, _ in pairs if not equals or not name]
-    if wrong:
-        raise InvalidRequest(f"--env wants NAME=VALUE, not {wrong[0]!r}", field="env")
-    return {name: value for name, _, value in pairs}
+LOGIN_SHELL = [
+    "/bin/sh",
+    "-c",
+    "command -v bash >/dev/null && exec bash --login; exec sh -l",
+]
+"""A login shell of whatever image: bash where there is one."""
+
+
+def shell(
+    sandbox: Id,
+    *,
+    env: Env = None,
+    cwd: Cwd = None,
+    user: User = None,
+) -> None:
+    """Open a login shell in a sandbox.
+
+    The shell is bash where the image has it, else sh.  The exit code is the shell's.
+
+    Examples:
+      forkd shell sb-7q66th9abcde
+      forkd shell -u root -w /srv sb-7q66th9abcde
+    """
+    how = How(pairs(env, "--env"), cwd, user, True, True, None, False)  # noqa: FBT003
+    with failing_as_a_shell(as_json=False), shared.client() as client:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                "forkd shell needs a terminal; `forkd exec` runs a command without one"
+            )
+        status = how.run(client.sandboxes.get(sandbox), LOGIN_SHELL)
+    raise typer.Exit(status)
 
 
 def eval_(

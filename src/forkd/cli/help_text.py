@@ -54,6 +54,55 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
+class Trailing(Command):
+    """A command whose arguments end with the command line of a program.
+
+    Our options end where the program begins.  They may also follow the first argument, as in
+    `forkd exec SANDBOX -it bash`, because no program's name begins with a dash.
+    """
+
+    first: tuple[str, ...] = ()
+    """Options in place of the first argument: with one of them the program comes first."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
+        """Parse what is ours, and leave the program's as it is."""
+        end = self._options(args)
+        rest = args[end:]
+        without_first = any(each.partition("=")[0] in self.first for each in args[:end])
+        if len(rest) > 1 and rest[0] != "--" and _is_option(rest[1]) and not without_first:
+            more = 1 + self._options(rest[1:])
+            program = rest[more + 1 :] if rest[more : more + 1] == ["--"] else rest[more:]
+            args = [*args[:end], *rest[1:more], "--", rest[0], *program]
+        return super().parse_args(ctx, args)
+
+    def _options(self, args: list[str]) -> int:
+        """Return how many of the first arguments are options and their values."""
+        place = 0
+        while place < len(args) and _is_option(args[place]):
+            place += 2 if self._takes_next(args[place]) else 1
+        return place
+
+    def _takes_next(self, word: str) -> bool:
+        """Whether the argument that follows an option is its value."""
+        if word.startswith("--"):
+            option = self._option(word)
+            return option is not None and not option.is_flag
+        for place, letter in enumerate(word[1:], start=2):
+            option = self._option(f"-{letter}")
+            if option is not None and not option.is_flag:
+                return place == len(word)
+        return False
+
+    def _option(self, flag: str) -> Any:  # noqa: ANN401 - as above
+        return next((each for each in self.params if flag in each.opts), None)
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in {"-", "--"}
+
+
 class CommandGroup(TyperGroup):
     """Commands that begin with the same word."""
 

@@ -1,19 +1,20 @@
-"""`forkd wait`: how long sandboxes live."""
+"""`forkd ttl`, `rename` and `wait`: how long sandboxes live, and what they are called."""
 
 from __future__ import annotations
 
 import threading
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from forkd.cli import render
 from forkd.cli.context import EXIT_TIMED_OUT, shared
-from forkd.cli.options import Ids, Json
+from forkd.cli.options import Id, Ids, Json
+from forkd.cli.sandbox_info import expiry_shown
 from forkd.cli.units import duration, shown_duration
-from forkd.errors import ForkdError, NotFound
+from forkd.errors import ForkdError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from forkd.cli.help_text import Commands
@@ -22,13 +23,77 @@ if TYPE_CHECKING:
 AGAIN_S = 1.0
 """How soon to look again at a sandbox that does not run and has not ended."""
 
+NEVER = "never"
+"""When a sandbox ends that lives until it is killed."""
+
 GONE = "deleted"
 """Why a sandbox ended of which the daemon knows no more."""
 
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    app.command()(wait)
+    for command in (ttl, rename, wait):
+        app.command()(command)
+
+
+def ttl(
+    sandbox: Id,
+    end: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DURATION",
+            help="When it ends, counted from now: 1h, `default` (of the daemon), or `never`.",
+        ),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Show or change when a sandbox ends by itself.
+
+    Examples:
+      forkd ttl sb-7q66th9abcde
+      forkd ttl sb-7q66th9abcde 1h
+      forkd ttl sb-7q66th9abcde never
+    """
+    ttl_s: float | Literal["default"] | None = None
+    if end == "default":
+        ttl_s = "default"
+    elif end not in {None, NEVER}:
+        try:
+            ttl_s = duration(end)
+        except typer.BadParameter as error:
+            words = f"DURATION: {error.message}, or `default` or `never`"
+            raise InvalidRequest(words, field="ttl_secs") from None
+        shared.typed["DURATION"] = ttl_s
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox)
+        info = found.info if end is None else found.set_ttl(ttl_s)
+    if json:
+        render.document(info)
+    else:
+        typer.echo(expiry_shown(info) or NEVER)
+
+
+def rename(
+    sandbox: Id,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its new name; empty for no name.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Give a sandbox another name.
+
+    Commands take a sandbox's name in the place of its id.
+
+    Examples:
+      forkd rename sb-7q66th9abcde db
+      forkd rename db ''
+    """
+    with shared.client(as_json=json) as client:
+        info = client.sandboxes.get(sandbox).rename(name or None)
+    if json:
+        render.document(info)
+    else:
+        typer.echo(info.name or info.id)
 
 
 def wait(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from forkd.errors import NotFound
+from forkd.errors import InvalidRequest, NotFound
 from forkd.limits import SANDBOX_ID_PATTERN
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ID_START = "sb-"
 
 _WHOLE_ID = re.compile(SANDBOX_ID_PATTERN.removesuffix("$"))
+
+REPEATED_CHARS_MAX = 80
+"""How much of what was typed an error repeats."""
 
 PORTS = {"http": 80, "https": 443}
 """Ports of URLs that do not say theirs."""
@@ -33,6 +36,35 @@ def network_rule(text: str) -> str:
         name, port = None, None
     example = f"{name}:{port}" if name and port else "example.com:443"
     raise typer.BadParameter(f"give a name, not a URL: {example}")
+
+
+def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    """Return what was given as KEY=VALUE.
+
+    Raises:
+        InvalidRequest: One has no key, or no value.
+    """
+    found = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(
+                f"{option}: {cut(text)} is not of the form KEY=VALUE", field="label"
+            )
+        found[key] = value
+    return found
+
+
+def filters(texts: list[str] | None) -> dict[str, str | None]:
+    """Return labels that are asked for as KEY, or as KEY=VALUE."""
+    parts = [text.partition("=") for text in texts or ()]
+    return {key: value if equals else None for key, equals, value in parts}
+
+
+def cut(text: str) -> str:
+    """Return a text as an error repeats it."""
+    more = len(text) - REPEATED_CHARS_MAX
+    return repr(text) if more <= 0 else f"{text[:REPEATED_CHARS_MAX]!r} and {more} characters more"
 
 
 def sandbox_id(client: Client, text: str) -> str:

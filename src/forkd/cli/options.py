@@ -85,6 +85,20 @@ Ttl = Annotated[
         "--ttl", metavar="DURATION", parser=duration, help="Delete each sandbox after this time."
     ),
 ]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="A name for the sandbox, beside its id."),
+]
+Label = Annotated[
+    list[str] | None,
+    typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label each sandbox."),
+]
+WithLabel = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label", "-l", metavar="KEY[=VALUE]", help="Only sandboxes that have this label."
+    ),
+]
 Memory = Annotated[
     int | None,
     typer.Option(

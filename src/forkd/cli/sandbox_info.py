@@ -27,22 +27,34 @@ def limits_shown(sandbox: SandboxInfo) -> list[tuple[str, str]]:
     return [*found, *((label, text.format(of)) for label, of, text in others if of is not None)]
 
 
+def labels_shown(of: SandboxInfo) -> str:
+    """Return a sandbox's labels."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(of.labels.items()))
+
+
+def expiry_shown(of: SandboxInfo) -> str | None:
+    """Return when a sandbox ends by itself; None for never."""
+    ends = of.expires_at_unix
+    return None if ends is None else f"{time_shown(ends)} (in {render.until(ends)})"
+
+
 def details(of: SandboxInfo) -> list[tuple[str, object]]:
     """Return what there is to say of a sandbox, with labels."""
     limits = ", ".join(f"{label.lower()} {text}" for label, text in limits_shown(of))
     parent = None if of.parent_id is None else f"{of.parent_id}"
-    ends = of.expires_at_unix
     addresses = filter(None, (of.guest_addr, of.guest_addr_v6))
     network = None if of.network is None else ", ".join(of.network) or "nothing"
     held = " (held: it may reach nothing now)" if of.egress_held else ""
     times = of.fork_ms
     return [
         ("Id", of.id),
+        ("Name", of.name),
         ("Snapshot", of.snapshot_tag),
         ("Status", of.status),
         ("Ended by", of.exit_reason),
         ("Created", f"{time_shown(of.created_at_unix)} ({render.age(of.created_at_unix)} ago)"),
-        ("Expires", None if ends is None else f"{time_shown(ends)} (in {render.until(ends)})"),
+        ("Expires", expiry_shown(of)),
+        ("Labels", labels_shown(of)),
         ("Parent", parent),
         ("Host name", of.hostname),
         ("Address", ", ".join(addresses)),
@@ -63,6 +75,7 @@ def _limits(of: SandboxInfo) -> str | None:
 
 COLUMNS: tuple[Column[SandboxInfo], ...] = (
     Column("ID", lambda of: of.id, short=True),
+    Column("NAME", lambda of: of.name, optional=True),
     Column("SNAPSHOT", lambda of: of.snapshot_tag),
     Column("STATUS", lambda of: of.status),
     Column("AGE", lambda of: render.age(of.created_at_unix)),
@@ -75,6 +88,7 @@ COLUMNS: tuple[Column[SandboxInfo], ...] = (
     ),
     Column("PARENT", lambda of: of.parent_id, wide=True, short=True),
     Column("TENANT", lambda of: of.tenant, wide=True),
+    Column("LABELS", labels_shown, wide=True),
     Column("PID", lambda of: of.pid, wide=True, right=True),
     Column("LIMITS", _limits, wide=True),
 )

@@ -7,23 +7,27 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
 from forkd.cli import complete, render, tables
 from forkd.cli.context import EXIT_ERROR, shared
+from forkd.cli.names import filters, pairs
 from forkd.cli.options import (
     Bandwidth,
     Cpus,
     CpuWeight,
     Disk,
+    Env,
     HoldEgress,
     Id,
     Io,
     IoOps,
     Json,
+    Label,
     Memory,
+    Name,
     Network,
     NoTrunc,
     OfTag,
@@ -32,6 +36,7 @@ from forkd.cli.options import (
     Secret,
     Tag,
     Ttl,
+    WithLabel,
 )
 from forkd.cli.sandbox_info import COLUMNS, details, limits_shown
 from forkd.errors import (
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
     from forkd.wire.v2 import SandboxFailure
 
 T = TypeVar("T")
+
+Status = Literal["starting", "running", "stopping", "exited"]
 
 KILLERS_MAX = 16
 """Sandboxes killed at once."""
@@ -76,6 +83,9 @@ def fork(  # noqa: PLR0913 - one for each option
     tag: Tag,
     n: Annotated[int, typer.Option("-n", "--n", metavar="N", help="Number of sandboxes.")] = 1,
     *,
+    name: Name = None,
+    label: Label = None,
+    env: Env = None,
     network: Network = None,
     hold_egress: HoldEgress = False,
     secret: Secret = None,
@@ -102,6 +112,7 @@ def fork(  # noqa: PLR0913 - one for each option
     Examples:
       forkd fork numpy
       forkd fork numpy -n 100 --memory 512m --ttl 1h
+      forkd fork numpy --name db --label team=search -e MODE=test
       forkd fork numpy --network pypi.example.org:443 --network 192.0.2.0/24
     """
     options: ForkOptions = {
@@ -116,13 +127,20 @@ def fork(  # noqa: PLR0913 - one for each option
         "network": network or None,
         "hold_egress": hold_egress,
         "secrets": secret or None,
+        "labels": pairs(label, "--label") or None,
+        "env": pairs(env, "--env") or None,
         "ttl_s": ttl,
         "wait": not no_wait,
     }
+    if name is not None and n != 1:
+        raise InvalidRequest(f"--name is for one sandbox, not for {n}", field="name")
+    ready: Sequence[Sandbox]
     failed: list[SandboxFailure] = []
     with shared.client(as_json=json) as client:
         start = time.perf_counter()
-        if all_or_nothing:
+        if name is not None:
+            ready = [client.sandbox(tag, name=name, **options)]
+        elif all_or_nothing:
             ready = client.fork(tag, n, **options)
         else:
             ready, failed = client.try_fork(tag, n, **options)
@@ -145,9 +163,14 @@ def _show_fork(ready: Sequence[Sandbox], failed: Sequence[SandboxFailure], wall_
     render.note(f"{len(ready)} ready, {len(failed)} failed in {wall_s:.2f} s{typical}")
 
 
-def list_(
+def list_(  # noqa: PLR0913 - one for each filter
     tag: OfTag = None,
     *,
+    label: WithLabel = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the sandbox of this name.")
+    ] = None,
+    status: Annotated[Status | None, typer.Option(help="Only sandboxes in this state.")] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print whole ids and nothing else.")
     ] = False,
@@ -162,12 +185,14 @@ def list_(
     Examples:
       forkd ls
       forkd ls --tag numpy -o wide
+      forkd ls --label team=search --status running
       forkd ls -q --tag numpy | xargs forkd kill
       forkd ls -o '{id} {snapshot_tag}'
     """
     form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
-        found = [each.info for each in client.sandboxes.list(tag)]
+        wanted = client.sandboxes.list(tag, name=name, status=status, labels=filters(label))
+        found = [each.info for each in wanted]
     if quiet:
         for each in found:
             typer.echo(each.id)

@@ -11,8 +11,8 @@ from rich.tree import Tree
 
 from forkd.cli import complete, render
 from forkd.cli.context import EXIT_ERROR, shared
-from forkd.cli.names import machine, sandbox_id
-from forkd.cli.options import HoldEgress, Id, Json, Network, Ttl
+from forkd.cli.names import machine, pairs, sandbox_id
+from forkd.cli.options import HoldEgress, Id, Json, Label, Network, Ttl
 from forkd.cli.units import shown_size
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def branch(  # noqa: PLR0913 - one for each option
         ),
     ] = True,
     ttl: Ttl = None,
+    label: Label = None,
     network: Network = None,
     hold_egress: HoldEgress = False,
     json: Json = False,
@@ -61,7 +62,7 @@ def branch(  # noqa: PLR0913 - one for each option
     """Copy a running sandbox into siblings and print their ids.
 
     A sibling continues from the same moment, and so does the sandbox.  Siblings may reach what the
-    sandbox may, unless --network says otherwise.
+    sandbox may, unless --network says otherwise, and have its labels.
 
     Examples:
       forkd branch sb-7q66th9abcde
@@ -76,6 +77,7 @@ def branch(  # noqa: PLR0913 - one for each option
             tag=tag,
             wait=wait,
             ttl_s=ttl,
+            labels=pairs(label, "--label") or None,
             network=network or None,
             hold_egress=hold_egress,
         )

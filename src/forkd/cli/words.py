@@ -36,11 +36,25 @@ class Option:
         name: The option or the argument.
         shown: What prints its values.
         secret: Whether what was typed is not repeated.
+        form: What its text consists of.
+        others: What other commands call it.
     """
 
     name: str
     shown: Callable[[float], str] = _number
     secret: bool = False
+    form: str = "of the right form"
+    others: tuple[str, ...] = ()
+
+    def called(self, typed: Mapping[str, Any]) -> str:
+        """Return what the command calls it whose options are `typed`."""
+        return next((each for each in (self.name, *self.others) if each in typed), self.name)
+
+
+TAG_FORM = "1 to 64 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"
+NAME_FORM = (
+    "1 to 63 lower-case letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+)
 
 
 FIELDS: Mapping[str, Option] = {
@@ -55,8 +69,8 @@ FIELDS: Mapping[str, Option] = {
     "io_limit_mib_s": Option("--io", _size),
     "io_limit_ops": Option("--io-ops"),
     "bandwidth_limit_mbit": Option("--bandwidth", lambda mbit: f"{mbit:g} Mbit/s"),
-    "ttl_s": Option("--ttl", shown_duration),
-    "ttl_secs": Option("--ttl", shown_duration),
+    "ttl_s": Option("--ttl", shown_duration, others=("DURATION",)),
+    "ttl_secs": Option("--ttl", shown_duration, others=("DURATION",)),
     "timeout_s": Option("--timeout", shown_duration),
     "timeout_secs": Option("--timeout", shown_duration),
     "exec_timeout_s": Option("--exec-timeout", shown_duration),
@@ -65,12 +79,13 @@ FIELDS: Mapping[str, Option] = {
     "expires_in_secs": Option("--expires-in", shown_duration),
     "vcpus": Option("--vcpus"),
     "n": Option("--n"),
-    "snapshot_tag": Option("TAG"),
-    "tag": Option("TAG"),
+    "snapshot_tag": Option("TAG", form=TAG_FORM),
+    "tag": Option("TAG", form=TAG_FORM, others=("--tag", "--to")),
     "network": Option("--network"),
     "secrets": Option("--secret"),
     "labels": Option("--label"),
-    "name": Option("--name"),
+    "label": Option("--label"),
+    "name": Option("--name", form=NAME_FORM, others=("NAME", "TENANT")),
     "env": Option("--env"),
     "cwd": Option("--cwd"),
     "user": Option("--user"),
@@ -143,11 +158,10 @@ def said(error: ForkdError, typed: Mapping[str, Any] | None = None) -> str:
     if option is None or not message.startswith(f"{field}: "):
         return message
     what = plain(message.removeprefix(f"{field}: "), option.shown)
-    value = None if option.secret or typed is None else typed.get(option.name)
+    name = option.called(typed or {})
+    value = None if option.secret or typed is None else typed.get(name)
+    if what.startswith("String should match pattern"):
+        return f"{name}: {value!r} is not {option.form}"
     if what.startswith("must be ") and isinstance(value, int | float):
-        return f"{option.name}: {option.shown(value)} is out of range; it {what}"
-    return (
-        f"{option.name} {what}"
-        if what.startswith(("is ", "may ", "must "))
-        else f"{option.name}: {what}"
-    )
+        return f"{name}: {option.shown(value)} is out of range; it {what}"
+    return f"{name} {what}" if what.startswith(("is ", "may ", "must ")) else f"{name}: {what}"
