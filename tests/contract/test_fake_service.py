@@ -9,6 +9,7 @@ import pytest
 from forkd.model.ids import parse_tag
 from tests.support.fake_service import FakeService, some_snapshots
 from tests.support.service_suite import ServiceSuite, Subject
+from tests.support.service_suite_life import LifeSuite
 
 if TYPE_CHECKING:
     from forkd.service.api import Host
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 TAG = parse_tag("python")
 
 
-class TestFakeService(ServiceSuite):
+class TestFakeService(ServiceSuite, LifeSuite):
     @pytest.fixture
     def subject(self) -> Subject:
         fake = FakeService()

@@ -10,6 +10,7 @@ import pytest_asyncio
 from tests.support import real_host as real
 from tests.support.service_host import TAG
 from tests.support.service_suite import ServiceSuite, Subject
+from tests.support.service_suite_life import LifeSuite
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 
-class TestOverTheFakeVmm(ServiceSuite):
+class TestOverTheFakeVmm(ServiceSuite, LifeSuite):
     @pytest.fixture
     async def subject(self, fake_host: FakeHost) -> AsyncIterator[Subject]:
         async with fake_host.service() as host:
@@ -31,7 +32,7 @@ class TestOverTheFakeVmm(ServiceSuite):
 @real.REAL
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(600)
-class TestOverRealMachines(ServiceSuite):
+class TestOverRealMachines(ServiceSuite, LifeSuite):
     @pytest_asyncio.fixture(loop_scope="module")
     async def subject(self, real_host: RealHost) -> AsyncIterator[Subject]:
         made = Subject(real_host.service, real.TAG)

@@ -83,15 +83,15 @@ class FakeGuests:
     world: FakeService
 
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
-        self.world.guest(caller, sandbox, Scope.READ)
+        self.world.running_guest(caller, sandbox, Scope.READ)
         return GuestStatus("0.1.0", 1, 12.0, RuntimeStatus.READY)
 
     async def echo(self, caller: Caller, sandbox: SandboxId, data: str) -> str:
-        self.world.guest(caller, sandbox)
+        self.world.running_guest(caller, sandbox)
         return data
 
     async def exec(self, caller: Caller, sandbox: SandboxId, request: ExecRequest) -> FakeExec:
-        own = self.world.guest(caller, sandbox).sandbox.env
+        own = self.world.running_guest(caller, sandbox).sandbox.env
         request = replace(request, env={**own, **request.env})
         self.world.execs.append(FakeExec(request, self.world.exec_fed))
         return self.world.execs[-1]
@@ -105,7 +105,7 @@ class FakeGuests:
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
     ) -> EvalResult:
-        result = evaluate(code, self.world.guest(caller, sandbox).contents.names, timeout_s)
+        result = evaluate(code, self.world.running_guest(caller, sandbox).contents.names, timeout_s)
         if kept is not None:
             kept[0].add(result.stdout.encode())
             return replace(result, output_truncated=kept[0].truncated)
@@ -214,7 +214,7 @@ class FakeGuests:
     def _files(self, caller: Caller, sandbox: SandboxId) -> Iterator[FileTree]:
         """Work on a guest's files; what the agent refuses is raised as the engine does."""
         try:
-            yield FileTree(self.world.guest(caller, sandbox).contents.files)
+            yield FileTree(self.world.running_guest(caller, sandbox).contents.files)
         except Refused as error:
             words = str(error).encode(errors="replace").decode()  # as an agent says it
             raise guest_fault({"code": error.code, "message": words}) from error

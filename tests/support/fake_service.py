@@ -38,7 +38,6 @@ from forkd.model.ids import (
     parse_sandbox_start,
 )
 from forkd.model.image import Image
-from forkd.model.network import NetworkStatus
 from forkd.model.progress import Progress
 from forkd.model.sandbox import (
     BranchResult,
@@ -56,6 +55,7 @@ from forkd.model.snapshot import Removed, Snapshot, SnapshotStatus
 from forkd.model.tree import TreeBudgets, TreeNode, grow
 from forkd.service.allowance import limits_of
 from forkd.service.ledger import Ledger
+from forkd.service.sandboxes.lifecycle import paused
 from forkd.service.secrets import Secrets
 from forkd.service.tenants import Tenants
 from forkd.service.tokens import Tokens
@@ -64,6 +64,7 @@ from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
+from tests.support.fake_networks import FakeNetworks
 from tests.support.fake_recipes import FakeRecipes
 from tests.support.no_records import no_records
 
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.filters import SandboxFilter
     from forkd.model.ids import SandboxName
-    from forkd.model.network import NetworkChange
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.recipe import RecipeSource
     from forkd.model.sandbox import BranchOptions, NewLimits, SandboxChange
@@ -264,6 +264,17 @@ class FakeSandboxes(Component):
         found = (each for each in self.world.running if each.startswith(start))
         return self.world.running[only_sandbox(start, found)].sandbox
 
+    async def pause(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        return self._become(caller, sandbox, SandboxState.PAUSED)
+
+    async def resume(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        return self._become(caller, sandbox, SandboxState.RUNNING)
+
+    def _become(self, caller: Caller, sandbox: SandboxId, state: SandboxState) -> Sandbox:
+        guest = self.world.guest(caller, sandbox)
+        guest.sandbox = replace(guest.sandbox, state=state)
+        return guest.sandbox
+
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         guest = self.world.guest(caller, sandbox)
         await asyncio.sleep(0)  # others go on meanwhile, as during a real one
@@ -271,7 +282,7 @@ class FakeSandboxes(Component):
         del self.world.running[sandbox]
 
     async def reset(self, caller: Caller, sandbox: SandboxId, *, deadline_s: float) -> float:
-        guest = self.world.guest(caller, sandbox)
+        guest = self.world.running_guest(caller, sandbox)
         if deadline_s < 1:
             raise EngineTimeout("the agent did not answer in time")
         guest.contents = guest.forked.copy()
@@ -311,7 +322,7 @@ class FakeBranches(Component):
         tag: Tag | None = None,
         wait: bool = True,
     ) -> BranchResult:
-        source = self.world.guest(caller, sandbox)
+        source = self.world.running_guest(caller, sandbox)
         if tag is not None:
             caller.require(Scope.SNAPSHOTS)
             self.world.check_free(tag)
@@ -336,7 +347,7 @@ class FakeBranches(Component):
 
 class FakePromotions(Component):
     async def promote(self, caller: Caller, sandbox: SandboxId) -> Promotion:
-        guest = self.world.guest(caller, sandbox)
+        guest = self.world.running_guest(caller, sandbox)
         parent = guest.sandbox.parent
         if parent is None:
             raise Conflict(f"sandbox {sandbox} was not branched from another", sandbox=sandbox)
@@ -408,34 +419,6 @@ class FakeSystem(Component):
             sandboxes=len(self.world.running),
             uptime_s=1.5,
         )
-
-
-class FakeNetworks(Component):
-    async def get(self, caller: Caller, sandbox: SandboxId) -> NetworkStatus:
-        return _network_of(self.world.guest(caller, sandbox, Scope.READ).sandbox)
-
-    async def change(
-        self, caller: Caller, sandbox: SandboxId, change: NetworkChange
-    ) -> NetworkStatus:
-        guest = self.world.guest(caller, sandbox)
-        before = _network_of(guest.sandbox)
-        held = before.held if change.hold is None else change.hold
-        policy = change.of(before.policy)
-        guest.sandbox = replace(guest.sandbox, network=policy, egress_held=held)
-        return _network_of(guest.sandbox)
-
-
-def _network_of(sandbox: Sandbox) -> NetworkStatus:
-    if sandbox.network is None:
-        raise Conflict(f"sandbox {sandbox.id} was forked without a network", sandbox=sandbox.id)
-    return NetworkStatus(
-        sandbox.network,
-        sandbox.egress_held,
-        "10.200.0.2",
-        "10.200.0.1",
-        "fd66:6b64:ac8::2",
-        "fd66:6b64:ac8::1",
-    )
 
 
 class FakeFigures(Component):
@@ -559,6 +542,14 @@ class FakeService:
         if sandbox not in self.running:
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         return self.running[sandbox]
+
+    def running_guest(
+        self, caller: Caller, sandbox: SandboxId, scope: Scope = Scope.RUN
+    ) -> FakeGuest:
+        found = self.guest(caller, sandbox, scope)
+        if found.sandbox.state is SandboxState.PAUSED:
+            raise paused(found.sandbox)
+        return found
 
 
 def a_snapshot(tag: str, *, recipe: str = "good", status: SnapshotStatus | None = None) -> Snapshot:

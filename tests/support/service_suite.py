@@ -20,15 +20,13 @@ from forkd.model.exec import ExecRequest, Exited, Started, Stdout, TtySize
 from forkd.model.files import EntryKind
 from forkd.model.filters import SandboxFilter
 from forkd.model.guest import RuntimeStatus
-from forkd.model.ids import new_sandbox_id, parse_sandbox_name, parse_tag
-from forkd.model.labels import LabelFilter
+from forkd.model.ids import new_sandbox_id, parse_tag
 from forkd.model.recipe import NamedRecipe, UploadedRecipe
 from forkd.model.sandbox import (
     BranchOptions,
     ForkOptions,
     NewLimits,
     Sandbox,
-    SandboxChange,
     SandboxState,
 )
 from forkd.model.snapshot import LinkRequest, SnapshotRequest, SnapshotStatus
@@ -146,47 +144,6 @@ class SandboxSuite:
             await subject.host.sandboxes.find(CALLER, new_sandbox_id())
         with pytest.raises(InvalidRequest):
             await subject.host.sandboxes.find(CALLER, "!")
-
-    async def test_a_sandbox_has_a_name_and_labels_until_they_are_changed(
-        self, subject: Subject
-    ) -> None:
-        sandboxes = subject.host.sandboxes
-        name, other = parse_sandbox_name("web"), parse_sandbox_name("db")
-        labelled = ForkOptions(name=name, labels={"team": "a", "run": "7"})
-        (made,) = await subject.fork(1, labelled)
-
-        assert await sandboxes.named(CALLER, name) == made.id
-        assert await sandboxes.find(CALLER, "web") == made
-        with pytest.raises(Conflict, match="the name web is taken by sandbox sb-") as taken:
-            await subject.fork(1, labelled)
-        assert taken.value.context["field"] == "name"
-        for labels, found in ((("team",), (made,)), (("team", "x"), ())):
-            wanted = SandboxFilter(name=name, labels=tuple(map(LabelFilter, labels)))
-            assert await sandboxes.list(CALLER, wanted) == found
-
-        changed = await sandboxes.change(
-            CALLER, made.id, SandboxChange(name=other, labels={}, ttl_s=60.0)
-        )
-        assert (changed.name, changed.labels) == (other, {})
-        assert changed.expires_at is not None
-        assert await sandboxes.get(CALLER, made.id) == changed
-        with pytest.raises(NotFound):
-            await sandboxes.named(CALLER, name)
-        (again,) = await subject.fork(1, ForkOptions(name=name))
-        with pytest.raises(Conflict):
-            await sandboxes.change(CALLER, again.id, SandboxChange(name=other))
-
-    async def test_siblings_have_the_labels_of_their_source_and_not_its_name(
-        self, subject: Subject
-    ) -> None:
-        options = ForkOptions(name=parse_sandbox_name("web"), labels={"team": "a"})
-        (source,) = await subject.fork(1, options)
-
-        (sibling,) = await subject.branch(source.id, 1)
-        assert (sibling.name, sibling.labels) == (None, {"team": "a"})
-        winner = (await subject.host.promotions.promote(CALLER, sibling.id)).sandbox
-        assert (winner.id, winner.name) == (source.id, source.name)
-        assert await subject.host.sandboxes.named(CALLER, parse_sandbox_name("web")) == source.id
 
     async def test_what_was_deleted_does_not_exist(self, subject: Subject) -> None:
         sandbox = await subject.one()

@@ -21,6 +21,8 @@ class EventKind(StrEnum):
     SANDBOX_BRANCHED = "sandbox.branched"
     SANDBOX_RESET = "sandbox.reset"
     SANDBOX_PROMOTED = "sandbox.promoted"
+    SANDBOX_PAUSED = "sandbox.paused"
+    SANDBOX_RESUMED = "sandbox.resumed"
     SANDBOX_EXITED = "sandbox.exited"
     SANDBOX_DELETED = "sandbox.deleted"
     SNAPSHOT_WRITING = "snapshot.writing"

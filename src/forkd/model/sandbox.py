@@ -61,8 +61,14 @@ class SandboxState(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
     STOPPING = "stopping"
     EXITED = "exited"
+
+    @property
+    def has_machine(self) -> bool:
+        """Whether there is a machine that was ready, and that nobody is ending."""
+        return self in {SandboxState.RUNNING, SandboxState.PAUSED}
 
 
 @dataclass(frozen=True, slots=True)

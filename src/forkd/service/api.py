@@ -251,6 +251,25 @@ class Sandboxes(Protocol):
         """
         ...
 
+    async def pause(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        """Stop a sandbox's vCPUs and keep its memory; return it as it is then; idempotent.
+
+        Its time to live goes on.  What needs its guest, a branch, a reset or a promotion is a
+        `Conflict` until it is resumed.
+
+        Raises:
+            Conflict: It does not run, or is still being promoted.
+        """
+        ...
+
+    async def resume(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        """Have a paused sandbox go on, with its clock right; return it as it is then; idempotent.
+
+        Raises:
+            Conflict: It has ended.
+        """
+        ...
+
     async def delete(self, caller: Caller, sandbox: SandboxId) -> None:
         """End a sandbox and remove everything that was its own."""
         ...

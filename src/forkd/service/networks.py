@@ -56,7 +56,7 @@ class Networks:
         """Change what a running sandbox may reach, at once."""
         owner = self.roster.get(caller, sandbox)
         async with owner.exclusive("network") as found:
-            owner.running_guest()
+            owner.reachable_guest()
             before = owner.lease
             if found.network is None:
                 raise _no_network(sandbox)

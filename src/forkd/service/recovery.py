@@ -123,7 +123,7 @@ class Recovery:
             match row.sandbox.state:
                 case SandboxState.EXITED:
                     exited.append(row)
-                case SandboxState.RUNNING:
+                case SandboxState.RUNNING | SandboxState.PAUSED:
                     directory = self.settings.sandboxes_dir / row.lease
                     if await _runs(row, directory):
                         running.append(row)

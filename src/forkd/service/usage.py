@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from forkd.errors import Conflict
 from forkd.host import cgroupfs, proc
 from forkd.model.caller import Scope
-from forkd.model.sandbox import SandboxState
 from forkd.model.usage import DiskIo, Traffic, Usage
 from forkd.service.use_case import use_case
 
@@ -87,7 +86,7 @@ class UsageOfSandboxes:
     async def get(self, caller: Caller, sandbox: SandboxId) -> Usage:
         """Return what one running sandbox uses; its private memory is always counted."""
         owner = self.roster.get(caller, sandbox)
-        owner.running_guest()
+        owner.reachable_guest()
         found = await self.workers.run(caller, lambda: self._measure([owner], None))
         if not found:
             raise Conflict(f"sandbox {sandbox} has just ended", sandbox=sandbox)
@@ -158,4 +157,4 @@ class UsageOfSandboxes:
 
 
 def _runs(owner: SandboxOwner) -> bool:
-    return owner.sandbox.state is SandboxState.RUNNING
+    return owner.sandbox.state.has_machine

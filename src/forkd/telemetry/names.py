@@ -54,8 +54,8 @@ OPERATION_NAMES = frozenset({
     "get_network", "get_recipe", "get_sandbox",
     "get_snapshot", "get_usage", "host_info", "list_dir", "list_sandboxes", "list_snapshots",
     "list_secrets", "list_tenants", "list_tokens", "list_usage", "make_dir", "metrics", "move_file",
-    "pack", "ping", "promote", "read_archive", "read_file", "remove_file", "remove_quotas",
-    "remove_secret", "remove_token", "reset", "set_limits", "set_quotas", "set_secret",
+    "pack", "pause", "ping", "promote", "read_archive", "read_file", "remove_file", "remove_quotas",
+    "remove_secret", "remove_token", "reset", "resume", "set_limits", "set_quotas", "set_secret",
     "share_snapshot", "start_exec", "stat_file", "tidy", "tree_budgets", "unpack",
     "upload_recipe", "write_archive", "write_file",
 })  # fmt: skip

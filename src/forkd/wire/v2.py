@@ -34,7 +34,7 @@ from forkd.wire.parts import (
     TtlSecs,
 )
 
-SandboxStatus = Literal["starting", "running", "stopping", "exited"]
+SandboxStatus = Literal["starting", "running", "paused", "stopping", "exited"]
 
 # Errors
 

@@ -34,8 +34,8 @@ class EventInfo(Answer):
     id: int = Field(description="Greater than that of every event before.")
     event: str = Field(
         description="What happened: `sandbox.` with ready, failed, branched, reset, promoted, "
-        "exited, deleted; `snapshot.` with writing, ready, failed, deleted; `gap` if events up to "
-        "this id are missing. There may be more: ignore what you do not know."
+        "paused, resumed, exited, deleted; `snapshot.` with writing, ready, failed, deleted; "
+        "`gap` if events up to this id are missing. There may be more: ignore what you do not know."
     )
     at_unix: float = Field(description="When, in seconds, to the microsecond.")
     subject: str | None = Field(description="The sandbox's id or the snapshot's tag.")

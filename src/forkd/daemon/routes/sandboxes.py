@@ -93,6 +93,18 @@ async def set_limits(
     return convert.sandbox(await sandboxes.set_limits(caller, sandbox, convert.new_limits(body)))
 
 
+@routes.post("/v2/sandboxes/{id}/pause", operation_id="pause")
+async def pause(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> v2.SandboxInfo:
+    """Stop a sandbox's vCPUs and keep its memory; nothing happens to one that is paused."""
+    return convert.sandbox(await sandboxes.pause(caller, sandbox))
+
+
+@routes.post("/v2/sandboxes/{id}/resume", operation_id="resume")
+async def resume(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> v2.SandboxInfo:
+    """Have a paused sandbox go on; nothing happens to one that runs."""
+    return convert.sandbox(await sandboxes.resume(caller, sandbox))
+
+
 @routes.delete("/v2/sandboxes/{id}", operation_id="delete_sandbox", status_code=204)
 async def delete_sandbox(sandbox: IdOf, caller: CallerOf, sandboxes: SandboxesOf) -> None:
     """End a sandbox and remove everything that was its own."""

@@ -38,8 +38,9 @@ from forkd.service.places import Places
 from forkd.service.sandboxes import console
 from forkd.service.sandboxes.forking import Forks, Origin
 from forkd.service.sandboxes.identity import identity_of
-from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, check
 from forkd.service.sandboxes.owner import OwnerTools, SandboxOwner
+from forkd.service.sandboxes.pausing import Pausing
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import streaming_use_case, use_case
 
@@ -98,8 +99,10 @@ class Sandboxes:
         default_factory=lambda: Places("followed consoles", LOG_FOLLOWERS_MAX, SHORT_RETRY_S)
     )
     _owner_tools: OwnerTools = field(init=False)
+    _pausing: Pausing = field(init=False)
 
     def __post_init__(self) -> None:
+        self._pausing = Pausing(self.records, self.journal)
         self.forks = Forks(
             self.telemetry,
             self.admission,
@@ -195,6 +198,16 @@ class Sandboxes:
         """Change a sandbox's name, labels or time to live."""
         return await to_end(self._change(self.roster.get(caller, sandbox), change))
 
+    @use_case("pause", Scope.RUN)
+    async def pause(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        """Stop a sandbox's vCPUs and keep its memory."""
+        return await to_end(self._pausing.pause(self.roster.get(caller, sandbox)))
+
+    @use_case("resume", Scope.RUN)
+    async def resume(self, caller: Caller, sandbox: SandboxId) -> Sandbox:
+        """Have a paused sandbox go on."""
+        return await to_end(self._pausing.resume(self.roster.get(caller, sandbox)))
+
     @use_case("console_log", Scope.READ)
     async def console_log(self, caller: Caller, sandbox: SandboxId) -> bytes:
         """Return the end of what the guest wrote to its console."""
@@ -209,7 +222,7 @@ class Sandboxes:
         owner = self.roster.get(caller, sandbox)
 
         def alive() -> bool:
-            return owner.sandbox.state is SandboxState.RUNNING
+            return owner.sandbox.state.has_machine
 
         with self.log_followers.take(caller):
             async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
@@ -240,7 +253,7 @@ class Sandboxes:
 
     async def _reset(self, owner: SandboxOwner, deadline_s: float) -> float:
         async with owner.exclusive("reset") as found:
-            next_state(found.state, LifeEvent.RESET)
+            check(found, LifeEvent.RESET)
             owner.guest.close()
             snapshot = self.catalog.shelf.find(found.tag)
             identity = identity_of(found, owner.lease.slot, snapshot)
@@ -253,7 +266,7 @@ class Sandboxes:
 
     async def _set_limits(self, owner: SandboxOwner, limits: NewLimits) -> Sandbox:
         async with owner.exclusive("limit") as found:
-            next_state(found.state, LifeEvent.LIMIT)
+            check(found, LifeEvent.LIMIT)
             limited = limits.of(found)
             with self._promised(owner, limited):
                 await self._limit(owner, found, limited)
@@ -263,7 +276,7 @@ class Sandboxes:
 
     async def _change(self, owner: SandboxOwner, change: SandboxChange) -> Sandbox:
         async with owner.exclusive("change") as found:
-            next_state(found.state, LifeEvent.CHANGE)
+            check(found, LifeEvent.CHANGE)
             changed = change.of(found, datetime.now(UTC), self.settings.sandbox_ttl_s)
             renamed = changed.name != found.name
             with self.roster.naming(found.owner.tenant, changed.name if renamed else None):

@@ -2,12 +2,13 @@
 
               change, limit, reset, branch, promote
                            +----+
-                           v    |
-    starting --ready--> running --ended--> exited
-        |                  |                  |
-      delete         delete, lose       delete, lose
-        |                  v                  |
-        +------------> stopping <-------------+   then it is gone
+                           v    |  --pause-->
+    starting --ready--> running --+          paused (takes change, too)
+        |                  |  |      <-resume--  |  |
+        |                  |  +--ended--> exited <-ended
+      delete         delete, lose            |   |
+        |                  v           delete, lose
+        +------------> stopping <------------+---+      then it is gone
 
 Pure; `service.owner` is the only caller that acts on it.
 """
@@ -15,9 +16,13 @@ Pure; `service.owner` is the only caller that acts on it.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict
 from forkd.model.sandbox import SandboxState
+
+if TYPE_CHECKING:
+    from forkd.model.sandbox import Sandbox
 
 
 class LifeEvent(StrEnum):
@@ -31,6 +36,8 @@ class LifeEvent(StrEnum):
     CHANGE = "change"
     BRANCH = "branch"
     PROMOTE = "promote"
+    PAUSE = "pause"
+    RESUME = "resume"
     LOSE = "lose"
 
 
@@ -45,6 +52,14 @@ _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
     (SandboxState.RUNNING, LifeEvent.BRANCH): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.PROMOTE): SandboxState.RUNNING,
     (SandboxState.RUNNING, LifeEvent.LOSE): SandboxState.STOPPING,
+    (SandboxState.RUNNING, LifeEvent.PAUSE): SandboxState.PAUSED,
+    (SandboxState.RUNNING, LifeEvent.RESUME): SandboxState.RUNNING,
+    (SandboxState.PAUSED, LifeEvent.PAUSE): SandboxState.PAUSED,
+    (SandboxState.PAUSED, LifeEvent.RESUME): SandboxState.RUNNING,
+    (SandboxState.PAUSED, LifeEvent.CHANGE): SandboxState.PAUSED,
+    (SandboxState.PAUSED, LifeEvent.ENDED): SandboxState.EXITED,
+    (SandboxState.PAUSED, LifeEvent.DELETE): SandboxState.STOPPING,
+    (SandboxState.PAUSED, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.EXITED, LifeEvent.DELETE): SandboxState.STOPPING,
     (SandboxState.EXITED, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.STOPPING, LifeEvent.ENDED): SandboxState.STOPPING,
@@ -61,3 +76,19 @@ def next_state(state: SandboxState, event: LifeEvent) -> SandboxState:
         return _NEXT[state, event]
     except KeyError:
         raise Conflict(f"a sandbox that is {state} cannot take {event}") from None
+
+
+def check(sandbox: Sandbox, event: LifeEvent) -> None:
+    """Return if `event` can happen to a sandbox.
+
+    Raises:
+        Conflict: It cannot; the message names the sandbox if it is paused.
+    """
+    if sandbox.state is SandboxState.PAUSED and (sandbox.state, event) not in _NEXT:
+        raise paused(sandbox)
+    next_state(sandbox.state, event)
+
+
+def paused(sandbox: Sandbox) -> Conflict:
+    """Return the error of who wants something of a sandbox that is paused."""
+    return Conflict(f"sandbox {sandbox.id} is paused: resume it first", sandbox=sandbox.id)

@@ -31,7 +31,7 @@ from forkd.service.sandboxes.agent_state import (
     AgentState,
     state_of_agent,
 )
-from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, next_state, paused
 from forkd.service.turns import Turns
 from forkd.store.database import SandboxRow
 
@@ -165,8 +165,18 @@ class SandboxOwner:
         Raises:
             Conflict: It does not; the message says why.
         """
+        if self.sandbox.state is SandboxState.PAUSED:
+            raise paused(self.sandbox)
+        return self.reachable_guest()
+
+    def reachable_guest(self) -> Guest:
+        """Return the agent of the sandbox, whose machine must be there; it may be paused.
+
+        Raises:
+            Conflict: It is not; the message says why.
+        """
         state, reason = self.sandbox.state, self.sandbox.exit_reason
-        if state is not SandboxState.RUNNING:
+        if not state.has_machine:
             id_ = self.sandbox.id
             if state is SandboxState.EXITED and reason:
                 raise Conflict(has_exited(id_, reason), sandbox=id_, reason=reason)
@@ -183,7 +193,7 @@ class SandboxOwner:
 
     async def _explained(self, error: EngineExited) -> EngineExited:
         id_ = self.sandbox.id
-        if self.sandbox.state is SandboxState.RUNNING:
+        if self.sandbox.state.has_machine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REASON_TIMEOUT_S):
                     await self._ended.wait()
@@ -203,7 +213,7 @@ class SandboxOwner:
 
     async def _wait_for_check(self) -> None:
         """Have the agent looked at, unless the sandbox ends anyway."""
-        if self._ending is not None or self.sandbox.state is not SandboxState.RUNNING:
+        if self._ending is not None or not self.sandbox.state.has_machine:
             return
         checked = self._checked
         if checked is None:
@@ -242,13 +252,13 @@ class SandboxOwner:
             self._timer.cancel()
             self._timer = None
         expires_at = self.sandbox.expires_at
-        if expires_at is not None and self.sandbox.state is SandboxState.RUNNING:
+        if expires_at is not None and self.sandbox.state.has_machine:
             expire = partial(self._post, "expire", self._expire)
             self._timer = self._tools.clock.call_at(expires_at, expire)
 
     def _watch(self) -> None:
         """Have the end of the machine's process noticed."""
-        if self.sandbox.state is not SandboxState.RUNNING or self.sandbox.pid is None:
+        if not self.sandbox.state.has_machine or self.sandbox.pid is None:
             return
         try:
             self._process = Process.open(self.sandbox.pid)
@@ -275,7 +285,7 @@ class SandboxOwner:
 
     async def _expire(self) -> None:
         expires_at, now = self.sandbox.expires_at, self._tools.clock.now()
-        if self.sandbox.state is not SandboxState.RUNNING or expires_at is None:
+        if not self.sandbox.state.has_machine or expires_at is None:
             return
         if now < expires_at:  # the clock was set back, or the sandbox was given more time
             self.watch_expiry()
@@ -297,7 +307,7 @@ class SandboxOwner:
         return True
 
     async def _exit(self, reason: str | None = None) -> None:
-        if self.sandbox.state is not SandboxState.RUNNING:
+        if not self.sandbox.state.has_machine:
             return
         if reason is None:
             reason = await self._reason()

@@ -13,7 +13,7 @@ from forkd.model.event import EventKind
 from forkd.model.sandbox import BranchOptions, BranchResult, check_fork_count
 from forkd.service import seeds
 from forkd.service.sandboxes.forking import Origin
-from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, check
 from forkd.service.supervision import TaskKind
 from forkd.service.trees.stalls import noticed
 from forkd.service.use_case import use_case
@@ -91,7 +91,7 @@ class Branches:
         if tag is None or count != 0:
             check_fork_count(count)
         source = self.sandboxes.roster.get(caller, sandbox)
-        next_state(source.sandbox.state, LifeEvent.BRANCH)
+        check(source.sandbox, LifeEvent.BRANCH)
         return await self.tasks.finish(
             TaskKind.BRANCH,
             self._branch(source, _Plan(_heir(caller, source), count, options, tag, wait)),
@@ -148,7 +148,7 @@ class Branches:
 
     async def _prepare_siblings(self, source: SandboxOwner, count: int) -> None:
         async with source.exclusive("branch") as sandbox:
-            next_state(sandbox.state, LifeEvent.BRANCH)
+            check(sandbox, LifeEvent.BRANCH)
             if count > 0 and sandbox.pid is not None:
                 vmm, lease = self.settings.vmm, source.lease
                 await self.sandboxes.leases.prepare_siblings(vmm, lease, sandbox.pid, count)
@@ -173,7 +173,7 @@ class Branches:
             EngineError: The machine ended.
         """
         async with source.exclusive("branch") as sandbox:
-            next_state(sandbox.state, LifeEvent.BRANCH)
+            check(sandbox, LifeEvent.BRANCH)
             await self.sandboxes.leases.allow_seeds(source.lease, sandbox, 1)
             cgroup = seeds.cgroup_of(sandbox)
             seed = await seeds.take(self.settings, source.control, cgroup, source.lease.uid)

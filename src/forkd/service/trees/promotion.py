@@ -29,7 +29,7 @@ from forkd.model.event import EventKind
 from forkd.model.sandbox import Promotion, Sandbox, SandboxState
 from forkd.model.tree import descendants
 from forkd.service.sandboxes.identity import identity_of
-from forkd.service.sandboxes.lifecycle import LifeEvent, next_state
+from forkd.service.sandboxes.lifecycle import LifeEvent, check, next_state
 from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import use_case
 
@@ -246,7 +246,7 @@ def without(sandbox: Sandbox, promoted: SandboxId) -> Sandbox:
 
 
 def _check(child: Sandbox) -> None:
-    next_state(child.state, LifeEvent.PROMOTE)
+    check(child, LifeEvent.PROMOTE)
     if child.parent is None:
         raise Conflict(f"sandbox {child.id} was not branched from another", sandbox=child.id)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from forkd.errors import NotFound
 from forkd.host import proc
 from forkd.model.caller import Scope
-from forkd.model.sandbox import SandboxState
 from forkd.model.tree import grow
 from forkd.service.use_case import use_case
 
@@ -53,5 +52,5 @@ class Trees:
 
 
 def _private_of(sandboxes: Iterable[Sandbox]) -> dict[SandboxId, int | None]:
-    running = (each for each in sandboxes if each.state is SandboxState.RUNNING)
+    running = (each for each in sandboxes if each.state.has_machine)
     return {each.id: proc.private_bytes(each.pid) for each in running if each.pid is not None}
