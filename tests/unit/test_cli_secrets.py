@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import httpx
@@ -136,3 +139,47 @@ def test_the_commands(forkd: Callable[..., Ended], tmp_path: Path) -> None:
     assert forkd("secret", "rm", "git", "openai", "--json").document == {
         "removed": ["git", "openai"]
     }
+
+
+@pytest.mark.parametrize(
+    ("again", "code", "said"),
+    [(VALUE, 0, ""), ("sk-another-value", 2, "the two values differ; nothing was changed")],
+)
+def test_a_terminal_asks_twice_and_shows_nothing(
+    forkd: Callable[..., Ended],
+    daemon: RunningDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    again: str,
+    code: int,
+    said: str,
+) -> None:
+    ours, theirs = os.openpty()
+    shown = bytearray()
+
+    def type_when_asked() -> None:
+        for text, answer in ((b"Value: ", VALUE), (b"Value again: ", again)):
+            while not shown.endswith(text):
+                shown.extend(os.read(ours, 1))
+            os.write(ours, f"{answer}\n".encode())
+
+    typist = threading.Thread(target=type_when_asked)
+    typist.start()
+    opened = os.open
+
+    def terminal_of_this_process(path: str, *flags: int, **more: int) -> int:
+        return os.dup(theirs) if path == "/dev/tty" else opened(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", terminal_of_this_process)
+    with os.fdopen(os.dup(theirs), "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        ended = forkd("secret", "set", "openai", "--host", HOSTS[0], keep_stdin=True)
+    typist.join()
+    os.write(theirs, b"\0")
+    while not shown.endswith(b"\0"):
+        shown.extend(os.read(ours, 1))
+    os.close(ours)
+    os.close(theirs)
+
+    assert (ended.code, said in ended.err) == (code, True)
+    assert shown.split() == [b"Value:", b"Value", b"again:", b"\0"]
+    assert len(daemon.service.vault.all()) == (code == 0)

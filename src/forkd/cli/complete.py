@@ -27,13 +27,15 @@ RECIPES = (programs.RECIPES, Path("/etc/forkd/recipes"))
 
 
 def sandboxes(ctx: typer.Context, incomplete: str) -> list[Any]:
-    """Return sandboxes by id, each with its snapshot and status."""
+    """Return sandboxes by id and by name, each with its snapshot and status."""
     return _asked(
         ctx,
         incomplete,
         lambda client: [
-            (each.info.id, f"{each.info.snapshot_tag}, {each.info.status}")
+            (name, f"{each.info.snapshot_tag}, {each.info.status}")
             for each in client.sandboxes.list()
+            for name in (each.info.id, each.info.name)
+            if name is not None
         ],
     )
 
