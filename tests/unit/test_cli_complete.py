@@ -30,11 +30,12 @@ def completed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def run(*words: str) -> list[str]:
-        with monkeypatch.context() as shell, pytest.raises(SystemExit) as ended:
+        with monkeypatch.context() as shell:
             shell.setenv("_FORKD_COMPLETE", "complete_bash")
             shell.setenv("COMP_WORDS", " ".join(["forkd", *words]))
             shell.setenv("COMP_CWORD", str(len(words)))
-            app([], prog_name="forkd")
+            with pytest.raises(SystemExit) as ended:
+                app([], prog_name="forkd")
         said = capfd.readouterr()
         assert (ended.value.code or 0, said.err) == (0, "")
         return said.out.split()
