@@ -119,7 +119,7 @@ def test_a_program_that_opens_no_client_ends_without_a_warning(daemon: RunningDa
     daemon.service.stored = some_snapshots("warm")
 
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM],
+        [sys.executable, "-W", "error", "-c", PROGRAM],
         env={**os.environ, "FORKD_URL": daemon.url},
         capture_output=True,
         text=True,

@@ -137,14 +137,14 @@ class AsyncHttp:
         Raises:
             ForkdError: What the operation ended with instead.
         """
-        request = self._request(
+        async with self._streamed(
             "POST",
             path,
+            repeatable=False,
             content=_encoded(body),
-            headers={**_headers(JSON, creates=False), "Accept": NDJSON},
+            headers={**_headers(JSON, creates=True), "Accept": NDJSON},
             timeout=timeout(None),
-        )
-        async with self._streamed(request) as answer:
+        ) as answer:
             async for line in answer.aiter_lines():
                 found = _event(line, result)
                 if isinstance(found, result):
@@ -162,8 +162,9 @@ class AsyncHttp:
         silence_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open an answer whose bytes are read as they come, with pauses of `silence_s` at most."""
-        request = self._request("GET", path, params=_given(query), timeout=timeout(silence_s))
-        async with self._streamed(request) as answer:
+        async with self._streamed(
+            "GET", path, params=_given(query), timeout=timeout(silence_s)
+        ) as answer:
             yield answer
 
     @staticmethod
@@ -199,6 +200,7 @@ class AsyncHttp:
         *,
         repeatable: bool = True,
         resendable: bool = True,
+        stream: bool = False,
         **parts: Any,  # noqa: ANN401 - httpx's
     ) -> httpx.Response:
         """Return the answer to a request, which is made again as `_retries` says.
@@ -211,10 +213,11 @@ class AsyncHttp:
             request = self._request(method, path, **parts)
             try:
                 with transport_errors(self.endpoint):
-                    answer = await self._client.send(request)
-                if answer.status_code < ERROR_STATUS:
-                    return answer
-                raise from_answer(answer.status_code, answer.content)
+                    answer = await self._client.send(request, stream=stream)
+                    if answer.status_code < ERROR_STATUS:
+                        return answer
+                    content = await answer.aread()
+                raise from_answer(answer.status_code, content)
             except ForkdError as error:
                 if method == "DELETE" and retries.lost and isinstance(error, NotFound):
                     return answer_nothing(request)  # the attempt whose answer was lost did it
@@ -224,12 +227,15 @@ class AsyncHttp:
             await async_pause(pause_s)
 
     @asynccontextmanager
-    async def _streamed(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+    async def _streamed(
+        self,
+        method: str,
+        path: str,
+        **parts: Any,  # noqa: ANN401 - those of `_answered`
+    ) -> AsyncIterator[httpx.Response]:
+        answer = await self._answered(method, path, stream=True, **parts)
         with transport_errors(self.endpoint):
-            answer = await self._client.send(request, stream=True)
             try:
-                if answer.status_code >= ERROR_STATUS:
-                    raise from_answer(answer.status_code, await answer.aread())
                 yield answer
             finally:
                 await answer.aclose()

@@ -138,14 +138,14 @@ class Http:
         Raises:
             ForkdError: What the operation ended with instead.
         """
-        request = self._request(
+        with self._streamed(
             "POST",
             path,
+            repeatable=False,
             content=_encoded(body),
-            headers={**_headers(JSON, creates=False), "Accept": NDJSON},
+            headers={**_headers(JSON, creates=True), "Accept": NDJSON},
             timeout=timeout(None),
-        )
-        with self._streamed(request) as answer:
+        ) as answer:
             for line in answer.iter_lines():
                 found = _event(line, result)
                 if isinstance(found, result):
@@ -163,8 +163,9 @@ class Http:
         silence_s: float | None = None,
     ) -> Iterator[httpx.Response]:
         """Open an answer whose bytes are read as they come, with pauses of `silence_s` at most."""
-        request = self._request("GET", path, params=_given(query), timeout=timeout(silence_s))
-        with self._streamed(request) as answer:
+        with self._streamed(
+            "GET", path, params=_given(query), timeout=timeout(silence_s)
+        ) as answer:
             yield answer
 
     @staticmethod
@@ -200,6 +201,7 @@ class Http:
         *,
         repeatable: bool = True,
         resendable: bool = True,
+        stream: bool = False,
         **parts: Any,  # noqa: ANN401 - httpx's
     ) -> httpx.Response:
         """Return the answer to a request, which is made again as `_retries` says.
@@ -212,10 +214,11 @@ class Http:
             request = self._request(method, path, **parts)
             try:
                 with transport_errors(self.endpoint):
-                    answer = self._client.send(request)
-                if answer.status_code < ERROR_STATUS:
-                    return answer
-                raise from_answer(answer.status_code, answer.content)
+                    answer = self._client.send(request, stream=stream)
+                    if answer.status_code < ERROR_STATUS:
+                        return answer
+                    content = answer.read()
+                raise from_answer(answer.status_code, content)
             except ForkdError as error:
                 if method == "DELETE" and retries.lost and isinstance(error, NotFound):
                     return answer_nothing(request)  # the attempt whose answer was lost did it
@@ -225,12 +228,15 @@ class Http:
             sync_pause(pause_s)
 
     @contextmanager
-    def _streamed(self, request: httpx.Request) -> Iterator[httpx.Response]:
+    def _streamed(
+        self,
+        method: str,
+        path: str,
+        **parts: Any,  # noqa: ANN401 - those of `_answered`
+    ) -> Iterator[httpx.Response]:
+        answer = self._answered(method, path, stream=True, **parts)
         with transport_errors(self.endpoint):
-            answer = self._client.send(request, stream=True)
             try:
-                if answer.status_code >= ERROR_STATUS:
-                    raise from_answer(answer.status_code, answer.read())
                 yield answer
             finally:
                 answer.close()
