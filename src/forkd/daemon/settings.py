@@ -213,7 +213,7 @@ class Settings(BaseSettings):
     )
     socket_mode: Annotated[int, BeforeValidator(_mode)] = _setting(
         SOCKET_MODE_DEFAULT,
-        "Mode of the Unix socket, in octal. Whoever may open it is root on this host.",
+        "Mode of the Unix socket, in octal. Users who may open it control the daemon.",
         f"0{SOCKET_MODE_DEFAULT:o}",
     )
     socket_group: Annotated[int | None, BeforeValidator(_group)] = _setting(
@@ -358,8 +358,8 @@ class Settings(BaseSettings):
         None,
         "`on` or `off`: whether machines are jailed, without rights, files or network of the host; "
         "each as a user of its own if the daemon is root, otherwise all as the daemon's. `off` is "
-        "for hosts that cannot: whoever takes a machine over is the daemon's user then, and may "
-        "make every system call.",
+        "for hosts that cannot: a captured machine then is the daemon's user, and may make every "
+        "system call.",
         "`on`",
     )
     uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(

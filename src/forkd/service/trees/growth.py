@@ -77,7 +77,7 @@ class Growth:
 
     def _check_no_promotion(self, root: SandboxId) -> None:
         if root in self._promoting:
-            raise Conflict(f"somebody is being promoted in the tree of {root}", root=root)
+            raise Conflict(f"a promotion is under way in the tree of {root}", root=root)
 
 
 def _private_bytes(sandboxes: Iterable[Sandbox], limit_bytes: int) -> int:
