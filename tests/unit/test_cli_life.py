@@ -131,6 +131,20 @@ def test_the_end_of_a_sandbox_is_shown_and_moved(forkd: Forkd, sandbox: str) -> 
     assert ends("never") is None
 
 
+def test_a_sandbox_is_paused_and_goes_on(forkd: Forkd, sandbox: str) -> None:
+    other = forkd("fork", "warm").out.strip()
+
+    assert forkd("pause", sandbox, other[:12]).out.splitlines() == [sandbox, other]
+    assert forkd("ls", "-q", "--status", "paused").out.splitlines() == [sandbox, other]
+    refused = forkd("exec", sandbox, "true")
+    assert (refused.code, "resume" in refused.err) == (125, True)
+    assert forkd("resume", sandbox, "--json").document[0]["status"] == "running"
+    assert forkd("unpause", other).code == 0
+    assert forkd("exec", other, "true").code == 0
+    assert forkd("pause", "sb-aaaaaaaaaaaaaaaaaaaaaaaaaa", sandbox).code == 3
+    assert forkd("ls", "-q", "--status", "paused").out == ""
+
+
 def test_waiting_ends_when_all_have_ended(
     forkd: Forkd, daemon: RunningDaemon, sandbox: str
 ) -> None:

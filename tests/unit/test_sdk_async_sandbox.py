@@ -10,6 +10,7 @@ from forkd import AsyncClient, AsyncSandbox, AsyncSandboxes
 from forkd.errors import (
     ClientClosed,
     CommandError,
+    Conflict,
     EngineError,
     ExecTimeout,
     GuestError,
@@ -422,6 +423,18 @@ async def test_a_name_and_labels_can_be_changed_and_removed(sandbox: AsyncSandbo
     assert (await sandbox.set_labels({})).labels == {}
     with pytest.raises(InvalidRequest, match="name"):
         await sandbox.rename("No Name")
+
+
+async def test_a_sandbox_is_paused_and_goes_on(sandbox: AsyncSandbox) -> None:
+    paused = await sandbox.pause()
+    assert paused.status == "paused"
+    assert sandbox.info == paused
+    with pytest.raises(Conflict, match="resume"):
+        await sandbox.run("true")
+
+    resumed = await sandbox.resume()
+    assert resumed.status == "running"
+    assert (await sandbox.run("true")).exit_code == 0
 
 
 async def test_the_end_of_a_sandbox_can_be_moved_and_removed(sandbox: AsyncSandbox) -> None:

@@ -11,6 +11,7 @@ from forkd import Client, Sandbox, Sandboxes
 from forkd.errors import (
     ClientClosed,
     CommandError,
+    Conflict,
     EngineError,
     ExecTimeout,
     GuestError,
@@ -415,6 +416,18 @@ def test_a_name_and_labels_can_be_changed_and_removed(sandbox: Sandbox) -> None:
     assert (sandbox.set_labels({})).labels == {}
     with pytest.raises(InvalidRequest, match="name"):
         sandbox.rename("No Name")
+
+
+def test_a_sandbox_is_paused_and_goes_on(sandbox: Sandbox) -> None:
+    paused = sandbox.pause()
+    assert paused.status == "paused"
+    assert sandbox.info == paused
+    with pytest.raises(Conflict, match="resume"):
+        sandbox.run("true")
+
+    resumed = sandbox.resume()
+    assert resumed.status == "running"
+    assert (sandbox.run("true")).exit_code == 0
 
 
 def test_the_end_of_a_sandbox_can_be_moved_and_removed(sandbox: Sandbox) -> None:

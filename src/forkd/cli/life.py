@@ -1,4 +1,4 @@
-"""`forkd ttl`, `rename` and `wait`: how long sandboxes live, and what they are called."""
+"""`forkd ttl`, `rename`, `pause`, `resume`, `wait`: how sandboxes live, and their names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from forkd.cli.units import duration, shown_duration
 from forkd.errors import ForkdError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forkd.cli.help_text import Commands
     from forkd.sdk import Sandbox
+    from forkd.wire.v2 import SandboxInfo
 
 AGAIN_S = 1.0
 """How soon to look again at a sandbox that does not run and has not ended."""
@@ -32,8 +35,9 @@ GONE = "deleted"
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    for command in (ttl, rename, wait):
+    for command in (ttl, rename, pause, resume, wait):
         app.command()(command)
+    app.command("unpause")(resume)
 
 
 def ttl(
@@ -94,6 +98,40 @@ def rename(
         render.document(info)
     else:
         typer.echo(info.name or info.id)
+
+
+def pause(sandboxes: Ids, *, json: Json = False) -> None:
+    """Stop the virtual CPUs of sandboxes and keep their memory.
+
+    What needs the guest is refused until `forkd resume`.  The time to live goes on.
+
+    Examples:
+      forkd pause sb-7q66th9abcde
+    """
+    _each(sandboxes, lambda found: found.pause(), as_json=json)
+
+
+def resume(sandboxes: Ids, *, json: Json = False) -> None:
+    """Let paused sandboxes go on.
+
+    `forkd unpause` is the same command.
+
+    Examples:
+      forkd resume sb-7q66th9abcde
+    """
+    _each(sandboxes, lambda found: found.resume(), as_json=json)
+
+
+def _each(names: list[str], change: Callable[[Sandbox], SandboxInfo], *, as_json: bool) -> None:
+    """Change sandboxes one after another, and print the id of each that was changed."""
+    changed: list[SandboxInfo] = []
+    with shared.client(as_json=as_json) as client:
+        for each in [client.sandboxes.get(name) for name in dict.fromkeys(names)]:
+            changed.append(change(each))
+            if not as_json:
+                typer.echo(each.id)
+    if as_json:
+        render.document(changed)
 
 
 def wait(

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Status = Literal["starting", "running", "stopping", "exited"]
+Status = Literal["starting", "running", "paused", "stopping", "exited"]
 
 KILLERS_MAX = 16
 """Sandboxes killed at once."""

@@ -154,6 +154,29 @@ class AsyncLife(AsyncOpening, Shown):
         """
         return await self._change(labels=dict(labels))
 
+    async def pause(self) -> SandboxInfo:
+        """Stop its virtual CPUs and keep its memory; return it as it is then.
+
+        Until it is resumed, what needs the guest raises `Conflict`.  Its time to live goes on.  One
+        that is paused already stays so.
+
+        Raises:
+            Conflict: It does not run.
+        """
+        self.info = await self._http.call(SandboxInfo, "POST", f"{self._path}/pause")
+        return self.info
+
+    async def resume(self) -> SandboxInfo:
+        """Let it go on where it was paused; return it as it is then.
+
+        One that runs already goes on.
+
+        Raises:
+            Conflict: It has ended.
+        """
+        self.info = await self._http.call(SandboxInfo, "POST", f"{self._path}/resume")
+        return self.info
+
     async def _change(self, **members: Any) -> SandboxInfo:  # noqa: ANN401 - of the request
         body = patch(SandboxPatch, **members)
         self.info = await self._http.call(SandboxInfo, "PATCH", self._path, body=body)
