@@ -264,7 +264,34 @@ LINK_EXEC_TIMEOUT_S_DEFAULT = 600.0
 TRUSTED_CHARS_MAX = 64 * 65
 """The keys that one request to unpack trusts: 64 of them, each 64 hex digits and a comma."""
 
-# Recipes
+# Machines that are baked, and the recipes that say how
+
+VCPUS_MAX = 8
+"""Most virtual CPUs of a machine."""
+
+MEMORY_MIB_MIN = 128
+"""Least memory of a machine: a stock kernel and its initramfs do not fit in less."""
+
+MEMORY_MIB_MAX = 1 << 20
+"""Most memory of a machine, 1 TiB."""
+
+MEMORY_MIB_STEP = 2
+"""Memory comes in huge pages of 2 MiB."""
+
+DISK_MIB_MIN = 16
+"""Smallest disk: an ext4 file system of this size still holds a small image."""
+
+DISK_MIB_MAX = 1 << 24
+"""Largest disk, 16 TiB: the limit of ext4 with 4 KiB blocks."""
+
+RUN_LINES_MAX = 256
+"""Most shell lines that one bake runs before it freezes the machine."""
+
+RUN_LINE_CHARS_MAX = 32 * 1024
+"""Longest of these lines; at four bytes a character it is one argument of a program."""
+
+RUN_LINE_TIMEOUT_S = 3_600.0
+"""Time limit of each of these lines."""
 
 RECIPE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names of recipes.  A recipe that is named by a request is in a folder of that name."""

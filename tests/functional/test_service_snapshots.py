@@ -12,11 +12,14 @@ from forkd.model.ids import parse_tag
 from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import SnapshotRequest, SnapshotStatus
-from forkd.service.snapshots import bake
+from forkd.service.snapshots import bake, bake_warm
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.service.host import Host
     from tests.support.service_host import FakeHost
 
 ONE = ForkOptions()
@@ -70,6 +73,72 @@ async def test_a_failed_bake_is_one_error_and_leaves_nothing(
         assert fake_host.vmm_processes() == []
         # the tag is free again
         await fake_host.bake(service, fake_host.recipe())
+
+
+def with_more(recipe: Path, text: str) -> Path:
+    """Add to the warm-up of a recipe."""
+    file = recipe / "recipe.toml"
+    file.write_text(f"{file.read_text()}{text}\n")
+    return recipe
+
+
+async def messages_of(service: Host, recipe: Path) -> list[str]:
+    """Bake a recipe; return what was told of its lines."""
+    events = service.snapshots.bake(CALLER, SnapshotRequest(TAG, recipe))
+    async with contextlib.aclosing(events):
+        told = [event async for event in events if isinstance(event, Progress)]
+    return [each.message for each in told if each.stage == "run"]
+
+
+async def test_lines_are_run_in_order_before_the_warm_up(fake_host: FakeHost) -> None:
+    recipe = with_more(fake_host.recipe(), 'run = ["exit 0", "first", "second"]')
+    async with fake_host.service() as service:
+        # what the fake shell runs only says "sh"
+        assert await messages_of(service, recipe) == ["exit 0", "first", "sh", "second", "sh"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("exit 3", r"^'exit 3' exited with 3: it printed nothing"),
+        ("fail 2 no such package", r"exited with 2: sh\nno such package"),
+    ],
+)
+async def test_a_line_that_fails_shows_its_output_and_leaves_nothing(
+    fake_host: FakeHost, line: str, words: str
+) -> None:
+    recipe = with_more(fake_host.recipe(), f'run = ["exit 0", "{line}", "never"]')
+    async with fake_host.service() as service:
+        with pytest.raises(BuildError, match=words) as raised:
+            await fake_host.bake(service, recipe)
+
+        assert raised.value.context["field"] == "run"
+        assert await service.snapshots.list(CALLER) == ()
+        assert fake_host.left_over() == []
+
+
+async def test_a_line_for_an_image_without_a_shell_is_one_clear_error(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bake_warm, "SHELL", ("missing", "-c"))
+    recipe = with_more(fake_host.recipe(), 'run = ["true"]')
+    async with fake_host.service() as service:
+        with pytest.raises(BuildError, match=r"cannot run 'true': the image has no shell \(`sh`\)"):
+            await fake_host.bake(service, recipe)
+
+        assert await service.snapshots.list(CALLER) == ()
+
+
+@pytest.mark.parametrize(("program", "runtime"), [("cat", "python"), ("missing", "none")])
+async def test_a_runtime_is_started_if_the_image_has_one(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch, program: str, runtime: str
+) -> None:
+    monkeypatch.setattr(bake_warm, "_PYTHON", (program,))
+    recipe = fake_host.recipe(code="")
+    text = (recipe / "recipe.toml").read_text()
+    (recipe / "recipe.toml").write_text(text.replace('runtime = "python"', 'runtime = "auto"'))
+    async with fake_host.service() as service:
+        assert (await fake_host.bake(service, recipe)).runtime == runtime
 
 
 async def test_a_guest_that_never_boots_ends_the_bake_at_its_deadline(

@@ -43,7 +43,17 @@ from pydantic import (
 from forkd.errors import InvalidRequest, NotFound
 from forkd.host import files
 from forkd.images import oci
-from forkd.limits import RECIPE_NAME_PATTERN
+from forkd.limits import (
+    DISK_MIB_MAX,
+    DISK_MIB_MIN,
+    MEMORY_MIB_MAX,
+    MEMORY_MIB_MIN,
+    MEMORY_MIB_STEP,
+    RECIPE_NAME_PATTERN,
+    RUN_LINE_CHARS_MAX,
+    RUN_LINES_MAX,
+    VCPUS_MAX,
+)
 
 RECIPE_FILE_NAME = "recipe.toml"
 
@@ -79,24 +89,6 @@ TEXT_BYTES_MAX = 4_096
 
 CODE_BYTES_MAX = 512 * 1024
 """Longest warm-up, and longest post-fork code."""
-
-VCPUS_MAX = 8
-"""Most virtual CPUs of a machine."""
-
-MEMORY_MIB_MIN = 128
-"""Least memory of a machine: a stock kernel and its initramfs do not fit in less."""
-
-MEMORY_MIB_MAX = 1 << 20
-"""Most memory of a machine, 1 TiB."""
-
-MEMORY_MIB_STEP = 2
-"""Memory comes in huge pages of 2 MiB."""
-
-DISK_MIB_MIN = 16
-"""Smallest disk: an ext4 file system of this size still holds a small image."""
-
-DISK_MIB_MAX = 1 << 24
-"""Largest disk, 16 TiB: the limit of ext4 with 4 KiB blocks."""
 
 DISK_MIB_DEFAULT = 2_048
 
@@ -161,6 +153,9 @@ EnvName = Annotated[str, _pattern(r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvValue = Annotated[str, Field(max_length=ENV_VALUE_BYTES_MAX), AfterValidator(_no_nul)]
 Env = Annotated[Mapping[EnvName, EnvValue], Field(max_length=ENV_MAX)]
 Command = Annotated[tuple[Text, ...], Field(min_length=1, max_length=COMMAND_ARGS_MAX)]
+RunLine = Annotated[
+    str, Field(min_length=1, max_length=RUN_LINE_CHARS_MAX), AfterValidator(_no_nul)
+]
 Modules = Annotated[str | tuple[str, ...], PlainValidator(_modules)]
 Code = Annotated[str, Field(max_length=CODE_BYTES_MAX), AfterValidator(_no_nul)]
 CommandLine = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=CMDLINE_BYTES_MAX)]
@@ -264,7 +259,9 @@ class WarmUp(_Frozen):
     """What happens once in the parent, and what happens in each child.
 
     Attributes:
-        runtime: Whether a persistent interpreter is started.
+        run: Shell lines that are run in the guest, one after the other, before all else; one that
+            fails ends the bake.
+        runtime: Whether a persistent interpreter is started; `auto` for "if the image has one".
         code: What it evaluates first; `load_recipe` also puts the contents of `file` here.
         file: The same, as a file inside the recipe's folder.
         post_fork: Code that the interpreter runs in each child.
@@ -274,7 +271,8 @@ class WarmUp(_Frozen):
             or `timeout_s`, its first name.
     """
 
-    runtime: Literal["python", "none"] = "none"
+    run: Annotated[tuple[RunLine, ...], Field(max_length=RUN_LINES_MAX)] = ()
+    runtime: Literal["python", "none", "auto"] = "none"
     code: Code = ""
     file: InnerPath | None = None
     post_fork: Code = ""
@@ -294,7 +292,7 @@ class WarmUp(_Frozen):
     def _consistent(self) -> Self:
         if self.code and self.file is not None:
             raise ValueError("give code or file, not both")
-        if self.runtime == "none" and (self.code or self.file is not None or self.post_fork):
+        if self.runtime != "python" and (self.code or self.file is not None or self.post_fork):
             raise ValueError("code, file and post_fork need runtime = 'python'")
         return self
 

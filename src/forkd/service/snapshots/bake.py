@@ -19,7 +19,6 @@ from forkd.engine.boot import BootListener
 from forkd.engine.configs import DiskConfig, MachineConfig
 from forkd.engine.control import Control
 from forkd.engine.guest import Guest
-from forkd.engine.guest_bake import GuestDefaults, WarmUpPlan
 from forkd.engine.process import (
     CONSOLE_LOG,
     CONTROL_SOCKET,
@@ -33,6 +32,7 @@ from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidR
 from forkd.host import files, ownership
 from forkd.model.progress import Progress
 from forkd.service import folders
+from forkd.service.snapshots.bake_warm import warm_up
 from forkd.service.supervision import to_end
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
-    from forkd.images.recipe import WarmUp
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.bake_leases import BakeLease
 
@@ -49,6 +48,19 @@ BOOT_TIMEOUT_S = 300.0
 """How long a stock kernel may take to boot to its agent: 5 s where it is emulated, twice."""
 
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """What was baked.
+
+    Attributes:
+        files: What was saved.
+        runtime: The warm runtime that the guest has: `python` or `none`.
+    """
+
+    files: tuple[SavedFile, ...]
+    runtime: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +85,13 @@ class BakePlan:
         return None if self.lease.jail is None else self.lease.jail.uid
 
 
-async def bake(
-    settings: HostSettings, plan: BakePlan, tell: Callable[[Progress], None]
-) -> tuple[SavedFile, ...]:
+async def bake(settings: HostSettings, plan: BakePlan, tell: Callable[[Progress], None]) -> Baked:
     """Boot and warm a machine and save it to `plan.staged`; nothing else remains of it.
 
     Raises:
         WarmUpError: The warm-up failed, or was not ready in time.
-        BuildError: The machine did not boot, or ended; the message has its last words.
+        BuildError: A line to run failed; or the machine did not boot, or ended; the message has
+            its last words.
         HostError: The kernel refused something.
     """
     directory = settings.bakes_dir / secrets.token_hex(8)
@@ -100,14 +111,14 @@ async def bake(
 
 async def _bake_in(
     directory: Path, settings: HostSettings, plan: BakePlan, tell: Callable[[Progress], None]
-) -> tuple[SavedFile, ...]:
+) -> Baked:
     tell(Progress("boot", 0.0, f"booting {plan.built.kernel_version}"))
     async with BootListener(directory) as listener, _machine(directory, settings, plan) as control:
         await listener.booted(BOOT_TIMEOUT_S)
         tell(Progress("boot", 1.0, "the agent answers"))
         guest = Guest(directory / VSOCK_SOCKET)
         with contextlib.closing(guest):
-            await _warm(guest, plan.built, tell)
+            runtime = await warm_up(guest, plan.built, tell)
             tell(Progress("quiesce", None, "making the guest cheap to fork"))
             await guest_bake.quiesce(guest)
         await asyncio.sleep(settings.settle_s)
@@ -117,7 +128,7 @@ async def _bake_in(
         saved = await control.save(plan.staged)
         await asyncio.to_thread(ownership.take_back, plan.staged)
         tell(Progress("save", 1.0, f"wrote {sum(file.bytes for file in saved) // _MIB} MiB"))
-        return saved
+        return Baked(saved, runtime)
 
 
 @contextlib.asynccontextmanager
@@ -164,38 +175,3 @@ def _cmdline(built: BuiltImage) -> str | None:
     if built.recipe.init == "image":
         words.append("forkd.init=image")
     return " ".join(filter(None, words)) or None
-
-
-async def _warm(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None]) -> None:
-    recipe, warmup = built.recipe, built.recipe.warmup
-    await guest_bake.configure(guest, _defaults(built))
-    if warmup.runtime == "none" and warmup.ready is None:
-        return
-    tell(Progress("warm", 0.0, f"warming up {recipe.name}"))
-
-    def show(output: bytes) -> None:
-        for line in output.decode(errors="replace").splitlines():
-            if line.strip():
-                tell(Progress("warm", None, line[:200]))
-
-    took_s = await guest_bake.warm(guest, _warm_up_plan(warmup), show)
-    tell(Progress("warm", 1.0, f"warm after {took_s:.1f} s"))
-
-
-def _defaults(built: BuiltImage) -> GuestDefaults:
-    config = built.config
-    return GuestDefaults(
-        env=config.env,
-        cwd=config.cwd,
-        user=config.user,
-        post_fork=built.recipe.warmup.post_fork,
-        post_fork_command=config.post_fork_command,
-    )
-
-
-def _warm_up_plan(warmup: WarmUp) -> WarmUpPlan:
-    return WarmUpPlan(
-        python=warmup.code if warmup.runtime == "python" else None,
-        ready=None if warmup.ready is None else warmup.ready.command,
-        timeout_s=warmup.timeout_s,
-    )

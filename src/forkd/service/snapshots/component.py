@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from datetime import datetime
 
-    from forkd.engine.replies import SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.model.caller import Caller
     from forkd.model.ids import Tag
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from forkd.service.admission import Admission
     from forkd.service.images import Images
     from forkd.service.settings import HostSettings
+    from forkd.service.snapshots.bake import Baked
     from forkd.service.snapshots.bake_leases import BakeLeases
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.snapshots.upkeep import Upkeep
@@ -156,10 +156,10 @@ class Snapshots:
                 tell(Progress("boot", None, "waiting for other machines to be baked"))
 
             async with self.leases.take(caller, shape, waits) as lease:
-                saved = await bake(self.settings, BakePlan(built, rootfs, staged, lease), tell)
-            self.catalog.expect(request.tag, sum(file.bytes for file in saved))
+                baked = await bake(self.settings, BakePlan(built, rootfs, staged, lease), tell)
+            self.catalog.expect(request.tag, sum(file.bytes for file in baked.files))
             created_at = self.catalog.get(request.tag).created_at
-            manifest = _manifest(request.tag, created_at, built, saved)
+            manifest = _manifest(request.tag, created_at, built, baked)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
             return from_manifest(manifest, self.store)
 
@@ -175,9 +175,7 @@ def _shape(snapshot: Snapshot, built: BuiltImage) -> Snapshot:
     )
 
 
-def _manifest(
-    tag: Tag, created_at: datetime, built: BuiltImage, saved: tuple[SavedFile, ...]
-) -> Manifest:
+def _manifest(tag: Tag, created_at: datetime, built: BuiltImage, baked: Baked) -> Manifest:
     recipe, image, cpu = built.recipe, built.image, proc.cpu()
     return Manifest(
         tag=tag,
@@ -188,7 +186,7 @@ def _manifest(
         vcpus=recipe.machine.vcpus,
         memory_bytes=recipe.machine.memory_mib << 20,
         disk_bytes=image.disk_bytes,
-        runtime=recipe.warmup.runtime,
+        runtime=baked.runtime,
         cpu=Cpu(model=cpu.model, features=cpu.features),
-        files=stored_files(saved),
+        files=stored_files(baked.files),
     )
