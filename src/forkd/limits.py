@@ -308,6 +308,9 @@ RECIPE_PATH_BYTES_MAX = 255
 RECIPES_UPLOADED_MAX = 10_000
 """Most uploaded recipes that one host keeps."""
 
+IMAGE_REFERENCE_CHARS_MAX = 512
+"""Longest reference to an image of a registry: name, tag and digest, each of the longest."""
+
 ROOM_BYTES_MIN = 256 * 1024 * 1024
 """Space that a pack or a recipe from elsewhere leaves free for the database and machines."""
 

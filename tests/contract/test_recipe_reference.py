@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import limits
 from forkd.images import recipe as recipes
 from forkd.images.recipe import load_recipe
 
@@ -41,11 +42,12 @@ def test_every_key_of_a_recipe_is_in_the_reference(part: type[BaseModel]) -> Non
         recipes.FILES_MAX,
         recipes.PACKAGES_MAX,
         recipes.ENV_MAX,
-        recipes.MEMORY_MIB_MIN,
-        recipes.MEMORY_MIB_MAX,
-        recipes.DISK_MIB_MAX,
+        limits.MEMORY_MIB_MIN,
+        limits.MEMORY_MIB_MAX,
+        limits.DISK_MIB_MAX,
         recipes.CMDLINE_BYTES_MAX,
         int(recipes.WARM_UP_S_MAX),
+        limits.RUN_LINES_MAX,
     ],
 )
 def test_limits_are_in_the_reference_as_they_are_in_the_code(limit: int) -> None:

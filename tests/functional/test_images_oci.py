@@ -208,7 +208,7 @@ def test_a_damaged_blob_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_an_unreachable_registry_is_one_clear_error(tmp_path: Path) -> None:
     """Port 9 of this machine is closed, so the answer comes at once and without a network."""
-    with pytest.raises(BuildError, match=r"cannot copy the image docker://127\.0\.0\.1:9/x"):
+    with pytest.raises(BuildError, match=r"cannot reach 127\.0\.0\.1:9 for 127\.0\.0\.1:9/x"):
         build(tmp_path, "127.0.0.1:9/x")
 
 

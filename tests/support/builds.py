@@ -26,13 +26,13 @@ async def blocked_builds(
 ) -> AsyncIterator[None]:
     """Have so many builds wanted, of which none ends before the block does."""
     go_on = threading.Event()
-    build = builder.build
+    build = builder.build_recipe
 
     def waiting(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - as it was called
         go_on.wait(UNTIL_DEADLINE_S)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(builder, "build", waiting)
+    monkeypatch.setattr(builder, "build_recipe", waiting)
     recipe = host.recipe()
     async with asyncio.TaskGroup() as group:
         for _ in range(count):

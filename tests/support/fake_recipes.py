@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
 from forkd.model.caller import Scope
-from forkd.model.recipe import NamedRecipe, StoredRecipe, UploadedRecipe, no_recipe, no_upload
+from forkd.model.recipe import (
+    NamedRecipe,
+    RegistryImage,
+    StoredRecipe,
+    UploadedRecipe,
+    no_recipe,
+    no_upload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -55,6 +62,8 @@ class FakeRecipes:
             return (await self.get(caller, source)).name
         if isinstance(source, Path) and source.parent != FOLDER:
             raise InvalidRequest(f"{source} is in no folder of recipes ({FOLDER})", field="recipe")
+        if isinstance(source, RegistryImage):
+            return str(source)
         name = source.name
         if isinstance(source, NamedRecipe) and name not in NAMES:
             raise no_recipe(name, NAMES)

@@ -94,6 +94,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "systemd-analyze": has_program("systemd-analyze"),
     "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),
+    "docker-registry": has_program("docker-registry"),
     "prometheus": has_program("prometheus"),
     "network": has_network,
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forkd import limits
 from forkd.errors import InvalidRequest, NotFound
 from forkd.images import recipe as recipes
 from forkd.images.recipe import load_recipe, parse_recipe
@@ -73,14 +74,14 @@ def test_the_folder_cannot_be_set_from_inside_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "field"),
     [
-        ({"machine": {"vcpus": recipes.VCPUS_MAX + 1}}, "machine.vcpus"),
+        ({"machine": {"vcpus": limits.VCPUS_MAX + 1}}, "machine.vcpus"),
         ({"machine": {"vcpus": 0}}, "machine.vcpus"),
         ({"machine": {"vcpus": True}}, "machine.vcpus"),
-        ({"machine": {"memory_mib": recipes.MEMORY_MIB_MIN - 2}}, "machine.memory_mib"),
-        ({"machine": {"memory_mib": recipes.MEMORY_MIB_MAX + 2}}, "machine.memory_mib"),
+        ({"machine": {"memory_mib": limits.MEMORY_MIB_MIN - 2}}, "machine.memory_mib"),
+        ({"machine": {"memory_mib": limits.MEMORY_MIB_MAX + 2}}, "machine.memory_mib"),
         ({"machine": {"memory_mib": 513}}, "machine.memory_mib"),
-        ({"machine": {"disk_mib": recipes.DISK_MIB_MIN - 1}}, "machine.disk_mib"),
-        ({"machine": {"disk_mib": recipes.DISK_MIB_MAX + 1}}, "machine.disk_mib"),
+        ({"machine": {"disk_mib": limits.DISK_MIB_MIN - 1}}, "machine.disk_mib"),
+        ({"machine": {"disk_mib": limits.DISK_MIB_MAX + 1}}, "machine.disk_mib"),
         ({"machine": {"cmdline": "x" * (recipes.CMDLINE_BYTES_MAX + 1)}}, "machine.cmdline"),
         ({"machine": {"cmdline": "a\nb"}}, "machine.cmdline"),
         ({"warmup": {"timeout_s": recipes.WARM_UP_S_MAX + 1}}, "warmup.timeout_s"),

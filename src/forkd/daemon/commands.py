@@ -29,6 +29,7 @@ from forkd.daemon.tls import certificates
 from forkd.errors import ForkdError, InvalidRequest
 from forkd.host import netlink, proc, signals, sockets
 from forkd.host.detach import detached, reopen_outputs
+from forkd.images.registries import Registries
 from forkd.model.tree import TreeBudgets
 from forkd.network.upstream import Via, parse_no_proxy
 from forkd.packs.keys import Keyring
@@ -206,6 +207,7 @@ def host_settings(settings: Settings) -> HostSettings:
         rootless_jail=_rootless_jail(settings),
         build_uids=None if _uids(settings) is None else settings.build_uid_range,
         build_network=settings.build_network,
+        registries=Registries(frozenset(settings.registries_insecure), settings.registry_auth_file),
         filtered=settings.jail != "off",
         dns=settings.dns,
         egress_proxy=_egress_proxy(settings, proc.environment()),

@@ -15,7 +15,7 @@ from forkd.model.image import Image
 from forkd.model.labels import parse_label_filter
 from forkd.model.network import NetworkPolicy, parse_policy
 from forkd.model.pack import UnpackRequest
-from forkd.model.recipe import parse_recipe_source
+from forkd.model.recipe import RecipeChanges, parse_image_source, parse_recipe_source
 from forkd.model.sandbox import (
     BranchOptions,
     DefaultTtl,
@@ -60,14 +60,27 @@ MIB = 1 << 20
 
 def snapshot_request(request: v2.SnapshotCreate) -> SnapshotRequest | LinkRequest:
     """Return what to bake, or what to write down."""
-    if (request.recipe is None) == (request.source is None):
-        raise InvalidRequest("give exactly one of recipe and source", field="source")
+    given = (request.image, request.recipe, request.source)
+    if sum(each is not None for each in given) != 1:
+        raise InvalidRequest("give exactly one of image, recipe and source", field="source")
     tag = parse_tag(request.tag)
-    if request.recipe is not None:
+    changes = RecipeChanges(
+        run=tuple(request.run),
+        ready=request.ready,
+        memory_mib=request.memory_mib,
+        vcpus=request.vcpus,
+        disk_mib=request.disk_mib,
+    )
+    if request.source is None:
         if request.exec is not None or not request.wait or request.network:
-            message = "exec, wait and network go with source, not with recipe"
+            message = "exec, wait and network go with source, not with an image or a recipe"
             raise InvalidRequest(message, field="exec")
-        return SnapshotRequest(tag=tag, recipe=parse_recipe_source(request.recipe))
+        if request.image is not None:
+            return SnapshotRequest(tag, parse_image_source(request.image), changes)
+        return SnapshotRequest(tag, parse_recipe_source(str(request.recipe)), changes)
+    if changes != RecipeChanges():
+        message = "run, ready, memory_mib, vcpus and disk_mib go with image or recipe, not source"
+        raise InvalidRequest(message, field="source")
     return LinkRequest(
         tag=tag,
         source=parse_tag(str(request.source), field="source"),

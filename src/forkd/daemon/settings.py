@@ -61,6 +61,9 @@ ALIKE_MIN = 0.7
 HOST = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}|[0-9a-f:.]*:[0-9a-f:.]*")
 """A name or an address of IPv4, or an address of IPv6."""
 
+REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}(:[0-9]{1,5})?|\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+"""A host, perhaps with a port."""
+
 _DNS_PORT = 53
 
 ENDPOINT = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
@@ -146,6 +149,15 @@ def _hosts(value: object) -> object:
     if not all(HOST.fullmatch(each) for each in names):
         raise ValueError("must be names or addresses separated by commas, without ports")
     return tuple(names)
+
+
+def _registries(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    hosts = [each.strip().lower() for each in value.split(",") if each.strip()]
+    if not all(REGISTRY.fullmatch(each) for each in hosts):
+        raise ValueError("must be HOST or HOST:PORT, separated by commas, without a scheme")
+    return tuple(hosts)
 
 
 def _endpoint(value: object) -> object:
@@ -383,6 +395,20 @@ class Settings(BaseSettings):
             "always reached. With `FORKD_JAIL=off` it is `any`.",
             "internet",
         )
+    )
+    registries_insecure: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_registries)] = (
+        _setting(
+            (),
+            "Registries that need no TLS: `HOST` or `HOST:PORT`, separated by commas. Registries "
+            "on loopback addresses need none; `/etc/containers/registries.conf` is read as well.",
+            "none",
+        )
+    )
+    registry_auth_file: _Path = _setting(
+        None,
+        "File with credentials for registries, as `skopeo login --authfile` writes it. Every "
+        "tenant that may make snapshots can fetch what they give access to.",
+        "none",
     )
     dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(
         (),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from forkd.errors import BuildError, CapacityError
+from forkd.errors import BuildError, CapacityError, ForkdError, InvalidRequest, NotFound
 from forkd.host import cells, files, folders, ownership, process
 from forkd.images import pip, rootfs
 from forkd.images.modules import PlannedModule
@@ -138,6 +138,10 @@ def _stage(plan: Plan, work: Path) -> Plan:
         rest = str(path) + image.rest.removeprefix(str(image.path))
         shown = f"{image.transport}:{image.rest}"
         image = PlannedOci(transport=image.transport, rest=rest, path=path, shown=shown)
+    if image is not None and image.auth_file is not None:
+        path = inputs / "auth.json"
+        _copy(image.auth_file, path)
+        image = image.model_copy(update={"auth_file": path})
     return plan.model_copy(update={"files": tuple(staged), "modules": modules, "oci": image})
 
 
@@ -167,18 +171,25 @@ def _taken(work: Path, image: Path) -> Made:
     return found
 
 
+_KINDS: dict[object, type[ForkdError]] = {
+    each.code: each for each in (CapacityError, NotFound, InvalidRequest)
+}
+"""Errors of a cell that are passed on as they are; every other is a `BuildError`."""
+
+
 class _Told:
     """Passes on what a build in a cell tells, line by line."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
-        self._failed: BuildError | CapacityError | None = None
+        self._failed: ForkdError | None = None
 
     def run(self, command: list[str | Path], environment: dict[str, str]) -> None:
         """Run it to its end.
 
         Raises:
             BuildError: It failed, in its own words if it found any.
+            NotFound: A registry does not have the image.
             CapacityError: It found no room.
         """
         try:
@@ -193,8 +204,7 @@ class _Told:
                 known = fraction if isinstance(fraction, float) and 0 <= fraction <= 1 else None
                 self._build.tell(stage, message, known)
             case {"event": "failed", "code": code, "message": str(message)}:
-                kind = CapacityError if code == CapacityError.code else BuildError
-                self._failed = kind(message)
+                self._failed = _KINDS.get(code, BuildError)(message)
 
 
 def _parsed(line: str) -> Any:  # noqa: ANN401 - whatever it is

@@ -141,7 +141,7 @@ def build_rootfs(
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
             return _stored(folder)
         with cache.partial(folder, remove) as aside:
-            planned = plan.plan_of(recipe, key, chosen_modules)
+            planned = plan.plan_of(recipe, key, chosen_modules, build.registries)
             _make(recipe, planned, aside, build, cells)
             if keys.image_key(recipe, chosen_modules) != key:
                 raise BuildError(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.errors import BuildError, HostError
 from forkd.host import files
+from forkd.images import registries
 from forkd.images.namespace import run_as_root
 from forkd.images.rootfs import MOUNT_POINTS, make_folder
 
@@ -68,12 +69,16 @@ class OciReference:
         rest: The place: a path, perhaps with `:tag`, or `//` and a registry's reference.
         path: The file or folder to which `rest` leads; None for a registry.
         shown: What it is called to people, if it is a copy of what they know.
+        insecure: Whether its registry is asked without TLS.
+        auth_file: Credentials for its registry; None for none.
     """
 
     transport: str
     rest: str
     path: Path | None
     shown: str | None = None
+    insecure: bool = False
+    auth_file: Path | None = None
 
     @property
     def place(self) -> str:
@@ -144,30 +149,34 @@ def _archive_kind(path: Path) -> str:
 
 def build_oci(
     source: OciReference, bundle: Path, build: Build, *, disk_bytes: int
-) -> tuple[Path, OciConfig]:
+) -> tuple[Path, OciConfig, int]:
     """Unpack the image at `source`, meant for a disk of this size, below the folder `bundle`.
 
     Returns:
-        Its root file system, a folder in `bundle`, and its settings.
+        Its root file system, a folder in `bundle`; its settings; and the bytes of all its layers.
 
     Raises:
+        NotFound: Its registry does not have it.
         BuildError: It is out of reach, damaged, not for x86-64 Linux, or unpacks to more
             than `LAYERS_PER_DISK_MAX` disks.
     """
     layout = bundle / "layout"
     staged = f"oci:{layout}:{_STAGED}"
     build.tell("packages", f"copying {source}", 0.0)
-    copy = ["skopeo", "--insecure-policy", *_ARCHITECTURE, "copy", "-q", source.place, staged]
+    flags = registries.flags(insecure=source.insecure, auth_file=source.auth_file, prefix="src-")
+    skopeo = ["skopeo", "--insecure-policy", *_ARCHITECTURE]
     try:
-        build.run(copy, timeout_s=COPY_TIMEOUT_S)
+        build.run([*skopeo, "copy", "-q", *flags, source.place, staged], timeout_s=COPY_TIMEOUT_S)
     except BuildError as error:
+        if source.path is None:
+            raise registries.explained(source.rest, error) from error
         raise BuildError(f"cannot copy the image {source}: {error}", **error.context) from error
     inspected = build.run(
         ["skopeo", *_ARCHITECTURE, "inspect", "--config", staged], timeout_s=COPY_TIMEOUT_S
     )
     config = parse_config(inspected.stdout)
     build.tell("packages", "checking layers", 0.4)
-    check_layers(layout, bytes_max=LAYERS_PER_DISK_MAX * disk_bytes)
+    layers_bytes = check_layers(layout, bytes_max=LAYERS_PER_DISK_MAX * disk_bytes)
     build.tell("packages", "unpacking layers", 0.5)
     unpacked = bundle / "unpacked"
     unpack: list[str | Path] = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
@@ -176,11 +185,11 @@ def build_oci(
     for name in MOUNT_POINTS:
         make_folder(folder, PurePosixPath("/") / name)
     build.tell("packages", "image unpacked", 1.0)
-    return folder, config
+    return folder, config, layers_bytes
 
 
-def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX) -> None:
-    """Add up what the layers of the one image in `layout` say they hold.
+def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX) -> int:
+    """Return how many bytes the layers of the one image in `layout` say they hold.
 
     Raises:
         BuildError: More than `bytes_max` bytes or `entries_max` names, or a damaged layer.
@@ -199,6 +208,7 @@ def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX
                     setattr(archive, "members", [])  # noqa: B010 - tarfile keeps them all, untyped
     except (tarfile.TarError, HostError, EOFError, zlib.error, ValueError, KeyError) as error:
         raise BuildError(f"a layer of the image is damaged: {error}") from error
+    return bytes_max - left_bytes
 
 
 def _layers(layout: Path) -> list[Path]:

@@ -7,8 +7,9 @@ files that the plan names.  So it can be written down, and made by a process tha
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,16 @@ from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
 
 if TYPE_CHECKING:
     from forkd.images.recipe import Recipe
+    from forkd.images.registries import Registries
     from forkd.images.steps import Build
 
 IMAGE_JSON = PurePosixPath("/etc/forkd/image.json")
 """Where the agent finds an image's settings in the guest."""
 
 ROOTFS_NAME = "rootfs.ext4"
+
+ROOM_MIB = 512
+"""What a disk has besides the image and half as much again, if nobody chose its size."""
 
 
 class _Frozen(BaseModel):
@@ -65,6 +70,8 @@ class PlannedOci(_Frozen):
     rest: str
     path: Path | None
     shown: str | None = None
+    insecure: bool = False
+    auth_file: Path | None = None
 
 
 class Plan(_Frozen):
@@ -81,7 +88,7 @@ class Plan(_Frozen):
         cwd: Likewise.
         user: Likewise.
         post_fork_command: Likewise.
-        disk_mib: Its size.
+        disk_mib: Its size; None to have it follow from the image.
     """
 
     key: str
@@ -94,7 +101,7 @@ class Plan(_Frozen):
     cwd: str | None
     user: str | None
     post_fork_command: tuple[str, ...]
-    disk_mib: int
+    disk_mib: int | None
 
     def config(self, found: OciConfig | None) -> ImageConfig:
         """Lay the recipe's settings over the image's own."""
@@ -134,15 +141,25 @@ class Workshop:
     tools: Path | None = None
 
 
-def plan_of(recipe: Recipe, key: str, chosen_modules: PlannedModules | None = None) -> Plan:
+def plan_of(
+    recipe: Recipe,
+    key: str,
+    chosen_modules: PlannedModules | None = None,
+    registries: Registries | None = None,
+) -> Plan:
     """Return what the root file system of a recipe is made of.
 
     Raises:
         BuildError: A file that the recipe names is missing.
+        InvalidRequest: It names no image of a registry.
     """
     source, reference = recipe.image, None
     if source.oci is not None:
-        reference = PlannedOci(**asdict(oci.parse_reference(source.oci, recipe.folder)))
+        found = oci.parse_reference(source.oci, recipe.folder)
+        if found.path is None and registries is not None:
+            insecure = registries.is_insecure(found.rest)
+            found = replace(found, insecure=insecure, auth_file=registries.auth_file)
+        reference = PlannedOci(**asdict(found))
     return Plan(
         key=key,
         debian=source.debian,
@@ -158,7 +175,7 @@ def plan_of(recipe: Recipe, key: str, chosen_modules: PlannedModules | None = No
         cwd=recipe.cwd,
         user=recipe.user,
         post_fork_command=recipe.warmup.post_fork_command or (),
-        disk_mib=recipe.machine.disk_mib or DISK_MIB_DEFAULT,
+        disk_mib=recipe.machine.disk_mib,
     )
 
 
@@ -168,7 +185,7 @@ def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
     Raises:
         BuildError: Something it needs is missing, or failed, or `build` was cancelled.
     """
-    folder, found = _source(plan, workshop, build)
+    folder, found, layers_bytes = _source(plan, workshop, build)
     packages = debian.installed_packages(folder) if plan.debian is not None else {}
     config = plan.config(found)
     if plan.requirements:
@@ -178,21 +195,29 @@ def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
     for each in plan.files:
         rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
     rootfs.install(folder, IMAGE_JSON, to_json(config.model_dump(mode="json")), 0o644)
-    target, disk_mib = workshop.image, plan.disk_mib
+    target, disk_mib = workshop.image, plan.disk_mib or disk_mib_for(layers_bytes)
     rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=plan.key, build=build)
     return Made(config=config, packages=packages)
 
 
-def _source(plan: Plan, workshop: Workshop, build: Build) -> tuple[Path, OciConfig | None]:
+def disk_mib_for(layers_bytes: int) -> int:
+    """Return the size of a disk that nobody chose, for an image whose layers hold so much.
+
+    It has room for the image and half as much again, and for the kernel's modules.
+    """
+    return max(DISK_MIB_DEFAULT, math.ceil(layers_bytes * 3 / 2 / (1 << 20)) + ROOM_MIB)
+
+
+def _source(plan: Plan, workshop: Workshop, build: Build) -> tuple[Path, OciConfig | None, int]:
     """Make what the recipe's own files are put over, as a folder."""
     if plan.oci is not None:
         reference = oci.OciReference(**plan.oci.model_dump())
-        disk_bytes = plan.disk_mib << 20
+        disk_bytes = (plan.disk_mib or DISK_MIB_DEFAULT) << 20
         return oci.build_oci(reference, workshop.scratch, build, disk_bytes=disk_bytes)
     folder = workshop.scratch / "rootfs"
     folders.make(folder)
     debian.build_debian(plan.debian or DebianSource(), folder, build, tools=workshop.tools)
-    return folder, None
+    return folder, None, 0
 
 
 def to_json(value: dict[str, Any]) -> bytes:

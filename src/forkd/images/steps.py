@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError, HostError
 from forkd.host import process
+from forkd.images.registries import Registries
 from forkd.model.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class Build:
     Attributes:
         progress: Told of each step, in the thread that builds.
         cancel: Ends the build when set, from any thread; None for a build nobody ends.
+        registries: What the operator says of registries.
     """
 
     progress: Callable[[Progress], None] = field(default=_silent)
     cancel: process.Cancel | None = None
+    registries: Registries = field(default_factory=Registries)
 
     def tell(self, stage: str, message: str, fraction: float | None = None) -> None:
         """Report a step, and stop here if the build was cancelled.

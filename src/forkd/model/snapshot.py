@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from forkd.errors import InvalidRequest
 from forkd.model.caller import DEFAULT_OWNER, Owner
 from forkd.model.checks import in_range
 from forkd.model.ids import is_sandbox_id
+from forkd.model.recipe import RecipeChanges
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -90,10 +91,12 @@ class SnapshotRequest:
     Attributes:
         tag: Name of the snapshot, already checked.
         recipe: What is baked.
+        changes: What is to be otherwise than in the recipe.
     """
 
     tag: Tag
     recipe: RecipeSource
+    changes: RecipeChanges = field(default_factory=RecipeChanges)
 
 
 @dataclass(frozen=True, slots=True)

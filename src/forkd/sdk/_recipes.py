@@ -7,6 +7,7 @@ same files always make the same archive: the daemon, which names it by its diges
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import tarfile
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from forkd.errors import InvalidRequest, NotFound
 from forkd.limits import RECIPE_ENTRIES_MAX, RECIPE_UPLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from os import PathLike
 
 RECIPE_FILE = "recipe.toml"
@@ -56,9 +57,12 @@ def _is_file(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """One entry of an archive; `text` is what it holds if no file does."""
+
     path: Path
     header: bytes
     size_bytes: int
+    text: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +85,50 @@ class Archive:
         Raises:
             InvalidRequest: Its folder cannot be read, holds too much, or what no archive may hold.
         """
-        try:
-            return cls._of(file)
-        except OSError as error:
-            raise InvalidRequest(
-                f"cannot read {error.filename}: {error.strerror}", field="recipe"
-            ) from error
+        with _readable("recipe"):
+            folder = file.parent
+            named = ((path, path.relative_to(folder).as_posix()) for path in _walk(folder))
+            entries = (
+                _entry(path, RECIPE_FILE if path == file else name)
+                for path, name in named
+                if name != RECIPE_FILE or path == file  # the one that was chosen has its name
+            )
+            return cls._with(entries, folder, "recipe", ": give the recipe a folder of its own")
 
     @classmethod
-    def _of(cls, file: Path) -> Archive:
-        entries, size = [], 0
-        for path in _walk(file.parent):
-            name = path.relative_to(file.parent).as_posix()
-            if name == RECIPE_FILE and path != file:
-                continue  # the one that was chosen has its name
-            entry = _entry(path, RECIPE_FILE if path == file else name)
-            entries.append(entry)
+    def with_text(cls, text: bytes, path: Path, name: str) -> Archive:
+        """Return the archive of a recipe of this text, beside which a file or folder is.
+
+        Args:
+            text: The recipe.
+            path: What goes along.
+            name: What it is called in the archive.
+
+        Raises:
+            InvalidRequest: As `of`.
+        """
+        with _readable("image"):
+            inner = _walk(path) if path.is_dir() else ()
+            entries = (
+                _text_entry(text, RECIPE_FILE),
+                _entry(path, name),
+                *(_entry(each, f"{name}/{each.relative_to(path).as_posix()}") for each in inner),
+            )
+            return cls._with(entries, path, "image", "; push it to a registry instead")
+
+    @classmethod
+    def _with(cls, entries: Iterable[_Entry], of: Path, field: str, way_out: str) -> Archive:
+        kept, size = [], 0
+        for entry in entries:
+            kept.append(entry)
             size += len(entry.header) + _padded(entry.size_bytes)
-            if len(entries) > RECIPE_ENTRIES_MAX or size > RECIPE_UPLOAD_BYTES_MAX:
+            if len(kept) > RECIPE_ENTRIES_MAX or size > RECIPE_UPLOAD_BYTES_MAX:
                 raise InvalidRequest(
-                    f"{file.parent} holds more than {RECIPE_ENTRIES_MAX} files or "
-                    f"{RECIPE_UPLOAD_BYTES_MAX} bytes: give the recipe a folder of its own",
-                    field="recipe",
+                    f"{of} holds more than {RECIPE_ENTRIES_MAX} files or "
+                    f"{RECIPE_UPLOAD_BYTES_MAX} bytes{way_out}",
+                    field=field,
                 )
-        return cls(file.parent.name, size + 2 * _BLOCK, tuple(entries))
+        return cls(of.name, size + 2 * _BLOCK, tuple(kept))
 
     def pieces(self) -> Iterator[bytes]:
         """Give the archive's bytes.
@@ -114,7 +138,9 @@ class Archive:
         """
         for entry in self._entries:
             yield entry.header
-            if entry.size_bytes:
+            if entry.text:
+                yield entry.text.ljust(_padded(entry.size_bytes), b"\0")
+            elif entry.size_bytes:
                 yield from _contents(entry)
         yield bytes(2 * _BLOCK)
 
@@ -125,6 +151,25 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield each
         if each.is_dir() and not each.is_symlink():
             yield from _walk(each)
+
+
+@contextlib.contextmanager
+def _readable(field: str) -> Iterator[None]:
+    """Have what cannot be read within the block be one error."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read {error.filename}: {error.strerror}", field=field
+        ) from error
+
+
+def _text_entry(text: bytes, name: str) -> _Entry:
+    header = tarfile.TarInfo(name)
+    header.mode, header.size = 0o644, len(text)
+    return _Entry(
+        Path(name), header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"), len(text), text
+    )
 
 
 def _entry(path: Path, name: str) -> _Entry:

@@ -202,6 +202,17 @@ def _wire(options: ForkOptions | NamedForkOptions | BranchOptions) -> dict[str, 
     return members
 
 
+def shell_lines(run: object) -> list[str]:
+    """Return lines for a shell as a list.
+
+    Raises:
+        InvalidRequest: They are one string, whose characters would be lines.
+    """
+    if isinstance(run, str | bytes):
+        raise InvalidRequest('run must be a list of lines, such as ["make"]', field="run")
+    return [str(each) for each in run]  # type: ignore[attr-defined]  # Iterable, or TypeError
+
+
 def as_base64(path: str) -> str:
     """Return the bytes of a path in base64.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -15,6 +16,8 @@ from forkd.host import threads
 from forkd.host.process import Cancel
 from forkd.images import builder
 from forkd.images.layout import Cache
+from forkd.images.resolving import resolve
+from forkd.images.steps import Build
 from forkd.limits import (
     BUILD_MEMORY_BYTES_MAX,
     BUILD_MEMORY_BYTES_MIN,
@@ -22,6 +25,7 @@ from forkd.limits import (
     LONG_RETRY_S,
 )
 from forkd.model.caller import Scope
+from forkd.model.recipe import RegistryImage
 from forkd.model.tenant import Amounts
 from forkd.service.places import Places
 from forkd.service.streams import progress_of
@@ -32,11 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
     from forkd.host.cells import Cell
+    from forkd.images.apart import Cells as BuildCells
     from forkd.images.builder import BuiltImage
     from forkd.model.caller import Caller, Tenant
     from forkd.model.image import Image
     from forkd.model.progress import Progress
-    from forkd.model.recipe import RecipeSource
+    from forkd.model.recipe import RecipeChanges, RecipeSource
     from forkd.service.admission import Admission
     from forkd.service.cells import Cells
     from forkd.service.ledger import Ledger
@@ -106,7 +111,11 @@ class Images:
             yield event
 
     async def built(
-        self, caller: Caller, recipe: RecipeSource, tell: Callable[[Progress], None]
+        self,
+        caller: Caller,
+        recipe: RecipeSource,
+        tell: Callable[[Progress], None],
+        changes: RecipeChanges | None = None,
     ) -> BuiltImage:
         """Return the image of a recipe, built unless it is built already.
 
@@ -114,18 +123,23 @@ class Images:
             caller: Who wants it; what the build may take counts as the tenant's while it runs.
             recipe: Which one, as a caller names it.
             tell: Called in the event loop's thread with each step.
+            changes: What is to be otherwise than in the recipe; None for nothing.
 
         Raises:
             CapacityError: As many builds wait as may.
             QuotaExceeded: The tenant may not have as much memory as a build is given.
-            ForkdError: As `Recipes.find` and `forkd.images.builder.build`.
+            ForkdError: As `Recipes.read`, `resolve` and `forkd.images.builder.build`.
         """
         with self._wanted.take(caller):
             async with self._building.wait(caller):
-                return await self._build(caller.tenant, recipe, tell)
+                return await self._build(caller.tenant, recipe, changes, tell)
 
     async def _build(
-        self, tenant: Tenant, recipe: RecipeSource, tell: Callable[[Progress], None]
+        self,
+        tenant: Tenant,
+        source: RecipeSource,
+        changes: RecipeChanges | None,
+        tell: Callable[[Progress], None],
     ) -> BuiltImage:
         loop = asyncio.get_running_loop()
         settings, cells = self._settings, self._cells
@@ -134,16 +148,11 @@ class Images:
             loop.call_soon_threadsafe(tell, step)
 
         def work() -> BuiltImage:
-            found = self._recipes.find(recipe)
-            return builder.build(
-                found.path,
-                cache=Cache.open(settings.cache_dir),
-                agent=settings.agent,
-                progress=tell_from_thread,
-                cancel=cancel,
-                confined=found.confined,
-                cells=None if cells is None else partial(self._cell, cells, tenant, loop),
-            )
+            build = Build(tell_from_thread, cancel, settings.registries)
+            cell = None if cells is None else partial(self._cell, cells, tenant, loop)
+            pinned = _pinned(self._recipes.chosen(source), build, cell)
+            recipe, cache = self._recipes.read(pinned, changes), Cache.open(settings.cache_dir)
+            return builder.build_recipe(recipe, cache, settings.agent, build, cell)
 
         with Cancel() as cancel:
             building = loop.run_in_executor(self._threads, work)
@@ -181,6 +190,14 @@ class Images:
         asked_mib = most_mib if left_mib is None else min(max(left_mib, least_mib), most_mib)
         undo.enter_context(self._ledger.reserve(tenant, Amounts(memory_mib=asked_mib)))
         return asked_mib
+
+
+def _pinned(source: RecipeSource, build: Build, cells: BuildCells | None) -> RecipeSource:
+    """Return an image of a registry with the digest that its tag has now; blocks."""
+    if not isinstance(source, RegistryImage) or source.reference.digest is not None:
+        return source
+    digest = resolve(str(source.reference), build, cells)
+    return replace(source, reference=source.reference.pinned(digest))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:

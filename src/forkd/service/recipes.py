@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forkd.errors import CapacityError, InvalidRequest, QuotaExceeded
 from forkd.host import archives, files
+from forkd.images.direct import changed, recipe_of
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
 from forkd.limits import (
     RECIPE_ENTRIES_MAX,
@@ -28,6 +29,7 @@ from forkd.limits import (
 from forkd.model.caller import Scope
 from forkd.model.recipe import (
     NamedRecipe,
+    RegistryImage,
     StoredRecipe,
     UploadedRecipe,
     no_recipe,
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
+    from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller, Tenant
-    from forkd.model.recipe import RecipeSource
+    from forkd.model.recipe import RecipeChanges, RecipeSource
     from forkd.service.ledger import Ledger
     from forkd.service.supervision import Supervisor
     from forkd.service.workers import Workers
@@ -155,7 +158,27 @@ class Recipes:
         """Return an uploaded recipe, which is kept for another while."""
         return await self._workers.run(caller, partial(self._describe, recipe))
 
-    def find(self, source: RecipeSource) -> FoundRecipe:
+    def chosen(self, source: RecipeSource) -> RecipeSource:
+        """Return the operator's recipe that has the name of an image, which goes first; blocks."""
+        if isinstance(source, RegistryImage) and source.name is not None:
+            return source if self._look(source.name) is None else NamedRecipe(source.name)
+        return source
+
+    def read(self, source: RecipeSource, changes: RecipeChanges | None = None) -> Recipe:
+        """Return a recipe, with what is to be otherwise; blocks.
+
+        Raises:
+            NotFound: There is none.
+            InvalidRequest: It is a path outside of the operator's folders, or says what it may not.
+        """
+        if isinstance(source, RegistryImage):
+            recipe = recipe_of(source.reference)
+        else:
+            where = self.find(source)
+            recipe = load_recipe(where.path, confined=where.confined)
+        return recipe if changes is None else changed(recipe, changes)
+
+    def find(self, source: UploadedRecipe | NamedRecipe | Path) -> FoundRecipe:
         """Return where a recipe is; blocks.
 
         Raises:
@@ -257,10 +280,16 @@ class Recipes:
         name = load_recipe(folder, confined=True).name
         return StoredRecipe(recipe, name, files.tree_bytes(folder))
 
-    def _named(self, name: str) -> Path:
+    def _look(self, name: str) -> Path | None:
+        """Return the operator's recipe of a name; None if there is none."""
         for folder in self._folders:
             if files.is_there(folder / name / RECIPE_FILE_NAME):
                 return folder / name
+        return None
+
+    def _named(self, name: str) -> Path:
+        if (found := self._look(name)) is not None:
+            return found
         present = (files.entries(each) for each in self._folders if files.is_folder(each))
         known = (each for entries in present for each in entries)
         raise no_recipe(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.host.sockets import PATH_BYTES_MAX
+from forkd.images.registries import Registries
 from forkd.model.tree import TreeBudgets
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class HostSettings:
         build_uids: Users for builds of images, for their root and others; None to have them be the
             daemon's, not in cells.
         build_network: What downloads of builds may reach; None for all that this host does.
+        registries: Which registries need no TLS, and credentials for them.
         filtered: Whether these processes may make only the system calls that they need.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
         egress_proxy: By which proxy connections of sandboxes go out; None for straight.
@@ -166,6 +168,7 @@ class HostSettings:
     rootless_jail: bool = False
     build_uids: UidRange | None = None
     build_network: NetworkPolicy | None = None
+    registries: Registries = field(default_factory=Registries)
     filtered: bool = True
     dns: tuple[tuple[str, int], ...] = ()
     egress_proxy: Via | None = None

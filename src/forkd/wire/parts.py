@@ -26,6 +26,19 @@ Recipe = Annotated[
         "recipes, or the `recipe` that an upload answered.",
     ),
 ]
+ImageName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=limits.PATH_BYTES_MAX,
+        description="An image of a registry, such as `python:3.12-slim`; or the `recipe` that an "
+        "upload answered, or the name of a recipe of the daemon's host, which goes first.",
+    ),
+]
+RunLine = Annotated[str, Field(min_length=1, max_length=limits.RUN_LINE_CHARS_MAX)]
+MemoryMib = Annotated[int, Field(ge=limits.MEMORY_MIB_MIN, le=limits.MEMORY_MIB_MAX)]
+Vcpus = Annotated[int, Field(ge=1, le=limits.VCPUS_MAX)]
+DiskMib = Annotated[int, Field(ge=limits.DISK_MIB_MIN, le=limits.DISK_MIB_MAX)]
 SecretName = Annotated[str, Field(pattern=limits.NAME_PATTERN)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -19,19 +19,24 @@ from forkd import limits
 from forkd.wire import v2_exec
 from forkd.wire.parts import (
     Answer,
+    DiskMib,
     Env,
+    ImageName,
     Labels,
+    MemoryMib,
     Network,
     Number,
     Page,
     Query,
     Recipe,
     Request,
+    RunLine,
     SandboxName,
     SecretName,
     Tag,
     TimeoutSecs,
     TtlSecs,
+    Vcpus,
 )
 
 SandboxStatus = Literal["starting", "running", "paused", "stopping", "exited"]
@@ -100,13 +105,29 @@ class HostInfo(Answer):
 
 
 class SnapshotCreate(Request):
-    """Make a snapshot: of a recipe (boot, warm up, freeze), of a sandbox, or of a snapshot.
+    """Make a snapshot: of an image or a recipe (boot, warm up, freeze), a sandbox, or a snapshot.
 
-    Exactly one of `recipe` and `source`.
+    Exactly one of `image`, `recipe` and `source`.
     """
 
     tag: Tag
     recipe: Recipe | None = None
+    image: ImageName | None = None
+    run: list[RunLine] = Field(
+        default=[],
+        max_length=limits.RUN_LINES_MAX,
+        description="Shell lines that are run in the guest, in order, before it is frozen; with "
+        "`image` or `recipe`. One that fails fails the request.",
+    )
+    ready: RunLine | None = Field(
+        default=None,
+        description="A shell command, repeated in the guest until it exits with 0; likewise.",
+    )
+    memory_mib: MemoryMib | None = Field(
+        default=None, description="Memory of each fork, an even number; likewise."
+    )
+    vcpus: Vcpus | None = Field(default=None, description="Virtual CPUs of each; likewise.")
+    disk_mib: DiskMib | None = Field(default=None, description="Disk of each; likewise.")
     source: Tag | None = Field(
         default=None,
         description="Id of a running sandbox; or a snapshot, of which one is forked for `exec`.",

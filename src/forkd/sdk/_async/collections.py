@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from forkd.sdk._async.sandbox import sandbox_of
-from forkd.sdk._requests import build, explicit
+from forkd.sdk._requests import build, explicit, shell_lines
 from forkd.wire.v2 import (
     ImageBuild,
     ImageEvent,
@@ -54,14 +54,20 @@ class AsyncSnapshots:
         self._http = http
         self._recipes = recipes
 
-    async def create(
+    async def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | None = None,
         *,
+        image: str | PathLike[str] | None = None,
+        run: Sequence[str] = (),
+        ready: str | None = None,
+        memory_mib: int | None = None,
+        vcpus: int | None = None,
+        disk_mib: int | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
     ) -> SnapshotInfo:
-        """Bake a snapshot from a recipe; returns when it is ready.
+        """Bake a snapshot of an image or a recipe; returns when it is ready.
 
         Leaving before that, by a cancellation say, ends the bake and removes what it made.
 
@@ -69,16 +75,36 @@ class AsyncSnapshots:
             tag: Its name.
             recipe: A recipe's folder or TOML file on this host, which is uploaded; or the name of
                 a recipe of the daemon's host, or a path in one of its folders of recipes.
+            image: Instead of a recipe: an image of a registry, such as `python:3.12-slim`; the path
+                of an OCI layout folder, an OCI archive or a `docker save` archive on this host,
+                which is uploaded; or a recipe.
+            run: Shell lines that run in the machine, in order, before it is frozen. The machine has
+                no network.
+            ready: Shell command that is repeated until it exits with 0; the machine is frozen then.
+            memory_mib: Memory of each fork, an even number.
+            vcpus: Virtual CPUs of each fork.
+            disk_mib: Disk size of each fork.
             on_progress: Called with each step, as it comes.
 
         Raises:
-            NotFound: There is no such recipe.
+            NotFound: There is no such recipe or image.
             InvalidRequest: The recipe says what it may not, or its folder holds too much.
             Conflict: A snapshot of that tag exists, or is being baked.
-            BuildError: The image or the warm-up failed.
+            BuildError: The image, a line to run or the warm-up failed.
         """
-        named = await self._recipes.reference(recipe, on_progress)
-        request = build(SnapshotCreate, tag=tag, recipe=named)
+        request = build(
+            SnapshotCreate,
+            tag=tag,
+            recipe=None if recipe is None else await self._recipes.reference(recipe, on_progress),
+            image=None
+            if image is None
+            else await self._recipes.image_reference(image, on_progress),
+            run=shell_lines(run),
+            ready=ready,
+            memory_mib=memory_mib,
+            vcpus=vcpus,
+            disk_mib=disk_mib,
+        )
         event = await self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
         return event.snapshot
 

@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from forkd.errors import NotFound
+from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._transport import async_pieces
 from forkd.wire.v2 import ProgressEvent, RecipeInfo
@@ -48,7 +49,11 @@ class AsyncRecipes:
         file = find_local(recipe)
         if file is None:
             raise NotFound(f"no recipe at {recipe}")
-        archive = Archive.of(file)
+        return await self._upload(Archive.of(file), on_progress)
+
+    async def _upload(
+        self, archive: Archive, on_progress: Callable[[v2.ProgressEvent], object] | None
+    ) -> v2.RecipeInfo:
         digest = hashlib.sha256()
         async for piece in async_pieces(archive.pieces()):
             digest.update(piece)
@@ -75,6 +80,19 @@ class AsyncRecipes:
         if find_local(recipe) is None:
             return str(recipe)
         return (await self.upload(recipe, on_progress=on_progress)).recipe
+
+    async def image_reference(
+        self,
+        image: str | PathLike[str],
+        on_progress: Callable[[v2.ProgressEvent], object] | None,
+    ) -> str:
+        """Return what a request says for an image: one of this host is uploaded first."""
+        local = find_local_image(image)
+        if isinstance(local, str):
+            return local
+        if isinstance(local, LocalImage):
+            return (await self._upload(local.archive(), on_progress)).recipe
+        return (await self.upload(local, on_progress=on_progress)).recipe
 
     async def _told(
         self, archive: Archive, on_progress: Callable[[ProgressEvent], object] | None

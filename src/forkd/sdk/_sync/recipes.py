@@ -7,6 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from forkd.errors import NotFound
+from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._transport import sync_pieces
 from forkd.wire.v2 import ProgressEvent, RecipeInfo
@@ -49,7 +50,11 @@ class Recipes:
         file = find_local(recipe)
         if file is None:
             raise NotFound(f"no recipe at {recipe}")
-        archive = Archive.of(file)
+        return self._upload(Archive.of(file), on_progress)
+
+    def _upload(
+        self, archive: Archive, on_progress: Callable[[v2.ProgressEvent], object] | None
+    ) -> v2.RecipeInfo:
         digest = hashlib.sha256()
         for piece in sync_pieces(archive.pieces()):
             digest.update(piece)
@@ -76,6 +81,19 @@ class Recipes:
         if find_local(recipe) is None:
             return str(recipe)
         return (self.upload(recipe, on_progress=on_progress)).recipe
+
+    def image_reference(
+        self,
+        image: str | PathLike[str],
+        on_progress: Callable[[v2.ProgressEvent], object] | None,
+    ) -> str:
+        """Return what a request says for an image: one of this host is uploaded first."""
+        local = find_local_image(image)
+        if isinstance(local, str):
+            return local
+        if isinstance(local, LocalImage):
+            return (self._upload(local.archive(), on_progress)).recipe
+        return (self.upload(local, on_progress=on_progress)).recipe
 
     def _told(
         self, archive: Archive, on_progress: Callable[[ProgressEvent], object] | None

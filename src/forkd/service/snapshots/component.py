@@ -143,7 +143,7 @@ class Snapshots:
         self, caller: Caller, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
         async with staged_folder(self.store) as staged:
-            built = await self.images.built(caller, request.recipe, tell)
+            built = await self.images.built(caller, request.recipe, tell, request.changes)
             shape = _shape(self.catalog.get(request.tag), built)
             most_bytes = most_stored_bytes(shape, self.settings.disks.limit_mib)
             self.catalog.expect(request.tag, most_bytes)
