@@ -308,6 +308,16 @@ RECIPE_PATH_BYTES_MAX = 255
 RECIPES_UPLOADED_MAX = 10_000
 """Most uploaded recipes that one host keeps."""
 
+IMAGE_CACHE_MIB_DEFAULT = 20_480
+"""What the image cache may take if the operator says nothing: some forty images of half a GiB, each
+as root file system and as snapshot."""
+
+IMAGE_CACHE_MIB_MAX = 1 << 30
+"""Greatest such size, 1 PiB."""
+
+IMAGE_KEY_PATTERN = r"^[0-9a-f]{32}$"
+"""Keys of images."""
+
 IMAGE_REFERENCE_CHARS_MAX = 512
 """Longest reference to an image of a registry: name, tag and digest, each of the longest."""
 

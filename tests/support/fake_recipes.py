@@ -13,6 +13,7 @@ from forkd.errors import InvalidRequest
 from forkd.model.caller import Scope
 from forkd.model.recipe import (
     NamedRecipe,
+    RecipeEntry,
     RegistryImage,
     StoredRecipe,
     UploadedRecipe,
@@ -55,6 +56,10 @@ class FakeRecipes:
         if recipe not in self._stored:
             raise no_upload(recipe)
         return self._stored[recipe]
+
+    async def list(self, caller: Caller) -> tuple[RecipeEntry, ...]:
+        caller.require(Scope.SNAPSHOTS)
+        return tuple(RecipeEntry(name, f"One that {name}") for name in NAMES)
 
     async def name(self, caller: Caller, source: RecipeSource) -> str:
         """Return what a recipe calls itself."""

@@ -64,6 +64,7 @@ from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
+from tests.support.fake_images import FakeImageCache, FakeImageSnapshots
 from tests.support.fake_networks import FakeNetworks
 from tests.support.fake_recipes import FakeRecipes
 from tests.support.no_records import no_records
@@ -449,6 +450,8 @@ class FakeService:
         self.failure: str | None = None
         self.recipes = FakeRecipes()
         self.images = FakeImages(self)
+        self.image_cache = FakeImageCache()
+        self.image_snapshots = FakeImageSnapshots(self.keep_cached)
         self.snapshots = FakeSnapshots(self)
         self.chains = FakeChains(self)
         self.packs = FakePacks(self)
@@ -475,6 +478,10 @@ class FakeService:
             raise WarmUpError("the warm-up raised ValueError: no", recipe=recipe)
         if recipe == "hangs":
             await asyncio.Event().wait()
+
+    def keep_cached(self, tag: str) -> Snapshot:
+        made = self.stored[Tag(tag)] = replace(a_snapshot(tag), cached=True)
+        return made
 
     def check_free(self, tag: Tag) -> None:
         if tag in self.stored:

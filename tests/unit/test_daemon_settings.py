@@ -63,6 +63,12 @@ EVERYTHING = {
     "uid_range": ("70000:70000", UidRange(70_000, 70_000)),
     "build_uid_range": ("190000:262144", UidRange(190_000, 262_144)),
     "build_network": ("any", None),
+    "image_cache_mib": ("0", 0),
+    "registries_insecure": (
+        "10.0.0.1:5000, Registry.example.com,[::1]:5",
+        ("10.0.0.1:5000", "registry.example.com", "[::1]:5"),
+    ),
+    "registry_auth_file": ("/auth", Path("/auth")),
     "recipe_dirs": ("/r:/e/r", (Path("/r"), Path("/e/r"))),
     "vmm": ("/v", Path("/v")),
     "agent": ("/a", Path("/a")),

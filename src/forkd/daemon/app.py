@@ -13,6 +13,7 @@ from forkd.daemon.reference.app import PREFIX, create_reference
 from forkd.daemon.routes import (
     events,
     files,
+    images,
     network,
     packs,
     processes,
@@ -69,7 +70,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
     errors.install(app)
     app.state.bodies = Room("bodies of requests", BODIES_BYTES_MAX)
     for module in (
-        *(system, rights, secrets, events, recipes, snapshots, packs),
+        *(system, rights, secrets, events, recipes, images, snapshots, packs),
         *(sandboxes, trees, usage, network, processes, files),
     ):
         app.include_router(module.routes)

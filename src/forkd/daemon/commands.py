@@ -207,6 +207,7 @@ def host_settings(settings: Settings) -> HostSettings:
         rootless_jail=_rootless_jail(settings),
         build_uids=None if _uids(settings) is None else settings.build_uid_range,
         build_network=settings.build_network,
+        image_cache_mib=settings.image_cache_mib,
         registries=Registries(frozenset(settings.registries_insecure), settings.registry_auth_file),
         filtered=settings.jail != "off",
         dns=settings.dns,

@@ -285,6 +285,7 @@ def snapshot(stored: Snapshot) -> v2.SnapshotInfo:
         tenant=stored.owner.tenant,
         created_by=stored.owner.principal,
         shared=stored.shared,
+        cached=stored.cached,
     )
 
 

@@ -396,6 +396,12 @@ class Settings(BaseSettings):
             "internet",
         )
     )
+    image_cache_mib: Annotated[int, Field(ge=0, le=limits.IMAGE_CACHE_MIB_MAX)] = _setting(
+        limits.IMAGE_CACHE_MIB_DEFAULT,
+        "What the image cache may take, in MiB: images that no named snapshot needs, and the "
+        "snapshots that `forkd run --image` makes. Beyond it, what was used longest ago is "
+        "removed, but nothing that was used within ten minutes, or that sandboxes use.",
+    )
     registries_insecure: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_registries)] = (
         _setting(
             (),

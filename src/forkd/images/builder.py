@@ -12,7 +12,9 @@ wrong ends in one `BuildError` (or `InvalidRequest` for the recipe), and leaves 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError, HostError
@@ -25,9 +27,6 @@ from forkd.images.steps import Build
 from forkd.model.image import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from forkd.host.process import Cancel
     from forkd.images.apart import Cells
     from forkd.images.layout import Cache
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
     from forkd.images.plan import Plan
     from forkd.images.recipe import Recipe
     from forkd.model.progress import Progress
+
+
+Keep = Callable[[str, Path], Path]
+"""Keeps a root file system of this key and path for those who need it; returns where it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +101,20 @@ def build(  # noqa: PLR0913 - what a build is told
     return build_recipe(recipe, cache, agent, Build(progress, cancel), cells)
 
 
-def build_recipe(
-    recipe: Recipe, cache: Cache, agent: Path | None, build: Build, cells: Cells | None = None
+def build_recipe(  # noqa: PLR0913, PLR0917 - what it is made of, and where
+    recipe: Recipe,
+    cache: Cache,
+    agent: Path | None,
+    build: Build,
+    cells: Cells | None = None,
+    keep: Keep | None = None,
 ) -> BuiltImage:
-    """Build the image of a recipe that was read already; see `build`."""
+    """Build the image of a recipe that was read already; see `build` and `build_rootfs`."""
     try:
-        chosen = _kernel(recipe, cache, build)
+        chosen = kernel_of(recipe, cache, build)
         first = initramfs.build_initramfs(chosen, agent, cache, build) if agent else None
         chosen_modules = modules.choose(chosen, recipe.image.wanted_modules)
-        root = build_rootfs(recipe, cache, build, cells, chosen_modules)
+        root = build_rootfs(recipe, cache, build, cells, chosen_modules, keep)
     except HostError as error:
         raise BuildError(f"cannot build {recipe.name}: {error}", **error.context) from error
     image = Image(
@@ -120,14 +128,18 @@ def build_recipe(
     return BuiltImage(image, recipe, root.config, chosen.version)
 
 
-def build_rootfs(
+def build_rootfs(  # noqa: PLR0913, PLR0917 - what it is made of, and where
     recipe: Recipe,
     cache: Cache,
     build: Build,
     cells: Cells | None = None,
     chosen_modules: PlannedModules | None = None,
+    keep: Keep | None = None,
 ) -> Rootfs:
-    """Return the root file system of a recipe from the cache, built if it is not there."""
+    """Return the root file system of a recipe from the cache, built if it is not there.
+
+    Nobody removes it from the cache before `keep` has returned.
+    """
     key = keys.image_key(recipe, chosen_modules)
     folder = cache.images / key
 
@@ -139,7 +151,8 @@ def build_rootfs(
     with cache.lock(f"image-{key}", wait):
         if files.is_there(folder):
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
-            return _stored(folder)
+            files.touch(folder)  # it is used now
+            return _kept(_stored(folder), keep)
         with cache.partial(folder, remove) as aside:
             planned = plan.plan_of(recipe, key, chosen_modules, build.registries)
             _make(recipe, planned, aside, build, cells)
@@ -149,10 +162,15 @@ def build_rootfs(
                     stage="rootfs",
                 )
             files.publish(aside, folder)
-    return _stored(folder)
+        return _kept(_stored(folder), keep)
 
 
-def _kernel(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
+def _kept(root: Rootfs, keep: Keep | None) -> Rootfs:
+    return root if keep is None else replace(root, path=keep(root.key, root.path))
+
+
+def kernel_of(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
+    """Return the kernel that a recipe's machine boots, fetched unless the cache has it."""
     machine = recipe.machine
     if machine.kernel == "debian":
         return kernel.debian_kernel(cache, build)
@@ -167,6 +185,12 @@ def _stored(folder: Path) -> Rootfs:
     if disk_bytes is None:
         raise BuildError(f"{path} is missing: remove {folder}, and build it again")
     return Rootfs(folder.name, path, disk_bytes, config)
+
+
+def _reference_of(planned: Plan) -> str | None:
+    """Return the image of a registry that a root file system is made of; None for others."""
+    source = planned.oci
+    return None if source is None or source.path is not None else source.rest.removeprefix("//")
 
 
 def _make(recipe: Recipe, planned: Plan, aside: Path, build: Build, cells: Cells | None) -> None:
@@ -189,6 +213,8 @@ def _make(recipe: Recipe, planned: Plan, aside: Path, build: Build, cells: Cells
     manifest = {
         "key": planned.key,
         "name": recipe.name,
+        "tenant": build.tenant,
+        "reference": _reference_of(planned),
         "builder": keys.BUILDER_VERSION,
         "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "build_s": round(time.monotonic() - started, 1),

@@ -36,11 +36,13 @@ class Build:
         progress: Told of each step, in the thread that builds.
         cancel: Ends the build when set, from any thread; None for a build nobody ends.
         registries: What the operator says of registries.
+        tenant: Whose request it is; noted with the image.
     """
 
     progress: Callable[[Progress], None] = field(default=_silent)
     cancel: process.Cancel | None = None
     registries: Registries = field(default_factory=Registries)
+    tenant: str = "default"
 
     def tell(self, stage: str, message: str, fraction: float | None = None) -> None:
         """Report a step, and stop here if the build was cancelled.

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forkd.model.caller import Tenant
+    from forkd.model.ids import Tag
+    from forkd.model.recipe import RecipeChanges, RecipeSource
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -28,3 +32,43 @@ class Image:
     initramfs: Path | None
     rootfs: Path
     disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedImage:
+    """An image in the cache.
+
+    Attributes:
+        key: Names the contents.
+        name: The recipe's name.
+        tenant: Whose request built it.
+        reference: The image of a registry that it was made of; None for others.
+        digest: Its digest there.
+        stored_bytes: What it takes.
+        used_at_s: When it was last used.
+        snapshots: Those that need it, as far as they may be told.
+    """
+
+    key: str
+    name: str
+    tenant: Tenant
+    reference: str | None
+    digest: str | None
+    stored_bytes: int
+    used_at_s: float
+    snapshots: tuple[Tag, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSnapshotRequest:
+    """What a snapshot without a name is wanted of.
+
+    Attributes:
+        image: An image or a recipe.
+        changes: What is to be otherwise than in it.
+        pull: Whether a registry is asked for its digest though it is known.
+    """
+
+    image: RecipeSource
+    changes: RecipeChanges
+    pull: bool = False

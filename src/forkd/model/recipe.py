@@ -135,6 +135,21 @@ class StoredRecipe:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class RecipeEntry:
+    """A recipe in one of the operator's folders.
+
+    Attributes:
+        name: What a request names it by.
+        description: What it says of itself.
+        error: Why it cannot be used; None if it can.
+    """
+
+    name: str
+    description: str
+    error: str | None = None
+
+
 def parse_recipe_source(text: str, *, field: str = "recipe") -> RecipeSource:
     """Return what `text` names: a recipe by name, by path, or by what an upload answered.
 

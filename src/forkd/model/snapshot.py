@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class Snapshot:
         error: Why it failed; None unless `failed`.
         owner: Whose it is.
         shared: Whether every tenant may use it.
+        cached: Whether it may be removed for want of room, as nobody has named it.
     """
 
     tag: Tag
@@ -77,6 +79,7 @@ class Snapshot:
     pause_ms: float | None = None
     owner: Owner = DEFAULT_OWNER
     shared: bool = False
+    cached: bool = False
 
     @property
     def shared_fraction(self) -> float:
@@ -92,11 +95,25 @@ class SnapshotRequest:
         tag: Name of the snapshot, already checked.
         recipe: What is baked.
         changes: What is to be otherwise than in the recipe.
+        cached: Whether it may be removed for want of room.
     """
 
     tag: Tag
     recipe: RecipeSource
     changes: RecipeChanges = field(default_factory=RecipeChanges)
+    cached: bool = False
+
+
+CACHED_PREFIX = "image-"
+CACHED_DIGITS = 12
+"""The name of a snapshot that may go: this, and so many hex digits of what it is made of."""
+
+_CACHED = re.compile(rf"{CACHED_PREFIX}[0-9a-f]{{{CACHED_DIGITS}}}")
+
+
+def is_cached_name(tag: str) -> bool:
+    """Whether a name is kept for snapshots that may go."""
+    return _CACHED.fullmatch(tag) is not None
 
 
 @dataclass(frozen=True, slots=True)

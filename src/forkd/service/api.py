@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from forkd.model.filters import SandboxFilter
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId, SandboxName, Tag
-    from forkd.model.image import Image
     from forkd.model.output import Kept
     from forkd.model.pack import Unpacked, UnpackRequest
     from forkd.model.progress import Progress
-    from forkd.model.recipe import RecipeSource, StoredRecipe, UploadedRecipe
     from forkd.model.sandbox import (
         BranchOptions,
         BranchResult,
@@ -40,42 +38,10 @@ if TYPE_CHECKING:
         SandboxChange,
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
+    from forkd.service.api_images import ImageCache, Images, ImageSnapshots, Recipes
     from forkd.service.api_streams import ExecSession, FileReader
     from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
     from forkd.service.api_trees import Comparisons, Promotions, Trees
-
-
-class Recipes(Protocol):
-    """Uploaded recipes.  Scope `snapshots`."""
-
-    async def upload(self, caller: Caller, pieces: AsyncIterable[bytes]) -> StoredRecipe:
-        """Take a recipe's folder as a plain tar archive; one that is here already stays.
-
-        Raises:
-            InvalidRequest: The archive or the recipe holds what it may not; nothing is left of it.
-            CapacityError: There is no room for it, or too many are being uploaded.
-        """
-        ...
-
-    async def get(self, caller: Caller, recipe: UploadedRecipe) -> StoredRecipe:
-        """Return an uploaded recipe, which counts as used now."""
-        ...
-
-
-class Images(Protocol):
-    """Images.  Scope `snapshots`."""
-
-    def build(self, caller: Caller, recipe: RecipeSource) -> AsyncGenerator[Progress | Image, None]:
-        """Build the image of a recipe, unless it is built already; the last event is the image.
-
-        Raises:
-            NotFound: There is no such recipe; of a name, the error lists those that there are.
-            InvalidRequest: It is a path outside of the operator's folders, or a recipe that says
-                what it may not.
-            BuildError: It could not be built.
-            CapacityError: Too many builds wait already.
-        """
-        ...
 
 
 class Snapshots(Protocol):
@@ -498,6 +464,16 @@ class Host(Protocol):
     @property
     def images(self) -> Images:
         """See `Images`."""
+        ...
+
+    @property
+    def image_cache(self) -> ImageCache:
+        """The images that were built."""
+        ...
+
+    @property
+    def image_snapshots(self) -> ImageSnapshots:
+        """Snapshots of images."""
         ...
 
     @property

@@ -35,6 +35,8 @@ from forkd.service.egress import Egress
 from forkd.service.figures import Figures
 from forkd.service.guest_clocks import GuestClocks
 from forkd.service.guests import Guests
+from forkd.service.image_cache import ImageCache
+from forkd.service.image_snapshots import ImageSnapshots
 from forkd.service.images import Images
 from forkd.service.introduction import Introduction
 from forkd.service.jail import Jail
@@ -121,6 +123,8 @@ class Host:
     usage: UsageOfSandboxes
     networks: Networks
     secrets: Secrets
+    image_cache: ImageCache
+    image_snapshots: ImageSnapshots
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -152,6 +156,7 @@ async def open_host(
         await host.networks.begin()
         for owner in promoted:
             host.promotions.finish_in_background(owner)
+        host.image_cache.trim_soon()  # now that it is known which snapshots are used
         log.info("host opened", extra={"sandboxes": len(rows)})
         yield host
 
@@ -334,6 +339,7 @@ async def _compose(
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
     for_builds = (recipes, ground.cells, ledger, admission)
     images = stack.enter_context(Images(telemetry, settings, tasks, *for_builds))
+    await images.load()
     roster = Roster()
     catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     accounts = Accounts(ledger, catalog.tenant_of)
@@ -358,13 +364,17 @@ async def _compose(
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
     for_bakes = (store, catalog, images, upkeep, bakes)
+    snapshots = Snapshots(telemetry, settings, tasks, admission, *for_bakes)
+    budget_bytes = settings.image_cache_mib << 20
+    image_cache = ImageCache(telemetry, images, catalog, upkeep, store, tasks, budget_bytes)
+    for_images = (recipes, images, snapshots, image_cache, catalog, store)
     for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
     for_comparisons = (store, catalog, sandboxes, branches, jail, workers)
     for_figures = (catalog, zygotes, images, journal, lag, slots, workers)
     return Host(
         recipes=recipes,
         images=images,
-        snapshots=Snapshots(telemetry, settings, tasks, admission, *for_bakes),
+        snapshots=snapshots,
         chains=Chains(telemetry, catalog, sandboxes, branches, guests, compaction),
         packs=Packs(telemetry, settings.packs, *for_packs),
         sandboxes=sandboxes,
@@ -381,6 +391,8 @@ async def _compose(
         usage=UsageOfSandboxes(telemetry, roster, ground.cgroups, tops, workers),
         networks=Networks(telemetry, roster, records, egress),
         secrets=secrets,
+        image_cache=image_cache,
+        image_snapshots=ImageSnapshots(telemetry, settings, tasks, *for_images),
         telemetry=telemetry,
         tasks=tasks,
     ), rows

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+import logging
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from forkd.errors import QuotaExceeded
 from forkd.host import threads
 from forkd.host.process import Cancel
-from forkd.images import builder
+from forkd.images import builder, inventory
 from forkd.images.layout import Cache
 from forkd.images.resolving import resolve
 from forkd.images.steps import Build
@@ -24,9 +27,11 @@ from forkd.limits import (
     BUILDS_MAX,
     LONG_RETRY_S,
 )
-from forkd.model.caller import Scope
+from forkd.model.caller import Scope, Tenant
 from forkd.model.recipe import RegistryImage
 from forkd.model.tenant import Amounts
+from forkd.service.ledger import either
+from forkd.service.ledger import stored as stored_amounts
 from forkd.service.places import Places
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
@@ -37,11 +42,13 @@ if TYPE_CHECKING:
 
     from forkd.host.cells import Cell
     from forkd.images.apart import Cells as BuildCells
-    from forkd.images.builder import BuiltImage
-    from forkd.model.caller import Caller, Tenant
+    from forkd.images.builder import BuiltImage, Keep
+    from forkd.images.inventory import StoredImage
+    from forkd.model.caller import Caller
     from forkd.model.image import Image
     from forkd.model.progress import Progress
     from forkd.model.recipe import RecipeChanges, RecipeSource
+    from forkd.model.reference import ImageReference
     from forkd.service.admission import Admission
     from forkd.service.cells import Cells
     from forkd.service.ledger import Ledger
@@ -52,12 +59,53 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+IMAGE_KEPT_S = 600.0
+"""How long an image, or a snapshot that was made of one for `run`, is kept after its last use at
+least: whoever asked for it is about to use it."""
+
 BUILDS_WAITING_MAX = 32
 """Most builds that wait for one of these to end; one more is refused."""
 
 
+def _unknown() -> frozenset[str] | None:
+    """Say that it is not known which images are needed."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """What a build works with, in its thread.
+
+    Attributes:
+        cache: Where images are.
+        build: What tells how far it is.
+        cells: Where what is somebody else's is handled; None for this very process.
+    """
+
+    cache: Cache
+    build: Build
+    cells: BuildCells | None
+
+    def resolve(self, reference: ImageReference) -> str:
+        """Return the digest that a tag has now, and remember it.
+
+        Raises:
+            ForkdError: As `forkd.images.resolving.resolve`.
+        """
+        digest = resolve(str(reference), self.build, self.cells)
+        inventory.remember(self.cache, str(reference), digest)
+        return digest
+
+
 class Images:
-    """The images of one host; `forkd.service.api.Images` documents what a caller may ask."""
+    """The images of one host; `forkd.service.api.Images` documents what a caller may ask.
+
+    Attributes:
+        needed: Returns the keys of the images that snapshots need, as far as that is known.
+        on_built: Called in the event loop's thread whenever an image was built.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
@@ -76,6 +124,12 @@ class Images:
         self._cells = cells
         self._ledger = ledger
         self._admission = admission
+        self.needed: Callable[[], frozenset[str] | None] = _unknown
+        self.on_built: Callable[[], None] = _nothing
+        self._owned: dict[str, Tenant] = {}
+        ledger.make_room["snapshot_mib"] = either(
+            ledger.make_room.get("snapshot_mib"), self._make_room
+        )
         self._threads = threads.start(BUILDS_MAX, "forkd-build")
         self._wanted = Places("image builds", BUILDS_MAX + BUILDS_WAITING_MAX, LONG_RETRY_S)
         self._building = Places("image builds", BUILDS_MAX, LONG_RETRY_S)
@@ -116,6 +170,7 @@ class Images:
         recipe: RecipeSource,
         tell: Callable[[Progress], None],
         changes: RecipeChanges | None = None,
+        keep: Keep | None = None,
     ) -> BuiltImage:
         """Return the image of a recipe, built unless it is built already.
 
@@ -124,38 +179,55 @@ class Images:
             recipe: Which one, as a caller names it.
             tell: Called in the event loop's thread with each step.
             changes: What is to be otherwise than in the recipe; None for nothing.
+            keep: Keeps it beyond the cache, before anybody may remove it from there.
 
         Raises:
             CapacityError: As many builds wait as may.
             QuotaExceeded: The tenant may not have as much memory as a build is given.
             ForkdError: As `Recipes.read`, `resolve` and `forkd.images.builder.build`.
         """
+        self._ledger.check(caller.tenant, stored_amounts(1))  # rather now than after the build
+        settings = self._settings
+
+        def work(shop: Shop) -> BuiltImage:
+            pinned = _pinned(self._recipes.chosen(recipe), shop)
+            asked = self._recipes.read(pinned, changes)
+            given = (shop.cache, settings.agent, shop.build, shop.cells, keep)
+            return builder.build_recipe(asked, *given)
+
+        made = await self.work(caller, work, tell)
+        await self._charge(made.image.key)
+        return made
+
+    async def work(
+        self, caller: Caller, work: Callable[[Shop], T], tell: Callable[[Progress], None]
+    ) -> T:
+        """Do what a build does in a thread of the builds', as one of them; cancelling ends it.
+
+        Raises:
+            CapacityError: As many builds wait as may.
+            ForkdError: Whatever `work` raises.
+        """
         with self._wanted.take(caller):
             async with self._building.wait(caller):
-                return await self._build(caller.tenant, recipe, changes, tell)
+                return await self._work(caller.tenant, work, tell)
 
-    async def _build(
-        self,
-        tenant: Tenant,
-        source: RecipeSource,
-        changes: RecipeChanges | None,
-        tell: Callable[[Progress], None],
-    ) -> BuiltImage:
+    async def _work(
+        self, tenant: Tenant, work: Callable[[Shop], T], tell: Callable[[Progress], None]
+    ) -> T:
         loop = asyncio.get_running_loop()
         settings, cells = self._settings, self._cells
 
         def tell_from_thread(step: Progress) -> None:
             loop.call_soon_threadsafe(tell, step)
 
-        def work() -> BuiltImage:
-            build = Build(tell_from_thread, cancel, settings.registries)
+        def in_thread() -> T:
+            build = Build(tell_from_thread, cancel, settings.registries, tenant)
             cell = None if cells is None else partial(self._cell, cells, tenant, loop)
-            pinned = _pinned(self._recipes.chosen(source), build, cell)
-            recipe, cache = self._recipes.read(pinned, changes), Cache.open(settings.cache_dir)
-            return builder.build_recipe(recipe, cache, settings.agent, build, cell)
+            return work(Shop(Cache.open(settings.cache_dir), build, cell))
 
         with Cancel() as cancel:
-            building = loop.run_in_executor(self._threads, work)
+            building = loop.run_in_executor(self._threads, in_thread)
             try:
                 return await asyncio.shield(building)
             except asyncio.CancelledError:
@@ -165,6 +237,68 @@ class Images:
                 if not building.cancelled():
                     building.exception()  # it says that it was cancelled, and we know
                 raise
+
+    async def load(self) -> None:
+        """Count every image for whoever has built it."""
+        for image in await asyncio.to_thread(inventory.images_of, self._cache()):
+            self._count(image)
+
+    async def stored(self) -> tuple[StoredImage, ...]:
+        """Return the images in the cache, the one that was used longest ago first."""
+        return await asyncio.to_thread(inventory.images_of, self._cache())
+
+    async def remove(self, key: str, *, unused_since_s: float) -> bool:
+        """Remove an image from the cache; return whether it was there, and used by nobody since."""
+        cache = self._cache()
+        remove = partial(inventory.remove_image, cache, key, unused_since_s=unused_since_s)
+        removed = await to_end(asyncio.to_thread(remove))
+        if removed:
+            self._forget(key)
+            log.info("image removed", extra={"image": key})
+        return removed
+
+    def _cache(self) -> Cache:
+        return Cache.open(self._settings.cache_dir)
+
+    async def _charge(self, key: str) -> None:
+        """Count an image that was just built, or remove it if its tenant may not have so much."""
+        if key in self._owned:
+            return
+        image = await asyncio.to_thread(inventory.image_of, self._cache(), key)
+        if image is None:
+            return
+        tenant, amounts = Tenant(image.tenant), stored_amounts(image.stored_bytes)
+        try:
+            self._ledger.recount(_key(key), tenant, amounts)
+        except QuotaExceeded:
+            await self.remove(key, unused_since_s=time.time())
+            raise
+        self._owned[key] = tenant
+        self.on_built()
+
+    def _count(self, image: StoredImage) -> None:
+        self._owned[image.key] = Tenant(image.tenant)
+        amounts = stored_amounts(image.stored_bytes)
+        self._ledger.count(_key(image.key), Tenant(image.tenant), amounts)
+
+    def _forget(self, key: str) -> None:
+        self._owned.pop(key, None)
+        self._ledger.release(_key(key))
+
+    def _make_room(self, tenant: Tenant) -> bool:
+        """Remove the image of a tenant that no snapshot needs and that was used longest ago."""
+        needed = self.needed()
+        if needed is None or not any(owner == tenant for owner in self._owned.values()):
+            return False
+        unused_since_s = time.time() - IMAGE_KEPT_S
+        for image in inventory.images_of(self._cache()):
+            mine = self._owned.get(image.key) == tenant and image.key not in needed
+            if mine and inventory.remove_image(
+                self._cache(), image.key, unused_since_s=unused_since_s
+            ):
+                self._forget(image.key)
+                return True
+        return False
 
     @contextlib.contextmanager
     def _cell(
@@ -192,12 +326,20 @@ class Images:
         return asked_mib
 
 
-def _pinned(source: RecipeSource, build: Build, cells: BuildCells | None) -> RecipeSource:
+def _pinned(source: RecipeSource, shop: Shop) -> RecipeSource:
     """Return an image of a registry with the digest that its tag has now; blocks."""
     if not isinstance(source, RegistryImage) or source.reference.digest is not None:
         return source
-    digest = resolve(str(source.reference), build, cells)
-    return replace(source, reference=source.reference.pinned(digest))
+    return replace(source, reference=source.reference.pinned(shop.resolve(source.reference)))
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _key(image_key: str) -> str:
+    """Return under what the ledger counts an image."""
+    return f"image:{image_key}"
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ machine that is baked.  Of a branch its seed counts besides, with the memory of 
 as there are siblings that are reset to it; of a snapshot that is forked its zygote, with the memory
 that it holds.  A snapshot counts with what it takes in the store, and while it is written with the
 most that it can take.  An uploaded recipe counts like a snapshot, for the tenant that has uploaded
-it first.
+it first; so does an image in the cache, for the tenant whose request has built it.
 """
 
 from __future__ import annotations
@@ -230,6 +230,16 @@ def most_stored_bytes(snapshot: Snapshot, disk_limit_mib: int | None) -> int:
     if disk_limit_mib is not None:
         disk_bytes = min(disk_bytes, disk_limit_mib * _MIB)
     return snapshot.memory_bytes + disk_bytes
+
+
+def either(
+    first: Callable[[Tenant], bool] | None, second: Callable[[Tenant], bool]
+) -> Callable[[Tenant], bool]:
+    """Return what gives up something of the one kind, or else of the other."""
+    if first is None:
+        return second
+    before = first
+    return lambda tenant: before(tenant) or second(tenant)
 
 
 def stored(size_bytes: int) -> Amounts:

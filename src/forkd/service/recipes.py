@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from forkd.errors import CapacityError, InvalidRequest, QuotaExceeded
+from forkd.errors import CapacityError, ForkdError, InvalidRequest, QuotaExceeded
 from forkd.host import archives, files
 from forkd.images.direct import changed, recipe_of
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
@@ -29,6 +29,7 @@ from forkd.limits import (
 from forkd.model.caller import Scope
 from forkd.model.recipe import (
     NamedRecipe,
+    RecipeEntry,
     RegistryImage,
     StoredRecipe,
     UploadedRecipe,
@@ -42,6 +43,7 @@ from forkd.service.supervision import TaskKind, to_end
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
@@ -59,6 +61,9 @@ UPLOADS_MAX = 8
 
 UNUSED_S_MAX = 7 * 24 * 3_600.0
 """How long an uploaded recipe that no build uses is kept: a week."""
+
+RECIPES_LISTED_MAX = 10_000
+"""Most of the operator's recipes that are listed."""
 
 IN_USE_S_MAX = 6 * 3_600.0
 """How long an uploaded recipe may be in use since somebody has asked for it: a build, and the bake
@@ -158,6 +163,15 @@ class Recipes:
         """Return an uploaded recipe, which is kept for another while."""
         return await self._workers.run(caller, partial(self._describe, recipe))
 
+    @use_case("list_recipes", Scope.SNAPSHOTS)
+    async def list(self, caller: Caller) -> tuple[RecipeEntry, ...]:
+        """Return the operator's recipes, by name; of those of one name the one that is used."""
+        return await self._workers.run(caller, self._entries)
+
+    def _entries(self) -> tuple[RecipeEntry, ...]:
+        names = sorted(self._names())
+        return tuple(_entry(name, self._named(name)) for name in names[:RECIPES_LISTED_MAX])
+
     def chosen(self, source: RecipeSource) -> RecipeSource:
         """Return the operator's recipe that has the name of an image, which goes first; blocks."""
         if isinstance(source, RegistryImage) and source.name is not None:
@@ -194,7 +208,7 @@ class Recipes:
             return FoundRecipe(self._named(source.name), confined=False)
         return FoundRecipe(self._inside(source), confined=False)
 
-    async def tidy(self, *, dry_run: bool = False) -> list[Removed]:
+    async def tidy(self, *, dry_run: bool = False) -> builtins.list[Removed]:
         """Remove uploaded recipes that no build has used for long."""
         unused = await asyncio.to_thread(self._store.unused, time.time() - UNUSED_S_MAX)
         removed = []
@@ -290,11 +304,12 @@ class Recipes:
     def _named(self, name: str) -> Path:
         if (found := self._look(name)) is not None:
             return found
+        raise no_recipe(name, self._names())
+
+    def _names(self) -> set[str]:
         present = (files.entries(each) for each in self._folders if files.is_folder(each))
         known = (each for entries in present for each in entries)
-        raise no_recipe(
-            name, [each.name for each in known if files.is_there(each / RECIPE_FILE_NAME)]
-        )
+        return {each.name for each in known if files.is_there(each / RECIPE_FILE_NAME)}
 
     def _inside(self, path: Path) -> Path:
         real = files.real_path(path)
@@ -306,6 +321,14 @@ class Recipes:
             "operator add its folder to FORKD_RECIPE_DIRS",
             field="recipe",
         )
+
+
+def _entry(name: str, folder: Path) -> RecipeEntry:
+    """Return what a recipe says of itself."""
+    try:
+        return RecipeEntry(name, load_recipe(folder).description)
+    except ForkdError as error:
+        return RecipeEntry(name, "", str(error))
 
 
 def _key(recipe: UploadedRecipe) -> str:

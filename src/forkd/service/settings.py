@@ -135,6 +135,8 @@ class HostSettings:
             daemon's, not in cells.
         build_network: What downloads of builds may reach; None for all that this host does.
         registries: Which registries need no TLS, and credentials for them.
+        image_cache_mib: What images that no named snapshot needs, and snapshots of images without a
+            name, may take together.
         filtered: Whether these processes may make only the system calls that they need.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
         egress_proxy: By which proxy connections of sandboxes go out; None for straight.
@@ -168,6 +170,7 @@ class HostSettings:
     rootless_jail: bool = False
     build_uids: UidRange | None = None
     build_network: NetworkPolicy | None = None
+    image_cache_mib: int = limits.IMAGE_CACHE_MIB_DEFAULT
     registries: Registries = field(default_factory=Registries)
     filtered: bool = True
     dns: tuple[tuple[str, int], ...] = ()

@@ -1,7 +1,7 @@
 """Snapshots on disk: a folder per tag that is whole or absent.
 
     <state>/staging/         what is being written, replaced or removed; emptied at start
-    <state>/snapshots/<tag>/ manifest.json, state, memory, disk.layer
+    <state>/snapshots/<tag>/ manifest.json, state, memory, disk.layer; `cached` in one that may go
     <state>/images/<key>/    rootfs.ext4: the layer below every disk of that image
 
 A folder gets its name by one rename after everything in it is on disk.  Every method
@@ -33,6 +33,8 @@ STATE_FILE = "state"
 MEMORY_FILE = "memory"
 LAYER_FILE = "disk.layer"
 ROOTFS_FILE = "rootfs.ext4"
+CACHED_FILE = "cached"
+"""Marks a snapshot that may be removed for want of room; changed when it is used."""
 
 _REPLACED = "replaced-"
 """Begins the name under which a snapshot waits in staging until its successor has its place."""
@@ -204,6 +206,18 @@ class SnapshotStore:
             ) from error
         check_link(tag, child, manifest)
         return manifest
+
+    def mark_cached(self, staged: Path) -> None:
+        """Have a staged snapshot be one that may be removed for want of room."""
+        files.write_atomic(staged / CACHED_FILE, b"")
+
+    def cached_used_at_s(self, tag: Tag) -> float | None:
+        """Return when a snapshot was last used that may go; None for any other."""
+        return files.changed_at_s(self.folder(tag) / CACHED_FILE)
+
+    def touch_cached(self, tag: Tag) -> None:
+        """Note that a snapshot that may go is used now."""
+        files.touch(self.folder(tag) / CACHED_FILE)
 
     def delete(self, tag: Tag) -> None:
         """Remove a snapshot, its name in one step, then its files; one that is gone is fine.

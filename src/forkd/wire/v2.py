@@ -174,6 +174,9 @@ class SnapshotInfo(Answer):
     tenant: str = "default"
     created_by: str = Field(default="", description="Whose request made it: a token, a user.")
     shared: bool = Field(default=False, description="Every tenant may use it.")
+    cached: bool = Field(
+        default=False, description="Made of an image without a name; removed for want of room."
+    )
 
 
 class SnapshotInfoDetail(SnapshotInfo):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.requests import HTTPConnection
 
+from forkd.daemon import streaming
 from forkd.daemon.bodies import BoundedRoute
 from forkd.daemon.peers import CALLER, HELD
 from forkd.model.caller import Caller
 from forkd.model.ids import SandboxId, Tag, parse_sandbox_ref, parse_tag
 from forkd.model.output import Kept
-from forkd.service import api, api_team, api_trees
+from forkd.service import api, api_images, api_team, api_trees
 from forkd.wire.parts import Page
 from forkd.wire.v2 import ErrorBody
 
@@ -75,8 +76,10 @@ async def _tag(tag: Annotated[str, Path(description="Name of a snapshot.")]) -> 
 
 
 CallerOf = Annotated[Caller, Depends(_caller)]
-RecipesOf = Annotated[api.Recipes, Depends(_component("recipes"))]
-ImagesOf = Annotated[api.Images, Depends(_component("images"))]
+RecipesOf = Annotated[api_images.Recipes, Depends(_component("recipes"))]
+ImagesOf = Annotated[api_images.Images, Depends(_component("images"))]
+ImageCacheOf = Annotated[api_images.ImageCache, Depends(_component("image_cache"))]
+ImageSnapshotsOf = Annotated[api_images.ImageSnapshots, Depends(_component("image_snapshots"))]
 SnapshotsOf = Annotated[api.Snapshots, Depends(_component("snapshots"))]
 ChainsOf = Annotated[api.Chains, Depends(_component("chains"))]
 PacksOf = Annotated[api.Packs, Depends(_component("packs"))]
@@ -103,6 +106,22 @@ PageOf = Annotated[Page, Query()]
 def bytes_as(media_type: str) -> dict[str, Any]:
     """Return OpenAPI's description of a body that is bytes."""
     return {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+def streamed(event: str) -> dict[int | str, dict[str, Any]]:
+    """Return OpenAPI's description of an answer that may come as a stream of events."""
+    content = {streaming.NDJSON: {"schema": {"$ref": f"#/components/schemas/{event}"}}}
+    return {
+        200: {
+            "description": "Events, one a line, for `Accept: " + streaming.NDJSON + "`",
+            "content": content,
+        }
+    }
+
+
+def wants_stream(request: Request) -> bool:
+    """Whether a client asks for events."""
+    return streaming.NDJSON in request.headers.get("accept", "")
 
 
 def router(noun: str) -> APIRouter:

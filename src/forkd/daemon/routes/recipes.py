@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from forkd.daemon import convert
+from forkd.daemon import convert, convert_images
 from forkd.daemon.bodies import takes_upload
 from forkd.daemon.routes import CallerOf, RecipesOf, bytes_as, router
 from forkd.errors import InvalidRequest
 from forkd.model.caller import Scope
 from forkd.model.recipe import parse_uploaded
-from forkd.wire import v2
+from forkd.wire import v2, v2_images
 
 routes = router("recipes")
 
@@ -31,6 +31,12 @@ async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) 
     if kind != TAR:
         raise InvalidRequest(f"the body must be {TAR}, not {kind[:80]}", field="body")
     return convert.recipe(await recipes.upload(caller, request.stream()))
+
+
+@routes.get("/v2/recipes", operation_id="list_recipes")
+async def list_recipes(caller: CallerOf, recipes: RecipesOf) -> list[v2_images.HostRecipe]:
+    """List the recipes of the daemon's host, by name."""
+    return [convert_images.host_recipe(each) for each in await recipes.list(caller)]
 
 
 @routes.get("/v2/recipes/{recipe}", operation_id="get_recipe")

@@ -1,8 +1,8 @@
-"""Snapshots and the images under them: make, list, look, remove, tidy."""
+"""Snapshots: make, list, look, remove, tidy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Request, Response
 
@@ -12,36 +12,21 @@ from forkd.daemon.pages import PAGED, page_of
 from forkd.daemon.routes import (
     CallerOf,
     ChainsOf,
-    ImagesOf,
     PageOf,
     SandboxesOf,
     SnapshotsOf,
     TagOf,
     router,
+    streamed,
+    wants_stream,
 )
 from forkd.model.caller import Scope
 from forkd.model.filters import SandboxFilter
 from forkd.model.ids import parse_tag
-from forkd.model.image import Image
-from forkd.model.recipe import parse_recipe_source
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from forkd.wire import v2, v2_rights
 
 routes = router("snapshots")
-
-
-def _streamed(event: object) -> dict[int | str, dict[str, Any]]:
-    content = {streaming.NDJSON: {"schema": {"$ref": f"#/components/schemas/{event}"}}}
-    return {
-        200: {
-            "description": "Events, one a line, for `Accept: " + streaming.NDJSON + "`",
-            "content": content,
-        }
-    }
-
-
-def _wants_stream(request: Request) -> bool:
-    return streaming.NDJSON in request.headers.get("accept", "")
 
 
 @routes.post(
@@ -50,7 +35,7 @@ def _wants_stream(request: Request) -> bool:
     status_code=201,
     response_model=v2.SnapshotInfo,
     responses={
-        **_streamed("SnapshotStreamEvent"),
+        **streamed("SnapshotStreamEvent"),
         202: {"model": v2.SnapshotInfo, "description": "It is being written, for `wait` false"},
     },
 )
@@ -69,7 +54,7 @@ async def create_snapshot(
         source = chains.extend(caller, wanted)
     else:
         source = snapshots.bake(caller, wanted)
-    if _wants_stream(request):
+    if wants_stream(request):
         return await streaming.events(source, convert.snapshot_event)
     made = await streaming.last(source, Snapshot)
     response.status_code = 202 if made.status is SnapshotStatus.WRITING else 201
@@ -134,21 +119,3 @@ async def gc_snapshots(
     """Remove what is unused: leftovers, failures, orphans, idle images."""
     dry_run = body is not None and body.dry_run
     return convert.removed(await snapshots.tidy(caller, dry_run=dry_run))
-
-
-@routes.post(
-    "/v2/images",
-    operation_id="build_image",
-    status_code=201,
-    response_model=v2.ImageInfo,
-    responses=_streamed("ImageStreamEvent"),
-)
-@takes_body(Scope.SNAPSHOTS)
-async def build_image(
-    body: v2.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
-) -> Response | v2.ImageInfo:
-    """Build the image of a recipe, unless it is built already."""
-    source = images.build(caller, parse_recipe_source(body.recipe))
-    if _wants_stream(request):
-        return await streaming.events(source, convert.image_event)
-    return convert.image(await streaming.last(source, Image))

@@ -15,12 +15,25 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forkd.errors import CapacityError, Conflict, Forbidden, NotFound, StoreError
+from forkd.errors import (
+    CapacityError,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    StoreError,
+)
 from forkd.limits import CHAIN_DEPTH_MAX, SNAPSHOTS_MAX, WRITING_WAIT_S
 from forkd.model.caller import DEFAULT_OWNER, Owner, touch
 from forkd.model.event import EventKind
 from forkd.model.listing import some
-from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.model.snapshot import (
+    CACHED_DIGITS,
+    CACHED_PREFIX,
+    Snapshot,
+    SnapshotStatus,
+    is_cached_name,
+)
 from forkd.service.ledger import stored as stored_amounts
 from forkd.service.snapshots import stored
 from forkd.service.snapshots.shelf import Shelf, Write
@@ -213,7 +226,7 @@ class Catalog:
 
     # Changing
 
-    async def claim(
+    async def claim(  # noqa: PLR0913 - what is known of it
         self,
         tag: Tag,
         owner: Owner,
@@ -221,6 +234,7 @@ class Catalog:
         source: SandboxId | None = None,
         *,
         expected_bytes: int = 1,
+        cached: bool = False,
     ) -> None:
         """Take a tag for a snapshot that is written from now on; end it with `settle`.
 
@@ -230,8 +244,10 @@ class Catalog:
             parent: What it will be a difference against.
             source: The sandbox that it is taken of.
             expected_bytes: The most that it can take, as far as that is known; see `expect`.
+            cached: Whether it may be removed for want of room.
 
         Raises:
+            InvalidRequest: The tag is one of those that are kept for such snapshots.
             Conflict: The tag is taken, or what had it is being removed; the parent is not ready,
                 or has `CHAIN_DEPTH_MAX` under it.
             CapacityError: There are too many snapshots.
@@ -239,7 +255,7 @@ class Catalog:
             StoreError: The parent is damaged, or the claim could not be written down.
             QuotaExceeded: The tenant may not have so much stored.
         """
-        made = self.check_claim(tag, parent)
+        made = self.check_claim(tag, parent, cached=cached)
         self._ledger.check(owner.tenant, stored_amounts(expected_bytes))
         before = self.shelf.failed.pop(tag, None)
         self.shelf.writing[tag] = Write(replace(made, source=source))
@@ -264,8 +280,14 @@ class Catalog:
         owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
         self._ledger.recount(_key(tag), owner.tenant, stored_amounts(expected_bytes))
 
-    def check_claim(self, tag: Tag, parent: Tag | None = None) -> Snapshot:
+    def check_claim(self, tag: Tag, parent: Tag | None = None, *, cached: bool = False) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""
+        if is_cached_name(tag) and not cached:
+            raise InvalidRequest(
+                f"tag: {tag!r} is kept for snapshots that forkd makes of images; choose a name "
+                f"that is not {CACHED_PREFIX!r} and {CACHED_DIGITS} hex digits",
+                field="tag",
+            )
         if tag in self.shelf.writing:
             raise Conflict(f"snapshot {tag} is being written already", tag=tag)
         if tag in self.shelf.known:

@@ -81,7 +81,7 @@ class Snapshots:
     async def _baking(
         self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
-        await self.catalog.claim(request.tag, caller.owner)
+        await self.catalog.claim(request.tag, caller.owner, cached=request.cached)
         made: Snapshot | None = None
 
         async def work(tell: Callable[[Progress], None]) -> None:
@@ -143,23 +143,25 @@ class Snapshots:
         self, caller: Caller, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
         async with staged_folder(self.store) as staged:
-            built = await self.images.built(caller, request.recipe, tell, request.changes)
+            built = await self.images.built(
+                caller, request.recipe, tell, request.changes, self.store.keep_rootfs
+            )
             shape = _shape(self.catalog.get(request.tag), built)
             most_bytes = most_stored_bytes(shape, self.settings.disks.limit_mib)
             self.catalog.expect(request.tag, most_bytes)
-            tell(Progress("image", None, f"keeping image {built.image.key}"))
-            rootfs = await to_end(
-                asyncio.to_thread(self.store.keep_rootfs, built.image.key, built.image.rootfs)
-            )
 
             def waits() -> None:
                 tell(Progress("boot", None, "waiting for other machines to be baked"))
 
             async with self.leases.take(caller, shape, waits) as lease:
-                baked = await bake(self.settings, BakePlan(built, rootfs, staged, lease), tell)
+                baked = await bake(
+                    self.settings, BakePlan(built, built.image.rootfs, staged, lease), tell
+                )
             self.catalog.expect(request.tag, sum(file.bytes for file in baked.files))
             created_at = self.catalog.get(request.tag).created_at
             manifest = _manifest(request.tag, created_at, built, baked)
+            if request.cached:
+                await asyncio.to_thread(self.store.mark_cached, staged)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
             return from_manifest(manifest, self.store)
 

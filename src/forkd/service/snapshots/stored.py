@@ -111,6 +111,7 @@ def from_manifest(manifest: Manifest, store: SnapshotStore) -> Snapshot:
         directory=store.folder(tag),
         source=None if link is None or link.source is None else SandboxId(link.source),
         pause_ms=None if link is None else link.pause_ms,
+        cached=store.cached_used_at_s(tag) is not None,
     )
 
 

@@ -103,6 +103,34 @@ class Upkeep:
         removed += await to_end(self.recipes.tidy(dry_run=dry_run))
         return tuple(removed)
 
+    async def evict(self, tag: Tag) -> bool:
+        """Remove a snapshot that may go, unless somebody needs it; return whether it went.
+
+        Raises:
+            ForkdError: It could not be removed.
+        """
+        if not self.may_evict(tag):
+            return False
+        with self.catalog.shelf.locked([tag], "being removed"):
+            await to_end(self._remove(tag))
+        log.info("cached snapshot removed to make room", extra={"tag": tag})
+        await self.drop_unused_images()
+        return True
+
+    def may_evict(self, tag: Tag) -> bool:
+        """Whether a snapshot is one that may go, and nobody needs it now."""
+        shelf = self.catalog.shelf
+        found = shelf.known.get(tag)
+        return (
+            found is not None
+            and found.cached
+            and not shelf.is_locked(tag)
+            and tag not in shelf.writing
+            and not shelf.dependents(tag)
+            and not self.catalog.users([tag])
+            and not self.zygotes.in_use(tag)
+        )
+
     async def drop_unused_images(self) -> None:
         """Remove the images that no snapshot needs, unless one may be on its way.
 
