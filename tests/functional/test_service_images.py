@@ -80,17 +80,19 @@ async def test_a_build_takes_no_more_memory_than_its_tenant_may_have(fake_host: 
         store, workers = RecipeStore(fake_host.settings.state_dir), Workers()
         recipes = Recipes(Telemetry(), folders, store, workers, ledger, tasks)
         given = (recipes, cast("Cells", cells), ledger, admission)
-        with workers, Images(Telemetry(), fake_host.settings, tasks, *given) as images:
+        made = Images(Telemetry(), fake_host.settings, tasks, *given)
+        with workers:
+            async with made as images:
 
-            async def build(quota_mib: int | None) -> None:
-                ledger.quotas[CALLER.tenant] = Quotas(memory_mib=quota_mib)
-                await images.built(CALLER, recipe, lambda _: None)
+                async def build(quota_mib: int | None) -> None:
+                    ledger.quotas[CALLER.tenant] = Quotas(memory_mib=quota_mib)
+                    await images.built(CALLER, recipe, lambda _: None)
 
-            with pytest.raises(QuotaExceeded):
-                await build(least_mib - 1)
-            for quota_mib in (least_mib, least_mib + 1, None):
-                with pytest.raises(BuildStopped):
-                    await build(quota_mib)
+                with pytest.raises(QuotaExceeded):
+                    await build(least_mib - 1)
+                for quota_mib in (least_mib, least_mib + 1, None):
+                    with pytest.raises(BuildStopped):
+                        await build(quota_mib)
 
     most_mib = BUILD_MEMORY_BYTES_MAX >> 20
     assert cells.memory_mib == [least_mib, least_mib + 1, most_mib]

@@ -11,6 +11,7 @@ wrong ends in one `BuildError` (or `InvalidRequest` for the recipe), and leaves 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -151,7 +152,8 @@ def build_rootfs(  # noqa: PLR0913, PLR0917 - what it is made of, and where
     with cache.lock(f"image-{key}", wait):
         if files.is_there(folder):
             build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
-            files.touch(folder)  # it is used now
+            with contextlib.suppress(HostError):  # a cache that others only read
+                files.touch(folder)
             return _kept(_stored(folder), keep)
         with cache.partial(folder, remove) as aside:
             planned = plan.plan_of(recipe, key, chosen_modules, build.registries)

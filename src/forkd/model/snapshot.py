@@ -111,9 +111,18 @@ CACHED_DIGITS = 12
 _CACHED = re.compile(rf"{CACHED_PREFIX}[0-9a-f]{{{CACHED_DIGITS}}}")
 
 
-def is_cached_name(tag: str) -> bool:
-    """Whether a name is kept for snapshots that may go."""
-    return _CACHED.fullmatch(tag) is not None
+def check_name(tag: str, *, cached: bool) -> None:
+    """Return if a snapshot may be named so, one that may go or any other.
+
+    Raises:
+        InvalidRequest: The name is kept for snapshots that may go.
+    """
+    if not cached and _CACHED.fullmatch(tag):
+        raise InvalidRequest(
+            f"tag: {tag!r} is kept for snapshots that forkd makes of images; choose a name that is "
+            f"not {CACHED_PREFIX!r} and {CACHED_DIGITS} hex digits",
+            field="tag",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,8 +328,7 @@ async def _compose(
     """Reap and tidy, and give each component what it works with."""
     store, pending, records, jail = ground.store, ground.pending, ground.records, ground.jail
     journal, rows = await _recover(settings, telemetry, ground, stack)
-    uploaded = RecipeStore(settings.state_dir)
-    await _prepare(store, pending, uploaded)
+    await _prepare(store, pending, uploaded := RecipeStore(settings.state_dir))
     tasks, clock = Supervisor(), WallClock()
     ledger, tokens, tenants = await _open_rights(telemetry, records, clock)
     introduction, secrets = await _open_secrets(settings, telemetry, records)
@@ -337,17 +336,14 @@ async def _compose(
     recipes = Recipes(telemetry, settings.recipe_dirs, uploaded, workers, ledger, tasks)
     await recipes.load()
     admission = Admission(settings.admission, ledger, settings.tops_dir, settings.disks.reserve_mib)
-    for_builds = (recipes, ground.cells, ledger, admission)
-    images = stack.enter_context(Images(telemetry, settings, tasks, *for_builds))
-    await images.load()
+    made_with = (recipes, ground.cells, ledger, admission)
+    images = await stack.enter_async_context(Images(telemetry, settings, tasks, *made_with))
     roster = Roster()
     catalog = Catalog(store, pending, records, ledger, journal, roster.users_of)
     accounts = Accounts(ledger, catalog.tenant_of)
     zygotes = await stack.enter_async_context(ZygotePool(settings, store, tasks, jail, accounts))
     await stack.enter_async_context(tasks)
-    for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
-        tasks.run(TaskKind.JOURNAL, work, what, vital=True)
-    tasks.run(TaskKind.CLOCK, clock.watch(), "of the host", vital=True)
+    _begin_vital_tasks(tasks, journal, clock)
     clock.on_step.append(GuestClocks(tasks, roster).note_step)
     await catalog.load()
     upkeep = Upkeep(telemetry, settings, store, pending, records, catalog, zygotes, recipes)
@@ -356,8 +352,7 @@ async def _compose(
     for_forks = (admission, leases, ledger, journal, roster, catalog, zygotes, introduction, clock)
     sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
     guests = Guests(telemetry, roster, introduction)
-    lag = stack.enter_context(LoopLag())
-    tops = files.real_path(settings.tops_dir)
+    lag, tops = stack.enter_context(LoopLag()), files.real_path(settings.tops_dir)
     growth = Growth(settings.budgets, roster)
     writer = LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
@@ -365,8 +360,7 @@ async def _compose(
     bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
     for_bakes = (store, catalog, images, upkeep, bakes)
     snapshots = Snapshots(telemetry, settings, tasks, admission, *for_bakes)
-    budget_bytes = settings.image_cache_mib << 20
-    image_cache = ImageCache(telemetry, images, catalog, upkeep, store, tasks, budget_bytes)
+    image_cache = ImageCache(telemetry, settings, images, catalog, upkeep, store, tasks)
     for_images = (recipes, images, snapshots, image_cache, catalog, store)
     for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
     for_comparisons = (store, catalog, sandboxes, branches, jail, workers)
@@ -396,6 +390,13 @@ async def _compose(
         telemetry=telemetry,
         tasks=tasks,
     ), rows
+
+
+def _begin_vital_tasks(tasks: Supervisor, journal: Journal, clock: WallClock) -> None:
+    """Run what the host cannot go on without."""
+    for work, what in ((journal.write(), "events"), (journal.tell(), "followers")):
+        tasks.run(TaskKind.JOURNAL, work, what, vital=True)
+    tasks.run(TaskKind.CLOCK, clock.watch(), "of the host", vital=True)
 
 
 def _note_recovered(journal: Journal, recovered: Recovered) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.snapshot import Snapshot
     from forkd.service.images import Images
+    from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.snapshots.upkeep import Upkeep
     from forkd.service.supervision import Supervisor
@@ -43,12 +44,12 @@ class ImageCache:
     """The image cache of one host; `forkd.service.api_images` documents what a caller may ask.
 
     Args:
+        settings: What it may take.
         images: What is in the cache.
         catalog: Which snapshots there are.
         upkeep: Removes those that may go.
         store: Knows when they were last used.
         tasks: Has the cache trimmed after a build.
-        budget_bytes: What may go at all may take so much.
 
     Attributes:
         changing: Held by whoever removes snapshots that may go, or is about to use one.
@@ -57,12 +58,12 @@ class ImageCache:
     def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         telemetry: Telemetry,
+        settings: HostSettings,
         images: Images,
         catalog: Catalog,
         upkeep: Upkeep,
         store: SnapshotStore,
         tasks: Supervisor,
-        budget_bytes: int,
     ) -> None:
         self.telemetry = telemetry
         self.changing = asyncio.Lock()
@@ -71,7 +72,7 @@ class ImageCache:
         self._upkeep = upkeep
         self._store = store
         self._tasks = tasks
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = settings.image_cache_mib << 20
         images.needed = self._needed
         images.on_built = self.trim_soon
 

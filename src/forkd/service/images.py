@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from forkd.errors import QuotaExceeded
+from forkd.errors import ForkdError, QuotaExceeded
 from forkd.host import threads
 from forkd.host.process import Cancel
 from forkd.images import builder, inventory
@@ -144,10 +144,18 @@ class Images:
         """How many wait for one of these to end."""
         return self._wanted.used - self.running
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        """Count every image for whoever has built it."""
+        try:
+            found = await self.stored()
+        except ForkdError as error:  # builds will say so, too
+            log.warning("image cache cannot be read", extra={"error": str(error)})
+            found = ()
+        for image in found:
+            self._count(image)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the threads; builds have ended with the tasks that wanted them."""
         self._threads.shutdown()
 
@@ -237,11 +245,6 @@ class Images:
                 if not building.cancelled():
                     building.exception()  # it says that it was cancelled, and we know
                 raise
-
-    async def load(self) -> None:
-        """Count every image for whoever has built it."""
-        for image in await asyncio.to_thread(inventory.images_of, self._cache()):
-            self._count(image)
 
     async def stored(self) -> tuple[StoredImage, ...]:
         """Return the images in the cache, the one that was used longest ago first."""

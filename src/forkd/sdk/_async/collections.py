@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -23,6 +23,7 @@ from forkd.wire.v2 import (
     SnapshotInfo,
     SnapshotInfoDetail,
 )
+from forkd.wire.v2_images import CachedImageInfo, ImageSnapshot
 from forkd.wire.v2_packs import Unpacked
 from forkd.wire.v2_rights import SnapshotShare
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
+_IMAGES = TypeAdapter(list[CachedImageInfo])
 _SNAPSHOTS = TypeAdapter(list[SnapshotInfo])
 _SANDBOXES = TypeAdapter(list[SandboxInfo])
 
@@ -106,6 +108,46 @@ class AsyncSnapshots:
             disk_mib=disk_mib,
         )
         event = await self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
+        return event.snapshot
+
+    async def for_image(  # noqa: PLR0913 - one for each member
+        self,
+        image: str | PathLike[str],
+        *,
+        memory_mib: int | None = None,
+        vcpus: int | None = None,
+        disk_mib: int | None = None,
+        pull: Literal["missing", "always"] = "missing",
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> SnapshotInfo:
+        """Return a ready snapshot of an image, baked the first time that it is asked for.
+
+        The snapshot has no name of its own. The daemon removes it when its image cache is full and
+        no sandbox uses it, but not within ten minutes after it was asked for.
+
+        Args:
+            image: As of `create`.
+            memory_mib: Memory of each fork, an even number.
+            vcpus: Virtual CPUs of each fork.
+            disk_mib: Disk size of each fork.
+            pull: `"always"` asks the registry which image the tag names now; `"missing"` uses the
+                one that it named last, if that is still in the daemon's cache.
+            on_progress: Called with each step, as it comes; not called for one that is ready.
+
+        Raises:
+            NotFound: There is no such image.
+            BuildError: It could not be built, or its machine not be baked.
+        """
+        named = await self._recipes.image_reference(image, on_progress)
+        request = build(
+            ImageSnapshot,
+            image=named,
+            memory_mib=memory_mib,
+            vcpus=vcpus,
+            disk_mib=disk_mib,
+            pull=pull,
+        )
+        event = await self._http.events("/v2/snapshots:image", request, SnapshotEvent, on_progress)
         return event.snapshot
 
     async def link(  # noqa: PLR0913 - one for each member
@@ -289,6 +331,23 @@ class AsyncImages:
         request = build(ImageBuild, recipe=named)
         event = await self._http.events("/v2/images", request, ImageEvent, on_progress)
         return event.image
+
+    async def list(self) -> builtins.list[CachedImageInfo]:
+        """Return the images in the cache, the one that was used last first."""
+        return await self._http.call(_IMAGES, "GET", "/v2/images")
+
+    async def remove(self, key: str) -> None:
+        """Remove an image from the cache.
+
+        Args:
+            key: Its key, as `list` has it.
+
+        Raises:
+            NotFound: There is no such image.
+            Conflict: A snapshot needs it.
+        """
+        path = f"/v2/images/{self._http.quoted(key)}"
+        await self._http.send("DELETE", path, timeout_s=WRITE_TIMEOUT_S)
 
 
 class AsyncSandboxCollection:

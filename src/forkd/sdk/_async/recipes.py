@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from forkd.errors import NotFound
 from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._transport import async_pieces
 from forkd.wire.v2 import ProgressEvent, RecipeInfo
+from forkd.wire.v2_images import HostRecipe
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import AsyncIterator, Callable
     from os import PathLike
 
@@ -20,12 +24,18 @@ if TYPE_CHECKING:
 TOLD_BYTES = 8 * 1024 * 1024
 """How far an upload comes between two steps; of a shorter one nothing is told."""
 
+_RECIPES = TypeAdapter(list[HostRecipe])
+
 
 class AsyncRecipes:
     """The recipes of a daemon."""
 
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
+
+    async def list(self) -> builtins.list[HostRecipe]:
+        """Return the recipes of the daemon's host, by name."""
+        return await self._http.call(_RECIPES, "GET", "/v2/recipes")
 
     async def upload(
         self,
@@ -52,8 +62,8 @@ class AsyncRecipes:
         return await self._upload(Archive.of(file), on_progress)
 
     async def _upload(
-        self, archive: Archive, on_progress: Callable[[v2.ProgressEvent], object] | None
-    ) -> v2.RecipeInfo:
+        self, archive: Archive, on_progress: Callable[[ProgressEvent], object] | None
+    ) -> RecipeInfo:
         digest = hashlib.sha256()
         async for piece in async_pieces(archive.pieces()):
             digest.update(piece)
@@ -84,7 +94,7 @@ class AsyncRecipes:
     async def image_reference(
         self,
         image: str | PathLike[str],
-        on_progress: Callable[[v2.ProgressEvent], object] | None,
+        on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for an image: one of this host is uploaded first."""
         local = find_local_image(image)

@@ -19,7 +19,6 @@ from forkd.errors import (
     CapacityError,
     Conflict,
     Forbidden,
-    InvalidRequest,
     NotFound,
     StoreError,
 )
@@ -28,11 +27,9 @@ from forkd.model.caller import DEFAULT_OWNER, Owner, touch
 from forkd.model.event import EventKind
 from forkd.model.listing import some
 from forkd.model.snapshot import (
-    CACHED_DIGITS,
-    CACHED_PREFIX,
     Snapshot,
     SnapshotStatus,
-    is_cached_name,
+    check_name,
 )
 from forkd.service.ledger import stored as stored_amounts
 from forkd.service.snapshots import stored
@@ -277,17 +274,11 @@ class Catalog:
         Raises:
             QuotaExceeded: The tenant may not have so much stored; it counts as before.
         """
-        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
-        self._ledger.recount(_key(tag), owner.tenant, stored_amounts(expected_bytes))
+        self._ledger.recount(_key(tag), self.tenant_of(tag), stored_amounts(expected_bytes))
 
     def check_claim(self, tag: Tag, parent: Tag | None = None, *, cached: bool = False) -> Snapshot:
         """Return what `claim` would note; raises what it would raise."""
-        if is_cached_name(tag) and not cached:
-            raise InvalidRequest(
-                f"tag: {tag!r} is kept for snapshots that forkd makes of images; choose a name "
-                f"that is not {CACHED_PREFIX!r} and {CACHED_DIGITS} hex digits",
-                field="tag",
-            )
+        check_name(tag, cached=cached)
         if tag in self.shelf.writing:
             raise Conflict(f"snapshot {tag} is being written already", tag=tag)
         if tag in self.shelf.known:
@@ -354,8 +345,7 @@ class Catalog:
             self.shelf.known[each] = replace(broken, status=SnapshotStatus.FAILED, error=error)
 
     def _count(self, tag: Tag, size_bytes: int) -> None:
-        owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
-        self._ledger.count(_key(tag), owner.tenant, stored_amounts(size_bytes))
+        self._ledger.count(_key(tag), self.tenant_of(tag), stored_amounts(size_bytes))
 
     def _note(self, kind: EventKind, tag: Tag, **detail: str | float | None) -> None:
         owner, _ = self._owners.get(tag, (DEFAULT_OWNER, False))
