@@ -52,6 +52,7 @@ from forkd.wire.v2 import (
 )
 from forkd.wire.v2_events import EventInfo, UsageInfo
 from forkd.wire.v2_files import ArchiveWritten, FileEntry, SkippedEntry
+from forkd.wire.v2_images import CachedImageInfo, HostRecipe
 from forkd.wire.v2_network import NetworkInfo, RefusedDestination, RefusedName
 from forkd.wire.v2_packs import Unpacked, UnpackedLink
 from forkd.wire.v2_rights import Amounts, Quotas, TenantInfo, TokenCreated, TokenInfo
@@ -73,6 +74,7 @@ __all__ = [
     "AsyncTenants",
     "AsyncTokens",
     "Branch",
+    "CachedImageInfo",
     "Commands",
     "Connection",
     "DiffInfo",
@@ -87,6 +89,7 @@ __all__ = [
     "Files",
     "ForkTimes",
     "HostInfo",
+    "HostRecipe",
     "ImageInfo",
     "Images",
     "Logs",

@@ -137,3 +137,10 @@ HOSTILE = {
     "no-end": (entry("x"), "cut short"),
 }
 """Archives that must not be unpacked, and what is said of them."""
+
+
+def unpacked(data: bytes) -> dict[str, bytes]:
+    """Return the files of an archive, by name."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        files = [each for each in archive.getmembers() if each.isfile()]
+        return {each.name: archive.extractfile(each).read() for each in files}  # type: ignore[union-attr]

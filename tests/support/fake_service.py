@@ -108,6 +108,7 @@ class FakeSnapshots(Component):
         caller.require(Scope.SNAPSHOTS)
         self.world.check_free(request.tag)
         name = await self.world.recipes.name(caller, request.recipe)
+        self.world.asked = request
         done = False
         try:
             yield Progress("boot", None, "booting")
@@ -450,6 +451,7 @@ class FakeService:
         self.failure: str | None = None
         self.recipes = FakeRecipes()
         self.images = FakeImages(self)
+        self.asked: SnapshotRequest | None = None
         self.image_cache = FakeImageCache()
         self.image_snapshots = FakeImageSnapshots(self.keep_cached)
         self.snapshots = FakeSnapshots(self)

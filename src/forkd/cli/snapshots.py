@@ -10,6 +10,7 @@ from forkd.cli import complete, render, tables
 from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
 from forkd.cli.host import prepared
+from forkd.cli.images import Image, MachineDisk, MachineMemory, Ready, Run, Vcpus
 from forkd.cli.names import machine, network_rule
 from forkd.cli.options import Json, NewTag, NoTrunc, Output, Tag, Tags
 from forkd.cli.tables import Column, short_ids, time_shown
@@ -70,6 +71,12 @@ def create(  # noqa: PLR0913 - one for each option
     tag: NewTag,
     recipe: Recipe = None,
     *,
+    image: Image = None,
+    run: Run = None,
+    ready: Ready = None,
+    memory: MachineMemory = None,
+    vcpus: Vcpus = None,
+    disk: MachineDisk = None,
     from_: From = None,
     from_sandbox: FromSandbox = None,
     exec_: Exec = None,
@@ -78,22 +85,38 @@ def create(  # noqa: PLR0913 - one for each option
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Create a snapshot from a recipe, a running sandbox, or a command on top of another snapshot.
+    """Create a snapshot from an image, a recipe, a sandbox, or a command on another snapshot.
 
     Examples:
+      forkd snapshot create py --image python:3.12-slim --memory 1g --run 'mkdir /work'
       forkd snapshot create numpy --recipe python-numpy
       forkd snapshot create checkpoint --from sb-7q66th9abcde
       forkd snapshot create torch --from numpy --network internet --exec 'pip install torch'
     """
-    if sum(given is not None for given in (recipe, from_, from_sandbox)) != 1:
-        raise InvalidRequest("give one of --recipe and --from", field="source")
+    if sum(given is not None for given in (image, recipe, from_, from_sandbox)) != 1:
+        raise InvalidRequest("give one of --image, --recipe and --from", field="source")
     source = from_ or from_sandbox
+    if source is not None and any((run, ready, memory, vcpus, disk)):
+        raise InvalidRequest(
+            "--run, --ready, --memory, --vcpus and --disk go with --image or --recipe; use --exec "
+            "with --from",
+            field="run",
+        )
     if source is None and (exec_ is not None or no_wait or network):
         raise InvalidRequest("--exec, --network and --no-wait go with --from", field="exec")
     with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
         if source is None:
-            named = prepared(recipe or "", client, steps)
-            made = client.snapshots.create(tag, named, on_progress=steps)
+            made = client.snapshots.create(
+                tag,
+                None if recipe is None else prepared(recipe, client, steps),
+                image=image,
+                run=run or (),
+                ready=ready,
+                memory_mib=memory,
+                vcpus=vcpus,
+                disk_mib=disk,
+                on_progress=steps,
+            )
         else:
             made = client.snapshots.link(
                 tag,

@@ -212,7 +212,7 @@ class ImageSnapshots:
         """Return what is wanted, after its registry was asked; blocks."""
         source = self._recipes.chosen(request.image)
         if isinstance(source, RegistryImage) and source.reference.digest is None:
-            digest = shop.resolve(source.reference)
+            digest = shop.digest_now(source.reference)
             source = replace(source, reference=source.reference.pinned(digest))
         recipe = self._recipes.read(source, request.changes)
         return self._identify(tenant, source, recipe, shop.cache, shop.build)[0]

@@ -88,7 +88,7 @@ class Shop:
     build: Build
     cells: BuildCells | None
 
-    def resolve(self, reference: ImageReference) -> str:
+    def digest_now(self, reference: ImageReference) -> str:
         """Return the digest that a tag has now, and remember it.
 
         Raises:
@@ -333,7 +333,7 @@ def _pinned(source: RecipeSource, shop: Shop) -> RecipeSource:
     """Return an image of a registry with the digest that its tag has now; blocks."""
     if not isinstance(source, RegistryImage) or source.reference.digest is not None:
         return source
-    return replace(source, reference=source.reference.pinned(shop.resolve(source.reference)))
+    return replace(source, reference=source.reference.pinned(shop.digest_now(source.reference)))
 
 
 def _nothing() -> None:

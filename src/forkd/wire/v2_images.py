@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from forkd.wire.v2 import Answer, DiskMib, Image, MemoryMib, Request, Vcpus
+from forkd.wire.parts import Answer, DiskMib, ImageName, MemoryMib, Request, Vcpus
 
 
 class ImageSnapshot(Request):
     """Return a snapshot of an image, made unless there is one."""
 
-    image: Image
+    image: ImageName
     memory_mib: MemoryMib | None = Field(
         default=None, description="Memory of each fork, an even number."
     )
