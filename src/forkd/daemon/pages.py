@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from fastapi import Response
 
+    from forkd.model.image import CachedImage
     from forkd.model.paging import Key
     from forkd.model.sandbox import Sandbox
     from forkd.model.secret import Secret
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 NEXT = "Forkd-Next"
 """The header of an answer that is a part of a list: the `after` of the next part."""
+
+FAR_FUTURE_S = 1e12
+"""Later than any time of a file that people have."""
 
 PAGED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -60,6 +64,11 @@ def by_name(named: Token | TenantUsage) -> Key:
 def by_age(sandbox: Sandbox) -> Key:
     """Return by what sandboxes are sorted: the oldest first."""
     return f"{sandbox.created_at.timestamp():020.6f}", sandbox.id
+
+
+def by_last_use(image: CachedImage) -> Key:
+    """Return by what images are sorted: the one that was used last first."""
+    return f"{FAR_FUTURE_S - image.used_at_s:020.6f}", image.key
 
 
 def by_owner(secret: Secret) -> Key:

@@ -8,11 +8,13 @@ from fastapi import Path, Request, Response
 
 from forkd.daemon import convert, convert_images, streaming
 from forkd.daemon.bodies import takes_body
+from forkd.daemon.pages import PAGED, by_last_use, page_of
 from forkd.daemon.routes import (
     CallerOf,
     ImageCacheOf,
     ImageSnapshotsOf,
     ImagesOf,
+    PageOf,
     router,
     streamed,
     wants_stream,
@@ -45,10 +47,13 @@ async def build_image(
     return convert.image(await streaming.last(source, Image))
 
 
-@routes.get("/v2/images", operation_id="list_images")
-async def list_images(caller: CallerOf, images: ImageCacheOf) -> list[v2_images.CachedImageInfo]:
+@routes.get("/v2/images", operation_id="list_images", responses=PAGED)
+async def list_images(
+    caller: CallerOf, images: ImageCacheOf, page: PageOf, response: Response
+) -> list[v2_images.CachedImageInfo]:
     """List the images in the cache, the one that was used last first."""
-    return [convert_images.cached_image(each) for each in await images.list(caller)]
+    found = page_of(await images.list(caller), by_last_use, page, response)
+    return [convert_images.cached_image(each) for each in found]
 
 
 @routes.delete("/v2/images/{key}", operation_id="remove_image", status_code=204)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from forkd.daemon import convert, convert_images
 from forkd.daemon.bodies import takes_upload
-from forkd.daemon.routes import CallerOf, RecipesOf, bytes_as, router
+from forkd.daemon.pages import PAGED, page_of
+from forkd.daemon.routes import CallerOf, PageOf, RecipesOf, bytes_as, router
 from forkd.errors import InvalidRequest
 from forkd.model.caller import Scope
 from forkd.model.recipe import parse_uploaded
@@ -33,10 +34,13 @@ async def upload_recipe(request: Request, caller: CallerOf, recipes: RecipesOf) 
     return convert.recipe(await recipes.upload(caller, request.stream()))
 
 
-@routes.get("/v2/recipes", operation_id="list_recipes")
-async def list_recipes(caller: CallerOf, recipes: RecipesOf) -> list[v2_images.HostRecipe]:
+@routes.get("/v2/recipes", operation_id="list_recipes", responses=PAGED)
+async def list_recipes(
+    caller: CallerOf, recipes: RecipesOf, page: PageOf, response: Response
+) -> list[v2_images.HostRecipe]:
     """List the recipes of the daemon's host, by name."""
-    return [convert_images.host_recipe(each) for each in await recipes.list(caller)]
+    found = page_of(await recipes.list(caller), lambda of: (of.name,), page, response)
+    return [convert_images.host_recipe(each) for each in found]
 
 
 @routes.get("/v2/recipes/{recipe}", operation_id="get_recipe")
