@@ -44,6 +44,7 @@ from forkd.types import (
     AsyncSnapshots,
     AsyncTenants,
     AsyncTokens,
+    CachedImageInfo,
     Commands,
     Connection,
     DiffInfo,
@@ -55,6 +56,7 @@ from forkd.types import (
     Files,
     ForkTimes,
     HostInfo,
+    HostRecipe,
     ImageInfo,
     Images,
     Logs,
@@ -190,6 +192,11 @@ def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
     assert_type(client.snapshots.unpack("a", pack).links, list[UnpackedLink])
     assert_type(client.images, Images)
     assert_type(client.images.build(path), ImageInfo)
+    assert_type(client.images.list(), list[CachedImageInfo])
+    client.images.remove("0" * 32)
+    assert_type(client.snapshots.create("py", image="python", run=["true"]), SnapshotInfo)
+    assert_type(client.snapshots.for_image("python", pull="always"), SnapshotInfo)
+    assert_type(client.recipes.list(), list[HostRecipe])
     assert_type(client.recipes, Recipes)
     assert_type(client.recipes.upload(path), RecipeInfo)
     assert_type(client.secrets, Secrets)

@@ -3,6 +3,7 @@
     kernels/<version>/{vmlinuz,modules/,kernel.json}
     initramfs/<key>.cpio
     images/<key>/{rootfs.ext4,image.json,manifest.json}
+    references/<sha256>.json                        what a tag meant last: `forkd.images.inventory`
     locks/<name>.lock
 
 Everything but a lock is written aside, under a name that begins with `.partial-`, and
