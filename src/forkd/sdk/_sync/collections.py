@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from forkd.sdk._requests import build, explicit
+from forkd.sdk._requests import build, explicit, shell_lines
 from forkd.sdk._sync.sandbox import sandbox_of
 from forkd.wire.v2 import (
     ImageBuild,
@@ -24,6 +24,7 @@ from forkd.wire.v2 import (
     SnapshotInfo,
     SnapshotInfoDetail,
 )
+from forkd.wire.v2_images import CachedImageInfo, ImageSnapshot
 from forkd.wire.v2_packs import Unpacked
 from forkd.wire.v2_rights import SnapshotShare
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
 
+_IMAGES = TypeAdapter(list[CachedImageInfo])
 _SNAPSHOTS = TypeAdapter(list[SnapshotInfo])
 _SANDBOXES = TypeAdapter(list[SandboxInfo])
 
@@ -55,14 +57,20 @@ class Snapshots:
         self._http = http
         self._recipes = recipes
 
-    def create(
+    def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | None = None,
         *,
+        image: str | PathLike[str] | None = None,
+        run: Sequence[str] = (),
+        ready: str | None = None,
+        memory_mib: int | None = None,
+        vcpus: int | None = None,
+        disk_mib: int | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
     ) -> SnapshotInfo:
-        """Bake a snapshot from a recipe; returns when it is ready.
+        """Bake a snapshot of an image or a recipe; returns when it is ready.
 
         Leaving before that, by a cancellation say, ends the bake and removes what it made.
 
@@ -70,17 +78,75 @@ class Snapshots:
             tag: Its name.
             recipe: A recipe's folder or TOML file on this host, which is uploaded; or the name of
                 a recipe of the daemon's host, or a path in one of its folders of recipes.
+            image: Instead of a recipe: an image of a registry, such as `python:3.12-slim`; the path
+                of an OCI layout folder, an OCI archive or a `docker save` archive on this host,
+                which is uploaded; or a recipe.
+            run: Shell lines that run in the machine, in order, before it is frozen. The machine has
+                no network.
+            ready: Shell command that is repeated until it exits with 0; the machine is frozen then.
+            memory_mib: Memory of each fork, an even number.
+            vcpus: Virtual CPUs of each fork.
+            disk_mib: Disk size of each fork.
             on_progress: Called with each step, as it comes.
 
         Raises:
-            NotFound: There is no such recipe.
+            NotFound: There is no such recipe or image.
             InvalidRequest: The recipe says what it may not, or its folder holds too much.
             Conflict: A snapshot of that tag exists, or is being baked.
-            BuildError: The image or the warm-up failed.
+            BuildError: The image, a line to run or the warm-up failed.
         """
-        named = self._recipes.reference(recipe, on_progress)
-        request = build(SnapshotCreate, tag=tag, recipe=named)
+        request = build(
+            SnapshotCreate,
+            tag=tag,
+            recipe=None if recipe is None else self._recipes.reference(recipe, on_progress),
+            image=None if image is None else self._recipes.image_reference(image, on_progress),
+            run=shell_lines(run),
+            ready=ready,
+            memory_mib=memory_mib,
+            vcpus=vcpus,
+            disk_mib=disk_mib,
+        )
         event = self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
+        return event.snapshot
+
+    def for_image(  # noqa: PLR0913 - one for each member
+        self,
+        image: str | PathLike[str],
+        *,
+        memory_mib: int | None = None,
+        vcpus: int | None = None,
+        disk_mib: int | None = None,
+        pull: Literal["missing", "always"] = "missing",
+        on_progress: Callable[[ProgressEvent], object] | None = None,
+    ) -> SnapshotInfo:
+        """Return a ready snapshot of an image, baked the first time that it is asked for.
+
+        The snapshot has no name of its own. The daemon removes it when its image cache is full and
+        no sandbox uses it, but not within ten minutes after it was asked for.
+
+        Args:
+            image: As of `create`.
+            memory_mib: Memory of each fork, an even number.
+            vcpus: Virtual CPUs of each fork.
+            disk_mib: Disk size of each fork.
+            pull: `"always"` asks the registry which image the tag names now; `"missing"` uses the
+                one that it named last, if that is still in the daemon's cache.
+            on_progress: Called with each step, as it comes; not called for one that is ready.
+
+        Raises:
+            NotFound: There is no such image.
+            BuildError: It could not be built, or its machine not be baked.
+        """
+        named = self._recipes.image_reference(image, on_progress)
+        request = build(
+            ImageSnapshot,
+            image=named,
+            memory_mib=memory_mib,
+            vcpus=vcpus,
+            disk_mib=disk_mib,
+            pull=pull,
+        )
+        event = self._http.events("/v2/snapshots:image", request, SnapshotEvent, on_progress)
         return event.snapshot
 
     def link(  # noqa: PLR0913 - one for each member
@@ -262,6 +328,23 @@ class Images:
         request = build(ImageBuild, recipe=named)
         event = self._http.events("/v2/images", request, ImageEvent, on_progress)
         return event.image
+
+    def list(self) -> builtins.list[CachedImageInfo]:
+        """Return the images in the cache, the one that was used last first."""
+        return self._http.call(_IMAGES, "GET", "/v2/images")
+
+    def remove(self, key: str) -> None:
+        """Remove an image from the cache.
+
+        Args:
+            key: Its key, as `list` has it.
+
+        Raises:
+            NotFound: There is no such image.
+            Conflict: A snapshot needs it.
+        """
+        path = f"/v2/images/{self._http.quoted(key)}"
+        self._http.send("DELETE", path, timeout_s=WRITE_TIMEOUT_S)
 
 
 class SandboxCollection:
