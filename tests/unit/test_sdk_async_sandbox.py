@@ -425,18 +425,6 @@ async def test_a_name_and_labels_can_be_changed_and_removed(sandbox: AsyncSandbo
         await sandbox.rename("No Name")
 
 
-async def test_a_sandbox_is_paused_and_goes_on(sandbox: AsyncSandbox) -> None:
-    paused = await sandbox.pause()
-    assert paused.status == "paused"
-    assert sandbox.info == paused
-    with pytest.raises(Conflict, match="resume"):
-        await sandbox.run("true")
-
-    resumed = await sandbox.resume()
-    assert resumed.status == "running"
-    assert (await sandbox.run("true")).exit_code == 0
-
-
 async def test_the_end_of_a_sandbox_can_be_moved_and_removed(sandbox: AsyncSandbox) -> None:
     first = sandbox.info.expires_at_unix
     assert first is not None
@@ -461,3 +449,20 @@ async def test_variables_and_labels_of_a_sandbox_are_its_programs_and_its_siblin
 
     assert (await same.exec("env")).stdout == '{"A": "b"}'
     assert (same.labels, other.labels, same.name) == ({"x": "y"}, {"z": ""}, None)
+
+
+async def test_a_paused_sandbox_keeps_its_memory_and_starts_nothing(
+    client: AsyncClient, sandbox: AsyncSandbox
+) -> None:
+    await sandbox.eval("x = 7")
+
+    assert ((await sandbox.pause()).status, (await sandbox.pause()).status) == ("paused", "paused")
+    assert not await sandbox.is_running()
+    assert [each.id for each in await client.sandboxes.list(status="paused")] == [sandbox.id]
+    with pytest.raises(Conflict, match="resume"):
+        await sandbox.run("echo")
+    assert ((await sandbox.resume()).status, (await sandbox.resume()).status) == (
+        "running",
+        "running",
+    )
+    assert (await sandbox.eval("x")).value == 7

@@ -418,18 +418,6 @@ def test_a_name_and_labels_can_be_changed_and_removed(sandbox: Sandbox) -> None:
         sandbox.rename("No Name")
 
 
-def test_a_sandbox_is_paused_and_goes_on(sandbox: Sandbox) -> None:
-    paused = sandbox.pause()
-    assert paused.status == "paused"
-    assert sandbox.info == paused
-    with pytest.raises(Conflict, match="resume"):
-        sandbox.run("true")
-
-    resumed = sandbox.resume()
-    assert resumed.status == "running"
-    assert (sandbox.run("true")).exit_code == 0
-
-
 def test_the_end_of_a_sandbox_can_be_moved_and_removed(sandbox: Sandbox) -> None:
     first = sandbox.info.expires_at_unix
     assert first is not None
@@ -454,3 +442,20 @@ def test_variables_and_labels_of_a_sandbox_are_its_programs_and_its_siblings(
 
     assert (same.exec("env")).stdout == '{"A": "b"}'
     assert (same.labels, other.labels, same.name) == ({"x": "y"}, {"z": ""}, None)
+
+
+def test_a_paused_sandbox_keeps_its_memory_and_starts_nothing(
+    client: Client, sandbox: Sandbox
+) -> None:
+    sandbox.eval("x = 7")
+
+    assert ((sandbox.pause()).status, (sandbox.pause()).status) == ("paused", "paused")
+    assert not sandbox.is_running()
+    assert [each.id for each in client.sandboxes.list(status="paused")] == [sandbox.id]
+    with pytest.raises(Conflict, match="resume"):
+        sandbox.run("echo")
+    assert ((sandbox.resume()).status, (sandbox.resume()).status) == (
+        "running",
+        "running",
+    )
+    assert (sandbox.eval("x")).value == 7
