@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 .PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
         compile-rust-tests test-fuzz test-native test-machine soak shell machine-up machine-down in-machine \
-        bench demo demo-branch gen lock clean
+        bench demo demo-branch docs gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -118,6 +118,15 @@ demo: build ## Fork a hundred Linux machines from a warm one
 
 demo-branch: build ## Branch a machine that is thinking into five, and keep the best
 	@$(BIN)/python -m tools.demo_branch $(ARGS)
+
+$(STAMPS)/site: tools/site-requirements.txt | $(STAMPS)/venv
+	@rm -rf build/site-tools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/site-tools -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+docs: $(STAMPS)/site ## Build the documentation as a web site into build/site
+	@PYTHONPATH=build/site-tools NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.build_site
 
 gen: setup ## Write every generated file
 	@$(BIN)/python -m tools.gen

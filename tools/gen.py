@@ -19,7 +19,7 @@ from forkd import errors
 from forkd.daemon.app import create_app
 from forkd.daemon.errors import status_of
 from forkd.daemon.reference.app import create_reference
-from tools import async_to_sync, gen_docs, gen_limits, gen_plots
+from tools import async_to_sync, gen_docs, gen_limits, gen_llms, gen_plots
 from tools.async_to_sync import ROOT
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def outputs() -> dict[Path, str]:
         **async_to_sync.outputs(),
         **gen_docs.outputs(),
         **gen_limits.outputs(),
+        **gen_llms.outputs(),
         **gen_plots.outputs(),
     }
 
