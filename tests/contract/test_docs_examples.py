@@ -79,6 +79,9 @@ def check(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     rest = list(words)
     while hasattr(command, "commands"):
+        while rest and rest[0].startswith("-"):
+            (option,) = [each for each in command.params if rest[0] in each.opts]
+            del rest[: 1 if option.is_flag else 2]
         assert rest, f"forkd {shlex.join(words)}: a command is missing"
         assert rest[0] in command.commands, f"forkd {shlex.join(words)}: no such command"
         command = command.commands[rest.pop(0)]

@@ -129,6 +129,8 @@ def test_the_end_of_a_sandbox_is_shown_and_moved(forkd: Forkd, sandbox: str) -> 
     assert hour > default
     assert " (in " in forkd("ttl", sandbox, "1h").out
     assert ends("never") is None
+    forked = forkd("fork", "warm", "--ttl", "default", "--json").document[0]
+    assert forked["expires_at_unix"] - forked["created_at_unix"] == 300
 
 
 def test_a_sandbox_is_paused_and_goes_on(forkd: Forkd, sandbox: str) -> None:

@@ -233,5 +233,47 @@ def test_a_shell_is_a_login_shell_in_this_terminal(
     assert (without.code, "forkd shell needs a terminal" in without.err) == (125, True)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--image", "python:3.12-slim", "exit", "7"],
+        ["--image=python:3.12-slim", "-n", "--", "exit", "7"],
+        ["-ne", "A=1", "--image", "python:3.12-slim", "--", "exit", "7"],
+    ],
+)
+def test_an_image_is_run_from_a_snapshot_that_is_baked_of_it(
+    forkd: Forkd, daemon: RunningDaemon, args: list[str]
+) -> None:
+    ended = forkd("run", "--memory", "1g", "--pull", "always", *args)
+
+    (asked,) = daemon.service.image_snapshots.asked
+    assert ended.code == 7, ended.err
+    assert str(asked.image) == "docker.io/library/python:3.12-slim"
+    assert asked.changes.memory_mib == 1_024
+    assert forkd("ls", "-q").out == ""
+    assert daemon.service.execs[-1].request.args == ("exit", "7")
+
+
+def test_options_of_the_program_of_an_image_are_its_own(forkd: Forkd) -> None:
+    assert forkd("run", "-n", "--image", "python", "echo", "-it", "-n").out.endswith("-it -n\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "name a snapshot: forkd run TAG, or forkd run --image IMAGE"),
+        (["--image", "python"], "give a command"),
+        (["--image", "nothing", "true"], "no image docker.io/library/nothing"),
+        (["--image", "python", "--memory", "1", "true"], "--memory: 1 MiB is out of range"),
+    ],
+)
+def test_an_image_that_cannot_be_run_is_one_error(forkd: Forkd, args: list[str], said: str) -> None:
+    ended = forkd("run", *args)
+
+    assert (ended.code, ended.out) == (125, "")
+    assert said in ended.err
+    assert forkd("ls", "-q").out == ""
+
+
 def test_the_result_of_a_run_is_a_document(forkd: Forkd) -> None:
     assert forkd("run", "--json", "warm", "fail").document["stdout"] == "out"

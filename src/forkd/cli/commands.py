@@ -94,6 +94,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
     "Snapshots and packs": (
         Listed("snapshot", "snapshots", "Create, list and remove snapshots."),
         Listed("image", "images", "List and remove built images."),
+        Listed("recipe", "recipes", "List, show and begin recipes."),
         Listed("build", "host", "Build the image of a recipe, unless it is built already."),
         Listed("pack", "packs", "Export a snapshot and its ancestors to one signed file."),
         Listed("unpack", "packs", "Import a pack: all of its snapshots, or none."),

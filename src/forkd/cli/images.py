@@ -36,7 +36,7 @@ Run = Annotated[
     typer.Option(
         "--run",
         metavar="COMMAND",
-        help="Shell command to run in the machine before it is frozen; may be repeated.",
+        help="Shell command to run in the machine before it is frozen.",
     ),
 ]
 Ready = Annotated[

@@ -8,7 +8,7 @@ import typer
 
 from forkd.cli import complete
 from forkd.cli.names import network_rule
-from forkd.cli.units import duration, rate_mbit, size_mib
+from forkd.cli.units import rate_mbit, size_mib, time_to_live
 
 LIMITS = "Limits"
 """The section of the help that has what a sandbox may take of its host."""
@@ -82,7 +82,10 @@ OfTag = Annotated[
 Ttl = Annotated[
     float | None,
     typer.Option(
-        "--ttl", metavar="DURATION", parser=duration, help="Delete each sandbox after this time."
+        "--ttl",
+        metavar="DURATION",
+        parser=time_to_live,
+        help="Delete each sandbox after this time; `default` is the daemon's default.",
     ),
 ]
 Name = Annotated[

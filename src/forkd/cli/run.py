@@ -6,11 +6,11 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from forkd.cli import render
+from forkd.cli import complete, render
 from forkd.cli.context import shared
 from forkd.cli.guests import (
     LOGIN_SHELL,
@@ -24,6 +24,7 @@ from forkd.cli.guests import (
     without_dashes,
 )
 from forkd.cli.help_text import Trailing
+from forkd.cli.images import Image
 from forkd.cli.names import pairs
 from forkd.cli.options import (
     Bandwidth,
@@ -40,7 +41,6 @@ from forkd.cli.options import (
     Network,
     Pids,
     Secret,
-    Tag,
     User,
 )
 from forkd.cli.units import duration
@@ -66,11 +66,24 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 def register(app: Commands) -> None:
     """Add the command of this file."""
-    app.command(cls=Trailing)(run)
+    app.command(cls=RunCommand)(run)
+
+
+class RunCommand(Trailing):
+    """A command whose first argument is the program's if there is an image."""
+
+    first = ("--image",)
 
 
 def run(  # noqa: PLR0913 - one for each option
-    tag: Tag,
+    tag: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TAG",
+            help="The name of a snapshot; left out with --image.",
+            autocompletion=complete.snapshots,
+        ),
+    ] = None,
     args: Annotated[
         list[str] | None,
         typer.Argument(
@@ -79,6 +92,11 @@ def run(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     *,
+    image: Image = None,
+    pull: Annotated[
+        Literal["missing", "always"],
+        typer.Option(help="Whether to ask the registry which image the name stands for now."),
+    ] = "missing",
     env: Env = None,
     cwd: Cwd = None,
     user: User = None,
@@ -120,16 +138,20 @@ def run(  # noqa: PLR0913 - one for each option
     program).  The sandbox is removed on Ctrl-C, too.  If forkd itself is killed, the daemon removes
     the sandbox within a few minutes.
 
+    The first run of an image bakes a snapshot, and later runs fork it.  With --image, --memory and
+    --disk are the sizes of the machine; without, they are limits of the sandbox.
+
     Examples:
       forkd run numpy -- python3 -c 'print(6 * 7)'
       forkd run numpy -it -- bash
+      forkd run -it --image python:3.12-slim bash
       forkd run --network internet --timeout 10m -e DEBUG=1 numpy -- pip install rich
       cat data.csv | forkd run numpy -- python3 -c 'import sys; print(len(sys.stdin.read()))'
     """
     options: NamedForkOptions = {
         "name": name,
-        "memory_limit_mib": memory,
-        "disk_limit_mib": disk,
+        "memory_limit_mib": memory if image is None else None,
+        "disk_limit_mib": disk if image is None else None,
         "cpu_limit": cpus,
         "pids_limit": pids,
         "io_limit_mib_s": io,
@@ -142,12 +164,21 @@ def run(  # noqa: PLR0913 - one for each option
     with failing_as_a_shell(as_json=json):
         options["labels"] = pairs(label, "--label") or None
         program = without_dashes(args or [])
+        if image is not None and tag is not None:
+            program, tag = [tag, *program], None
+        if (tag is None) == (image is None):
+            raise InvalidRequest("name a snapshot: forkd run TAG, or forkd run --image IMAGE")
         if not program:
             program, tty = _shell(), True
         how = How(pairs(env, "--env"), cwd, user, tty, not no_stdin, timeout, json)
         how.check()
         with shared.client(as_json=json) as client, _ended_by_signals():
-            status = _run(client, tag, options, how, program, keep=keep)
+            if image is not None:
+                with render.steps(as_json=json) as steps:
+                    tag = client.snapshots.for_image(
+                        image, memory_mib=memory, disk_mib=disk, pull=pull, on_progress=steps
+                    ).tag
+            status = _run(client, tag or "", options, how, program, keep=keep)
     raise typer.Exit(status)
 
 

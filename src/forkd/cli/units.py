@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -26,6 +26,9 @@ SIZE_BYTES_MAX = 1 << 60
 RATE_MBIT_MAX = 10_000_000
 """Greatest bandwidth that can be typed, in Mbit/s."""
 
+DEFAULT = "default"
+"""The time to live that the daemon gives."""
+
 DURATIONS = "30s, 5m, 1h30m or 7d"
 SIZES = "512m or 10g"
 RATES = "10m or 1g"
@@ -43,6 +46,11 @@ _WITH_UNIT = re.compile(rf"(-?{_NUMBER})([kmgt])(?:i?b|bit)?(?:/s)?")
 def duration(text: str) -> float:
     """Return a duration in seconds; a plain number is seconds."""
     return _duration(text, plain_s=1, plain="seconds")
+
+
+def time_to_live(text: str) -> Any:  # noqa: ANN401 - what the SDK takes
+    """Return a duration in seconds, or `default` for the daemon's."""
+    return DEFAULT if text == DEFAULT else duration(text)
 
 
 def duration_of_days(text: str) -> float:

@@ -1,0 +1,62 @@
+"""Recipes are listed, shown and begun."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING
+
+from forkd.images.recipe import parse_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.cli import Ended
+
+    Forkd = Callable[..., Ended]
+
+
+def test_a_recipe_that_was_begun_is_a_recipe(forkd: Forkd, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "mine"
+
+    ended = forkd("recipe", "init", str(folder))
+
+    assert (ended.code, ended.out) == (0, f"{folder}/recipe.toml\n")
+    recipe = parse_recipe(tomllib.loads((folder / "recipe.toml").read_text()), folder=folder)
+    assert recipe.name == "mine"
+    assert 'name = "mine"' in forkd("recipe", "show", str(folder)).out
+    named = forkd("recipe", "init", str(tmp_path / "Other"), "--name", "x", "--json").document
+    assert named == {"file": f"{tmp_path}/Other/recipe.toml", "name": "x"}
+
+
+def test_what_is_there_is_left_as_it_is(forkd: Forkd, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+
+    ended = forkd("recipe", "init", str(tmp_path), "--name", "x")
+
+    assert ended.code == 4
+    assert "recipe.toml exists already; nothing was changed" in ended.err
+    assert (tmp_path / "recipe.toml").read_text() == "mine"
+    assert forkd("recipe", "init", str(tmp_path / "file")).code == 4
+    assert forkd("recipe", "init", str(tmp_path / "file" / "deep")).code == 1
+    wrong = forkd("recipe", "init", str(tmp_path / "A B"))
+    assert (wrong.code, "'A B' is not the name of a recipe" in wrong.err) == (2, True)
+    assert not (tmp_path / "A B").exists()
+
+
+def test_a_recipe_of_this_host_is_shown_by_name(forkd: Forkd) -> None:
+    assert 'name = "python-numpy"' in forkd("recipe", "show", "python-numpy").out
+    unknown = forkd("recipe", "show", "nothing")
+    assert (unknown.code, "no recipe 'nothing' on this host" in unknown.err) == (3, True)
+    assert forkd("recipe", "show", "/etc/passwd/x").code == 3
+
+
+def test_the_recipes_of_the_daemon_are_listed(forkd: Forkd) -> None:
+    listed = forkd("recipe", "ls", "-o", "{name}")
+
+    assert listed.code == 0, listed.err
+    assert forkd("recipe", "ls").out.splitlines()[0].split() == ["NAME", "DESCRIPTION"]
+    names = [each["name"] for each in forkd("recipe", "ls", "--json").document]
+    assert names == listed.out.splitlines()
+    assert "good" in names
