@@ -75,28 +75,45 @@ class RunCommand(Trailing):
     first = ("--image",)
 
 
+MaybeTag = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TAG",
+        help="The name of a snapshot; left out with --image.",
+        autocompletion=complete.snapshots,
+    ),
+]
+Program = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="COMMAND",
+        help="The program and its arguments; in a terminal a login shell unless set.",
+    ),
+]
+Pull = Annotated[
+    Literal["missing", "always"],
+    typer.Option("--pull", help="always: ask the registry which image the name stands for."),
+]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep the sandbox, and print its id on standard error.")
+]
+End = Annotated[
+    float | None,
+    typer.Option(
+        "--ttl",
+        metavar="DURATION",
+        parser=duration,
+        help="End the sandbox after this time, even if the command still runs.",
+    ),
+]
+
+
 def run(  # noqa: PLR0913 - one for each option
-    tag: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TAG",
-            help="The name of a snapshot; left out with --image.",
-            autocompletion=complete.snapshots,
-        ),
-    ] = None,
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="COMMAND",
-            help="The program and its arguments; in a terminal a login shell unless set.",
-        ),
-    ] = None,
+    tag: MaybeTag = None,
+    args: Program = None,
     *,
     image: Image = None,
-    pull: Annotated[
-        Literal["missing", "always"],
-        typer.Option(help="Whether to ask the registry which image the name stands for now."),
-    ] = "missing",
+    pull: Pull = "missing",
     env: Env = None,
     cwd: Cwd = None,
     user: User = None,
@@ -104,20 +121,9 @@ def run(  # noqa: PLR0913 - one for each option
     tty: Tty = False,
     no_stdin: NoStdin = False,
     timeout: Timeout = None,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Keep the sandbox, and print its id on standard error."),
-    ] = False,
-    rm: Annotated[bool, typer.Option("--rm", hidden=True)] = False,  # noqa: ARG001 - it is so without
-    ttl: Annotated[
-        float | None,
-        typer.Option(
-            "--ttl",
-            metavar="DURATION",
-            parser=duration,
-            help="End the sandbox after this time, even if the command still runs.",
-        ),
-    ] = None,
+    keep: Keep = False,
+    rm: Annotated[bool, typer.Option("--rm", hidden=True)] = False,  # noqa: ARG001 - as above
+    ttl: End = None,
     name: Name = None,
     label: Label = None,
     network: Network = None,
