@@ -211,14 +211,15 @@ def test_what_a_jailed_machine_leaves_is_stored_and_forked_from(
 
 
 @REAL
-@pytest.mark.parametrize("place", ["machine", "zygote"])
+@pytest.mark.parametrize("place", ["machine", "zygote", "seed"])
 def test_what_a_captured_process_gets_is_said_and_nothing_else(
     daemon: RootlessDaemon, sandbox: Sandbox, place: str
 ) -> None:
     sandbox.eval("open('/dev/console', 'w').write('there is a console')")
-    above = captives.ABOVE if place == "zygote" else ""
+    above = "" if place == "machine" else captives.ABOVE
     (zygote,) = daemon.settings.zygotes_dir.iterdir()
-    tries = daemon.captured(CAPTIVE, TAG, f"{above}{sandbox.id}:{zygote.name}")
+    others = f"{above}{sandbox.id}:{zygote.name}"
+    tries = daemon.captured(CAPTIVE, TAG, others, seed=place == "seed")
 
     assert {(each["group"], each["try"]) for each in tries} == captives.tries()
     got = {(each["group"], each["try"]): each["got"] for each in tries if "got" in each}

@@ -55,9 +55,9 @@ CAPTURED = """
 import asyncio, json, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from forkd.engine.configs import ChildConfig, Identity, ZygoteConfig
+from forkd.engine.configs import BranchConfig, ChildConfig, Identity, ZygoteConfig
 from forkd.engine.control import Control
-from forkd.engine.process import end, start_zygote
+from forkd.engine.process import end, end_listener, start_zygote
 from forkd.service.chain_files import load_chain
 from forkd.service.jail import Jail
 from forkd.store.snapshots import SnapshotStore
@@ -67,26 +67,45 @@ settings = settings_in(Path({state!r}), Path({run_dir!r}))
 places = settings.jail_dirs, settings.tops_dir
 jail = Jail(None, *places, rootless=True, cgroups=Path({cgroups!r}))
 (base,) = load_chain(SnapshotStore(settings.state_dir), {tag!r})
-zygote_folder, folder = settings.zygotes_dir / "captive", settings.sandboxes_dir / "captive"
-for each in (zygote_folder, folder):
+names = "captive", "captive-source"
+(zygote_folder, seed_folder) = (settings.zygotes_dir / name for name in names)
+(folder, source_folder) = (settings.sandboxes_dir / name for name in names)
+for each in (zygote_folder, seed_folder, folder, source_folder):
     each.mkdir(mode=0o700)
 told = jail.zygote_config(None)
 config = ZygoteConfig(zygote_folder, base.state, (base.memory,), base.disk, told)
-identity = Identity({others!r}, "0" * 32, "00000000-0000-4000-8000-000000000000")
+
+def child(folder, hostname):
+    identity = Identity(hostname, "0" * 32, "00000000-0000-4000-8000-000000000000")
+    return ChildConfig(folder.name, folder, identity)
+
+async def fork(control, child):
+    said = []
+    await control.fork([child], deadline_s=300.0, on_outcome=said.append)
+    return said[0]
 
 async def captured():
-    said = []
+    captive = child(folder, {others!r})
     with await start_zygote(Path({captive!r}), config, filtered=False) as process:
         async with await Control.connect(zygote_folder / "zygote.sock") as control:
-            child = ChildConfig("captive", folder, identity)
-            await control.fork([child], deadline_s=300.0, on_outcome=said.append)
+            if {seed!r}:
+                await fork(control, child(source_folder, "honest"))
+                async with await Control.connect(source_folder / "control.sock") as machine:
+                    await machine.branch(BranchConfig(seed_folder))
+                async with await Control.connect(seed_folder / "zygote.sock") as seed:
+                    outcome = await fork(seed, captive)
+                await end_listener(seed_folder / "zygote.sock")
+                await end_listener(source_folder / "control.sock")
+            else:
+                outcome = await fork(control, captive)
         await end(process)
-    assert "a captive ran" in said[0].message, said
+    assert "a captive ran" in outcome.message, outcome
 
 asyncio.run(captured())
 print((folder / "captive.json").read_text())
 """
-"""Has a machine that was taken over try what it can, in the jail of the user who runs this."""
+"""Has a machine that was taken over try what it can, in the jail of the user who runs this; or the
+zygote or seed that forks it."""
 
 
 def as_user(words: Sequence[str | Path]) -> list[str]:
@@ -155,12 +174,19 @@ class RootlessDaemon(Daemon):
         said = json.loads(self._process.stdout.readline())
         assert said["event"] == "listening", said
 
-    def captured(self, captive: Path, tag: str, others: str) -> list[dict[str, str]]:
-        """Have a captive try what it can beside others; return what came of each try."""
+    def captured(self, captive: Path, tag: str, others: str, *, seed: bool) -> list[dict[str, str]]:
+        """Have a captive try what it can beside others; return what came of each try.
+
+        Args:
+            captive: Its program.
+            tag: Of what it is a fork.
+            others: The hostname that says what it tries.
+            seed: Whether a seed forks it, and not a zygote.
+        """
         script = CAPTURED.format(
             root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir), tag=tag,
             cgroups=str(self.group / self.names.cgroup_root.name),
-            captive=str(captive), others=others,
+            captive=str(captive), others=others, seed=seed,
         )  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603 - our own
@@ -173,7 +199,8 @@ class RootlessDaemon(Daemon):
             made = self.settings.sandboxes_dir / "made"
             made.unlink(missing_ok=True)
             for each in (self.settings.zygotes_dir, self.settings.sandboxes_dir):
-                shutil.rmtree(each / "captive", ignore_errors=True)
+                for left in each.glob("captive*"):
+                    shutil.rmtree(left)
 
     def give_away(self) -> None:
         """Make everything in its folders the user's."""
