@@ -315,6 +315,23 @@ async def test_every_call_with_options_says_so_by_its_own_name(
             await ask("x", timout_s=1)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"template": "warm"}, "template is another name of tag"),
+        ({"labels": {"a": "b"}, "metadata": {"a": "b"}}, "metadata is another name of labels"),
+        ({"env": {"A": "b"}, "envs": {"A": "b"}}, "envs is another name of env"),
+    ],
+)
+async def test_two_names_of_one_option_are_refused(
+    daemon: RunningDaemon, wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await AsyncSandbox.create("warm", **wrong)
+
+    assert daemon.service.running == {}
+
+
 async def test_an_option_out_of_range_is_called_what_the_caller_called_it(
     client: AsyncClient,
 ) -> None:

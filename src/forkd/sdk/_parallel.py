@@ -50,9 +50,12 @@ def sync_map(function: Callable[[S], R], items: Sequence[S], most: int) -> list[
         return [one(each) for each in items]
     pool = ThreadPoolExecutor(min(most, len(items)), thread_name_prefix="forkd")
     try:
-        return list(pool.map(one, items))
-    finally:  # at once if we are interrupted: what has begun goes on, nothing else begins
-        pool.shutdown(cancel_futures=True)
+        outcomes = list(pool.map(one, items))
+    except BaseException:  # we are interrupted: what has begun goes on, nothing else begins
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return outcomes
 
 
 async def async_told(callback: Callable[[R], object], piece: R) -> None:

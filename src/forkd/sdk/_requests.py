@@ -226,6 +226,19 @@ def as_base64(path: str) -> str:
         raise InvalidRequest(words, field="path") from None
 
 
+def either(name: str, value: R | None, other_name: str, other: R | None) -> R | None:
+    """Return an option that has two names.
+
+    Raises:
+        InvalidRequest: Both are given.
+    """
+    if value is not None and other is not None:
+        raise InvalidRequest(
+            f"{other_name} is another name of {name}; give one of them", field=other_name
+        )
+    return other if value is None else value
+
+
 def program(args: object, more: tuple[str, ...] = ()) -> list[str]:
     """Return a program and its arguments as a list, given as one or as words.
 

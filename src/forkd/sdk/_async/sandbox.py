@@ -18,7 +18,7 @@ from forkd.sdk._async.place import AsyncPlace
 from forkd.sdk._async.programs import AsyncCommands
 from forkd.sdk._notebook import Shown
 from forkd.sdk._parallel import async_map
-from forkd.sdk._requests import explicit
+from forkd.sdk._requests import either, explicit
 from forkd.sdk._results import Branch
 from forkd.wire.v2 import SandboxCreate, SandboxFailure, SandboxInfo
 
@@ -225,10 +225,10 @@ class AsyncSandbox(AsyncPlace):
         if allow_internet_access and network is None:
             network = "internet"
         made = cls(
-            tag or template,
+            either("tag", tag, "template", template),
             ttl_s=ttl_s if timeout is None else timeout,
-            labels=labels or metadata,
-            env=env or envs,
+            labels=either("labels", labels, "metadata", metadata),
+            env=either("env", env, "envs", envs),
             name=name,
             memory_limit_mib=memory_limit_mib,
             disk_limit_mib=disk_limit_mib,

@@ -13,7 +13,7 @@ from forkd.errors import EngineError, ForkdError, InvalidRequest, NotFound
 from forkd.sdk import _requests
 from forkd.sdk._notebook import Shown
 from forkd.sdk._parallel import sync_map
-from forkd.sdk._requests import explicit
+from forkd.sdk._requests import either, explicit
 from forkd.sdk._results import Branch
 from forkd.sdk._sync.connection import http_of
 from forkd.sdk._sync.files import Files
@@ -224,10 +224,10 @@ class Sandbox(Place):
         if allow_internet_access and network is None:
             network = "internet"
         made = cls(
-            tag or template,
+            either("tag", tag, "template", template),
             ttl_s=ttl_s if timeout is None else timeout,
-            labels=labels or metadata,
-            env=env or envs,
+            labels=either("labels", labels, "metadata", metadata),
+            env=either("env", env, "envs", envs),
             name=name,
             memory_limit_mib=memory_limit_mib,
             disk_limit_mib=disk_limit_mib,
