@@ -66,6 +66,24 @@ async def test_a_sandbox_that_cannot_be_forked_says_why() -> None:
         await AsyncSandbox.create("nothing")
 
 
+async def test_a_sandbox_is_forked_from_an_image(
+    client: AsyncClient, daemon: RunningDaemon
+) -> None:
+    steps: list[str] = []
+
+    async with AsyncSandbox(
+        image="python:3.12", on_progress=lambda step: steps.append(step.stage)
+    ) as sandbox:
+        assert sandbox.tag not in {"warm", "pyagent"}
+        assert list(daemon.service.running) == [sandbox.id]
+    assert steps
+    assert (await client.sandbox(image="python:3.12")).tag in daemon.service.stored
+    with pytest.raises(InvalidRequest, match="a tag or an image, not both"):
+        await AsyncSandbox.create("warm", image="python:3.12")
+    with pytest.raises(NotFound, match="no image at"):
+        await AsyncSandbox.create(image="./nothing.tar")
+
+
 async def test_a_sandbox_that_is_there_is_found_again(sandbox: AsyncSandbox) -> None:
     found = await AsyncSandbox.connect(sandbox.id)
 

@@ -67,6 +67,20 @@ def test_a_sandbox_that_cannot_be_forked_says_why() -> None:
         Sandbox.create("nothing")
 
 
+def test_a_sandbox_is_forked_from_an_image(client: Client, daemon: RunningDaemon) -> None:
+    steps: list[str] = []
+
+    with Sandbox(image="python:3.12", on_progress=lambda step: steps.append(step.stage)) as sandbox:
+        assert sandbox.tag not in {"warm", "pyagent"}
+        assert list(daemon.service.running) == [sandbox.id]
+    assert steps
+    assert (client.sandbox(image="python:3.12")).tag in daemon.service.stored
+    with pytest.raises(InvalidRequest, match="a tag or an image, not both"):
+        Sandbox.create("warm", image="python:3.12")
+    with pytest.raises(NotFound, match="no image at"):
+        Sandbox.create(image="./nothing.tar")
+
+
 def test_a_sandbox_that_is_there_is_found_again(sandbox: Sandbox) -> None:
     found = Sandbox.connect(sandbox.id)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
+from forkd.sdk._async.recipes import image_snapshot
 from forkd.sdk._async.sandbox import sandbox_of
 from forkd.sdk._requests import build, explicit, shell_lines
 from forkd.wire.v2 import (
@@ -56,6 +57,7 @@ class AsyncSnapshots:
         self._http = http
         self._recipes = recipes
 
+    @explicit
     async def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
@@ -110,6 +112,7 @@ class AsyncSnapshots:
         event = await self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
         return event.snapshot
 
+    @explicit
     async def for_image(  # noqa: PLR0913 - one for each member
         self,
         image: str | PathLike[str],
@@ -138,18 +141,17 @@ class AsyncSnapshots:
             NotFound: There is no such image.
             BuildError: It could not be built, or its machine not be baked.
         """
-        named = await self._recipes.image_reference(image, on_progress)
         request = build(
             ImageSnapshot,
-            image=named,
+            image=await self._recipes.image_reference(image, on_progress),
             memory_mib=memory_mib,
             vcpus=vcpus,
             disk_mib=disk_mib,
             pull=pull,
         )
-        event = await self._http.events("/v2/snapshots:image", request, SnapshotEvent, on_progress)
-        return event.snapshot
+        return await image_snapshot(self._http, request, on_progress)
 
+    @explicit
     async def link(  # noqa: PLR0913 - one for each member
         self,
         tag: str,

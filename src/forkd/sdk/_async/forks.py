@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Literal
 from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._async.connection import AsyncConnection
-from forkd.sdk._async.sandbox import fork
+from forkd.sdk._async.recipes import snapshot_of
+from forkd.sdk._async.sandbox import fork, fork_one
 from forkd.sdk._requests import explicit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
 
     from forkd.sdk._async.sandbox import AsyncSandbox, AsyncSandboxes
     from forkd.sdk._requests import ForkOptions, NamedForkOptions
-    from forkd.wire.v2 import SandboxFailure
+    from forkd.wire.v2 import ProgressEvent, SandboxFailure
 
 
 class AsyncForks(AsyncConnection):
@@ -174,8 +176,10 @@ class AsyncForks(AsyncConnection):
     @explicit
     async def sandbox(  # noqa: PLR0913 - one for each option of a fork
         self,
-        tag: str,
+        tag: str | None = None,
         *,
+        image: str | PathLike[str] | None = None,
+        on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
         disk_limit_mib: int | None = None,
@@ -198,6 +202,10 @@ class AsyncForks(AsyncConnection):
 
         Args:
             tag: The snapshot to fork.
+            image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path
+                of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
+                snapshot is made the first time, and kept for as long as the daemon has room.
+            on_progress: Called with each step, if the image's snapshot has to be made.
             name: What it can be found by, beside its id; no other live one may have it.
             memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
             disk_limit_mib: Its private disk layer, in MiB; None for the host's limit.
@@ -242,7 +250,5 @@ class AsyncForks(AsyncConnection):
             "deadline_s": deadline_s,
             "wait": wait,
         }
-        ready, failed = await fork(self._http, _requests.fork(tag, 1, options, all_or_nothing=True))
-        if failed:
-            raise EngineError(f"the sandbox did not become ready: {failed[0].error}")
-        return ready[0]
+        named = await snapshot_of(self._http, tag, image, on_progress)
+        return await fork_one(self._http, named, options)

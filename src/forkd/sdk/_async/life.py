@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from forkd.errors import ForkdError, NotFound
+from pydantic import TypeAdapter
+
+from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.sdk import _notebook
 from forkd.sdk._notebook import Shown
 from forkd.sdk._opening import AsyncOpening
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forkd.sdk._async.http import AsyncHttp
+
+_SANDBOXES = TypeAdapter(list[SandboxInfo])
 
 
 class AsyncLife(AsyncOpening, Shown):
@@ -262,3 +267,18 @@ def sandbox_table(sandboxes: list[SandboxInfo]) -> str:
         (each.id, each.name, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes
     ]
     return _notebook.table(columns, rows)
+
+
+async def find_sandbox(http: AsyncHttp, target: str | None) -> SandboxInfo:
+    """Return the sandbox of an id, a name or an address."""
+    wanted = target or os.environ.get("FORKD_TARGET", "")
+    if not wanted:
+        raise InvalidRequest("spawn=False needs a target: the id of a sandbox", field="target")
+    try:
+        return await http.call(SandboxInfo, "GET", f"/v2/sandboxes/{http.quoted(wanted)}")
+    except (NotFound, InvalidRequest):
+        address = wanted.partition(":")[0]
+    for each in await http.call(_SANDBOXES, "GET", "/v2/sandboxes"):
+        if each.guest_addr is not None and each.guest_addr == address:
+            return each
+    raise NotFound(f"no sandbox has the id, the name or the address {wanted!r}")

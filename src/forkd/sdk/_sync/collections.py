@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from forkd.sdk._requests import build, explicit, shell_lines
+from forkd.sdk._sync.recipes import image_snapshot
 from forkd.sdk._sync.sandbox import sandbox_of
 from forkd.wire.v2 import (
     ImageBuild,
@@ -57,6 +58,7 @@ class Snapshots:
         self._http = http
         self._recipes = recipes
 
+    @explicit
     def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
@@ -109,6 +111,7 @@ class Snapshots:
         event = self._http.events("/v2/snapshots", request, SnapshotEvent, on_progress)
         return event.snapshot
 
+    @explicit
     def for_image(  # noqa: PLR0913 - one for each member
         self,
         image: str | PathLike[str],
@@ -137,18 +140,17 @@ class Snapshots:
             NotFound: There is no such image.
             BuildError: It could not be built, or its machine not be baked.
         """
-        named = self._recipes.image_reference(image, on_progress)
         request = build(
             ImageSnapshot,
-            image=named,
+            image=self._recipes.image_reference(image, on_progress),
             memory_mib=memory_mib,
             vcpus=vcpus,
             disk_mib=disk_mib,
             pull=pull,
         )
-        event = self._http.events("/v2/snapshots:image", request, SnapshotEvent, on_progress)
-        return event.snapshot
+        return image_snapshot(self._http, request, on_progress)
 
+    @explicit
     def link(  # noqa: PLR0913 - one for each member
         self,
         tag: str,

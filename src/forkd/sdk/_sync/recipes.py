@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from forkd.errors import NotFound
+from forkd.errors import InvalidRequest, NotFound
 from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
+from forkd.sdk._requests import build
 from forkd.sdk._transport import sync_pieces
-from forkd.wire.v2 import ProgressEvent, RecipeInfo
-from forkd.wire.v2_images import HostRecipe
+from forkd.wire.v2 import ProgressEvent, RecipeInfo, SnapshotEvent
+from forkd.wire.v2_images import HostRecipe, ImageSnapshot
 
 if TYPE_CHECKING:
     import builtins
@@ -21,9 +23,13 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from forkd.sdk._sync.http import Http
+    from forkd.wire.v2 import SnapshotInfo
 
 TOLD_BYTES = 8 * 1024 * 1024
 """How far an upload comes between two steps; of a shorter one nothing is told."""
+
+TAG_DEFAULT = "pyagent"
+"""The snapshot of a sandbox that names none, as in the reference's package."""
 
 _RECIPES = TypeAdapter(list[HostRecipe])
 
@@ -117,3 +123,32 @@ class Recipes:
                 on_progress(ProgressEvent(stage="upload", message=message, fraction=done))
             sent += len(piece)
             yield piece
+
+
+def image_snapshot(
+    http: Http,
+    request: ImageSnapshot,
+    on_progress: Callable[[ProgressEvent], object] | None,
+) -> SnapshotInfo:
+    """Return a ready snapshot of an image, baked the first time that it is asked for."""
+    event = http.events("/v2/snapshots:image", request, SnapshotEvent, on_progress)
+    return event.snapshot
+
+
+def snapshot_of(
+    http: Http,
+    tag: str | None,
+    image: str | PathLike[str] | None,
+    on_progress: Callable[[ProgressEvent], object] | None,
+) -> str:
+    """Return the snapshot of a tag or an image; the one to take, if there is neither.
+
+    Raises:
+        InvalidRequest: There are both.
+    """
+    if image is None:
+        return tag or os.environ.get("FORKD_TAG") or TAG_DEFAULT
+    if tag is not None:
+        raise InvalidRequest("give a tag or an image, not both", field="image")
+    named = Recipes(http).image_reference(image, on_progress)
+    return (image_snapshot(http, build(ImageSnapshot, image=named), on_progress)).tag

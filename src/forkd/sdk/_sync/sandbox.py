@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, overload
 
 from pydantic import TypeAdapter
 
-from forkd.errors import EngineError, ForkdError, InvalidRequest, NotFound
+from forkd.errors import EngineError, ForkdError, InvalidRequest
 from forkd.sdk import _requests
 from forkd.sdk._notebook import Shown
 from forkd.sdk._parallel import sync_map
@@ -17,20 +16,23 @@ from forkd.sdk._requests import either, explicit
 from forkd.sdk._results import Branch
 from forkd.sdk._sync.connection import http_of
 from forkd.sdk._sync.files import Files
-from forkd.sdk._sync.life import sandbox_table
+from forkd.sdk._sync.life import find_sandbox, sandbox_table
 from forkd.sdk._sync.network import Network
 from forkd.sdk._sync.place import Place
 from forkd.sdk._sync.programs import Commands
+from forkd.sdk._sync.recipes import snapshot_of
 from forkd.wire.v2 import SandboxCreate, SandboxFailure, SandboxInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from os import PathLike
     from types import TracebackType
 
     from forkd.sdk._requests import BranchOptions, NamedForkOptions
     from forkd.sdk._results import EvalResult, ExecResult
     from forkd.sdk._sync.connection import Connection
     from forkd.sdk._sync.http import Http
+    from forkd.wire.v2 import ProgressEvent
     from forkd.wire.v2_trees import BranchInfo
 
 R = TypeVar("R")
@@ -44,11 +46,7 @@ FORK_MARGIN_S = 60.0
 PARALLEL_MAX = 32
 """Sandboxes of one `Sandboxes` that are asked at the same time, unless a call says otherwise."""
 
-TAG_DEFAULT = "pyagent"
-"""The snapshot of a sandbox that names none, as in the reference's package."""
-
 _OUTCOMES = TypeAdapter(list[SandboxInfo | SandboxFailure])
-_SANDBOXES = TypeAdapter(list[SandboxInfo])
 
 
 class Sandbox(Place):
@@ -65,6 +63,10 @@ class Sandbox(Place):
             one, `FORKD_TARGET`.  This is the reference's; new code calls `connect`.
         timeout: Time limit of an `eval` that names none, in seconds; None for none.
         spawn: Whether to fork one.
+        image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path of an
+            OCI layout or a `docker save` archive on this host; or a recipe.  Its snapshot is made
+            the first time, and kept for as long as the daemon has room.
+        on_progress: Called with each step, if the image's snapshot has to be made.
         name: What it can be found by, beside its id; no other live one may have it.
         memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
         disk_limit_mib: Its private disk layer, in MiB; None for the host's limit.
@@ -111,6 +113,8 @@ class Sandbox(Place):
         timeout: float | None = None,
         *,
         spawn: bool = True,
+        image: str | PathLike[str] | None = None,
+        on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
         disk_limit_mib: int | None = None,
@@ -153,8 +157,12 @@ class Sandbox(Place):
 
         def start() -> None:
             http = http_of(client)
-            self._become(http, _forked(http, tag, options) if spawn else _found(http, target))
-            self._is_borrowed = not spawn
+            if spawn:
+                named = snapshot_of(http, tag, image, on_progress)
+                self._become(http, (fork_one(http, named, options)).info)
+            else:
+                self._become(http, find_sandbox(http, target))
+                self._is_borrowed = True
 
         self._begin(start)
 
@@ -169,6 +177,8 @@ class Sandbox(Place):
         metadata: Mapping[str, str] | None = None,
         envs: Mapping[str, str] | None = None,
         allow_internet_access: bool | None = None,
+        image: str | PathLike[str] | None = None,
+        on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
         disk_limit_mib: int | None = None,
@@ -199,6 +209,10 @@ class Sandbox(Place):
             metadata: E2B's name for `labels`.
             envs: E2B's name for `env`.
             allow_internet_access: True is `network="internet"`.
+            image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path
+                of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
+                snapshot is made the first time, and kept for as long as the daemon has room.
+            on_progress: Called with each step, if the image's snapshot has to be made.
             name: What it can be found by, beside its id; no other live one may have it.
             memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
             disk_limit_mib: Its private disk layer, in MiB; None for the host's limit.
@@ -228,6 +242,8 @@ class Sandbox(Place):
             ttl_s=ttl_s if timeout is None else timeout,
             labels=either("labels", labels, "metadata", metadata),
             env=either("env", env, "envs", envs),
+            image=image,
+            on_progress=on_progress,
             name=name,
             memory_limit_mib=memory_limit_mib,
             disk_limit_mib=disk_limit_mib,
@@ -381,27 +397,16 @@ def fork(http: Http, request: SandboxCreate) -> tuple[Sandboxes, list[SandboxFai
     return Sandboxes(sandbox_of(http, each) for each in ready), failed
 
 
-def _forked(http: Http, tag: str | None, options: NamedForkOptions) -> SandboxInfo:
-    named = tag or os.environ.get("FORKD_TAG") or TAG_DEFAULT
-    ready, failed = fork(http, _requests.fork(named, 1, options, all_or_nothing=True))
+def fork_one(http: Http, tag: str, options: NamedForkOptions) -> Sandbox:
+    """Fork one sandbox.
+
+    Raises:
+        EngineError: It did not become ready.
+    """
+    ready, failed = fork(http, _requests.fork(tag, 1, options, all_or_nothing=True))
     if failed:
         raise EngineError(f"the sandbox did not become ready: {failed[0].error}")
-    return ready[0].info
-
-
-def _found(http: Http, target: str | None) -> SandboxInfo:
-    """Return the sandbox of an id, a name or an address."""
-    wanted = target or os.environ.get("FORKD_TARGET", "")
-    if not wanted:
-        raise InvalidRequest("spawn=False needs a target: the id of a sandbox", field="target")
-    try:
-        return http.call(SandboxInfo, "GET", f"/v2/sandboxes/{http.quoted(wanted)}")
-    except (NotFound, InvalidRequest):
-        address = wanted.partition(":")[0]
-    for each in http.call(_SANDBOXES, "GET", "/v2/sandboxes"):
-        if each.guest_addr is not None and each.guest_addr == address:
-            return each
-    raise NotFound(f"no sandbox has the id, the name or the address {wanted!r}")
+    return ready[0]
 
 
 class Sandboxes(Shown, Sequence[Sandbox]):
