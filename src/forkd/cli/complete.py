@@ -7,12 +7,9 @@ error is shown.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - typer reads annotations when it runs
-
-from forkd import programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 1.0
 """How long a shell waits for what the daemon knows."""
-
-RECIPES = (programs.RECIPES, Path("/etc/forkd/recipes"))
-"""Folders whose recipes are offered: a daemon's, unless it is told otherwise."""
 
 
 def sandboxes(ctx: typer.Context, incomplete: str) -> list[Any]:
@@ -56,10 +50,15 @@ def machines(ctx: typer.Context, incomplete: str) -> list[Any]:
     return [*sandboxes(ctx, incomplete), *snapshots(ctx, incomplete)]
 
 
-def recipes(incomplete: str) -> list[str]:
-    """Return the recipes that a daemon of this host finds by their names."""
-    found = {path.parent.name for folder in RECIPES for path in folder.glob("*/recipe.toml")}
-    return sorted(each for each in found if each.startswith(incomplete))
+def recipes(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Return the recipes that the daemon finds by their names."""
+    return _asked(
+        ctx,
+        incomplete,
+        lambda client: [
+            (each.name, each.description) for each in client.recipes.list() if each.error is None
+        ],
+    )
 
 
 def contexts(incomplete: str) -> list[str]:

@@ -85,7 +85,7 @@ Ttl = Annotated[
         "--ttl",
         metavar="DURATION",
         parser=time_to_live,
-        help="Delete each sandbox after this time; `default` is the daemon's default.",
+        help="End each sandbox after this time; `default` is the daemon's default.",
     ),
 ]
 Name = Annotated[

@@ -141,7 +141,7 @@ def run(  # noqa: PLR0913 - one for each option
 
     Standard input, output and error are attached, and the exit code is the command's (124 if it
     timed out, 125 if forkd failed, 126 if the program cannot be executed, 127 if there is no such
-    program).  The sandbox is removed on Ctrl-C, too.  If forkd itself is killed, the daemon removes
+    program).  The sandbox is removed on Ctrl-C, too.  If forkd itself is killed, the daemon ends
     the sandbox within a few minutes.
 
     The first run of an image bakes a snapshot, and later runs fork it.  With --image, --memory and
