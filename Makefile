@@ -68,7 +68,7 @@ lint:
 	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 types:
-	@$(BIN)/mypy --no-error-summary src tools tests benchmarks
+	@$(BIN)/mypy --no-error-summary src tools tests benchmarks examples
 
 layers:
 	@$(BIN)/lint-imports --no-cache >build/layers.log 2>&1 || { cat build/layers.log; exit 1; }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGES = ROOT / "build/site-pages"
-TEXT = (".md", ".svg", ".json", ".toml", ".py", ".service", ".txt", ".yml")
+TEXT = (".md", ".svg", ".json", ".toml", ".py", ".service", ".txt", ".yml", ".ipynb")
 """What is copied where a page links to it."""
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.docs import ROOT, page_id, run_python
+from tests.support.docs import ROOT, load_example, page_id, run_python
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.real_host import RealHost
@@ -20,6 +21,7 @@ pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeou
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs/quickstart.md",
     ROOT / "docs/tutorial/first-forks.md",
     ROOT / "docs/howto/use-the-sdk.md",
     ROOT / "docs/howto/move-from-forkd.md",
@@ -36,3 +38,35 @@ async def test_the_python_of_a_page_runs_on_real_machines(
     async with daemon_of(real_host) as url:
         monkeypatch.setenv("FORKD_URL", url)
         await asyncio.to_thread(run_python, page, replaced=REPLACED)
+
+
+EXAMPLES: dict[str, Callable[[Path], tuple[Any, ...]]] = {
+    "tool_loop": lambda _: (),
+    "best_of_n": lambda _: (),
+    "episodes": lambda _: (),
+    "database_per_test": lambda _: (),
+    "parallel_tests": lambda folder: (folder, "python3"),
+}
+"""The programs in examples/, and what their `main` is given."""
+
+RESULTS: dict[str, Callable[[Any], bool]] = {
+    "tool_loop": lambda answer: answer == "The largest number is 3.",
+    "best_of_n": lambda scores: scores[0] == scores[1],
+    "episodes": lambda ends: ends["always right"] == 5,
+    "database_per_test": lambda rows: rows == 1000,
+    "parallel_tests": lambda passed: passed == {"test_bad.py": False, "test_good.py": True},
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_an_example_does_on_real_machines_what_it_shows(
+    name: str, real_host: RealHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_good.py").write_text("assert 1 + 1 == 2\n")
+    (tmp_path / "test_bad.py").write_text("assert 1 + 1 == 3\n")
+    async with daemon_of(real_host) as url:
+        monkeypatch.setenv("FORKD_URL", url)
+        main = load_example(name, replaced=REPLACED)["main"]
+        result = await asyncio.to_thread(main, *EXAMPLES[name](tmp_path))
+
+    assert RESULTS[name](result)

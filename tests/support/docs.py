@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,3 +109,25 @@ def tries_in(title: str) -> set[tuple[str, str]]:
     header, *groups = re.findall(r"^\| (\w+) \| (.+) \|$", section, re.MULTILINE)
     assert header == ("of", "tries")
     return {(group, each) for group, tries in groups for each in tries.split("; ")}
+
+
+EXAMPLES = ROOT / "examples"
+
+
+def load_example(name: str, *, replaced: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the names of a program in examples/, as if it were imported."""
+    path = EXAMPLES / f"{name}.py"
+    code = path.read_text(encoding="utf-8")
+    for text, other in (replaced or {}).items():
+        code = code.replace(text, other)
+    module = types.ModuleType(f"example_{name}")
+    sys.modules[module.__name__] = module  # where dataclasses look for their annotations
+    exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - our own example
+    return module.__dict__
+
+
+def notebook_code() -> str:
+    """Return the code of the notebook in examples/, all cells after one another."""
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = ("".join(each["source"]) for each in notebook["cells"] if each["cell_type"] == "code")
+    return "\n".join(cells)

@@ -65,7 +65,9 @@ class FakeExec:
         else:
             for event in self._at_once(name, rest):
                 yield event
-        code = int(rest[-1].split()[-1]) if name in {"exit", "sh"} else 0
+        code = 0
+        if name in {"exit", "sh"}:
+            code = int(rest[0] if name == "exit" else rest[-1].split()[-1])
         yield Exited(code, None, timed_out=False, duration_s=0.25, truncated=name == "leave")
 
     def _words(self) -> list[str]:
