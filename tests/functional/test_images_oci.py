@@ -14,6 +14,7 @@ from forkd.images.builder import build_rootfs
 from forkd.images.layout import Cache
 from forkd.images.modules import PlannedModule, PlannedModules
 from forkd.images.oci import check_layers
+from forkd.images.plan import disk_mib_for
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
 from tests.support.ext4 import Entry, listing, read
@@ -206,6 +207,25 @@ def test_a_damaged_blob_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "images").iterdir()) == []
 
 
+@pytest.mark.parametrize("length", [1_000, 3_000, -3_000])
+def test_an_archive_that_is_cut_is_one_clear_error_and_nothing_is_left(
+    tmp_path: Path, length: int
+) -> None:
+    target = f"docker-archive:{tmp_path}/image.tar:name:tag"
+    subprocess.run(  # noqa: S603 - our own arguments
+        ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{hello(tmp_path)}", target],  # noqa: S607
+        check=True,
+        timeout=60,
+    )
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(archive.read_bytes()[:length])
+
+    with pytest.raises(BuildError, match=r"image\.tar"):
+        build(tmp_path, "image.tar")
+
+    assert list((tmp_path / "cache" / "images").glob("*")) == []
+
+
 def test_an_unreachable_registry_is_one_clear_error(tmp_path: Path) -> None:
     """Port 9 of this machine is closed, so the answer comes at once and without a network."""
     with pytest.raises(BuildError, match=r"cannot reach 127\.0\.0\.1:9 for 127\.0\.0\.1:9/x"):
@@ -220,6 +240,17 @@ def test_an_image_larger_than_its_disk_says_so(tmp_path: Path) -> None:
         build(tmp_path, "layout")
 
     assert list((tmp_path / "cache" / "images").iterdir()) == []
+
+
+def test_a_disk_that_nobody_chose_has_room_for_its_image(tmp_path: Path) -> None:
+    small, large = disk_mib_for(0), disk_mib_for(4 << 30)
+
+    assert (small, large) == (2_048, 6_144 + 512)
+    hello(tmp_path)
+    table = {"name": "oci", "image": {"oci": "layout"}}
+    recipe = parse_recipe(table, folder=tmp_path)
+    root = build_rootfs(recipe, Cache.open(tmp_path / "cache"), Build(), WHERE[0])
+    assert root.disk_bytes >> 20 == small
 
 
 def test_a_disk_has_an_inode_for_each_8_kib_and_their_tables_are_holes(tmp_path: Path) -> None:

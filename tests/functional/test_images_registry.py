@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import programs
 from forkd.errors import BuildError, NotFound
 from forkd.images.builder import build_rootfs
 from forkd.images.direct import recipe_of
@@ -16,7 +17,12 @@ from forkd.images.layout import Cache
 from forkd.images.registries import Registries
 from forkd.images.resolving import resolve
 from forkd.images.steps import Build
+from forkd.limits import BUILD_UIDS_DEFAULT
 from forkd.model.reference import ImageReference, parse_reference
+from forkd.service import build_network
+from forkd.service.build_network import BuildNetwork
+from forkd.service.cells import Cells
+from forkd.service.jail import UidRange
 from tests.support import registry as registries
 from tests.support.ext4 import read
 from tests.support.hostile_package import cells
@@ -26,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from forkd.images.apart import Cells
+    from forkd.images.apart import Cells as BuildCells
     from tests.support.registry import Registry
 
 pytestmark = [pytest.mark.needs("skopeo", "umoci", "docker-registry"), pytest.mark.timeout(120)]
 
-WHERE: list[Cells | None] = [None]
+WHERE: list[BuildCells | None] = [None]
 """Where registries are asked, and layers unpacked."""
 
 
@@ -130,3 +136,20 @@ def test_a_registry_that_does_not_answer_is_one_clear_error(tmp_path: Path) -> N
     """Port 9 of this machine is closed, so the answer comes at once and without a network."""
     with pytest.raises(BuildError, match=r"cannot reach 127\.0\.0\.1:9 for .*:9/x:latest"):
         build(tmp_path, "127.0.0.1:9/x")
+
+
+@pytest.mark.needs("root", "binaries", "nft")
+def test_a_registry_that_builds_may_not_reach_is_not_asked(
+    tmp_path: Path, registry: Registry
+) -> None:
+    reference = registry.push(image(tmp_path, b"one"), "team/app:1.0")
+    vmm, uids = programs.find(programs.VMM), UidRange.parse(BUILD_UIDS_DEFAULT)
+
+    def ask(rules: str) -> str:
+        reach = BuildNetwork.of(build_network.parse(rules))
+        return resolve(reference, Build(), Cells(vmm, uids, None, None, reach).build)
+
+    with pytest.raises(BuildError, match=r"cannot reach 127\.0\.0\.1.*FORKD_BUILD_NETWORK"):
+        ask("internet")
+
+    assert ask("internet host").startswith("sha256:")
