@@ -92,6 +92,13 @@ def test_a_help_text_is_a_sentence_and_fits_a_terminal(
             assert option.help.endswith((".", ")", "'."))
 
 
+def test_a_default_that_is_a_number_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["fork", "--help"], prog_name="forkd")
+
+    assert "Number of sandboxes. [default: 1]" in capsys.readouterr().out
+
+
 def test_the_list_of_commands_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         app(["--help"], prog_name="forkd")

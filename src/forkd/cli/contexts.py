@@ -118,7 +118,8 @@ def add(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Name a daemon, so that --context and `forkd context use` find it.
 
-    The token is kept in a file that only you can read.  A terminal does not show it.
+    The token is kept in a file that only you can read.  `--token -` on a terminal asks for it
+    without showing it.
 
     Examples:
       forkd context add ci https://ci.example.com:8889 --token - --use

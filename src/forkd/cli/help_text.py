@@ -193,7 +193,7 @@ def value_name(option: Any) -> str:  # noqa: ANN401 - as above
 def default_shown(parameter: Any) -> str:  # noqa: ANN401 - as above
     """Return a parameter's default as text; empty if there is none worth showing."""
     value = parameter.default
-    if value in (None, False, True, [], ()) or callable(value) or parameter.show_default is False:
+    if value is None or isinstance(value, bool) or callable(value) or value in ([], ()):
         return ""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 

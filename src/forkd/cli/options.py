@@ -85,7 +85,8 @@ Ttl = Annotated[
         "--ttl",
         metavar="DURATION",
         parser=time_to_live,
-        help="End each sandbox after this time; `default` is the daemon's default.",
+        help="End each sandbox after this time (never unless set); `default` is the daemon's "
+        "default.",
     ),
 ]
 Name = Annotated[
@@ -222,7 +223,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FORMAT",
-        help="wide, json, jsonl (one document a line), or a template such as '{id} {status}'.",
+        help="wide, json, jsonl (one document per line), or a template such as '{id} {status}'.",
         autocompletion=complete.formats,
     ),
 ]
