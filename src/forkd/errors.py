@@ -9,6 +9,7 @@ ForkdError
 │   ├── NotFound             no such sandbox, snapshot, recipe, file or program
 │   ├── Conflict             the object exists but its state forbids this
 │   │   └── BudgetError      its tree may not grow any more
+│   ├── IdempotencyMismatch  another request came with the same Idempotency-Key
 │   ├── PackError            a pack is damaged, hostile, unsigned or not trusted
 │   └── ClientClosed         the client was closed before this call (SDK only)
 ├── CapacityError            the host is full; the same call may work later
@@ -96,6 +97,12 @@ class Conflict(RequestError):
     """The object exists, but its state forbids this."""
 
     code = "conflict"
+
+
+class IdempotencyMismatch(RequestError):
+    """Another request has come with the same Idempotency-Key; nothing was done for this one."""
+
+    code = "idempotency_mismatch"
 
 
 class PackError(RequestError):

@@ -408,6 +408,21 @@ LIST_LIMIT_MAX = 1_000
 CURSOR_CHARS_MAX = 1_024
 """Longest `after` of a list: more than any `Forkd-Next` has."""
 
+IDEMPOTENCY_KEY_CHARS_MAX = 128
+"""Longest `Idempotency-Key`."""
+
+IDEMPOTENCY_KEYS_MAX = 10_000
+"""Most requests of one tenant whose answers are kept by their key; the oldest are forgotten."""
+
+IDEMPOTENCY_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes, compressed, of one tenant's answers that are kept by a key; the oldest are forgotten."""
+
+IDEMPOTENCY_KEPT_S = 24 * 3_600.0
+"""How long the answer to a request with an `Idempotency-Key` is kept."""
+
+IDEMPOTENT_AT_ONCE_MAX = 1_000
+"""Most requests with an `Idempotency-Key` that are being done at once."""
+
 MESSAGE_BYTES_MAX = 1024 * 1024 + 1
 """One WebSocket message: a kind and the payload of one frame of the guest protocol."""
 

@@ -122,6 +122,12 @@ def compact(scene: Scene) -> httpx.Response:
     return scene.post("/v2/snapshots/written/compact", to="compacted")
 
 
+def fork_by_key(scene: Scene) -> httpx.Response:
+    scene.arm()
+    key = {"Idempotency-Key": "a-key"}
+    return scene.daemon.http.post("/v2/sandboxes", json={"snapshot_tag": TAG}, headers=key)
+
+
 CONCERNED: dict[TaskKind, Callable[[Scene], httpx.Response]] = {
     TaskKind.FORK: fork,
     TaskKind.BRANCH: branch,
@@ -129,6 +135,7 @@ CONCERNED: dict[TaskKind, Callable[[Scene], httpx.Response]] = {
     TaskKind.BUILD: build,
     TaskKind.WRITE: write,
     TaskKind.COMPACT: compact,
+    TaskKind.ANSWER: fork_by_key,
 }
 """Kinds of tasks that a request waits for, with one that begins such a task."""
 

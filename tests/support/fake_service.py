@@ -62,6 +62,7 @@ from forkd.service.tokens import Tokens
 from forkd.service.vault import Vault
 from forkd.telemetry.telemetry import Telemetry
 from tests.support import fake_packs
+from tests.support.fake_answers import FakeAnswers
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
 from tests.support.fake_images import FakeImageCache, FakeImageSnapshots
@@ -471,6 +472,7 @@ class FakeService:
         self.journal = FakeJournal(self)
         self.usage = FakeUsages(self)
         self.networks = FakeNetworks(self)
+        self.answers = FakeAnswers()
         self.vault = FakeVault(Path("/nowhere"))
         self.secrets = Secrets(self.telemetry, no_records(), self.vault)
 

@@ -90,17 +90,24 @@ def descriptors() -> int:
 
 @contextlib.asynccontextmanager
 async def served_host(
-    host: FakeHost, *, limits: ClientLimits = UNIX, knobs: str = "", bind: Bind | None = None
+    host: FakeHost,
+    *,
+    limits: ClientLimits = UNIX,
+    knobs: str = "",
+    bind: Bind | None = None,
+    baked: bool = False,
 ) -> AsyncIterator[Served]:
     """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then.
 
-    With `bind` it is served on TCP too, where failed log-ins are answered at once.
+    One that is `baked` was served before.  With `bind` it is served on TCP too, where failed
+    log-ins are answered at once.
     """
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
         socket, state_dir = Path(folder) / "forkd.sock", host.settings.state_dir
         settings = Settings(socket=socket, bind=bind, state_dir=state_dir)
         async with host.service() as service:
-            await host.bake(service, host.recipe(knobs=knobs))
+            if not baked:
+                await host.bake(service, host.recipe(knobs=knobs))
             app = create_app(service, lambda: service.tasks.failure)
             tokens = service.tokens
             async with listening(app, settings, tokens, unix=limits, tcp=AT_ONCE) as urls:

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from forkd.daemon import repeats
 from forkd.daemon.clients import RETRY_AFTER_S
 from forkd.daemon.peers import CALLER, HELD
 from forkd.errors import CapacityError
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 TOO_LARGE = 413
 WORDS = f"the body is longer than {BODY_BYTES_MAX} bytes"
 
+OURS = "/v2/"
+"""Begins the paths of routes that know the header Idempotency-Key."""
+
 DECLARED = "__request_body__"
 """Where the function of a route has its `RequestBody`."""
 
@@ -45,15 +49,20 @@ class RequestBody:
     Attributes:
         scopes: All of which a caller must have before the body is read.
         is_upload: Whether it is streamed on and so may be of any length; else it is read whole.
+        creates: Whether what is asked for must not be done twice.
     """
 
     scopes: tuple[Scope, ...]
     is_upload: bool
+    creates: bool = False
 
 
-def takes_body(*scopes: Scope) -> Callable[[F], F]:
-    """Declare that a route takes a body of JSON, from a caller with these scopes."""
-    return _declare(RequestBody(scopes, is_upload=False))
+def takes_body(*scopes: Scope, creates: bool = False) -> Callable[[F], F]:
+    """Declare that a route takes a body of JSON, from a caller with these scopes.
+
+    One that `creates` takes an Idempotency-Key.
+    """
+    return _declare(RequestBody(scopes, is_upload=False, creates=creates))
 
 
 def takes_upload(*scopes: Scope) -> Callable[[F], F]:
@@ -83,6 +92,8 @@ class BoundedRoute(APIRoute):
         if declared is None and self.body_field is not None:
             raise TypeError(f"{self.path}: a route with a body needs @takes_body or @takes_upload")
 
+        is_ours = self.path.startswith(OURS)
+
         async def bounded(request: Request) -> Response:
             if declared is not None:
                 caller: Caller = request.scope[CALLER]
@@ -90,7 +101,12 @@ class BoundedRoute(APIRoute):
                     caller.require(scope)
             if declared is None or not declared.is_upload:
                 request = _bounded(request)
-            return await handle(request)
+            key = repeats.key_of(request) if request.method == "POST" and is_ours else None
+            if key is None:
+                return await handle(request)
+            if declared is None or not declared.creates:
+                raise repeats.refuse(self.path)
+            return await repeats.once(request, key, handle)
 
         return bounded
 

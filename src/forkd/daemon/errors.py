@@ -30,6 +30,7 @@ STATUS: dict[type[errors.ForkdError], int] = {
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.PackError: 422,
+    errors.IdempotencyMismatch: 422,
     errors.QuotaExceeded: 429,
     errors.CapacityError: 503,
     errors.BuildError: 422,
@@ -56,6 +57,17 @@ INTERNAL = ErrorBody(error="forkd failed in a way it did not foresee; see its lo
 def status_of(kind: type[errors.ForkdError]) -> int:
     """Return the HTTP status of an error class: its own, or its nearest ancestor's."""
     return next(STATUS[each] for each in kind.__mro__ if each in STATUS)
+
+
+def status_of_code(code: str) -> int:
+    """Return the HTTP status of an error of that code; 500 of one that nobody knows."""
+    waiting: list[type[errors.ForkdError]] = [errors.ForkdError]
+    while waiting:
+        kind = waiting.pop()
+        if kind.code == code:
+            return status_of(kind)
+        waiting += kind.__subclasses__()
+    return STATUS[errors.ForkdError]
 
 
 def body_of(error: errors.ForkdError) -> ErrorBody:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         SandboxChange,
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
+    from forkd.service.answers import Answers
     from forkd.service.api_images import ImageCache, Images, ImageSnapshots, Recipes
     from forkd.service.api_streams import ExecSession, FileReader
     from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
@@ -549,6 +550,11 @@ class Host(Protocol):
     @property
     def networks(self) -> Networks:
         """What sandboxes may reach."""
+        ...
+
+    @property
+    def answers(self) -> Answers:
+        """Its answers to requests with a key."""
         ...
 
     @property

@@ -15,6 +15,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forkd.cgroups import tree
@@ -27,6 +28,7 @@ from forkd.model.sandbox import SandboxState
 from forkd.network.upstream import Upstreams
 from forkd.service import names, rootless
 from forkd.service.admission import Admission
+from forkd.service.answers import Answers
 from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.chains import Chains
@@ -125,6 +127,7 @@ class Host:
     secrets: Secrets
     image_cache: ImageCache
     image_snapshots: ImageSnapshots
+    answers: Answers
     telemetry: Telemetry
     tasks: Supervisor
 
@@ -283,6 +286,12 @@ async def _open_secrets(
     return Introduction(vault), secrets
 
 
+async def _open_answers(records: Records, tasks: Supervisor) -> Answers:
+    answers = Answers(records, partial(tasks.run, TaskKind.ANSWER))
+    await answers.load()
+    return answers
+
+
 async def _recover(
     settings: HostSettings, telemetry: Telemetry, ground: _Ground, stack: contextlib.AsyncExitStack
 ) -> tuple[Journal, tuple[SandboxRow, ...]]:
@@ -353,8 +362,7 @@ async def _compose(
     sandboxes = Sandboxes(telemetry, settings, tasks, records, *for_forks)
     guests = Guests(telemetry, roster, introduction)
     lag, tops = stack.enter_context(LoopLag()), files.real_path(settings.tops_dir)
-    growth = Growth(settings.budgets, roster)
-    writer = LinkWriter(tasks, store, pending, catalog)
+    growth, writer = Growth(settings.budgets, roster), LinkWriter(tasks, store, pending, catalog)
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
@@ -387,6 +395,7 @@ async def _compose(
         secrets=secrets,
         image_cache=image_cache,
         image_snapshots=ImageSnapshots(telemetry, settings, tasks, *for_images),
+        answers=await _open_answers(records, tasks),
         telemetry=telemetry,
         tasks=tasks,
     ), rows

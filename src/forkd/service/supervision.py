@@ -53,6 +53,7 @@ class TaskKind(StrEnum):
     PROXIED = "proxied"
     FILL = "fill"
     CLOCK = "clock"
+    ANSWER = "answer"
 
 
 class Task(Generic[T]):

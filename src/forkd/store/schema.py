@@ -118,6 +118,17 @@ ALTER TABLE sandboxes ADD COLUMN labels TEXT;
 ALTER TABLE sandboxes ADD COLUMN env TEXT;
 """
 
+_ANSWERS = """
+CREATE TABLE answers (
+    seq INTEGER PRIMARY KEY,
+    id BLOB NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    at REAL NOT NULL,
+    digest BLOB NOT NULL,
+    sealed BLOB NOT NULL
+) STRICT;
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -131,6 +142,7 @@ MIGRATIONS = (
     _IO,
     _EVENTS_OF_TENANTS,
     _NAMES,
+    _ANSWERS,
 )
 """What makes version n + 1 of version n."""
 

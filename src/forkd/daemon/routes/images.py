@@ -36,7 +36,7 @@ routes = router("images")
     response_model=v2.ImageInfo,
     responses=streamed("ImageStreamEvent"),
 )
-@takes_body(Scope.SNAPSHOTS)
+@takes_body(Scope.SNAPSHOTS, creates=True)
 async def build_image(
     body: v2.ImageBuild, request: Request, caller: CallerOf, images: ImagesOf
 ) -> Response | v2.ImageInfo:
@@ -73,7 +73,7 @@ async def remove_image(
     response_model=v2.SnapshotInfo,
     responses=streamed("SnapshotStreamEvent"),
 )
-@takes_body(Scope.SNAPSHOTS)
+@takes_body(Scope.SNAPSHOTS, creates=True)
 async def snapshot_image(
     body: v2_images.ImageSnapshot, request: Request, caller: CallerOf, images: ImageSnapshotsOf
 ) -> Response | v2.SnapshotInfo:

@@ -20,7 +20,7 @@ NameOf = Annotated[str, Path(description="Name of a token or a tenant.")]
 
 
 @routes.post("/v2/tokens", operation_id="create_token", status_code=201)
-@takes_body(Scope.ADMIN)
+@takes_body(Scope.ADMIN, creates=True)
 async def create_token(
     body: v2_rights.TokenCreate, caller: CallerOf, tokens: TokensOf
 ) -> v2_rights.TokenCreated:

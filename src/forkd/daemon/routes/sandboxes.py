@@ -28,7 +28,7 @@ routes = router("sandboxes")
     status_code=201,
     responses={207: {"model": list[v2.ForkOutcome], "description": "Some failed, some are ready"}},
 )
-@takes_body(Scope.RUN)
+@takes_body(Scope.RUN, creates=True)
 async def fork(
     body: v2.SandboxCreate, caller: CallerOf, sandboxes: SandboxesOf, response: Response
 ) -> list[v2.ForkOutcome]:

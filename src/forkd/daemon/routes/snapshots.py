@@ -39,7 +39,7 @@ routes = router("snapshots")
         202: {"model": v2.SnapshotInfo, "description": "It is being written, for `wait` false"},
     },
 )
-@takes_body(Scope.SNAPSHOTS)
+@takes_body(Scope.SNAPSHOTS, creates=True)
 async def create_snapshot(
     body: v2.SnapshotCreate,
     request: Request,
@@ -102,7 +102,7 @@ async def share_snapshot(
 
 
 @routes.post("/v2/snapshots/{tag}/compact", operation_id="compact_snapshot")
-@takes_body(Scope.SNAPSHOTS)
+@takes_body(Scope.SNAPSHOTS, creates=True)
 async def compact_snapshot(
     tag: TagOf, caller: CallerOf, chains: ChainsOf, body: v2.SnapshotCompact | None = None
 ) -> v2.SnapshotInfo:

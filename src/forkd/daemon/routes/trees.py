@@ -35,7 +35,7 @@ routes = router("trees")
     status_code=201,
     responses={207: {"model": v2_trees.BranchInfo, "description": "Some siblings failed"}},
 )
-@takes_body(Scope.RUN)
+@takes_body(Scope.RUN, creates=True)
 async def branch(
     sandbox: IdOf,
     body: v2_trees.BranchCreate,

@@ -104,7 +104,7 @@ class Http:
         answer = self._answered(
             method,
             path,
-            repeatable=method in REPEATABLE,
+            repeatable=creates or method in REPEATABLE,
             resendable=content is None or isinstance(content, bytes),
             params=_given(query),
             headers=_headers(content_type if body is None else JSON, creates=creates),
