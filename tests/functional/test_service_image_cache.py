@@ -6,12 +6,21 @@ import asyncio
 import contextlib
 import os
 import struct
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import BuildError, Conflict, InvalidRequest, NotFound, QuotaExceeded
+from forkd.errors import (
+    BuildError,
+    Conflict,
+    HostError,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+)
+from forkd.host import files
 from forkd.images import builder, inventory, kernel
 from forkd.images.kernel import Kernel
 from forkd.images.layout import Cache
@@ -23,7 +32,7 @@ from forkd.model.progress import Progress
 from forkd.model.recipe import RecipeChanges, parse_image_source
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest
-from forkd.model.tenant import Quotas
+from forkd.model.tenant import Amounts, Quotas
 from tests.support import registry as registries
 from tests.support.callers import CALLER
 from tests.support.oci import regular, write_layout
@@ -399,3 +408,55 @@ async def test_an_image_beyond_the_quota_is_refused_and_removed(world: World) ->
 
     assert await world.keys() == []
     assert ledger.used(TEAM).snapshot_mib == 0
+
+
+async def test_a_tenants_unneeded_image_makes_room_for_what_it_uploads_or_builds(
+    world: World,
+) -> None:
+    first, _ = await world.ask(world.image("one"), caller=MEMBER)
+    await world.host.snapshots.delete(CALLER, first.tag)
+    ledger = world.host.tenants.ledger
+    used_mib = ledger.used(TEAM).snapshot_mib
+    ledger.quotas[TEAM] = Quotas(snapshot_mib=used_mib)
+    with pytest.raises(QuotaExceeded):
+        ledger.check(TEAM, Amounts(snapshot_mib=1))  # it was used just now
+    age(world, first, 10)
+
+    ledger.check(TEAM, Amounts(snapshot_mib=1))
+
+    assert ledger.used(TEAM).snapshot_mib == used_mib - 1
+    assert await world.keys() == []
+
+
+def test_an_image_of_a_lower_layer_is_removed_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overlay does not rename folders of its lower layers, and says EXDEV."""
+    cache = Cache.open(tmp_path)
+    image = cache.images / ("0" * 32)
+    image.mkdir()
+    (image / "rootfs.ext4").touch()
+
+    def rename(old: Path, _: Path) -> None:
+        raise HostError(f"rename {old}: Invalid cross-device link")
+
+    monkeypatch.setattr(files, "rename", rename)
+
+    assert inventory.remove_image(cache, image.name, unused_since_s=time.time() + 1)
+    assert list(cache.images.iterdir()) == []
+    assert not inventory.remove_image(cache, image.name, unused_since_s=time.time() + 1)
+
+
+def test_what_tags_meant_is_remembered_for_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "REFERENCES_MAX", 2)
+    cache = Cache.open(tmp_path)
+    for number, name in enumerate(("a", "b", "c")):
+        inventory.remember(cache, name, f"sha256:{number}")
+        for each in (tmp_path / "references").iterdir():
+            if f'"{name}"' in each.read_text():
+                os.utime(each, (number, number))
+
+    known = [inventory.digest_of(cache, name) for name in ("a", "b", "c", "d")]
+    assert known == [None, "sha256:1", "sha256:2", None]

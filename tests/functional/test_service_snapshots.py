@@ -101,7 +101,8 @@ async def test_lines_are_run_in_order_before_the_warm_up(fake_host: FakeHost) ->
     ("line", "words"),
     [
         ("exit 3", r"^'exit 3' exited with 3: it printed nothing"),
-        ("fail 2 no such package", r"exited with 2: sh\nno such package"),
+        ("fail 2 no such package", r"exited with 2: sh\nno such package$"),
+        ("fail 6 Could not resolve host", r"resolve host\na machine has no network while it is"),
     ],
 )
 async def test_a_line_that_fails_shows_its_output_and_leaves_nothing(

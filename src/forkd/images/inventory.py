@@ -88,16 +88,31 @@ def image_of(cache: Cache, key: str) -> StoredImage | None:
 
 def remove_image(cache: Cache, key: str, *, unused_since_s: float) -> bool:
     """Remove an image; return whether it was there, unused since then, and in nobody's hands."""
+    aside = put_aside(cache, key, unused_since_s=unused_since_s)
+    if aside is None:
+        return False
+    files.remove_tree(aside)
+    return True
+
+
+def put_aside(cache: Cache, key: str, *, unused_since_s: float) -> Path | None:
+    """Move an image out of the way in one step; the caller removes what it is now.
+
+    Returns:
+        None if it is not there, was used since then, or is in somebody's hands.
+    """
     folder = cache.images / key
     with files.try_lock(cache.locks / f"image-{key}.lock") as mine:
         used_at_s = files.changed_at_s(folder)
         if not mine or used_at_s is None or used_at_s > unused_since_s:
-            return False
+            return None
         aside = folder.with_name(f"{REMOVED_PREFIX}{key}")
         files.remove_tree(aside)
-        files.rename(folder, aside)
-    files.remove_tree(aside)
-    return True
+        try:
+            files.rename(folder, aside)
+        except HostError:  # a lower layer of an overlay: its folders have the names that they have
+            files.remove_tree(folder)
+    return aside
 
 
 def digest_of(cache: Cache, reference: str) -> str | None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from forkd.errors import ForkdError, QuotaExceeded
-from forkd.host import threads
+from forkd.host import files, threads
 from forkd.host.process import Cancel
 from forkd.images import builder, inventory
 from forkd.images.layout import Cache
@@ -295,11 +295,14 @@ class Images:
             return False
         unused_since_s = time.time() - IMAGE_KEPT_S
         for image in inventory.images_of(self._cache()):
-            mine = self._owned.get(image.key) == tenant and image.key not in needed
-            if mine and inventory.remove_image(
-                self._cache(), image.key, unused_since_s=unused_since_s
-            ):
+            if self._owned.get(image.key) != tenant or image.key in needed:
+                continue
+            aside = inventory.put_aside(self._cache(), image.key, unused_since_s=unused_since_s)
+            if aside is not None:
                 self._forget(image.key)
+                log.info("image removed to make room", extra={"image": image.key})
+                remove = asyncio.to_thread(files.remove_tree, aside)
+                self._tasks.run(TaskKind.DELETE, remove, image.key)
                 return True
         return False
 

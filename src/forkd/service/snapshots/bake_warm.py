@@ -28,6 +28,14 @@ LAST_LINES = 10
 PROBE_TIMEOUT_S = 60.0
 """How long an interpreter may take to say its version, on a slow host."""
 
+OFFLINE = ("resolve", "resolution", "network is unreachable", "network unreachable")
+"""What programs say that find no network."""
+
+NO_NETWORK = (
+    "a machine has no network while it is baked; run this on top of the snapshot instead: "
+    "forkd snapshot create NEW --from TAG --network internet --exec COMMAND"
+)
+
 SHELL = ("sh", "-c")
 """What reads a line."""
 
@@ -98,6 +106,8 @@ def _check(line: str, ended: Exited, last: list[str]) -> None:
     if ended.timed_out:
         how = f"was not done after {RUN_LINE_TIMEOUT_S:.0f} s"
     said = "\n".join(last) or "it printed nothing"
+    if any(words in said.lower() for words in OFFLINE):
+        said += f"\n{NO_NETWORK}"
     raise BuildError(f"{_short(line)!r} {how}: {said}", field="run")
 
 
