@@ -356,9 +356,16 @@ async def test_what_was_just_used_stays_whatever_the_budget(
 
         assert not await host.image_cache.trim()
         assert await world.tags() == [made.tag]
-        age(world, made, 10)
-        await world.ask(world.image("one"))  # it is used now
-        assert not await host.image_cache.trim()
+
+
+async def test_a_snapshot_that_is_asked_for_again_is_used_now(world: World) -> None:
+    made, _ = await world.ask(world.image("one"))
+    age(world, made, 10)
+
+    assert await world.ask("one") == (made, [])
+
+    used_at_s = (made.directory / "cached").stat().st_mtime
+    assert used_at_s > time.time() - 600
 
 
 # What counts
