@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forkd.sdk import _defaults
 from tests.support.docs import ROOT, load_example, page_id, run_python
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.real_host import RealHost
@@ -29,6 +30,13 @@ PAGES = [
 
 REPLACED = {'"numpy"': f'"{TAG}"', ", 100)": ", 10)"}
 """The snapshot that is baked here; and fewer children, since a hundred are the demo's business."""
+
+
+@pytest.fixture(autouse=True)
+def _connections_end_with_the_program() -> Iterator[None]:
+    """Close what `Sandbox(…)` without a client has opened, as the end of a program does."""
+    yield
+    _defaults.close_all()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
