@@ -117,7 +117,16 @@ class Handler(BaseHTTPRequestHandler):
             case "cut":
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
-            case (int(status), dict(body)):
+            case ("events", list(events)):
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for event in events:
+                    line = json.dumps(event).encode() + b"\n"
+                    self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+            case (int(status), (dict() | list()) as body):
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -195,6 +204,48 @@ def test_a_command_whose_answer_was_lost_is_not_run_again() -> None:
         with pytest.raises(TransportError, match="ended the connection"):
             sandbox.exec("true")
     assert [method for method, *_ in server.seen] == ["GET", "POST", "POST"]
+
+
+IMAGE = {
+    "event": "image",
+    "image": {
+        "key": "k", "name": "n", "kernel": "/k", "initramfs": None, "rootfs": "/r", "disk_mib": 1
+    },
+}  # fmt: skip
+
+
+def step(name: str) -> dict[str, str]:
+    return {"event": "progress", "stage": name, "message": ""}
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_stream_that_breaks_is_followed_again_and_each_step_is_told_once() -> None:
+    steps: list[str] = []
+    one, two, three = (step(name) for name in ("one", "two", "three"))
+    plan = (
+        ("events", [one, two]),
+        "cut",
+        ("events", [one]),
+        ("events", [one, two, three, IMAGE]),
+    )
+    with failing(*plan) as server, Client(server.url, token=TOKEN) as client:
+        made = client.images.build("good", on_progress=lambda each: steps.append(each.stage))
+
+    assert (made.key, steps) == ("k", ["one", "two", "three"])
+    keys = {key for *_, key in server.seen}
+    assert len(keys) == 1
+    assert None not in keys
+
+
+def test_every_call_has_a_key_of_its_own() -> None:
+    with failing((201, []), (201, [])) as server, Client(server.url, token=TOKEN) as client:
+        client.fork("x")
+        client.fork("x")
+
+    first, second = (key for *_, key in server.seen)
+    assert first is not None
+    assert second is not None
+    assert first != second
 
 
 def test_a_daemon_that_is_started_meanwhile_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,24 +134,26 @@ class AsyncHttp:
     ) -> T:
         """Follow a stream of events to its result, handing every step to `on_progress`.
 
+        The request has a key: where the connection breaks, the daemon goes on with what it does,
+        and tells a second request the same events from the first one on.
+
         Raises:
             ForkdError: What the operation ended with instead.
         """
-        async with self._streamed(
-            "POST",
-            path,
-            repeatable=False,
-            content=_encoded(body),
-            headers={**_headers(JSON, creates=True), "Accept": NDJSON},
-            timeout=timeout(None),
-        ) as answer:
-            async for line in answer.aiter_lines():
-                found = _event(line, result)
-                if isinstance(found, result):
-                    return found
-                if on_progress is not None and isinstance(found, v2.ProgressEvent):
-                    on_progress(found)
-        raise TransportError("the stream of events ended before its result")
+        headers = {**_headers(JSON, creates=True), "Accept": NDJSON}
+        parts = {"content": _encoded(body), "headers": headers, "timeout": timeout(None)}
+        retries = Retries(self._retries_max, repeatable=True)
+        steps = _Steps(on_progress)
+        while True:
+            async with self._streamed("POST", path, **parts) as answer:
+                try:
+                    with transport_errors(self.endpoint):
+                        return await _followed(answer, result, steps)
+                except TransportError as error:
+                    pause_s = retries.pause_s(error)
+                    if pause_s is None:
+                        raise
+            await async_pause(pause_s)
 
     @asynccontextmanager
     async def streamed(
@@ -241,6 +243,38 @@ class AsyncHttp:
                 await answer.aclose()
 
 
+class _Steps:
+    """The steps of an operation: each is told once, however often they come from the first on."""
+
+    def __init__(self, on_progress: Callable[[v2.ProgressEvent], object] | None) -> None:
+        self._on_progress = on_progress
+        self._told = 0
+        self._come = 0
+
+    def begin(self) -> None:
+        self._come = 0
+
+    def take(self, step: v2.ProgressEvent) -> None:
+        self._come += 1
+        if self._come <= self._told:
+            return
+        self._told = self._come
+        if self._on_progress is not None:
+            self._on_progress(step)
+
+
+async def _followed(answer: httpx.Response, result: type[T], steps: _Steps) -> T:
+    """Return the result at the end of a stream of events."""
+    steps.begin()
+    async for line in answer.aiter_lines():
+        found = _event(line, result)
+        if isinstance(found, result):
+            return found
+        if isinstance(found, v2.ProgressEvent):
+            steps.take(found)
+    raise TransportError("the stream of events ended before its result")
+
+
 def _given(query: Mapping[str, Any] | None) -> dict[str, str | list[str]]:
     """Return the members of `query` that are not None, as the daemon reads them."""
     return {
@@ -254,10 +288,15 @@ def _encoded(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
+def new_key() -> str:
+    """Return a key that no other request has."""
+    return uuid.uuid4().hex
+
+
 def _headers(content_type: str | None, *, creates: bool) -> dict[str, str]:
     headers = {} if content_type is None else {"Content-Type": content_type}
     if creates:
-        headers[KEY_HEADER] = uuid.uuid4().hex
+        headers[KEY_HEADER] = new_key()
     return headers
 
 
