@@ -249,15 +249,18 @@ def test_in_a_terminal_with_the_log_of_a_thousand_sandboxes(path: Path) -> None:
     assert (code, shown.count("delete_sandbox")) == (130, SANDBOXES)
 
 
+@pytest.mark.parametrize(("columns", "time"), [(80, "10:00"), (130, "10:00:00.000")])
 def test_in_a_narrow_terminal_objects_have_lines_of_their_own_and_nothing_is_cut(
-    path: Path,
+    path: Path, columns: int, time: str
 ) -> None:
     ids = [f"sb-{number:026}" for number in range(3)]
     written(path, [line("2026-11-23T10:00:00.000000Z", "create_snapshot", objects=ids)])
 
-    code, shown = in_a_terminal("--file", path, columns=130)
+    code, shown = in_a_terminal("--file", path, columns=columns)
 
     words = shown.split()
     assert code == 0
-    assert all(len(each) <= 130 for each in shown.splitlines()[1:])  # the first has its bold type
-    assert {*ids, "create_snapshot", "token:ci", "10:00:00.000"} <= {*words}
+    assert all(
+        len(each) <= columns for each in shown.splitlines()[1:]
+    )  # the first has its bold type
+    assert {*ids, "create_snapshot", "token:ci", time} <= {*words}

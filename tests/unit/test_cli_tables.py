@@ -24,6 +24,7 @@ from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.cli import Ended
     from tests.support.daemon import RunningDaemon
@@ -61,9 +62,17 @@ def crowd(daemon: RunningDaemon) -> list[str]:
 
 
 @pytest.fixture
-def shown(forkd: Forkd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def shown(
+    forkd: Forkd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[str]]]:
     """A function that runs a command whose output is a pseudo-terminal; returns its lines."""
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("FORKD_KEYS", str(tmp_path / "keys"))
+    assert forkd("key", "new", "the-key-of-a-team").code == 0
+    assert (
+        forkd("context", "add", "continuous-integration", "https://ci.example.com:8889").code == 0
+    )
     monkeypatch.delenv("COLUMNS", raising=False)
     opened = []
 
@@ -99,6 +108,10 @@ TABLES = (
     ("token", "ls"),
     ("tenant", "ls"),
     ("secret", "ls"),
+    ("image", "ls"),
+    ("recipe", "ls"),
+    ("context", "ls"),
+    ("key", "ls"),
     ("top", "--once"),
     ("host",),
 )

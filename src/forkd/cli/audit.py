@@ -32,9 +32,9 @@ NARROW_WIDTH_MAX = 150
 """Width of a terminal that is narrow; a pipe never is."""
 
 SHORT_TIME_WIDTH_MAX = 100
-"""Width of a terminal that has room for a month, a day and seconds only."""
+"""Width of a terminal that has room for month, day, hour and minute only."""
 
-SHORT_TIME = slice(5, 19)
+SHORT_TIME = slice(5, 16)
 """What is kept of a time then."""
 
 WIDTHS = (23, 16, 10, 20, 9, 14, 9, 22, 0)
