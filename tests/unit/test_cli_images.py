@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from forkd import Client
@@ -126,3 +127,36 @@ def test_the_sdk_asks_for_a_snapshot_of_an_image(daemon: RunningDaemon) -> None:
     assert (first.changes, first.pull) == (RecipeChanges(memory_mib=1024), True)
     assert [each.name for each in recipes] == ["fails", "good", "hangs"]
     assert recipes[0].description == "One that fails"
+
+
+def test_images_come_in_pages_the_one_that_was_used_last_first(daemon: RunningDaemon) -> None:
+    transport = httpx.HTTPTransport(uds=daemon.url.removeprefix("unix://"))
+    with httpx.Client(transport=transport, base_url="http://forkd") as http:
+        first = http.get("/v2/images", params={"limit": 1})
+        second = http.get("/v2/images", params={"limit": 1, "after": first.headers["Forkd-Next"]})
+        wrong = http.delete("/v2/images/nothing")
+
+    assert [each["key"] for each in (*first.json(), *second.json())] == [KEY, NEEDED]
+    assert "Forkd-Next" not in second.headers
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"image": "python", "recipe": "good"}, "give exactly one of image, recipe and source"),
+        ({"source": "warm", "exec": "true", "vcpus": 2}, "vcpus and disk_mib go with image or"),
+        ({"image": "python", "exec": "true"}, "go with source, not with an image or a recipe"),
+        ({"image": "python", "memory_mib": 129}, "memory_mib must be a multiple of 2, not 129"),
+        ({"image": "python", "run": ["x"] * 257}, "run: "),
+        ({"image": "python", "run": ["x" * 32_769]}, "run"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_one_error(
+    daemon: RunningDaemon, members: dict[str, object], words: str
+) -> None:
+    transport = httpx.HTTPTransport(uds=daemon.url.removeprefix("unix://"))
+    with httpx.Client(transport=transport, base_url="http://forkd") as http:
+        answer = http.post("/v2/snapshots", json={"tag": "new", **members})
+
+    assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
