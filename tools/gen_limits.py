@@ -82,7 +82,10 @@ SECTIONS: dict[str, tuple[Met, ...]] = {
         Met("image builds at once", "BUILDS_MAX", ""),
         Met("memory of an image build", "BUILD_MEMORY_BYTES_MAX", "bytes"),
         Met("files of an uploaded recipe", "RECIPE_ENTRIES_MAX", ""),
-        Met("size of an uploaded recipe", "RECIPE_UPLOAD_BYTES_MAX", "bytes"),
+        Met("size of an uploaded recipe or image", "RECIPE_UPLOAD_BYTES_MAX", "bytes"),
+        Met("shell lines of a bake", "RUN_LINES_MAX", ""),
+        Met("time of each of these lines", "RUN_LINE_TIMEOUT_S", "s"),
+        Met("size of the image cache", "image_cache_mib", "MiB", ""),
         Met("zygotes: snapshots kept ready for forks", "zygotes", "", ""),
     ),
     "Networks": (
