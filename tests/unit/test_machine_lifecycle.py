@@ -180,7 +180,8 @@ def test_a_daemon_that_answers_is_well_if_it_says_so(
 def test_down_of_a_native_daemon_that_has_died_and_left_nothing_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No daemon beside it has these users: tables of builds that were killed are for all to end."""
+    """In a run folder and with users of its own: what other daemons left is not this one's."""
+    monkeypatch.setattr(lifecycle, "_run_dir", lambda _: tmp_path / "run")
     monkeypatch.setenv("FORKD_BUILD_UID_RANGE", "3500000000:262400")
     lifecycle.publish(tmp_path, daemon(tmp_path, mode="native"))
     said = json.loads((tmp_path / "endpoint.json").read_text())
