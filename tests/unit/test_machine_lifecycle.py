@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,10 @@ from forkd.service.settings import LONGEST_SOCKET_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+NO_RUN_DIR = Path(f"/run/fk-never-{os.getpid()}")
+"""A run folder that nobody makes; of a short path, as each must be."""
 
 
 def us() -> ProcessId:
@@ -181,7 +185,7 @@ def test_down_of_a_native_daemon_that_has_died_and_left_nothing_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a run folder and with users of its own: what other daemons left is not this one's."""
-    monkeypatch.setattr(lifecycle, "_run_dir", lambda _: tmp_path / "run")
+    monkeypatch.setattr(lifecycle, "_run_dir", lambda _: NO_RUN_DIR)
     monkeypatch.setenv("FORKD_BUILD_UID_RANGE", "3500000000:262400")
     lifecycle.publish(tmp_path, daemon(tmp_path, mode="native"))
     said = json.loads((tmp_path / "endpoint.json").read_text())
