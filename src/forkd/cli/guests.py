@@ -25,7 +25,6 @@ from forkd.cli.names import pairs
 from forkd.cli.options import Cwd, Env, Id, Json, User
 from forkd.cli.units import duration, shown_duration
 from forkd.errors import ForkdError, InvalidRequest, NotFound
-from forkd.limits import EXEC_TIMEOUT_S_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,7 +218,7 @@ def eval_(
         typer.Option(
             metavar="DURATION",
             parser=duration,
-            help=f"Interrupt the code after this time ({EXEC_TIMEOUT_S_DEFAULT:g}s unless set).",
+            help="Interrupt the code after this time; no limit unless set.",
         ),
     ] = None,
     *,
@@ -236,9 +235,8 @@ def eval_(
       echo 'print("hi")' | forkd eval sb-7q66th9abcde -
     """
     text = _code(code, file)
-    timeout_s = EXEC_TIMEOUT_S_DEFAULT if timeout is None else timeout
     with shared.client(as_json=json) as client:
-        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout_s, check=False)
+        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout, check=False)
     if json:
         render.document(_as_json(result))
     else:
