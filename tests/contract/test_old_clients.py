@@ -115,3 +115,20 @@ def test_what_was_sent_before_is_done(http: httpx.Client) -> None:
         for each in answer.json() if path.startswith("/v2/sandboxes") and method == "GET" else ():
             if isinstance(each, dict):
                 assert set(each) >= set(PUBLISHED["schemas"]["SandboxInfo"]["properties"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "statuses"),
+    [
+        ("SandboxInfo", {"starting", "running", "stopping", "exited"}),
+        ("TreeNode", {"starting", "running", "stopping", "exited", "gone"}),
+    ],
+)
+def test_a_sandbox_has_no_status_that_published_clients_refuse(
+    schema: str, statuses: set[str]
+) -> None:
+    said = SCHEMAS[schema]["properties"]["status"]
+    choices = said.get("anyOf", [said])
+    named = {name for each in choices for name in each.get("enum", [each.get("const")])}
+
+    assert named == statuses

@@ -57,8 +57,8 @@ async def test_a_program_written_for_e2b_runs(
         await sandbox.set_timeout(600)
         assert (await sandbox.get_info()).labels == {"for": "me"}
         assert await sandbox.is_running()
-        assert (await sandbox.pause()).status == "paused"
-        assert (await sandbox.resume()).status == "running"
+        assert (await sandbox.pause()).condition == "paused"
+        assert (await sandbox.resume()).condition == "running"
         same = await AsyncSandbox.connect(sandbox.sandbox_id)
         assert (await same.run_code("x")).text == "41"
         assert await sandbox.kill()

@@ -26,7 +26,7 @@ def sandboxes(ctx: typer.Context, incomplete: str) -> list[Any]:
         ctx,
         incomplete,
         lambda client: [
-            (name, f"{each.info.snapshot_tag}, {each.info.status}")
+            (name, f"{each.info.snapshot_tag}, {each.info.condition}")
             for each in client.sandboxes.list()
             for name in (each.info.id, each.info.name)
             if name is not None

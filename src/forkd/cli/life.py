@@ -187,7 +187,7 @@ def _watch(sandbox: Sandbox, reports: SimpleQueue[tuple[str, str | ForkdError]])
                 return
             for _ in sandbox.follow_logs():
                 pass  # the console's log goes on while the sandbox runs
-            if sandbox.refresh().status not in {"exited", "running"}:
+            if sandbox.refresh().condition not in {"exited", "running"}:
                 sleep(AGAIN_S)  # it is starting, stopping or paused
         except NotFound:
             reports.put((sandbox.id, GONE))

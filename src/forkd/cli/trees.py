@@ -222,7 +222,8 @@ def _add(drawn: Tree, node: TreeNode) -> None:
 
 def _label(node: TreeNode) -> Text:
     label = Text(node.id, style="dim" if node.sandbox is None else "")
-    label.append(f"  {node.status}", style=STYLES.get(node.status, ""))
+    status = node.status if node.sandbox is None else node.sandbox.condition
+    label.append(f"  {status}", style=STYLES.get(status, ""))
     if node.sandbox is not None:
         label.append(f"  {_origin(node.sandbox)}", style="dim")
         if node.private_bytes is not None:

@@ -333,6 +333,16 @@ def unpacked(pack: Unpacked) -> v2_packs.Unpacked:
     )
 
 
+_STATUS: Mapping[SandboxState, v2.SandboxStatus] = {
+    SandboxState.STARTING: "starting",
+    SandboxState.RUNNING: "running",
+    SandboxState.PAUSED: "running",
+    SandboxState.STOPPING: "stopping",
+    SandboxState.EXITED: "exited",
+}
+"""The names that clients know which were published before sandboxes could be paused."""
+
+
 def sandbox(live: Sandbox) -> v2.SandboxInfo:
     """Return a sandbox as clients see it."""
     return v2.SandboxInfo(
@@ -340,7 +350,8 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         name=live.name,
         labels=dict(live.labels),
         snapshot_tag=live.tag,
-        status=live.state.value,
+        status=_STATUS[live.state],
+        paused=live.state is SandboxState.PAUSED,
         created_at_unix=unix(live.created_at),
         hostname=live.hostname,
         pid=live.pid,
@@ -446,7 +457,7 @@ def machine_name(text: str, field: str) -> SandboxId | Tag:
 def _tree_node(node: TreeNode) -> v2_trees.TreeNode:
     return v2_trees.TreeNode(
         id=node.id,
-        status="gone" if node.sandbox is None else node.sandbox.state.value,
+        status="gone" if node.sandbox is None else _STATUS[node.sandbox.state],
         sandbox=None if node.sandbox is None else sandbox(node.sandbox),
         private_bytes=node.private_bytes,
         children=[_tree_node(child) for child in node.children],

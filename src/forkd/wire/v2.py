@@ -39,7 +39,10 @@ from forkd.wire.parts import (
     Vcpus,
 )
 
-SandboxStatus = Literal["starting", "running", "paused", "stopping", "exited"]
+SandboxStatus = Literal["starting", "running", "stopping", "exited"]
+"""Closed: clients that were published refuse a status that they do not know."""
+
+SandboxCondition = SandboxStatus | Literal["paused"]
 
 # Errors
 
@@ -414,7 +417,9 @@ class SandboxFilter(Page):
 
     snapshot_tag: Tag | None = None
     name: SandboxName | None = None
-    status: SandboxStatus | None = None
+    status: SandboxCondition | None = Field(
+        default=None, description="`running`: those that are not paused."
+    )
     label: list[str] = Field(
         default_factory=list,
         max_length=limits.LABELS_MAX,
@@ -452,7 +457,8 @@ class SandboxInfo(Answer):
     id: str
     name: str | None = Field(default=None, description="Null if it was given none.")
     snapshot_tag: str
-    status: SandboxStatus
+    status: SandboxStatus = Field(description="`running` also while it is paused.")
+    paused: bool = Field(default=False, description="No virtual CPU runs; memory is kept.")
     created_at_unix: int
     labels: dict[str, str] = Field(default_factory=dict)
     hostname: str
@@ -486,6 +492,11 @@ class SandboxInfo(Answer):
     secrets: list[str] = Field(
         default_factory=list, description="Names of the secrets that it uses."
     )
+
+    @property
+    def condition(self) -> SandboxCondition:
+        """`paused`, or else its status."""
+        return "paused" if self.paused else self.status
 
 
 class SandboxFailure(Answer):

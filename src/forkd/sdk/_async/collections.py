@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forkd.sdk._async.http import AsyncHttp
     from forkd.sdk._async.recipes import AsyncRecipes
     from forkd.sdk._async.sandbox import AsyncSandbox
-    from forkd.wire.v2 import SandboxStatus
+    from forkd.wire.v2 import SandboxCondition
 
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
@@ -364,7 +364,7 @@ class AsyncSandboxCollection:
         tag: str | None = None,
         *,
         name: str | None = None,
-        status: SandboxStatus | None = None,
+        status: SandboxCondition | None = None,
         labels: Mapping[str, str | None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
         """Return the sandboxes that are all of this, the oldest first.
@@ -385,7 +385,7 @@ class AsyncSandboxCollection:
         tag: str | None = None,
         *,
         name: str | None = None,
-        status: SandboxStatus | None = None,
+        status: SandboxCondition | None = None,
         labels: Mapping[str, str | None] | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[AsyncSandbox]:

@@ -40,7 +40,7 @@ class AsyncLife(AsyncOpening, Shown):
         return f"<{type(self).__name__} {self.id} of {self.tag}>"
 
     def __str__(self) -> str:
-        return f"{self.id}  {self.tag}  {self.info.status}"
+        return f"{self.id}  {self.tag}  {self.info.condition}"
 
     @property
     def id(self) -> str:
@@ -104,7 +104,7 @@ class AsyncLife(AsyncOpening, Shown):
     async def is_running(self) -> bool:
         """Return whether it runs now."""
         try:
-            return (await self.refresh()).status == "running"
+            return (await self.refresh()).condition == "running"
         except NotFound:
             return False
 
@@ -264,7 +264,8 @@ def sandbox_table(sandboxes: list[SandboxInfo]) -> str:
     """Return sandboxes as a notebook shows them."""
     columns = ("id", "name", "snapshot", "status", "address")
     rows = [
-        (each.id, each.name, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes
+        (each.id, each.name, each.snapshot_tag, each.condition, each.guest_addr)
+        for each in sandboxes
     ]
     return _notebook.table(columns, rows)
 

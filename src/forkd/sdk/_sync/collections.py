@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forkd.sdk._sync.http import Http
     from forkd.sdk._sync.recipes import Recipes
     from forkd.sdk._sync.sandbox import Sandbox
-    from forkd.wire.v2 import SandboxStatus
+    from forkd.wire.v2 import SandboxCondition
 
 WRITE_TIMEOUT_S = 3_600.0
 """Time that writing or removing snapshots may take."""
@@ -361,7 +361,7 @@ class SandboxCollection:
         tag: str | None = None,
         *,
         name: str | None = None,
-        status: SandboxStatus | None = None,
+        status: SandboxCondition | None = None,
         labels: Mapping[str, str | None] | None = None,
     ) -> builtins.list[Sandbox]:
         """Return the sandboxes that are all of this, the oldest first.
@@ -382,7 +382,7 @@ class SandboxCollection:
         tag: str | None = None,
         *,
         name: str | None = None,
-        status: SandboxStatus | None = None,
+        status: SandboxCondition | None = None,
         labels: Mapping[str, str | None] | None = None,
         page_size: int = PAGE_SIZE,
     ) -> Iterator[Sandbox]:

@@ -41,7 +41,7 @@ class Life(Opening, Shown):
         return f"<{type(self).__name__} {self.id} of {self.tag}>"
 
     def __str__(self) -> str:
-        return f"{self.id}  {self.tag}  {self.info.status}"
+        return f"{self.id}  {self.tag}  {self.info.condition}"
 
     @property
     def id(self) -> str:
@@ -105,7 +105,7 @@ class Life(Opening, Shown):
     def is_running(self) -> bool:
         """Return whether it runs now."""
         try:
-            return (self.refresh()).status == "running"
+            return (self.refresh()).condition == "running"
         except NotFound:
             return False
 
@@ -265,7 +265,8 @@ def sandbox_table(sandboxes: list[SandboxInfo]) -> str:
     """Return sandboxes as a notebook shows them."""
     columns = ("id", "name", "snapshot", "status", "address")
     rows = [
-        (each.id, each.name, each.snapshot_tag, each.status, each.guest_addr) for each in sandboxes
+        (each.id, each.name, each.snapshot_tag, each.condition, each.guest_addr)
+        for each in sandboxes
     ]
     return _notebook.table(columns, rows)
 
