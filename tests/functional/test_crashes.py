@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from tests.support.real_daemon import Daemon
     from tests.support.soak import Soak
 
-pytestmark = [REAL, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [
+    REAL,
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    # httpcore leaves a socket that could not connect to a killed daemon to be collected.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 ROLES = ("daemon", "zygote", "source", "seed", "writer")
 

@@ -61,6 +61,19 @@ async def reset(_: FakeHost, host: Host) -> tuple[str, dict[str, object]]:
     return sandbox, {"took_ms": took_ms}
 
 
+async def paused(_: FakeHost, host: Host) -> tuple[str, dict[str, object]]:
+    sandbox = await one(host)
+    await host.sandboxes.pause(CALLER, sandbox)
+    return sandbox, {}
+
+
+async def resumed(_: FakeHost, host: Host) -> tuple[str, dict[str, object]]:
+    sandbox = await one(host)
+    await host.sandboxes.pause(CALLER, sandbox)
+    await host.sandboxes.resume(CALLER, sandbox)
+    return sandbox, {}
+
+
 async def promoted(_: FakeHost, host: Host) -> tuple[str, dict[str, object]]:
     parent = await one(host)
     result = await host.branches.branch(CALLER, parent, 1, BranchOptions())
@@ -105,6 +118,8 @@ CAUSES: dict[EventKind, Callable[[FakeHost, Host], Awaitable[tuple[str, dict[str
     EventKind.SANDBOX_FAILED: failed,
     EventKind.SANDBOX_BRANCHED: branched,
     EventKind.SANDBOX_RESET: reset,
+    EventKind.SANDBOX_PAUSED: paused,
+    EventKind.SANDBOX_RESUMED: resumed,
     EventKind.SANDBOX_PROMOTED: promoted,
     EventKind.SANDBOX_EXITED: exited,
     EventKind.SANDBOX_DELETED: deleted,

@@ -22,9 +22,11 @@ from forkd.limits import BUILDS_MAX
 from forkd.model.caller import DEFAULT_TENANT, TENANT_SCOPES, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
+from forkd.model.image import ImageSnapshotRequest
 from forkd.model.network import NetworkChange
 from forkd.model.pack import UnpackRequest
-from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits
+from forkd.model.recipe import RecipeChanges
+from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxChange
 from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
 from forkd.model.snapshot import LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, parse_tenant
@@ -271,6 +273,11 @@ async def _snapshots(world: World) -> None:
     await host.snapshots.delete(CALLER, BAKED)
 
 
+async def _snapshot_image(world: World) -> None:
+    request = ImageSnapshotRequest(world.recipes.recipe(), RecipeChanges())
+    await drain(world.host.image_snapshots.for_image(CALLER, request))
+
+
 async def _console(world: World) -> None:
     await world.host.sandboxes.console_log(CALLER, world.sandbox)
     await _first(world.host.sandboxes.follow_console_log(CALLER, world.sandbox))
@@ -293,6 +300,13 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
         _snapshots,
     ),
     ({"build": "ok"}, lambda w: drain(w.host.images.build(CALLER, w.recipes.recipe()))),
+    ({"list_recipes": "ok"}, lambda w: w.host.recipes.list(CALLER)),
+    ({"list_images": "ok"}, lambda w: w.host.image_cache.list(CALLER)),
+    (
+        {"remove_image": "not_found"},
+        lambda w: _refused(w.host.image_cache.remove(CALLER, "0" * 32)),
+    ),
+    ({"snapshot_image": "ok"}, _snapshot_image),
     ({"list_snapshots": "ok"}, lambda w: w.host.snapshots.list(CALLER)),
     ({"tidy": "ok"}, lambda w: w.host.snapshots.tidy(CALLER)),
     ({"pack": "ok", "unpack": "ok"}, _unpack),
@@ -301,6 +315,12 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
     ({"get_sandbox": "ok"}, lambda w: w.host.sandboxes.get(CALLER, w.sandbox)),
     ({"find_sandbox": "ok"}, lambda w: w.host.sandboxes.find(CALLER, w.sandbox)),
     ({"console_log": "ok", "follow_console_log": "cancelled"}, _console),
+    (
+        {"change_sandbox": "ok"},
+        lambda w: w.host.sandboxes.change(CALLER, w.sandbox, SandboxChange(labels={})),
+    ),
+    ({"pause": "ok"}, lambda w: w.host.sandboxes.pause(CALLER, w.sandbox)),
+    ({"resume": "ok"}, lambda w: w.host.sandboxes.resume(CALLER, w.sandbox)),
     ({"reset": "ok"}, lambda w: w.host.sandboxes.reset(CALLER, w.sandbox, deadline_s=10.0)),
     (
         {"set_limits": "conflict"},

@@ -82,6 +82,10 @@ DECISIONS = {
     "v2 follow_events": Decision((READ,), query={"follow": "false"}),
     "v2 get_host": Decision((READ,)),
     "v2 build_image": Decision((SNAPSHOTS,), {"recipe": "none-such"}),
+    "v2 list_images": Decision((READ,)),
+    "v2 remove_image": Decision((SNAPSHOTS,)),
+    "v2 snapshot_image": Decision((SNAPSHOTS,), {"image": "none-such"}),
+    "v2 list_recipes": Decision((SNAPSHOTS,)),
     "v2 upload_recipe": Decision((SNAPSHOTS,), b""),
     "v2 get_recipe": Decision((SNAPSHOTS,)),
     "v2 list_sandboxes": Decision((READ,)),
@@ -102,6 +106,9 @@ DECISIONS = {
     "v2 stat_file": about(RUN, path="/file"),
     "v2 read_logs": about(READ),
     "v2 ping": about(READ),
+    "v2 change_sandbox": about(RUN, body={"labels": {}}),
+    "v2 pause": about(RUN),
+    "v2 resume": about(RUN),
     "v2 promote": about(RUN),
     "v2 reset": about(RUN, body={}),
     "v2 set_limits": about(RUN, body={"cpu_limit": 1}),
@@ -143,7 +150,7 @@ class Scene:
     async def ask(self, operation: str, caller: Caller, whose: Tenant = OURS) -> httpx.Response:
         method, path = routes(self.app)[operation]
         decision, things = DECISIONS[operation], self.things[whose]
-        names = {**things, "name": "some", "recipe": f"{UPLOADED}{'0' * 64}"}
+        names = {**things, "name": "some", "key": "0" * 32, "recipe": f"{UPLOADED}{'0' * 64}"}
         body = filled(decision.body, things)
         self.app.state.asking = caller
         kinds = {"v2 upload_recipe": "application/x-tar"}

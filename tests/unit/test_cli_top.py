@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -50,6 +51,7 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
         self.said = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.resize(rows, columns, tell=False)
         environment = {**os.environ, "FORKD_URL": url, "TERM": "xterm", "PYTHONPATH": f"{ROOT}/src"}
         for name in ("LINES", "COLUMNS"):
@@ -76,7 +78,7 @@ class Terminal:
             left_s = until_s - time.monotonic()
             assert left_s > 0, self.said
             if select.select([self._ours], [], [], left_s)[0]:
-                self.said += os.read(self._ours, 65536).decode()
+                self.said += self._decoder.decode(os.read(self._ours, 65536))
         return self.said
 
     def press(self, key: str) -> None:
@@ -87,7 +89,7 @@ class Terminal:
         until_s = time.monotonic() + DEADLINE_S
         while self.process.poll() is None and time.monotonic() < until_s:
             if select.select([self._ours], [], [], 0.05)[0]:
-                self.said += os.read(self._ours, 65536).decode()
+                self.said += self._decoder.decode(os.read(self._ours, 65536))
         status = self.process.wait(0)
         assert termios.tcgetattr(self._theirs) == self.before
         return status
