@@ -230,7 +230,7 @@ class Settings(BaseSettings):
     )
     socket_group: Annotated[int | None, BeforeValidator(_group)] = _setting(
         None,
-        "Group of the Unix socket, by name or number. Its users are root on this host, too.",
+        "Group of the Unix socket, by name or number. Its users control the daemon, too.",
         f"`{SOCKET_GROUP}` if the daemon is root and this host has that group; else the daemon's",
     )
     bind: Annotated[Bind | None, NoDecode, BeforeValidator(_bind)] = _setting(
