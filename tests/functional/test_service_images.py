@@ -38,13 +38,14 @@ async def test_as_many_builds_as_may_be_wanted_hold_up_nobody_and_one_more_is_re
     fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fake_host.service() as host:
-        await fake_host.bake(host, fake_host.recipe())
+        recipe = fake_host.recipe()  # written once: the builds under way read it
+        await fake_host.bake(host, recipe)
         wanted = BUILDS_MAX + BUILDS_WAITING_MAX
         async with blocked_builds(host, fake_host, wanted, monkeypatch):
             await until(lambda: host.images.waiting == BUILDS_WAITING_MAX)
 
             with pytest.raises(CapacityError, match="one more of image builds was asked for"):
-                await drain(host.images.build(CALLER, fake_host.recipe()))
+                await drain(host.images.build(CALLER, recipe))
 
             async with asyncio.timeout(UNTIL_DEADLINE_S / 2):  # builds end by themselves then
                 forked = await host.sandboxes.fork(CALLER, TAG, 1, ForkOptions())
