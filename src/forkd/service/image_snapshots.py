@@ -210,10 +210,7 @@ class ImageSnapshots:
 
     def _find(self, tenant: Tenant, request: ImageSnapshotRequest, shop: Shop) -> Wanted:
         """Return what is wanted, after its registry was asked; blocks."""
-        source = self._recipes.chosen(request.image)
-        if isinstance(source, RegistryImage) and source.reference.digest is None:
-            digest = shop.digest_now(source.reference)
-            source = replace(source, reference=source.reference.pinned(digest))
+        source = shop.pinned(self._recipes.chosen(request.image))
         recipe = self._recipes.read(source, request.changes)
         return self._identify(tenant, source, recipe, shop.cache, shop.build)[0]
 

@@ -98,6 +98,12 @@ class Shop:
         inventory.remember(self.cache, str(reference), digest)
         return digest
 
+    def pinned(self, source: RecipeSource) -> RecipeSource:
+        """Return an image of a registry with the digest that its tag has now, as `digest_now`."""
+        if not isinstance(source, RegistryImage) or source.reference.digest is not None:
+            return source
+        return replace(source, reference=source.reference.pinned(self.digest_now(source.reference)))
+
 
 class Images:
     """The images of one host; `forkd.service.api.Images` documents what a caller may ask.
@@ -198,7 +204,7 @@ class Images:
         settings = self._settings
 
         def work(shop: Shop) -> BuiltImage:
-            pinned = _pinned(self._recipes.chosen(recipe), shop)
+            pinned = shop.pinned(self._recipes.chosen(recipe))
             asked = self._recipes.read(pinned, changes)
             given = (shop.cache, settings.agent, shop.build, shop.cells, keep)
             return builder.build_recipe(asked, *given)
@@ -330,13 +336,6 @@ class Images:
         asked_mib = most_mib if left_mib is None else min(max(left_mib, least_mib), most_mib)
         undo.enter_context(self._ledger.reserve(tenant, Amounts(memory_mib=asked_mib)))
         return asked_mib
-
-
-def _pinned(source: RecipeSource, shop: Shop) -> RecipeSource:
-    """Return an image of a registry with the digest that its tag has now; blocks."""
-    if not isinstance(source, RegistryImage) or source.reference.digest is not None:
-        return source
-    return replace(source, reference=source.reference.pinned(shop.digest_now(source.reference)))
 
 
 def _nothing() -> None:
