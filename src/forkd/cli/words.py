@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forkd.cli.units import shown_duration
+from forkd.cli.units import MIB, shown_duration, shown_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 def _size(mib: float) -> str:
-    from forkd.cli.units import MIB, shown_size  # noqa: PLC0415 - next to its use
-
     return shown_size(mib * MIB)
 
 
