@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 THRESHOLDS = (5_000, 10, 20)
 """New containers until the youngest are collected; how often until their elders are, and then all.
 
-A million more containers than there were start a full collection: some 100 MiB.
+A million more containers than there were start a full collection: 69 MiB of empty lists, 223 MiB of
+dictionaries with one member.
 """
 
 
