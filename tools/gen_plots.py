@@ -33,6 +33,7 @@ STYLE = """\
     text { font: 14px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f; }
     .title { font-size: 16px; font-weight: 600; }
     .small { font-size: 12px; fill: #57606a; }
+    .line { stroke: #24292f; stroke-dasharray: 4 3; }
     .end { text-anchor: end; }
   </style>
 """
@@ -76,9 +77,19 @@ def plot(figure: dict[str, Any]) -> str:
             f'  <text class="title" x="24" y="30">{title}</text>',
             f'  <text class="small" x="24" y="49">{unit}</text>',
             *drawn,
+            *_line(figure.get("line"), most, height),
             "</svg>\n",
         ]
     )
+
+
+def _line(value: float | None, most: float, height: int) -> list[str]:
+    """Return a dashed line at the figure with which the bars are to be compared, if there is one."""
+    if value is None:
+        return []
+    x = BAR_X + round(BAR_WIDTH * value / most, 1)
+    bottom = height - 8
+    return [f'  <line class="line" x1="{x:g}" y1="{HEAD_HEIGHT}" x2="{x:g}" y2="{bottom}"/>']
 
 
 def _drawn(bar: Bar, y: int, most: float) -> str:

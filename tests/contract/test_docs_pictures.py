@@ -80,3 +80,10 @@ def test_the_overview_counts_the_tries_that_are_made() -> None:
     assert f"makes {len(captives.tries())} tries" in page
     assert f"makes {len(hostile)} tries" in page
     assert not captives.got("machine"), "the page says that a captured sandbox succeeds in none"
+
+
+def test_what_the_bars_are_compared_with_is_a_line_across_them() -> None:
+    figure = {"title": "t", "unit": "u", "source": "s", "line": 1, "rows": [["a", 1.0, 2.0]]}
+
+    assert '<line class="line" x1="554" y1="62" x2="554"' in gen_plots.plot(figure)
+    assert "<line" not in gen_plots.plot({**figure, "line": None})
