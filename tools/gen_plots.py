@@ -84,7 +84,7 @@ def plot(figure: dict[str, Any]) -> str:
 
 
 def _line(value: float | None, most: float, height: int) -> list[str]:
-    """Return a dashed line at the figure with which the bars are to be compared, if there is one."""
+    """Return a dashed line at the figure that the bars are compared with, if there is one."""
     if value is None:
         return []
     x = BAR_X + round(BAR_WIDTH * value / most, 1)
