@@ -88,7 +88,7 @@ def explained(reference: str, error: BuildError) -> BuildError | NotFound:
     if any(words in said for words in UNREACHABLE):
         return BuildError(
             f"cannot reach {registry} for {shown}: {_reason(str(error))}; "
-            "what builds may reach is FORKD_BUILD_NETWORK",
+            "check the daemon's network, and FORKD_BUILD_NETWORK",
             image=shown,
         )
     return BuildError(f"cannot fetch {shown}: {_reason(str(error))}", image=shown)
@@ -97,4 +97,4 @@ def explained(reference: str, error: BuildError) -> BuildError | NotFound:
 def _reason(said: str) -> str:
     """Return what skopeo says went wrong, without what it says around it."""
     _, marked, rest = said.partition('msg="')
-    return (rest.rpartition('"')[0] or rest) if marked else said
+    return (rest.rpartition('"')[0] or rest).replace('\\"', '"') if marked else said

@@ -408,8 +408,8 @@ def _cgroups(facts: Facts) -> Check:
             "cgroup v2",
             Status.WARN,
             f"controllers missing: {', '.join(missing)}",
-            "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, without which "
-            "root's daemon does not start here, and have sandboxes without limits",
+            "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, so that "
+            "root's daemon starts, with sandboxes that have no limits",
         )
     if facts.is_root or facts.has_delegated_cgroup:
         return Check("cgroup v2", Status.PASS, f"controllers {', '.join(CONTROLLERS)}")
