@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING, cast
 
@@ -19,11 +20,11 @@ from forkd import errors
 from forkd.daemon.app import create_app
 from forkd.daemon.errors import status_of
 from forkd.daemon.reference.app import create_reference
-from tools import async_to_sync, gen_docs, gen_limits, gen_llms, gen_plots
+from tools import async_to_sync, gen_docs, gen_limits, gen_llms, gen_plots, gen_python
 from tools.async_to_sync import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from forkd.service.api import Host
@@ -52,6 +53,7 @@ def outputs() -> dict[Path, str]:
         **gen_limits.outputs(),
         **gen_llms.outputs(),
         **gen_plots.outputs(),
+        **gen_python.outputs(),
     }
 
 
@@ -104,10 +106,22 @@ def main() -> int:
         for each in (differing := stale()):
             sys.stderr.write(f"{each} is not what its source makes: run `python -m tools.gen`\n")
         return 1 if differing else 0
-    for path, text in outputs().items():
+    if write(async_to_sync.outputs()):  # pages repeat its docstrings: have it loaded again
+        return subprocess.call([sys.executable, "-m", "tools.gen"], cwd=ROOT)
+    write(outputs())
+    return 0
+
+
+def write(files: Mapping[Path, str]) -> bool:
+    """Write files; return whether one was not so already."""
+    changed = False
+    for path, text in files.items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return 0
+        changed = True
+    return changed
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from typing import Any, ClassVar
 
 
 class ForkdError(Exception):
-    """Root of the tree above; raise one of its leaves instead.
+    """Root of the tree of errors; raise one of its leaves instead.
 
     Attributes:
         code: Stable name of the class on the wire.

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd import limits
-from tools import gen_docs, gen_limits
+import forkd
+from forkd import limits, types
+from tests.contract.test_sdk_signatures import public_classes, public_functions
+from tools import gen_docs, gen_limits, gen_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,3 +100,74 @@ def test_options_that_change_a_limit_exist() -> None:
 
     assert options
     assert [each for each in options if f"`{each}`" not in page] == []
+
+
+PYTHON = gen_python.page()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"forkd.{each}" for each in forkd.__all__),
+        *(f"forkd.types.{each}" for each in types.__all__),
+    ],
+)
+def test_every_public_name_is_in_the_reference_of_the_sdk(name: str) -> None:
+    last = name.rpartition(".")[2]
+
+    assert (
+        f"\n## {last}\n" in PYTHON
+        or f"import {last.removeprefix('Async')}, {last}`" in PYTHON
+        or f"| `{name}` |" in PYTHON
+    )
+
+
+def test_every_method_of_the_sdk_is_in_its_reference() -> None:
+    methods = {
+        f"{kind.__name__}.{name}"
+        for kind in public_classes()
+        for name, _ in public_functions(kind)
+        if not name.startswith("_") and not kind.__name__.startswith("Async")
+    }
+
+    assert len(methods) > 100
+    assert [each for each in methods if f"\n### {each}" not in PYTHON] == []
+
+
+def test_the_code_of_a_docstring_is_a_block_of_code() -> None:
+    """Somebody copies it, so its lines and their indents are those of the source."""
+
+    def example() -> None:
+        """Say how.  A sentence that names `<this>` and <that>.
+
+            with a() as b:
+                b()
+
+        After it.
+
+        Args:
+            x: Which one, in a line
+                that goes on.
+
+        Raises:
+            KeyError: There is none.
+        """
+
+    assert list(gen_python.rendered(example)) == [
+        "Say how. A sentence that names `<this>` and &lt;that>.",
+        "",
+        "```python",
+        "with a() as b:",
+        "    b()",
+        "```",
+        "",
+        "After it.",
+        "",
+        "Arguments:",
+        "",
+        "- `x`: Which one, in a line that goes on.",
+        "",
+        "Raises:",
+        "",
+        "- `KeyError`: There is none.",
+    ]

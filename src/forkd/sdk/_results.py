@@ -275,7 +275,12 @@ class EvalResult(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Bytes that a program wrote."""
+    """Bytes that a program wrote.
+
+    Attributes:
+        stream: Where it wrote them.
+        data: The bytes.
+    """
 
     stream: Literal["stdout", "stderr"]
     data: bytes

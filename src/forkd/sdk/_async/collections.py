@@ -290,7 +290,7 @@ class AsyncSnapshots:
             tag: What its head is called here.
             contents: The pack; an iterable is sent as it comes.
             trusted: Public keys, of 32 bytes each, whose signature is believed.
-            allow_unsigned: Take it whoever signed it, or nobody.
+            allow_unsigned: Accept the pack regardless of its signature, or of none.
 
         Raises:
             PackError: It is damaged, hostile, unsigned or not trusted.

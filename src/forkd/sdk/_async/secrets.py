@@ -57,7 +57,7 @@ class AsyncSecrets:
         )
 
     async def list(self) -> list[SecretInfo]:
-        """Return every secret without its value; without `admin`, those of one's own tenant."""
+        """Return every secret without its value; without `admin`, those of your own tenant."""
         return await self._http.call(_SECRETS, "GET", "/v2/secrets")
 
     async def delete(self, name: str, *, tenant: str | None = None) -> None:

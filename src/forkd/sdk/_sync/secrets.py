@@ -58,7 +58,7 @@ class Secrets:
         )
 
     def list(self) -> list[SecretInfo]:
-        """Return every secret without its value; without `admin`, those of one's own tenant."""
+        """Return every secret without its value; without `admin`, those of your own tenant."""
         return self._http.call(_SECRETS, "GET", "/v2/secrets")
 
     def delete(self, name: str, *, tenant: str | None = None) -> None:
