@@ -3,6 +3,7 @@
 Their members are the API's: members are added, never renamed or removed.
 """
 
+from forkd.sdk._archive import Copied
 from forkd.sdk._async.collections import (
     AsyncImages,
     AsyncSandboxCollection,
@@ -22,6 +23,7 @@ from forkd.sdk._results import (
     EvalError,
     EvalResult,
     ExecResult,
+    FileEntry,
     Logs,
     Output,
     TreeInfo,
@@ -51,7 +53,7 @@ from forkd.wire.v2 import (
     Version,
 )
 from forkd.wire.v2_events import EventInfo, UsageInfo
-from forkd.wire.v2_files import ArchiveWritten, FileEntry, SkippedEntry
+from forkd.wire.v2_files import ArchiveWritten, SkippedEntry
 from forkd.wire.v2_images import CachedImageInfo, HostRecipe
 from forkd.wire.v2_network import NetworkInfo, RefusedDestination, RefusedName
 from forkd.wire.v2_packs import Unpacked, UnpackedLink
@@ -77,6 +79,7 @@ __all__ = [
     "CachedImageInfo",
     "Commands",
     "Connection",
+    "Copied",
     "DiffInfo",
     "Endpoint",
     "EvalError",

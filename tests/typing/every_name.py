@@ -47,6 +47,7 @@ from forkd.types import (
     CachedImageInfo,
     Commands,
     Connection,
+    Copied,
     DiffInfo,
     Endpoint,
     EventInfo,
@@ -146,6 +147,9 @@ def one_sandbox(sandbox: Sandbox) -> None:
     assert_type(sandbox.files.read("/a"), bytes)
     assert_type(sandbox.files.read("/a", format="text"), str)
     assert_type(sandbox.files.list("/"), list[FileEntry])
+    assert_type(sandbox.files.list("/")[0].path, str)
+    assert_type(sandbox.files.upload("folder", "/"), Copied)
+    assert_type(sandbox.files.download("/", "folder").skipped, list[str])
     assert_type(sandbox.files.write_archive("/", b""), ArchiveWritten)
     assert_type(sandbox.files.write_archive("/", b"").skipped, list[SkippedEntry])
     assert_type(sandbox.network.status(), NetworkInfo)
@@ -173,6 +177,9 @@ def one_sandbox(sandbox: Sandbox) -> None:
         for output in process:
             assert_type(output, Output)
         assert_type(process.exit, ExecExit | None)
+    for output in sandbox.exec_stream("ls"):
+        assert_type(output, Output)
+    assert_type(sandbox.console(), str)
 
 
 def whole_daemon(client: Client, pack: bytes, path: Path) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import TransportError
-from forkd.sdk._parallel import AsyncBeside, Beside, async_map, sync_map
+from forkd.sdk._archive import Copied, pack
+from forkd.sdk._parallel import AsyncBeside, Beside, async_map, async_unpacked, sync_map
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 DEADLINE_S = 30.0
 
@@ -113,3 +119,30 @@ async def test_a_task_beside_a_block_is_cancelled_at_its_end() -> None:
         await asyncio.wait_for(begun.wait(), DEADLINE_S)
 
     assert ended.is_set()
+
+
+async def test_a_copy_that_is_cancelled_has_ended_when_that_is_known(tmp_path: Path) -> None:
+    """Its thread would else write on, or wait for ever for the next piece."""
+    begun = asyncio.Event()
+    copied = Copied()
+    archive = b"".join(pack(_folder(tmp_path / "from"), Copied(), name=None, exact=False))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield archive[:-1024]
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(async_unpacked(pieces(), tmp_path / "to", copied, exact=False))
+    await begun.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert copied.files == 1
+    assert (tmp_path / "to/file").read_text() == "x"
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "file").write_text("x")
+    return path

@@ -1,6 +1,6 @@
 """`forkd cp`: files and folders between this host and a sandbox.
 
-A tree goes as one archive (`forkd.cli.archive`); where the agent in the sandbox is too old for
+A tree goes as one archive (`forkd.sdk._archive`); where the agent in the sandbox is too old for
 that, entry by entry and without its links.  What comes out of a sandbox is hostile: names that
 would leave the target are refused, and only the nine permission bits are kept unless told
 otherwise.  A file appears under its name when it is whole.
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forkd.cli import archive, render
-from forkd.cli.archive import PERMISSIONS, Copied, shown
+from forkd.cli import render
 from forkd.cli.context import EXIT_ERROR, shared
 from forkd.cli.options import Json
 from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
+from forkd.sdk import _archive as archive
+from forkd.sdk._archive import PERMISSIONS, Copied, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,11 +179,7 @@ def _upload_archive(  # noqa: PLR0913, PLR0917 - as `_upload`
         return
     copied.files, copied.bytes = made.files, made.bytes
     copied.skipped += made.skipped
-    for each in result.skipped:
-        copied.skip(each.path, shown(each.reason))
-    if result.more_skipped:
-        copied.skipped.append(f"{result.more_skipped} more")
-    copied.files -= min(copied.files, len(result.skipped) + result.more_skipped)
+    copied.written(result)
 
 
 def _refuse_unless_old(error: Conflict, terms: Terms) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from forkd.errors import ForkdError
+from forkd.errors import ForkdError, TransportError
+from forkd.sdk._archive import unpack_to
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from os import PathLike
     from types import TracebackType
+
+    from forkd.sdk._archive import Copied
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -68,6 +72,47 @@ async def async_told(callback: Callable[[R], object], piece: R) -> None:
 def sync_told(callback: Callable[[R], object], piece: R) -> None:
     """Call a function with what came."""
     callback(piece)
+
+
+async def async_unpacked(
+    pieces: AsyncIterator[bytes], target: str | PathLike[str], copied: Copied, *, exact: bool
+) -> None:
+    """Make what an archive has at `target`; files are written in another thread."""
+    loop = asyncio.get_running_loop()
+    asked: Future[bytes | None] | None = None
+    is_over = False
+
+    async def piece() -> bytes | None:
+        return await anext(pieces, None)
+
+    def one_by_one() -> Iterator[bytes]:
+        nonlocal asked
+        while not is_over:
+            asked = asyncio.run_coroutine_threadsafe(piece(), loop)
+            if (data := asked.result()) is None:
+                return
+            yield data
+        raise TransportError("the copy was cancelled")
+
+    def work() -> None:
+        unpack_to(one_by_one(), target, copied, exact=exact)
+
+    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:  # nobody reads `pieces` once we have returned
+        is_over = True
+        if asked is not None:
+            asked.cancel()
+        await asyncio.gather(thread, return_exceptions=True)
+        raise
+
+
+def sync_unpacked(
+    pieces: Iterator[bytes], target: str | PathLike[str], copied: Copied, *, exact: bool
+) -> None:
+    """Make what an archive has at `target`."""
+    unpack_to(pieces, target, copied, exact=exact)
 
 
 class AsyncBeside:

@@ -6,10 +6,13 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, AnyStr, Generic, Literal, Self, TypeVar
 
+from pydantic import Field, field_serializer
+
 from forkd.errors import CommandError, ExecTimeout, GuestError
 from forkd.sdk import _notebook
 from forkd.sdk._notebook import Shown, shortened
-from forkd.wire import v2, v2_trees
+from forkd.wire import v2, v2_files, v2_trees
+from forkd.wire.text import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +29,21 @@ SIGNAL_EXIT_BASE = 128
 
 QUOTED_CHARS_MAX = 2_000
 """How much of a program's output the message of an error repeats; the end is kept."""
+
+
+class FileEntry(v2_files.FileEntry):
+    """One file, folder or link in a guest; `path` says where it is."""
+
+    path: str = Field(default="", description="Its path in the guest, as it was asked for.")
+
+    @field_serializer("path")
+    def _readable_path(self, text: str) -> str:
+        return readable(text)
+
+
+def placed(entry: v2_files.FileEntry, path: str) -> FileEntry:
+    """Return what is at a path, with the path."""
+    return FileEntry.model_construct(**{**vars(entry), "path": path})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -244,6 +245,19 @@ class AsyncLife(AsyncOpening, Shown):
         path = f"{self._path}/limits"
         self.info = await self._http.call(SandboxInfo, "PATCH", path, body=request)
         return self.info
+
+    async def console(self) -> str:
+        """Return the end of what the guest wrote to its console, as text."""
+        return (await self.logs()).decode(errors="replace")
+
+    async def follow_console(self) -> AsyncIterator[str]:
+        """Yield the console's text so far, then what is added, until the sandbox ends."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        async for piece in self.follow_logs():
+            if text := decoder.decode(piece):
+                yield text
+        if rest := decoder.decode(b"", final=True):
+            yield rest
 
     async def logs(self) -> bytes:
         """Return the end of what the guest wrote to its console, at most 1 MiB."""

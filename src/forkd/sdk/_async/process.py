@@ -21,6 +21,7 @@ from forkd.wire.v2 import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from types import TracebackType
 
     from forkd.sdk._async.http import AsyncHttp
@@ -33,7 +34,12 @@ STDIN_CHUNK_BYTES = 64 * 1024
 
 
 class AsyncProcess:
-    r"""A program in a guest: a context manager, and an iterator of its `Output`.
+    r"""A program in a guest: an iterator of its `Output`, and a context manager.
+
+        async for output in sandbox.exec_stream(["make", "test"]):
+            print(output.data)
+
+    The loop starts the program, and lets go of it at its end.  To write to the program, enter it:
 
         async with sandbox.exec_stream(["sort"], stdin=True) as process:
             await process.write(b"b\na\n")
@@ -42,10 +48,10 @@ class AsyncProcess:
                 print(output.data)
         print(process.exit.exit_code)
 
-    Leaving the context ends the program if it still runs.
+    Leaving the context, or the loop, ends the program if it still runs.
 
     Attributes:
-        pid: Its process id in the guest, once it is entered.
+        pid: Its process id in the guest, once it is started.
         exit: How it ended, once the iteration is over.
     """
 
@@ -77,8 +83,14 @@ class AsyncProcess:
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self._alone() if self._socket is None else self
+
+    async def _alone(self) -> AsyncIterator[Output]:
+        """Yield the output of a program that nobody has entered."""
+        async with self:
+            async for output in self:
+                yield output
 
     async def __anext__(self) -> Output:
         """Return what the program writes next.
@@ -99,7 +111,7 @@ class AsyncProcess:
         raise StopAsyncIteration
 
     async def wait(self) -> ExecExit:
-        """Drop all further output, and return how the program ended."""
+        """Drop all further output, and return how the program ended; starts it if need be."""
         async for _ in self:
             pass
         if self.exit is None:
@@ -148,7 +160,9 @@ class AsyncProcess:
 
     def _open(self) -> AsyncSocket:
         if self._socket is None:
-            raise TransportError("the program was not started: enter its context first")
+            raise TransportError(
+                "the program was not started: enter its context, or iterate, first"
+            )
         return self._socket
 
     @staticmethod

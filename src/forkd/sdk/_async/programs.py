@@ -203,7 +203,7 @@ class AsyncPrograms(AsyncLife):
         cwd: str | None = None,
         user: str | None = None,
     ) -> AsyncProcess:
-        """Return a program with its streams attached, which starts when it is entered.
+        """Return a program with its streams attached; iterating it, or entering it, starts it.
 
         Args:
             args: The program and its arguments, as `["ls", "-l"]` or as `"ls", "-l"`.

@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import posixpath
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from forkd.errors import EngineExited, ForkdError, InvalidRequest, NotFound, TransportError
+from forkd.sdk._archive import Copied, packed, shown
+from forkd.sdk._parallel import sync_unpacked
 from forkd.sdk._requests import as_base64, build
+from forkd.sdk._results import FileEntry, placed
+from forkd.sdk._transport import sync_pieces
 from forkd.wire.text import is_utf8
 from forkd.wire.v2 import SandboxInfo
-from forkd.wire.v2_files import ArchiveWritten, FileEntry, FileList, FileWritten, MakeDir, Move
+from forkd.wire.v2_files import ArchiveWritten, FileList, FileWritten, MakeDir, Move
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable, Iterator, Mapping
+    from os import PathLike
 
     import httpx
 
@@ -129,9 +135,67 @@ class Files:
             timeout_s=None,
         )
 
+    def upload(
+        self,
+        source: str | PathLike[str],
+        target: str,
+        *,
+        user: str | None = None,
+        keep_owner: bool = False,
+    ) -> Copied:
+        """Copy a file, or a folder with all that is in it, from this host into the sandbox.
+
+        What cannot be copied is left out, and is in the answer.  Links are copied as links.
+
+        Args:
+            source: Which file or folder; a link there is followed.
+            target: What it is called in the sandbox.  A folder that exists keeps what it has; what
+                has the same name is replaced.
+            user: Owner of what is made new, as of `write`.
+            keep_owner: Keep owners, by number, and the bits that change the user.
+
+        Raises:
+            NotFound: There is no `source`.
+            HostError: It cannot be read.
+            Conflict: The agent of the sandbox's snapshot is too old for this.
+        """
+        copied = Copied()
+        folder, pieces = packed(source, target, copied, exact=keep_owner)
+        made = self.write_archive(folder, sync_pieces(pieces), user=user, keep_owner=keep_owner)
+        copied.written(made)
+        return copied
+
+    def download(
+        self, source: str, target: str | PathLike[str], *, keep_owner: bool = False
+    ) -> Copied:
+        """Copy a file, or a folder with all that is in it, from the sandbox to this host.
+
+        What cannot be copied is left out, and is in the answer.  Nothing is written outside of
+        `target`, whatever names and links the sandbox has.
+
+        Args:
+            source: Which file or folder in the sandbox; a link there is followed.
+            target: What it is called on this host.  A folder that exists keeps what it has; what
+                has the same name is replaced.
+            keep_owner: Keep owners, by number, and the bits that change the user; needs root.
+
+        Raises:
+            NotFound: There is no `source`.
+            InvalidRequest: It is neither a file nor a folder.
+            HostError: `target` cannot be made, or there is no room.
+            Conflict: The agent of the sandbox's snapshot is too old for this.
+        """
+        if (self.stat(source)).kind == "other":
+            raise InvalidRequest(f"{shown(source)}: neither a file nor a folder", field="source")
+        copied = Copied()
+        with self.open_archive(source) as pieces:
+            sync_unpacked(pieces, target, copied, exact=keep_owner)
+        return copied
+
     def stat(self, path: str) -> FileEntry:
         """Return what a path is; symbolic links are not followed."""
-        return self._http.call(FileEntry, "GET", f"{self._path}/stat", query=_where(path))
+        found = self._http.call(FileEntry, "GET", f"{self._path}/stat", query=_where(path))
+        return placed(found, path)
 
     def get_info(self, path: str) -> FileEntry:
         """Return what `stat` does, under E2B's name."""
@@ -150,7 +214,7 @@ class Files:
     def list(self, path: str) -> builtins.list[FileEntry]:
         """Return what is in a folder, by name."""
         found = self._http.call(FileList, "GET", f"{self._path}/list", query=_where(path))
-        return found.entries
+        return [placed(each, posixpath.join(path, each.name)) for each in found.entries]
 
     def make_dir(
         self,

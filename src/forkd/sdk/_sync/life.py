@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -245,6 +246,19 @@ class Life(Opening, Shown):
         path = f"{self._path}/limits"
         self.info = self._http.call(SandboxInfo, "PATCH", path, body=request)
         return self.info
+
+    def console(self) -> str:
+        """Return the end of what the guest wrote to its console, as text."""
+        return (self.logs()).decode(errors="replace")
+
+    def follow_console(self) -> Iterator[str]:
+        """Yield the console's text so far, then what is added, until the sandbox ends."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for piece in self.follow_logs():
+            if text := decoder.decode(piece):
+                yield text
+        if rest := decoder.decode(b"", final=True):
+            yield rest
 
     def logs(self) -> bytes:
         """Return the end of what the guest wrote to its console, at most 1 MiB."""

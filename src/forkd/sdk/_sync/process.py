@@ -22,6 +22,7 @@ from forkd.wire.v2 import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from forkd.sdk._sync.http import Http
@@ -34,7 +35,12 @@ STDIN_CHUNK_BYTES = 64 * 1024
 
 
 class Process:
-    r"""A program in a guest: a context manager, and an iterator of its `Output`.
+    r"""A program in a guest: an iterator of its `Output`, and a context manager.
+
+        for output in sandbox.exec_stream(["make", "test"]):
+            print(output.data)
+
+    The loop starts the program, and lets go of it at its end.  To write to the program, enter it:
 
         with sandbox.exec_stream(["sort"], stdin=True) as process:
             process.write(b"b\na\n")
@@ -43,10 +49,10 @@ class Process:
                 print(output.data)
         print(process.exit.exit_code)
 
-    Leaving the context ends the program if it still runs.
+    Leaving the context, or the loop, ends the program if it still runs.
 
     Attributes:
-        pid: Its process id in the guest, once it is entered.
+        pid: Its process id in the guest, once it is started.
         exit: How it ended, once the iteration is over.
     """
 
@@ -78,8 +84,14 @@ class Process:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[Output]:
+        return self._alone() if self._socket is None else self
+
+    def _alone(self) -> Iterator[Output]:
+        """Yield the output of a program that nobody has entered."""
+        with self:
+            for output in self:
+                yield output
 
     def __next__(self) -> Output:
         """Return what the program writes next.
@@ -100,7 +112,7 @@ class Process:
         raise StopIteration
 
     def wait(self) -> ExecExit:
-        """Drop all further output, and return how the program ended."""
+        """Drop all further output, and return how the program ended; starts it if need be."""
         for _ in self:
             pass
         if self.exit is None:
@@ -149,7 +161,9 @@ class Process:
 
     def _open(self) -> SyncSocket:
         if self._socket is None:
-            raise TransportError("the program was not started: enter its context first")
+            raise TransportError(
+                "the program was not started: enter its context, or iterate, first"
+            )
         return self._socket
 
     @staticmethod

@@ -204,7 +204,7 @@ class Programs(Life):
         cwd: str | None = None,
         user: str | None = None,
     ) -> Process:
-        """Return a program with its streams attached, which starts when it is entered.
+        """Return a program with its streams attached; iterating it, or entering it, starts it.
 
         Args:
             args: The program and its arguments, as `["ls", "-l"]` or as `"ls", "-l"`.

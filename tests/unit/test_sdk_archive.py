@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.cli.archive import BLOCK, Copied, pack, shown, unpack
 from forkd.errors import EngineError
+from forkd.sdk._archive import BLOCK, Copied, pack, shown, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

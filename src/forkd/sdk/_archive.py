@@ -14,13 +14,16 @@ import secrets
 import stat
 import tarfile
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import EngineError, HostError
+from forkd.errors import EngineError, HostError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from os import PathLike
+
+    from forkd.wire.v2_files import ArchiveWritten
 
 BLOCK = tarfile.BLOCKSIZE
 PIECE_BYTES = 256 * 1024
@@ -50,7 +53,13 @@ Segments = list[tuple[int, int]]
 
 @dataclass
 class Copied:
-    """What was copied, and what was left out and why."""
+    """What was copied between this host and a sandbox.
+
+    Attributes:
+        files: How many files and links.
+        bytes: How many bytes of files.
+        skipped: What was left out, a line for each: its path and the reason.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -61,6 +70,14 @@ class Copied:
         why = reason.strerror if isinstance(reason, OSError) else reason
         self.skipped.append(f"{shown(path)}: {why}")
 
+    def written(self, made: ArchiveWritten) -> None:
+        """Count what a sandbox says that it left out of an archive."""
+        for each in made.skipped:
+            self.skip(each.path, shown(each.reason))
+        if made.more_skipped:
+            self.skipped.append(f"{made.more_skipped} more")
+        self.files -= min(self.files, len(made.skipped) + made.more_skipped)
+
 
 def shown(text: str) -> str:
     """Return a name as it can be printed, whatever is in it."""
@@ -68,6 +85,43 @@ def shown(text: str) -> str:
 
 
 # From this host
+
+
+def packed(
+    source: str | PathLike[str], target: str, copied: Copied, *, exact: bool
+) -> tuple[str, Iterator[bytes]]:
+    """Return a folder in a sandbox, and the archive that, made there, is `source` at `target`.
+
+    Raises:
+        NotFound: There is no `source`.
+        InvalidRequest: It is neither a file nor a folder.
+        HostError: It cannot be read.
+    """
+    path, there = Path(source), PurePosixPath(target)
+    with _host_errors(path):
+        mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return target, _told(path, pack(path, copied, name=None, exact=exact))
+    if not stat.S_ISREG(mode):
+        raise InvalidRequest(f"{shown(str(path))}: neither a file nor a folder", field="source")
+    if not there.name:
+        raise InvalidRequest(f"{target!r} does not name a file", field="target")
+    return str(there.parent), _told(path, pack(path, copied, name=there.name, exact=exact))
+
+
+def _told(path: Path, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    with _host_errors(path):
+        yield from pieces
+
+
+@contextlib.contextmanager
+def _host_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFound(f"{shown(str(path))}: no such file or folder", field="source") from error
+    except OSError as error:
+        raise HostError(f"{shown(str(path))}: {error.strerror}") from error
 
 
 def pack(source: Path, copied: Copied, *, name: str | None, exact: bool) -> Iterator[bytes]:
@@ -210,6 +264,20 @@ def _header(  # noqa: PLR0913 - a header has that many parts
 
 
 # To this host
+
+
+def unpack_to(
+    pieces: Iterator[bytes], target: str | PathLike[str], copied: Copied, *, exact: bool
+) -> None:
+    """Do what `unpack` does; what this host refuses is an error of ours.
+
+    Raises:
+        HostError: `target` cannot be made.
+    """
+    try:
+        unpack(pieces, Path(target), copied, exact=exact)
+    except OSError as error:
+        raise HostError(f"{shown(str(target))}: {error.strerror}") from error
 
 
 @dataclass
