@@ -38,6 +38,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+HINTS = {
+    "not_found:sandbox": "`client.sandboxes.list()` has every sandbox that is left",
+    "not_found:tag": "`client.snapshots.list()` has every snapshot; `create()` makes one",
+    "not_found:secret": "`client.secrets.list()` has every secret",
+    "not_found:program": "name a program of the image; `sandbox.run()` takes a line for the shell",
+    "denied": "pass `Client(token=…)`, or set FORKD_TOKEN",
+    "forbidden": "use a token that has the scope, or ask the operator for one",
+    "quota": "end or delete something of the tenant's, or ask the operator for a larger quota",
+    "capacity": "the same call may work later",
+    "busy": "the same call may work later",
+    "host": "`forkd doctor` on the daemon's host checks what the host can do",
+    "client_closed": "make the call before the client's block ends, or make another client",
+    "exec_timeout": "pass a longer `timeout_s`, or `check=False` to have the output as a result",
+}
+"""What a program can do about an error, by its code, or by its code and a key of its context."""
+
 
 class ForkdError(Exception):
     """Root of the tree of errors; raise one of its leaves instead.
@@ -55,6 +71,12 @@ class ForkdError(Exception):
     def __init__(self, message: str, /, **context: str | int) -> None:
         super().__init__(message)
         self.context = context
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it; None if the message says all that is known."""
+        keys = [*(f"{self.code}:{each}" for each in self.context), self.code]
+        return next((HINTS[each] for each in keys if each in HINTS), None)
 
 
 class RequestError(ForkdError):

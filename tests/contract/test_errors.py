@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from forkd import errors
+from forkd import errors, types
 from forkd.daemon.errors import STATUS, body_of, status_of
 from forkd.sdk._errors import from_answer, from_body
 from forkd.wire.v2 import ErrorBody
@@ -66,3 +67,26 @@ def test_what_stands_between_us_and_the_daemon_may_refuse_too(
 
     assert type(error) is kind
     assert str(status) in str(error)
+
+
+@pytest.mark.parametrize("key", errors.HINTS)
+def test_a_hint_is_of_a_code_that_exists_and_names_what_exists(key: str) -> None:
+    code, _, context = key.partition(":")
+    (kind,) = [each for each in ALL if each.code == code]
+    words = errors.HINTS[key]
+
+    assert kind("x", **({context: "y"} if context else {})).hint == words
+    for noun, method in re.findall(r"`client\.(\w+)\.(\w+)\(", words):
+        assert callable(getattr(getattr(types, noun.capitalize(), types.SandboxCollection), method))
+
+
+def test_an_error_about_which_no_more_is_known_has_no_hint() -> None:
+    assert errors.Conflict("x", sandbox="y").hint is None
+    assert errors.NotFound("x", field="path").hint is None
+
+
+def test_a_hint_is_there_for_errors_of_a_daemon_and_of_the_sdk() -> None:
+    body = ErrorBody(error="no snapshot 'x'", code="not_found", context={"tag": "x"})
+
+    assert "client.snapshots.list()" in (from_body(body).hint or "")
+    assert "check=False" in (errors.ExecTimeout("x").hint or "")
