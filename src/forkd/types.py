@@ -26,6 +26,7 @@ from forkd.sdk._results import (
     FileEntry,
     Logs,
     Output,
+    Result,
     TreeInfo,
 )
 from forkd.sdk._sync.collections import Images, SandboxCollection, Snapshots
@@ -107,6 +108,7 @@ __all__ = [
     "RefusedDestination",
     "RefusedName",
     "RemovedInfo",
+    "Result",
     "SandboxCollection",
     "SandboxFailure",
     "SandboxInfo",

@@ -71,6 +71,7 @@ from forkd.types import (
     RefusedDestination,
     RefusedName,
     RemovedInfo,
+    Result,
     SandboxCollection,
     SandboxFailure,
     SandboxInfo,
@@ -109,6 +110,7 @@ def first_lines() -> None:
         assert_type(sandbox.exec(["ls"], on_stdout=print, timeout_s=5, check=False).ok, bool)
         assert_type(sandbox.eval("1").error, EvalError | None)
         assert_type(sandbox.run_code("1", timeout=3).logs, Logs)
+        assert_type(sandbox.run_code("1").results, list[Result])
         with sandbox.branch(2) as (left, right):
             assert_type(left, Sandbox)
             right.eval("x = 1", check=True)

@@ -400,6 +400,12 @@ async def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
 
     execution = await sandbox.run_code("print('hi'); 40 + 2")
     assert (execution.text, execution.logs.stdout, execution.error) == ("42", ["hi\n"], None)
+    assert [(each.text, each.json, each.formats()) for each in execution.results] == [
+        ("42", 42, ["text", "json"])
+    ]
+    (opaque,) = (await sandbox.run_code("object")).results
+    assert (str(opaque), opaque.json, opaque.formats()) == ("<class 'object'>", None, ["text"])
+    assert (await sandbox.run_code("x = 1")).results == []
     failed = await sandbox.run_code("1 / 0")
     assert failed.error is not None
     assert (failed.error.name, failed.error.value) == ("ZeroDivisionError", "division by zero")

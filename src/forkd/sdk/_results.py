@@ -183,8 +183,37 @@ class EvalError:
 
 
 @dataclass(frozen=True, slots=True)
+class Result:
+    """The value of evaluated code in each form that there is, under E2B's names.
+
+    Charts, images and HTML are not extracted.
+
+    Attributes:
+        text: Its `repr`.
+        json: The value itself, where JSON can say it, else None.
+        is_main_result: Whether it is the value of the last expression; always true.
+    """
+
+    text: str
+    json: JsonValue = None
+    is_main_result: bool = True
+
+    def formats(self) -> list[str]:
+        """Return the names of the forms that it has."""
+        return ["text"] if self.json is None else ["text", "json"]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Logs:
-    """What evaluated code printed, under E2B's names: lists of text."""
+    """What evaluated code printed, under E2B's names.
+
+    Attributes:
+        stdout: What it printed: one text, or none.
+        stderr: What it printed to standard error, likewise.
+    """
 
     stdout: list[str]
     stderr: list[str]
@@ -226,6 +255,11 @@ class EvalResult(Shown):
     def text(self) -> str | None:
         """Same as `repr`, under E2B's name."""
         return self.repr
+
+    @property
+    def results(self) -> list[Result]:
+        """The value of the last expression, under E2B's name; empty if there is none."""
+        return [] if self.repr is None else [Result(self.repr, self.value)]
 
     @property
     def logs(self) -> Logs:
