@@ -163,7 +163,7 @@ class Snapshots:
             if request.cached:
                 await asyncio.to_thread(self.store.mark_cached, staged)
             await to_end(asyncio.to_thread(self.store.publish, staged, manifest))
-            return from_manifest(manifest, self.store)
+            return from_manifest(manifest, self.store, cached=request.cached)
 
 
 def _shape(snapshot: Snapshot, built: BuiltImage) -> Snapshot:

@@ -32,7 +32,7 @@ def read(tag: Tag, store: SnapshotStore) -> Snapshot:
     """Return what is stored under `tag`.  A damaged snapshot is `failed`."""
     try:
         store.load_chain(tag)
-        return from_manifest(store.load(tag), store)
+        return from_manifest(store.load(tag), store, cached=_is_cached(tag, store))
     except StoreError as error:
         return _damaged(tag, store, error)
 
@@ -48,7 +48,7 @@ def read_all(store: SnapshotStore) -> dict[Tag, Snapshot]:
             known[tag] = _damaged(tag, store, error)
     faults = {tag: str(snapshot.error) for tag, snapshot in known.items()}
     for tag, manifest in manifests.items():
-        snapshot = from_manifest(manifest, store)
+        snapshot = from_manifest(manifest, store, cached=_is_cached(tag, store))
         fault = fault_of(tag, manifests, faults)
         if fault is not None:
             log.warning("snapshot damaged", extra={"tag": tag, "error": fault})
@@ -92,8 +92,8 @@ def placeholder(tag: Tag, store: SnapshotStore) -> Snapshot:
     )
 
 
-def from_manifest(manifest: Manifest, store: SnapshotStore) -> Snapshot:
-    """Return a stored snapshot that is whole."""
+def from_manifest(manifest: Manifest, store: SnapshotStore, *, cached: bool = False) -> Snapshot:
+    """Return a stored snapshot that is whole.  Pure: what is on the disk already cannot fail."""
     tag, link = parse_tag(manifest.tag), manifest.link
     return Snapshot(
         tag=tag,
@@ -111,8 +111,13 @@ def from_manifest(manifest: Manifest, store: SnapshotStore) -> Snapshot:
         directory=store.folder(tag),
         source=None if link is None or link.source is None else SandboxId(link.source),
         pause_ms=None if link is None else link.pause_ms,
-        cached=store.cached_used_at_s(tag) is not None,
+        cached=cached,
     )
+
+
+def _is_cached(tag: Tag, store: SnapshotStore) -> bool:
+    """Whether a snapshot may be removed for want of room."""
+    return store.cached_used_at_s(tag) is not None
 
 
 def fault_of(tag: Tag, manifests: Mapping[Tag, Manifest], faults: dict[Tag, str]) -> str | None:
