@@ -195,6 +195,26 @@ def test_a_deleted_snapshot_is_gone_and_deleting_it_again_is_fine(
     assert list((tmp_path / "staging").iterdir()) == []
 
 
+@pytest.mark.usefixtures("published")
+def test_what_was_replaced_does_not_come_back_when_its_successor_is_deleted(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("cannot rename")
+
+    staged = store.stage()
+    with monkeypatch.context() as refused:
+        refused.setattr(files, "rename_if_there", refuse)
+        store.replace(staged, manifest(write_files(staged)))
+    assert store.exists(TAG)
+
+    store.delete(TAG)
+    store.prepare()
+
+    assert not store.exists(TAG)
+    assert store.leftovers() == ()
+
+
 def test_an_image_is_kept_once_and_survives_the_cache(store: SnapshotStore, tmp_path: Path) -> None:
     cached = tmp_path / "cached.ext4"
     cached.write_bytes(b"root")

@@ -157,7 +157,8 @@ class SnapshotStore:
         files.write_atomic(staged / MANIFEST_FILE, manifests.encode(manifest))
         files.sync_file_system(staged)
         folder = self._snapshots / manifest.tag
-        aside = self._staging / f"{_REPLACED}{manifest.tag}"
+        self._forget_replaced(manifest.tag)
+        aside = self._replaced(manifest.tag)
         self._staged.add(aside)
         files.rename_for_good(folder, aside)
         try:
@@ -166,6 +167,16 @@ class SnapshotStore:
             files.rename(aside, folder)
             raise
         self.discard(aside)
+
+    def _replaced(self, tag: str) -> Path:
+        """Return where a snapshot is while its successor gets its name."""
+        return self._staging / f"{_REPLACED}{tag}"
+
+    def _forget_replaced(self, tag: str) -> None:
+        """Put what was replaced out of `prepare`'s sight, which would give it back."""
+        replaced = self._replaced(tag)
+        if files.is_there(replaced):
+            self.discard(self.put_aside(replaced))
 
     def load(self, tag: Tag) -> Manifest:
         """Read a snapshot's manifest, and check its files by their headers and lengths.
@@ -225,6 +236,7 @@ class SnapshotStore:
         If this raises, the snapshot is there as before.
         """
         if self.exists(tag):
+            self._forget_replaced(tag)
             self.discard(self.put_aside(self.folder(tag)))
 
     def put_aside(self, path: Path) -> Path:
