@@ -10,7 +10,7 @@ import pytest
 
 from forkd.engine.guest import CLOCK_TRIES_MAX, Guest
 from forkd.engine.replies import GuestTime
-from forkd.errors import Conflict, EngineError, EngineTimeout
+from forkd.errors import CapacityError, Conflict, EngineError, EngineTimeout
 from forkd.host import wallclock
 from forkd.model.ids import new_sandbox_id
 from forkd.service import clock as clocks
@@ -197,3 +197,23 @@ async def test_a_crash_of_what_sets_guests_clocks_is_logged_and_ends_nothing_els
         assert tasks.failure is None
 
     assert [each.getMessage() for each in caplog.records] == ["task crashed"]
+
+
+async def test_a_clock_that_there_was_no_room_to_watch_is_watched_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries, real, watched = [0], wallclock.Steps.__init__, asyncio.Event()
+
+    def refuse_once(steps: wallclock.Steps) -> None:
+        tries[0] += 1
+        if tries[0] == 1:
+            raise CapacityError("too many open files")
+        real(steps)
+        watched.set()
+
+    monkeypatch.setattr(clocks, "RETRY_S", 0.0)
+    monkeypatch.setattr(wallclock.Steps, "__init__", refuse_once)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        watching = group.create_task(WallClock().watch())
+        await watched.wait()
+        watching.cancel()

@@ -13,6 +13,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from forkd.errors import CapacityError
 from forkd.host import wallclock
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 30.0
 """How often the clocks are compared besides: for a kernel that does not tell of a suspend."""
+
+RETRY_S = 5.0
+"""After how long it is tried again to watch the clock, where there was no room for that."""
 
 STEP_S_MIN = 0.01
 """What counts as a step: half of what a guest's clock may be off after a fork."""
@@ -86,12 +90,19 @@ class WallClock:
         return timer
 
     async def watch(self) -> None:
-        """Notice steps and suspends until cancelled.
+        """Notice steps and suspends until cancelled; while there is no room for that, try again.
 
         Raises:
             HostError: The kernel does not let us.
-            CapacityError: It has no room for one more file.
         """
+        while True:
+            try:
+                await self._watch()
+            except CapacityError as error:
+                log.warning("the wall clock is not watched", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S)
+
+    async def _watch(self) -> None:
         with wallclock.Steps() as steps:
             before_ns = wallclock.distance_ns()
             while True:
