@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from errno import EIO, EMFILE, ENOSPC
+from errno import EIO, EMFILE, ENOSPC, EPERM
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +57,10 @@ ONCE = (
     Once("end of a life", "posix.pidfd_open", EMFILE, ("open", "stop_machine")),
     Once("delete a snapshot", "posix.rename", EIO, ("rename_for_good", "put_aside")),
     Once("compact in place", "posix.fsync", EIO, ("sync_folder", "rename_for_good", "replace")),
+    Once("compare", "socket.socket", EMFILE, ("connected", "connect", "_identify")),
+    Once("restart", "select.epoll.register", ENOSPC, ("__init__", "watch")),
+    Once("restart", "sqlite3.Connection.execute", EIO, ("_open_to_read",)),
+    Once("build", "posix.killpg", EPERM, ("end", "run")),
 )
 
 

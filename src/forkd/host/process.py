@@ -15,7 +15,6 @@ build tools must not see tokens.  `plain_environment` says what they get instead
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
@@ -287,12 +286,19 @@ class _Running:
     def end(self) -> None:
         """Kill what is left of the group, reap the program and close its pipes."""
         try:
-            with contextlib.suppress(ProcessLookupError):  # it ended, and left nobody
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self._kill()
             self.process.wait()
         finally:
             for stream in self._streams():
                 stream.close()
+
+    def _kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it ended, and left nobody
+            pass
+        except PermissionError:  # nobody of its group is ours to kill but, perhaps, itself
+            self.process.kill()
 
     def finished(self) -> Finished:
         """Return what it wrote, if it ended well."""

@@ -284,7 +284,11 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
     made.row_factory = sqlite3.Row
-    made.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    try:
+        made.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    except sqlite3.Error:
+        made.close()
+        raise
     return made
 
 

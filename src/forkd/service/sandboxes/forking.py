@@ -551,7 +551,11 @@ async def _identify(child: _Child) -> None:
             child.sandbox = replace(child.sandbox, pid=control.peer_pid())
     except ForkdError as error:
         log.warning("child unknown", extra=_about(child, error))
-        child.fail("zygote", "engine", f"the zygote named process {child.sandbox.pid}, not ours")
+        if isinstance(error, CapacityError):
+            child.fail("zygote", error.code, str(error))
+        else:
+            named = child.sandbox.pid
+            child.fail("zygote", "engine", f"the zygote named process {named}, not ours")
         child.sandbox = replace(child.sandbox, pid=None)
 
 
