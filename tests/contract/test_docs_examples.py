@@ -3,6 +3,7 @@
 A fenced block is marked by what follows its language:
 
     python test     runs against a daemon in memory; the blocks of a page share their names
+    python machine  runs on real machines alone, where its programs have files and a shell
     toml recipe     is a recipe that loads
     sh              its `forkd` commands have the words and options that the command has
 
@@ -11,6 +12,7 @@ tests/functional/test_docs_machines.py runs the Python on real machines, too.
 
 from __future__ import annotations
 
+import ast
 import shlex
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 
+import forkd
 from forkd.cli.main import app
 from forkd.images.recipe import parse_recipe
 from tests.support.docs import Block, blocks, page_id, pages, run_python
@@ -47,6 +50,15 @@ def test_the_python_of_a_page_runs(
 
 def test_there_are_examples_to_run() -> None:
     assert {page.name for page in marked("python test")} >= {"README.md", "use-the-sdk.md"}
+
+
+@pytest.mark.parametrize("page", marked("python machine"), ids=page_id)
+def test_the_python_that_needs_a_machine_uses_names_that_exist(page: Path) -> None:
+    for block in blocks(page, "python machine"):
+        tree = ast.parse(block.code)
+        for each in ast.walk(tree):
+            if isinstance(each, ast.ImportFrom) and each.module == "forkd":
+                assert {alias.name for alias in each.names} <= set(dir(forkd))
 
 
 @pytest.mark.parametrize("page", marked("toml recipe"), ids=page_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forkd.sdk import _defaults
-from tests.support.docs import ROOT, load_example, page_id, run_python
+from tests.support.docs import ROOT, blocks, load_example, page_id, pages, run_python
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
@@ -47,6 +47,19 @@ async def test_the_python_of_a_page_runs_on_real_machines(
     async with daemon_of(real_host) as url:
         monkeypatch.setenv("FORKD_URL", url)
         await asyncio.to_thread(run_python, page, replaced=REPLACED)
+
+
+MACHINE = "python machine"
+"""Blocks that a daemon in memory cannot run: their programs need files and a shell."""
+
+
+@pytest.mark.parametrize("page", [each for each in pages() if blocks(each, MACHINE)], ids=page_id)
+async def test_the_python_that_needs_a_machine_runs_on_one(
+    page: Path, real_host: RealHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_of(real_host) as url:
+        monkeypatch.setenv("FORKD_URL", url)
+        await asyncio.to_thread(run_python, page, info=MACHINE, replaced=REPLACED)
 
 
 EXAMPLES: dict[str, Callable[[Path], tuple[Any, ...]]] = {

@@ -58,17 +58,20 @@ def blocks(path: Path, info: str) -> list[Block]:
     ]
 
 
-def run_python(path: Path, *, replaced: Mapping[str, str] | None = None) -> None:
-    """Run the blocks of a page marked `python test`, which share their names, one by one.
+def run_python(
+    path: Path, *, info: str = "python test", replaced: Mapping[str, str] | None = None
+) -> None:
+    """Run the blocks of a page that are marked `info`, which share their names, one by one.
 
     They find a daemon as any program does.
 
     Args:
         path: The page.
+        info: What stands behind their opening fences.
         replaced: What stands in their code, and what runs in its place.
     """
     names: dict[str, Any] = {"__name__": "example"}
-    for block in blocks(path, "python test"):
+    for block in blocks(path, info):
         code = block.code
         for text, other in (replaced or {}).items():
             code = code.replace(text, other)
