@@ -58,7 +58,7 @@ ONCE = (
     Once("delete a snapshot", "posix.rename", EIO, ("rename_for_good", "put_aside")),
     Once("compact in place", "posix.fsync", EIO, ("sync_folder", "rename_for_good", "replace")),
     Once("compare", "socket.socket", EMFILE, ("connected", "connect", "_identify")),
-    Once("restart", "select.epoll.register", ENOSPC, ("__init__", "watch")),
+    Once("restart", "select.epoll.register", ENOSPC, ("__init__", "_steps", "watch")),
     Once("restart", "sqlite3.Connection.execute", EIO, ("_open_to_read",)),
     Once("build", "posix.killpg", EPERM, ("end", "run")),
 )

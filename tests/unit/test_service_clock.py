@@ -199,21 +199,29 @@ async def test_a_crash_of_what_sets_guests_clocks_is_logged_and_ends_nothing_els
     assert [each.getMessage() for each in caplog.records] == ["task crashed"]
 
 
-async def test_a_clock_that_there_was_no_room_to_watch_is_watched_later(
+async def test_a_step_is_told_that_came_while_there_was_no_room_to_watch_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tries, real, watched = [0], wallclock.Steps.__init__, asyncio.Event()
+    refusals, make, told = [CapacityError("too many open files")], wallclock.Steps.__init__, []
+    is_told = asyncio.Event()
 
     def refuse_once(steps: wallclock.Steps) -> None:
-        tries[0] += 1
-        if tries[0] == 1:
-            raise CapacityError("too many open files")
-        real(steps)
-        watched.set()
+        if refusals:
+            raise refusals.pop()
+        make(steps)
+
+    def note(moved_s: float) -> None:
+        told.append(moved_s)
+        is_told.set()
 
     monkeypatch.setattr(clocks, "RETRY_S", 0.0)
+    monkeypatch.setattr(wallclock, "distance_ns", lambda: 0 if refusals else 60 * 10**9)
     monkeypatch.setattr(wallclock.Steps, "__init__", refuse_once)
+    clock = WallClock()
+    clock.on_step.append(note)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
-        watching = group.create_task(WallClock().watch())
-        await watched.wait()
+        watching = group.create_task(clock.watch())
+        await is_told.wait()
         watching.cancel()
+
+    assert told == [60.0]

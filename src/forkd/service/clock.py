@@ -95,23 +95,15 @@ class WallClock:
         Raises:
             HostError: The kernel does not let us.
         """
-        while True:
-            try:
-                await self._watch()
-            except CapacityError as error:
-                log.warning("the wall clock is not watched", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_S)
-
-    async def _watch(self) -> None:
-        with wallclock.Steps() as steps:
-            before_ns = wallclock.distance_ns()
+        before_ns = wallclock.distance_ns()
+        with await _steps() as steps:
             while True:
-                await steps.wait(LOOK_EVERY_S)
                 now_ns = wallclock.distance_ns()
                 moved_s = (now_ns - before_ns) / 1e9
                 if abs(moved_s) >= STEP_S_MIN:
                     before_ns = now_ns
                     self.note_step(moved_s)
+                await steps.wait(LOOK_EVERY_S)
 
     def note_step(self, moved_s: float) -> None:
         """Compare every timer with the clock again, and tell who wants to know."""
@@ -120,3 +112,13 @@ class WallClock:
             timer.arm()
         for tell in self.on_step:
             tell(moved_s)
+
+
+async def _steps() -> wallclock.Steps:
+    """Return what tells of steps, as soon as there is room for it."""
+    while True:
+        try:
+            return wallclock.Steps()
+        except CapacityError as error:
+            log.warning("the wall clock is not watched", extra={"error": str(error)})
+            await asyncio.sleep(RETRY_S)
