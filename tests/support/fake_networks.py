@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict
@@ -12,17 +12,22 @@ from forkd.model.network import NetworkStatus
 if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId
-    from forkd.model.network import NetworkChange
+    from forkd.model.network import NetworkChange, RefusedDestination, RefusedName
     from forkd.model.sandbox import Sandbox
     from tests.support.fake_service import FakeService
 
 
 @dataclass
 class FakeNetworks:
+    """Networks; `names` and `destinations` are what every sandbox was refused."""
+
     world: FakeService
+    names: tuple[RefusedName, ...] = field(default=())
+    destinations: tuple[RefusedDestination, ...] = field(default=())
 
     async def get(self, caller: Caller, sandbox: SandboxId) -> NetworkStatus:
-        return _network_of(self.world.guest(caller, sandbox, Scope.READ).sandbox)
+        status = _network_of(self.world.guest(caller, sandbox, Scope.READ).sandbox)
+        return replace(status, refused_names=self.names, refused_destinations=self.destinations)
 
     async def change(
         self, caller: Caller, sandbox: SandboxId, change: NetworkChange

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
 import struct
 import sys
 import termios
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -16,11 +18,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd import Client
-from forkd.cli.tables import Column, drawn, filled, short_ids
+from forkd.cli.tables import Column, drawn, filled, folded, short_ids
 from forkd.errors import InvalidRequest
-from forkd.model.ids import SandboxId, Tag
+from forkd.model.ids import SandboxId, SandboxName, Tag
+from forkd.model.network import NetworkPolicy, RefusedDestination, RefusedName
 from forkd.model.sandbox import ForkOptions
-from tests.support.fake_service import some_snapshots
+from forkd.model.snapshot import SnapshotStatus
+from tests.support.fake_service import a_snapshot, some_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,6 +134,93 @@ def test_a_table_fits_its_terminal(
     assert "…" not in "".join(lines)
 
 
+LONGEST = "abcdefgh." * 7 + "i"
+"""A tag, or a name of anything but a sandbox, that is as long as it may be."""
+
+LONG_HOST = f"{'a' * 63}.{'b' * 63}.example.com"
+
+NEEDED = {
+    ("ls",): ("ID", "NAME", "SNAPSHOT", "STATUS", "ENDED BY"),
+    ("snapshot", "ls"): ("TAG", "STATUS", "STORED", "PARENT"),
+    ("snapshot", "info", LONGEST): ("Tag:", "Ancestors:"),
+    ("snapshot", "gc"): ("KIND", "NAME", "SIZE"),
+    ("token", "ls"): ("NAME", "TENANT", "SCOPES", "EXPIRES"),
+    ("tenant", "ls"): ("TENANT", "SANDBOXES", "MEMORY", "SNAPSHOTS"),
+    ("secret", "ls"): ("NAME", "HOSTS", "ENV", "PLACEHOLDER"),
+    ("image", "ls"): ("IMAGE", "NAME", "SIZE", "REFERENCE"),
+    ("context", "ls"): ("NAME", "CURRENT", "URL"),
+    ("key", "ls"): ("NAME", "SIGNS", "TRUSTED", "KEY"),
+    ("top", "--once"): ("ID", "SNAPSHOT", "CPU %", "MEMORY", "DISK"),
+    ("audit", "--file", "audit.log"): ("TIME", "PRINCIPAL", "ACTION", "RESULT", "OBJECTS"),
+    ("network", LONGEST[:63]): ("REFUSED", "PORT", "TIMES", "WHY"),
+    ("inspect", LONGEST[:63]): ("Id:", "Name:", "Snapshot:"),
+    ("tree",): ("sb-",),
+}
+"""What each table has in a terminal of 80 columns, however long its values are."""
+
+
+@pytest.fixture
+def longest(daemon: RunningDaemon, forkd: Forkd, shown: object, tmp_path: Path) -> None:
+    """One thing of each kind, whose names and values are as long as they may be."""
+    assert shown is not None  # it says where contexts and keys are
+    service = daemon.service
+    broken = a_snapshot(f"{LONGEST[:-1]}-", status=SnapshotStatus.FAILED)
+    child = replace(a_snapshot(LONGEST), parent=Tag(f"{LONGEST[:-1]}j"))
+    service.stored = {each.tag: each for each in (child, broken, a_snapshot("warm"))}
+    options = ForkOptions(name=SandboxName(LONGEST[:63]), network=NetworkPolicy(internet=True))
+    for each in (ForkOptions(), options):
+        made = service.fork_one(Tag(LONGEST), each)
+        guest = service.running[made.id]
+        guest.sandbox = replace(guest.sandbox, exit_reason="its agent was killed " * 4)
+    service.networks.names = (RefusedName(LONG_HOST, "no rule names it", 12_345_678),)
+    service.networks.destinations = (RefusedDestination("2001:db8::" + "f" * 4, "tcp", 443, 9),)
+    for key, image in service.image_cache.images.items():
+        reference = f"registry.example.com:5000/{'team/' * 40}image:tag"
+        service.image_cache.images[key] = replace(image, name=LONGEST, reference=reference)
+    with Client(daemon.url) as client:
+        client.tokens.create(LONGEST, ["read", "run", "snapshots", "metrics", "admin"])
+        client.secrets.set(LONGEST, "a-secret-value", [LONG_HOST], env="E" * 64)
+        client.tenants.set_quotas(LONGEST, sandboxes=20_000, memory_mib=2_000_000)
+    assert forkd("key", "new", LONGEST).code == 0
+    assert forkd("context", "add", LONGEST[:63], f"https://{LONG_HOST}:8889").code == 0
+    line = {"time": "2026-11-23T10:00:00.000000Z", "action": "create_snapshot", "result": "ok"}
+    line |= {"principal": f"token:{LONGEST}", "tenant": LONGEST, "remote": f"[{'f' * 39}]:65535"}
+    (tmp_path / "audit.log").write_text(
+        json.dumps({**line, "objects": [LONGEST, *service.running]})
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", NEEDED, ids=lambda command: " ".join(command[:2])[:16])
+@pytest.mark.usefixtures("longest")
+def test_a_table_keeps_the_columns_that_people_need_however_long_its_values_are(
+    shown: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    columns: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    lines = shown(columns, *command)
+
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= columns
+    assert "…" not in text
+    assert all(each in text for each in NEEDED[command])
+
+
+@pytest.mark.usefixtures("longest")
+def test_a_diff_has_whole_paths_and_no_lines_of_its_own(
+    shown: Callable[..., list[str]], daemon: RunningDaemon
+) -> None:
+    path = "/".join(["", *["a" * 250] * 3])
+    first = next(iter(daemon.service.running.values()))
+    first.contents.files[path] = b"new"
+
+    assert shown(80, "diff", LONGEST, first.sandbox.id) == [f"+ {path}"]
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_sandboxes_have_their_columns_and_whole_cells(
     shown: Callable[..., list[str]], crowd: list[str], columns: int
@@ -150,11 +241,14 @@ def test_sandboxes_have_their_columns_and_whole_cells(
 def test_a_narrower_terminal_has_fewer_columns_and_a_tiny_one_has_ids(
     shown: Callable[..., list[str]], crowd: list[str]
 ) -> None:
-    assert shown(64, "ls")[0].split() == ["ID", "SNAPSHOT", "STATUS", "AGE"]
+    narrow = shown(64, "ls")[0]
+    assert narrow.split() == ["ID", "SNAPSHOT", "STATUS", "AGE", "ENDED", "BY"]
     tiny = shown(5, "ls")
     assert tiny[0] == "ID"
-    assert len(tiny) == len(crowd) + 1
-    assert {len(each) for each in tiny[1:]} == {12}
+    assert max(map(len, tiny)) == 5
+    assert {each[:12] for each in crowd} == {
+        "".join(tiny[place : place + 3]) for place in range(1, len(tiny), 3)
+    }
 
 
 def test_ids_are_whole_where_that_is_asked_for_or_a_program_reads(
@@ -218,14 +312,67 @@ def test_characters_that_take_two_places_are_counted_so() -> None:
     assert drawn(columns, [["日本", "x"], ["abcd", "y"]], 80)[1:] == ["日本  x", "abcd  y"]
 
 
-def test_a_column_with_further_lines_keeps_its_place() -> None:
-    columns = [Column[str]("A", str), Column[str]("B", str, wrap=True)]
+def test_a_cell_with_further_lines_keeps_its_column() -> None:
+    columns = [Column[str]("A", str), Column[str]("B", str), Column[str]("C", str)]
 
-    lines = drawn(columns, [["x", "one two " * 10]], 40)
+    lines = drawn(columns, [["x", "one two " * 10, "end"]], 40)
 
     assert len(lines) > 3
     assert max(map(len, lines)) <= 40
+    assert lines[1].endswith("  end")
     assert all(line.startswith("   ") for line in lines[2:])
+
+
+def test_a_long_word_is_broken_after_a_mark_if_one_is_near() -> None:
+    assert folded("token:continuous-integration-of-a-team", 16) == [
+        "token:",
+        "continuous-",
+        "integration-of-",
+        "a-team",
+    ]
+    assert folded(f"see {'x' * 20}", 8) == ["see", "x" * 8, "x" * 8, "x" * 4]
+    assert folded("日本語", 4) == ["日本", "語"]
+
+
+ANY = (
+    Column[str]("ID", str, short=True),
+    Column[str]("NAME", str),
+    Column[str]("SIZE", str, right=True, minor=True),
+    Column[str]("WHY", str),
+    Column[str]("FROM", str, minor=True),
+)
+
+
+@pytest.mark.parametrize("width", [*range(2, 100, 7), 120, 200])
+@pytest.mark.parametrize("name", ["x", "x" * 64, "a-name-in-many-parts" * 10, "two words " * 20])
+def test_no_table_is_wider_than_asked_for_and_none_loses_a_character(name: str, width: int) -> None:
+    row = ["sb-aaaaaaaaa", name, "1.5 GiB", f"because of {name}", "elsewhere"]
+
+    lines = drawn(ANY, [row], width)
+
+    kept = [place for place, each in enumerate(ANY) if each.title[:2] in "".join(lines)]
+    texts = [text for place in kept for text in (ANY[place].title, row[place])]
+    assert max(map(len, lines)) <= width
+    assert kept[0] == 0
+    assert counted("".join(lines)) == counted("".join(texts))
+
+
+def counted(text: str) -> Counter[str]:
+    return Counter(text.replace(" ", ""))
+
+
+def test_columns_that_people_need_are_left_out_last() -> None:
+    row = ["sb-aaaaaaaaa", "x" * 64, "1.5 GiB", "y" * 64, "elsewhere"]
+
+    def titles(width: int) -> list[str]:
+        return drawn(ANY, [row], width)[0].split()
+
+    assert titles(97) == ["ID", "NAME", "SIZE", "WHY", "FROM"]
+    assert titles(91) == ["ID", "NAME", "SIZE", "WHY"]
+    assert titles(80) == ["ID", "NAME", "WHY"]
+    assert titles(40) == ["ID", "NAME", "WHY"]
+    assert titles(39) == ["ID", "NAME"]
+    assert titles(25) == ["ID"]
 
 
 def test_what_a_daemon_says_cannot_act_on_a_terminal(

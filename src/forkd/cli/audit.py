@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("time", "principal", "tenant", "action", "result", "error", "ms", "remote", "objects")
 
-NARROW = {"time", "principal", "action", "result", "objects"}
-"""Columns that a narrow terminal has."""
-
-NARROW_WIDTH_MAX = 150
-"""Width of a terminal that is narrow; a pipe never is."""
+MINOR = {"tenant", "error", "ms", "remote"}
+"""Columns that a narrow terminal leaves out first."""
 
 SHORT_TIME_WIDTH_MAX = 100
 """Width of a terminal that has room for month, day, hour and minute only."""
@@ -132,22 +129,20 @@ def _show(found: Iterable[Line], limit: int) -> None:
     for line in found:
         count += 1
         newest.append(line)
-    width = tables.terminal_width()
+    width = render.terminal_width()
     rows = [_cells(line) for line in newest]
     if width is not None and width <= SHORT_TIME_WIDTH_MAX:
         rows = [[cells[0][SHORT_TIME], *cells[1:]] for cells in rows]
-    narrow = width is not None and width <= NARROW_WIDTH_MAX
-    tables.show(rows, _columns(narrow=narrow), tables.Format())
+    tables.show(rows, TABLE, tables.Format())
     if count > limit:
         render.note(f"{count - limit} older lines are not shown; --limit shows more")
 
 
-def _columns(*, narrow: bool) -> list[Column[list[str]]]:
-    return [
-        Column(name.upper(), itemgetter(place), wrap=name == "objects")
-        for place, name in enumerate(COLUMNS)
-        if not narrow or name in NARROW
-    ]
+TABLE: tuple[Column[list[str]], ...] = tuple(
+    Column(name.upper(), itemgetter(place), minor=name in MINOR)
+    for place, name in enumerate(COLUMNS)
+)
+"""What lines that are shown at once have."""
 
 
 def _cells(line: Line) -> list[str]:

@@ -45,7 +45,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("NAME", lambda of: of.name),
     Column("CURRENT", lambda of: "yes" if of.current else None),
     Column("URL", lambda of: of.url or "the daemon of this host"),
-    Column("TOKEN", lambda of: "yes" if of.token else None),
+    Column("TOKEN", lambda of: "yes" if of.token else None, minor=True),
 )
 """What a list of contexts shows."""
 

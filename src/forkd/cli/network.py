@@ -26,7 +26,7 @@ COLUMNS: tuple[Column[Refused], ...] = (
     Column("REFUSED", lambda of: of[0]),
     Column("PORT", lambda of: of[1]),
     Column("TIMES", lambda of: of[2], right=True),
-    Column("WHY", lambda of: of[3], wrap=True),
+    Column("WHY", lambda of: of[3]),
 )
 """What a list of refusals shows."""
 

@@ -60,7 +60,7 @@ import json
 
 COLUMNS: tuple[Column[HostRecipe], ...] = (
     Column("NAME", lambda of: of.name),
-    Column("DESCRIPTION", lambda of: of.description or None, wrap=True),
+    Column("DESCRIPTION", lambda of: of.description or None),
 )
 """What a list of recipes shows."""
 

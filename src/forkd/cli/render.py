@@ -7,6 +7,7 @@ result is a table, and long steps show how far they are if standard error is a t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
+
+COLUMNS_UNKNOWN = 80
+"""Width of a terminal that does not say, as one on a serial line does not."""
 
 HINTS = {
     "denied": "pass --token, or set FORKD_TOKEN",
@@ -63,10 +67,18 @@ def printed(drawn: RenderableType) -> None:
     """Print something drawn on standard output; no pipe cuts its lines."""
     from rich.console import Console  # noqa: PLC0415 - few commands draw
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH_PIPED
+    console = Console(highlight=False, width=terminal_width() or WIDTH_PIPED)
     console.print(drawn)
+
+
+def terminal_width() -> int | None:
+    """Return how wide standard output is; None for what is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    return os.get_terminal_size(sys.stdout.fileno()).columns or COLUMNS_UNKNOWN
 
 
 def note(text: str) -> None:

@@ -194,7 +194,7 @@ TOKEN_COLUMNS: tuple[Column[TokenInfo], ...] = (
     Column("NAME", lambda of: of.name),
     Column("TENANT", lambda of: of.tenant),
     Column("SCOPES", lambda of: " ".join(of.scopes)),
-    Column("AGE", lambda of: render.age(of.created_at_unix)),
+    Column("AGE", lambda of: render.age(of.created_at_unix), minor=True),
     Column("EXPIRES", _expiry),
 )
 """What a list of tokens shows."""

@@ -78,8 +78,8 @@ COLUMNS: tuple[Column[SandboxInfo], ...] = (
     Column("NAME", lambda of: of.name, optional=True),
     Column("SNAPSHOT", lambda of: of.snapshot_tag),
     Column("STATUS", lambda of: of.condition),
-    Column("AGE", lambda of: render.age(of.created_at_unix)),
-    Column("ADDRESS", lambda of: of.guest_addr),
+    Column("AGE", lambda of: render.age(of.created_at_unix), minor=True),
+    Column("ADDRESS", lambda of: of.guest_addr, minor=True),
     Column("ENDED BY", lambda of: of.exit_reason, optional=True),
     Column(
         "EXPIRES",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMNS: tuple[Column[SecretInfo], ...] = (
     Column("NAME", lambda of: of.name),
     Column("HOSTS", lambda of: " ".join(of.hosts)),
-    Column("AGE", lambda of: render.age(of.created_at_unix)),
+    Column("AGE", lambda of: render.age(of.created_at_unix), minor=True),
     Column("TENANT", lambda of: of.tenant, wide=True),
     Column("HEADER", lambda of: of.header, wide=True),
     Column("ENV", lambda of: of.env),

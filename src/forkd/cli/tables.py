@@ -1,7 +1,13 @@
 """Lists and details as people or programs read them.
 
-A table fits its terminal: columns that have no room are left out from the right, and no cell is
-ever cut.  A pipe gets all default columns, and whole ids.  `--output` chooses another form.
+A table fits its terminal, and no cell is ever cut.  Where a terminal is too narrow:
+
+1. a cell of more than `FOLDED_CHARS` characters continues on further lines;
+2. columns that are `minor` are left out, from the right;
+3. the other columns become narrower, down to `FOLDED_CHARS_MIN`, the widest first;
+4. of these, too, columns are left out from the right, except for the first.
+
+A pipe gets all default columns, and whole ids.  `--output` chooses another form.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import re
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from forkd.cli import render
@@ -25,14 +32,17 @@ T = TypeVar("T")
 ID_CHARS_MIN = 12
 """Characters of an id that are shown, or more where ids of one list begin alike."""
 
-WRAPPED_MIN = 29
-"""Narrowest column that has further lines where a terminal is too narrow: a whole id."""
+FOLDED_CHARS = 29
+"""Characters of a cell that stay on one line while there are minor columns to leave out: an id."""
+
+FOLDED_CHARS_MIN = 12
+"""Width of the narrowest column whose cells have further lines."""
+
+FOLD_AFTER = frozenset("/-_.:,@=")
+"""Characters after which a word that is longer than a line is continued on the next one."""
 
 TEMPLATE_CHARS_MAX = 4_096
 """Longest template of `--output`."""
-
-COLUMNS_UNKNOWN = 80
-"""Width of a terminal that does not say, as one on a serial line does not."""
 
 GAP = 2
 """Spaces between two columns."""
@@ -55,7 +65,7 @@ class Column(Generic[T]):
         optional: Only shown if some row has a value.
         short: It holds ids, which are shown in part.
         right: Numbers, which end in the same place.
-        wrap: It has further lines in a narrow terminal; the last column only.
+        minor: A narrow terminal leaves it out before any column that is not.
     """
 
     title: str
@@ -64,7 +74,7 @@ class Column(Generic[T]):
     optional: bool = False
     short: bool = False
     right: bool = False
-    wrap: bool = False
+    minor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ def show(
     Raises:
         InvalidRequest: A template names a field that the items do not have.
     """
-    whole_ids = whole_ids or terminal_width() is None
+    whole_ids = whole_ids or render.terminal_width() is None
     if form.is_table:
         _table(items, _shown(items, columns, wide=form.kind == "wide"), form, whole_ids=whole_ids)
     elif form.kind == "json":
@@ -136,12 +146,12 @@ def detail(item: object, labels: Sequence[tuple[str, object]], form: Format) -> 
     """Print one thing: a line for each label that has a value."""
     if form.is_table:
         left = max((len(label) for label, _ in labels), default=0) + 1 + GAP
-        width = terminal_width()
+        width = None if form.kind == "wide" else render.terminal_width()
         for label, value in labels:
             if value not in {None, ""}:
                 text = _clean(value)
-                room = max(_cells(text) if width is None else width - left, 1)
-                lines = f"\n{' ' * left}".join(_wrapped(text, room))
+                room = max(_cells(text) if width is None else width - left, FOLDED_CHARS_MIN)
+                lines = f"\n{' ' * left}".join(folded(text, room))
                 sys.stdout.write(f"{f'{label}:':<{left}}{lines}\n")
     elif form.kind == "json":
         render.document(item)
@@ -213,7 +223,7 @@ def _table(
                 for row in cells:
                     row[place] = known.get(str(row[place]), row[place])
     rows = [[_clean(each) for each in row] for row in cells]
-    width = None if form.kind == "wide" else terminal_width()
+    width = None if form.kind == "wide" else render.terminal_width()
     for line in drawn(columns, rows, width, bold=_is_bright()):
         sys.stdout.write(f"{line}\n")
 
@@ -225,65 +235,106 @@ def drawn(
     *,
     bold: bool = False,
 ) -> list[str]:
-    """Return the lines of a table that is at most `width` wide, if one column can be."""
-    widths = [
+    """Return the lines of a table that is at most `width` wide."""
+    natural = [
         max([_cells(column.title), *(_cells(row[place]) for row in rows)])
         for place, column in enumerate(columns)
     ]
-    kept = columns_that_fit(columns, widths, width)
-    if width is not None and kept and columns[kept - 1].wrap:
-        used = sum(widths[: kept - 1]) + GAP * (kept - 1)
-        widths[kept - 1] = min(widths[kept - 1], max(width - used, WRAPPED_MIN))
-    titles = [each.title for each in columns[:kept]]
-    head = _row(columns, titles, widths[:kept])
-    lines = [f"\x1b[1m{head}\x1b[0m" if bold else head]
-    for row in rows:
-        lines += _lines(columns, row[:kept], widths[:kept])
+    widths = fitted(columns, natural, width)
+    head, *body = [
+        _lines(columns, row, widths) for row in ([each.title for each in columns], *rows)
+    ]
+    titles = [f"\x1b[1m{line}\x1b[0m" if bold else line for line in head]
+    return [*titles, *(line for lines in body for line in lines)]
+
+
+def fitted(
+    columns: Sequence[Column[Any]], natural: Sequence[int], width: int | None
+) -> dict[int, int]:
+    """Return the places of the columns that have room, and how wide each is.
+
+    Args:
+        columns: All columns.
+        natural: How wide each would be.
+        width: How wide the table may be; None if nothing limits it.
+    """
+    if width is None:
+        return dict(enumerate(natural))
+    kept = {place: _bounds(column, natural[place]) for place, column in enumerate(columns)}
+    for place in reversed([*kept]):
+        if columns[place].minor and _narrowed(kept, FOLDED_CHARS, width) is None:
+            del kept[place]
+    for place in reversed([*kept]):
+        if len(kept) > 1 and _narrowed(kept, FOLDED_CHARS_MIN, width) is None:
+            del kept[place]
+    for least in (FOLDED_CHARS, FOLDED_CHARS_MIN):
+        found = _narrowed(kept, least, width)
+        if found is not None:
+            return found
+    return {place: max(width, 2) for place in kept}  # one is left; 2, for the widest character
+
+
+def _bounds(column: Column[Any], natural: int) -> tuple[int, int]:
+    """Return how narrow and how wide a column may be; ids and numbers stay on one line."""
+    fixed = column.short or column.right
+    return (natural if fixed else _cells(column.title)), natural
+
+
+def _narrowed(
+    bounds: Mapping[int, tuple[int, int]], least: int, width: int
+) -> dict[int, int] | None:
+    """Return widths with which columns fit, as even as they can be; None if there are none.
+
+    No column is narrower than `least`, unless what is in it is.
+    """
+    room = width - GAP * (len(bounds) - 1)
+    for most in range(max(width, least), least - 1, -1):
+        widths = {place: min(wide, max(narrow, most)) for place, (narrow, wide) in bounds.items()}
+        if sum(widths.values()) <= room:
+            return widths
+    return None
+
+
+def _lines(
+    columns: Sequence[Column[Any]], row: Sequence[str], widths: Mapping[int, int]
+) -> list[str]:
+    """Return a row, with further lines for cells that are wider than their columns."""
+    cells = [folded(row[place], width) for place, width in widths.items()]
+    lines = []
+    for pieces in zip_longest(*cells, fillvalue=""):
+        padded = []
+        for piece, (place, width) in zip(pieces, widths.items(), strict=True):
+            blank = " " * (width - _cells(piece))
+            padded.append(f"{blank}{piece}" if columns[place].right else f"{piece}{blank}")
+        lines.append((" " * GAP).join(padded).rstrip())
     return lines
 
 
-def columns_that_fit(
-    columns: Sequence[Column[Any]], widths: Sequence[int], width: int | None
-) -> int:
-    """Return how many columns have room, counted from the left; at least one."""
-    if width is None:
-        return len(columns)
-    used = -GAP
-    for place, needed in enumerate(widths):
-        used += GAP + (min(needed, WRAPPED_MIN) if columns[place].wrap else needed)
-        if used > width:
-            return max(1, place)
-    return len(columns)
-
-
-def _lines(columns: Sequence[Column[Any]], row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return a row, with further lines for what its last column has no room for."""
-    if not row or not columns[len(row) - 1].wrap:
-        return [_row(columns, row, widths)]
-    pieces = _wrapped(row[-1], widths[-1])
-    lines = [_row(columns, [*row[:-1], pieces[0]], widths)]
-    blank = " " * (sum(widths[:-1]) + GAP * (len(widths) - 1))
-    return [*lines, *(blank + each for each in pieces[1:])]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return text in lines; a word that is longer than a line is not cut."""
+def folded(text: str, width: int) -> list[str]:
+    """Return text in lines of at most `width`, whole words where a word is no longer than that."""
+    if _cells(text) <= width:
+        return [text]
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if lines[-1] and _cells(longer) > width:
-            lines.append(word)
-        else:
+        if _cells(longer) <= width:
             lines[-1] = longer
+            continue
+        pieces = _pieces(word, width)
+        lines = [*lines, *pieces] if lines[-1] else [*lines[:-1], *pieces]
     return lines
 
 
-def _row(columns: Sequence[Column[Any]], row: Sequence[str], widths: Sequence[int]) -> str:
-    padded = []
-    for column, cell, width in zip(columns, row, widths, strict=False):
-        blank = " " * (width - _cells(cell))
-        padded.append(f"{blank}{cell}" if column.right else f"{cell}{blank}")
-    return (" " * GAP).join(padded).rstrip()
+def _pieces(word: str, width: int) -> list[str]:
+    """Return a word in pieces that have room, broken after a punctuation mark if one is near."""
+    pieces = []
+    while _cells(word) > width:
+        count = next(n for n in range(width, 0, -1) if n == 1 or _cells(word[:n]) <= width)
+        near = range(count, count // 3, -1)
+        count = next((n for n in near if word[n - 1] in FOLD_AFTER), count)
+        pieces.append(word[:count])
+        word = word[count:]
+    return [*pieces, word] if word else pieces
 
 
 def _cells(text: str) -> int:
@@ -299,16 +350,6 @@ def _clean(value: object) -> str:
     """Return a cell's text; nothing in it can act on a terminal."""
     text = "-" if value is None or value == "" else str(value)
     return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def terminal_width() -> int | None:
-    """Return how wide standard output is; None for what is no terminal."""
-    if not sys.stdout.isatty():
-        return None
-    said = os.environ.get("COLUMNS", "")
-    if said.isdigit() and int(said) > 0:
-        return int(said)
-    return os.get_terminal_size(sys.stdout.fileno()).columns or COLUMNS_UNKNOWN
 
 
 def _is_bright() -> bool:

@@ -50,17 +50,17 @@ LINES_AROUND = 3
 """Lines of the terminal that are no sandbox's: totals, the head of the table, and the last one."""
 
 COLUMNS: tuple[Column[Any], ...] = tuple(
-    Column(title, str, right=title not in {"ID", "SNAPSHOT"})
-    for title in (
-        "ID",
-        "SNAPSHOT",
-        "CPU %",
-        "MEMORY",
-        "DISK",
-        "CPU TIME",
-        "AGE",
-        "RECEIVED",
-        "SENT",
+    Column(title, str, short=title == "ID", right=right, minor=minor)
+    for title, right, minor in (
+        ("ID", False, False),
+        ("SNAPSHOT", False, False),
+        ("CPU %", True, False),
+        ("MEMORY", True, False),
+        ("DISK", True, True),
+        ("CPU TIME", True, True),
+        ("AGE", True, True),
+        ("RECEIVED", True, True),
+        ("SENT", True, True),
     )
 )
 
@@ -162,8 +162,8 @@ def top(
     if json:
         render.document([_members(each) for each in rows])
     else:
-        width = tables.terminal_width()
-        render.printed(_drawn(rows, rows, width, whole_ids=no_trunc or width is None))
+        width = render.terminal_width()
+        render.printed(_drawn(rows, width, whole_ids=no_trunc or width is None))
 
 
 def _members(row: Row) -> dict[str, object]:
@@ -183,8 +183,8 @@ def _watch(console: Console, sampler: Sampler, sort: Key, *, whole_ids: bool) ->
         while True:
             if console.size != size:
                 size = console.size
-                shown = _that_fit(rows, size.height)
-                live.update(_drawn(rows, shown, size.width, whole_ids=whole_ids), refresh=True)
+                drawn = _drawn(rows, size.width, whole_ids=whole_ids, height=size.height)
+                live.update(drawn, refresh=True)
             if pressed(LOOK_S) == "q":
                 return
             if time.monotonic() >= due_s:
@@ -227,21 +227,18 @@ def _sorted(rows: Sequence[Row], key: Key) -> list[Row]:
     return sorted(rows, key=lambda row: row.rank(key))
 
 
-def _that_fit(rows: Sequence[Row], height: int) -> Sequence[Row]:
-    return rows[: max(0, height - LINES_AROUND)]
-
-
 def _drawn(
-    rows: Sequence[Row], shown: Sequence[Row], width: int | None, *, whole_ids: bool
+    rows: Sequence[Row], width: int | None, *, whole_ids: bool, height: int | None = None
 ) -> RenderableType:
-    """Draw totals and a row for each sandbox, without the columns that have no room."""
+    """Draw totals and a row for each sandbox, as many as there is room for."""
+    room = None if height is None else max(0, height - LINES_AROUND)
     ids = short_ids(row.usage.id for row in rows)
-    cells = [[*row.cells()] for row in shown]
+    cells = [[*row.cells()] for row in rows[:room]]
     if not whole_ids:
         cells = [[ids[first], *rest] for first, *rest in cells]
     lines = tables.drawn(COLUMNS, cells, width)
     head = Text(lines[0], style="bold", no_wrap=True)
-    body = [Text(line, no_wrap=True, overflow="ignore") for line in lines[1:]]
+    body = [Text(line, no_wrap=True, overflow="ignore") for line in lines[1:][:room]]
     return Group(Text(_totals(rows, width), no_wrap=True), head, *body)
 
 
