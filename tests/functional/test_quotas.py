@@ -12,7 +12,7 @@ from forkd.errors import ForkdError, QuotaExceeded
 from forkd.model.caller import Caller, Scope, Tenant, local_caller
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
-from forkd.model.tenant import Quotas
+from forkd.model.tenant import QUOTAS, Quotas, QuotasChange
 from tests.support.chains import write
 from tests.support.service_host import TAG
 
@@ -237,6 +237,23 @@ async def test_the_seed_of_a_branch_counts_once_as_long_as_there_is_a_sibling(
         for sandbox, left in ((one, 3), (other, 1), (source, 0)):
             await host.sandboxes.delete(MEMBER, sandbox.id)
             assert await used(host, "memory_mib") == left * guest_mib
+
+
+async def test_quotas_that_are_changed_at_once_are_all_kept_also_by_the_next_daemon(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as host:
+        await host.tenants.set_quotas(ADMIN, TEAM, Quotas(sandboxes=1, vcpus=9))
+        changes = [QuotasChange({name: 5}) for name in QUOTAS if name != "vcpus"]
+        changes.append(QuotasChange({"vcpus": None}))
+
+        await asyncio.gather(*(host.tenants.change_quotas(ADMIN, TEAM, each) for each in changes))
+
+        expected = Quotas(**{**dict.fromkeys(QUOTAS, 5), "vcpus": None})
+        assert [each.quotas for each in await host.tenants.list(MEMBER)] == [expected]
+
+    async with fake_host.service() as host:
+        assert [each.quotas for each in await host.tenants.list(MEMBER)] == [expected]
 
 
 async def test_the_next_daemon_counts_what_it_adopts_and_knows_quotas(fake_host: FakeHost) -> None:

@@ -127,6 +127,7 @@ DECISIONS = {
     "v2 list_tenants": Decision((READ,)),
     "v2 remove_quotas": Decision((ADMIN,)),
     "v2 set_quotas": Decision((ADMIN,), {}),
+    "v2 change_quotas": Decision((ADMIN,), {"sandboxes": None}),
     "v2 list_tokens": Decision((ADMIN,)),
     "v2 create_token": Decision((ADMIN,), {"name": "made", "scopes": ["read"]}),
     "v2 delete_token": Decision((ADMIN,)),

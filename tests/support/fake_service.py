@@ -68,7 +68,7 @@ from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
 from tests.support.fake_images import FakeImageCache, FakeImageSnapshots
 from tests.support.fake_networks import FakeNetworks
 from tests.support.fake_recipes import FakeRecipes
-from tests.support.no_records import no_records
+from tests.support.no_records import no_records, records_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -467,7 +467,7 @@ class FakeService:
         self.system = FakeSystem(self)
         self.telemetry = Telemetry()
         self.tokens = Tokens(self.telemetry, no_records())
-        self.tenants = Tenants(self.telemetry, no_records(), Ledger())
+        self.tenants = Tenants(self.telemetry, records_in_memory(), Ledger())
         self.figures = FakeFigures(self)
         self.journal = FakeJournal(self)
         self.usage = FakeUsages(self)

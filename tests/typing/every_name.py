@@ -222,6 +222,7 @@ def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
     assert_type(client.tokens.list(), list[TokenInfo])
     assert_type(client.tenants, Tenants)
     assert_type(client.tenants.set_quotas("a", sandboxes=3), TenantInfo)
+    assert_type(client.tenants.change_quotas("a", vcpus=3, disk_mib="unlimited"), TenantInfo)
     assert_type(client.tenants.list()[0].quotas, Quotas)
     assert_type(client.tenants.list()[0].used, Amounts)
 

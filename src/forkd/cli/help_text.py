@@ -162,7 +162,7 @@ def parameter_name(parameter: Any) -> str:  # noqa: ANN401 - as above
     """Return what a person calls an option or an argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    return str(max(parameter.opts, key=len))
+    return str(next((each for each in parameter.opts if each.startswith("--")), parameter.opts[0]))
 
 
 def argument_name(argument: Any) -> str:  # noqa: ANN401 - as above

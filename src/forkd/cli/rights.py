@@ -11,7 +11,8 @@ from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
 from forkd.cli.options import Json, Output
 from forkd.cli.tables import Column
-from forkd.cli.units import MIB, duration_of_days, shown_size, size_mib
+from forkd.cli.units import MIB, duration_of_days, quota, quota_mib, shown_size
+from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from forkd.wire.v2_rights import TenantInfo, TokenInfo
@@ -114,15 +115,23 @@ def list_tenants(*, output: Output = None, json: Json = False) -> None:
 def set_quotas(  # noqa: PLR0913 - one for each quota
     name: TenantName,
     *,
-    sandboxes: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
-    vcpus: Annotated[int | None, typer.Option(help="Virtual CPUs of sandboxes and bakes.")] = None,
+    sandboxes: Annotated[
+        int | None,
+        typer.Option("--sandboxes", metavar="N", parser=quota, help="Sandboxes at once."),
+    ] = None,
+    vcpus: Annotated[
+        int | None,
+        typer.Option(
+            "--vcpus", metavar="N", parser=quota, help="Virtual CPUs of sandboxes and bakes."
+        ),
+    ] = None,
     memory: Annotated[
         int | None,
         typer.Option(
             "--memory",
             "--memory-mib",
             metavar="SIZE",
-            parser=size_mib,
+            parser=quota_mib,
             help="Memory of sandboxes, bakes and builds (MiB without a unit).",
         ),
     ] = None,
@@ -132,7 +141,7 @@ def set_quotas(  # noqa: PLR0913 - one for each quota
             "--disk",
             "--disk-mib",
             metavar="SIZE",
-            parser=size_mib,
+            parser=quota_mib,
             help="Private disks of sandboxes (MiB without a unit).",
         ),
     ] = None,
@@ -142,23 +151,33 @@ def set_quotas(  # noqa: PLR0913 - one for each quota
             "--snapshots",
             "--snapshot-mib",
             metavar="SIZE",
-            parser=size_mib,
+            parser=quota_mib,
             help="Stored snapshots (MiB without a unit).",
         ),
     ] = None,
     forks_per_minute: Annotated[
-        int | None, typer.Option(help="Forks and branches per minute.")
+        int | None,
+        typer.Option(
+            "--forks-per-minute", metavar="N", parser=quota, help="Forks and branches per minute."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Replace a tenant's quotas; omitted ones become unlimited.
+    """Change quotas of a tenant; those that you do not give stay as they are.
+
+    `unlimited` lifts the limit of one quota; `forkd tenant rm` lifts all.
 
     Examples:
       forkd tenant set research --sandboxes 200 --memory 64g --snapshots 500g
+      forkd tenant set research --memory unlimited
     """
     given = (sandboxes, vcpus, memory, disk, snapshots, forks_per_minute)
+    if all(each is None for each in given):
+        raise InvalidRequest(
+            "there is nothing to change: give a quota, such as --sandboxes 200", field="sandboxes"
+        )
     with shared.client(as_json=json) as client:
-        made = client.tenants.set_quotas(name, **dict(zip(QUOTAS, given, strict=True)))
+        made = client.tenants.change_quotas(name, **dict(zip(QUOTAS, given, strict=True)))
     if json:
         render.document(made)
     else:

@@ -29,6 +29,12 @@ RATE_MBIT_MAX = 10_000_000
 DEFAULT = "default"
 """The time to live that the daemon gives."""
 
+UNLIMITED = "unlimited"
+"""What lifts the limit of a quota."""
+
+QUOTA_DIGITS_MAX = 18
+"""Digits of a quota that are read; with so many it is more than any quota may be."""
+
 DURATIONS = "30s, 5m, 1h30m or 7d"
 SIZES = "512m or 10g"
 RATES = "10m or 1g"
@@ -67,6 +73,20 @@ def size_mib(text: str) -> int:
     if size_bytes % MIB:
         raise typer.BadParameter(f"{text!r} is not a whole number of MiB")
     return int(size_bytes // MIB)
+
+
+def quota(text: str) -> Any:  # noqa: ANN401 - what the SDK takes
+    """Return the limit of a quota, or `unlimited`."""
+    if text == UNLIMITED:
+        return UNLIMITED
+    if not text.isascii() or not text.isdigit():
+        raise typer.BadParameter(f"{text!r} is not a quota; write a whole number, or `unlimited`")
+    return int(text[:QUOTA_DIGITS_MAX])
+
+
+def quota_mib(text: str) -> Any:  # noqa: ANN401 - what the SDK takes
+    """Return the limit of a quota in MiB, or `unlimited`; nothing at all is a limit, too."""
+    return UNLIMITED if text == UNLIMITED else 0 if text == "0" else size_mib(text)
 
 
 def rate_mbit(text: str) -> int:

@@ -142,6 +142,12 @@ def _limit(text: str, shown: Callable[[float], str]) -> str:
         return text
 
 
+def _option_of(field: str, typed: Mapping[str, Any]) -> Option | None:
+    """Return the option that fills a field: one that is listed, or that has the field's name."""
+    alike = f"--{field.replace('_', '-')}"
+    return FIELDS.get(field) or (Option(alike) if alike in typed else None)
+
+
 def said(error: ForkdError, typed: Mapping[str, Any] | None = None) -> str:
     """Return an error's message, with an option's name in place of a field's.
 
@@ -152,7 +158,7 @@ def said(error: ForkdError, typed: Mapping[str, Any] | None = None) -> str:
     message = str(error)
     field = str(error.context.get("field", ""))
     parts = [each for each in field.split(".") if not each.isdigit()]
-    option = FIELDS.get(parts[0]) if parts else None
+    option = _option_of(parts[0], typed or {}) if parts else None
     if option is None or not message.startswith(f"{field}: "):
         return message
     what = plain(message.removeprefix(f"{field}: "), option.shown)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from forkd.model.caller import Scope
-from forkd.model.tenant import Quotas, parse_tenant
+from forkd.model.tenant import Quotas, QuotasChange, parse_tenant
 from forkd.model.token import TokenRequest
 from forkd.wire import v2_rights
 
@@ -38,6 +38,11 @@ def new_token(of: NewToken) -> v2_rights.TokenCreated:
 def quotas(of: v2_rights.QuotasSet) -> Quotas:
     """Return what a tenant may have."""
     return Quotas(**of.model_dump())
+
+
+def quotas_change(of: v2_rights.QuotasChange) -> QuotasChange:
+    """Return which quotas are to become different."""
+    return QuotasChange(of.model_dump(exclude_unset=True))
 
 
 def tenant(of: TenantUsage) -> v2_rights.TenantInfo:

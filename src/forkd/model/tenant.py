@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
@@ -12,7 +12,7 @@ from forkd.model.caller import Tenant
 from forkd.model.checks import in_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
 
@@ -100,6 +100,32 @@ class Quotas:
             in_use = getattr(used, name)
             if limit is not None and more > 0 and in_use + more > limit:
                 yield name, more, limit, in_use
+
+
+@dataclass(frozen=True, slots=True)
+class QuotasChange:
+    """Which quotas of a tenant are to become different.
+
+    Attributes:
+        limits: New limits by the quota's name; None lifts the limit.
+
+    Raises:
+        InvalidRequest: There is none; or one is negative, or more than `QUOTA_MAX`.
+    """
+
+    limits: Mapping[str, int | None]
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise InvalidRequest(
+                f"there is nothing to change: give {', '.join(QUOTAS[:-1])} or {QUOTAS[-1]}",
+                field=QUOTAS[0],
+            )
+        self.of(Quotas())
+
+    def of(self, quotas: Quotas) -> Quotas:
+        """Return quotas with what is to become different."""
+        return replace(quotas, **self.limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import SandboxId
     from forkd.model.network import NetworkChange, NetworkStatus
     from forkd.model.secret import Secret, SecretRequest
-    from forkd.model.tenant import Quotas, TenantUsage
+    from forkd.model.tenant import Quotas, QuotasChange, TenantUsage
     from forkd.model.token import NewToken, Token, TokenRequest
     from forkd.model.usage import Usage
 
@@ -54,6 +54,17 @@ class Tenants(Protocol):
 
     async def set_quotas(self, caller: Caller, tenant: Tenant, quotas: Quotas) -> TenantUsage:
         """Set all quotas of a tenant; what it has already stays.  Scope `admin`.
+
+        Raises:
+            CapacityError: There are `TENANTS_MAX` tenants with quotas.
+            StoreError: They could not be written down.
+        """
+        ...
+
+    async def change_quotas(
+        self, caller: Caller, tenant: Tenant, change: QuotasChange
+    ) -> TenantUsage:
+        """Change some quotas of a tenant; the others stay.  Scope `admin`.
 
         Raises:
             CapacityError: There are `TENANTS_MAX` tenants with quotas.

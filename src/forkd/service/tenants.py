@@ -14,6 +14,7 @@ from forkd.store import rights
 
 if TYPE_CHECKING:
     from forkd.model.caller import Caller, Tenant
+    from forkd.model.tenant import QuotasChange
     from forkd.service.ledger import Ledger
     from forkd.service.records import Records
     from forkd.telemetry.telemetry import Telemetry
@@ -34,14 +35,18 @@ class Tenants:
     @use_case("set_quotas", Scope.ADMIN)
     async def set_quotas(self, caller: Caller, tenant: Tenant, quotas: Quotas) -> TenantUsage:
         """Set all quotas of a tenant."""
-        parse_tenant(tenant)
-        known = self.ledger.quotas
-        if tenant not in known and len(known) >= TENANTS_MAX:
-            raise CapacityError(f"{TENANTS_MAX} tenants have quotas already")
+        self._check_room(tenant)
         await self.records.ask(lambda db: rights.put_quotas(db, tenant, quotas))
-        known[tenant] = quotas
-        touch(f"tenant:{tenant}")
-        return self._usage(tenant)
+        return self._known(tenant, quotas)
+
+    @use_case("change_quotas", Scope.ADMIN)
+    async def change_quotas(
+        self, caller: Caller, tenant: Tenant, change: QuotasChange
+    ) -> TenantUsage:
+        """Change some quotas of a tenant; the others stay."""
+        self._check_room(tenant)
+        quotas = await self.records.ask(lambda db: rights.change_quotas(db, tenant, change))
+        return self._known(tenant, quotas)
 
     @use_case("remove_quotas", Scope.ADMIN)
     async def remove_quotas(self, caller: Caller, tenant: Tenant) -> None:
@@ -58,6 +63,18 @@ class Tenants:
         if not caller.is_admin:
             return (self._usage(caller.tenant),)
         return tuple(map(self._usage, sorted(self.ledger.tenants())))
+
+    def _check_room(self, tenant: Tenant) -> None:
+        parse_tenant(tenant)
+        known = self.ledger.quotas
+        if tenant not in known and len(known) >= TENANTS_MAX:
+            raise CapacityError(f"{TENANTS_MAX} tenants have quotas already")
+
+    def _known(self, tenant: Tenant, quotas: Quotas) -> TenantUsage:
+        """Apply quotas that are written down."""
+        self.ledger.quotas[tenant] = quotas
+        touch(f"tenant:{tenant}")
+        return self._usage(tenant)
 
     def _usage(self, tenant: Tenant) -> TenantUsage:
         quotas = self.ledger.quotas.get(tenant, Quotas())

@@ -13,6 +13,7 @@ from forkd.model.tenant import Quotas
 from forkd.model.token import Token
 
 if TYPE_CHECKING:
+    from forkd.model.tenant import QuotasChange
     from forkd.store.database import Database
 
 
@@ -68,6 +69,18 @@ def put_quotas(database: Database, tenant: Tenant, quotas: Quotas) -> None:
         )
 
 
+def change_quotas(database: Database, tenant: Tenant, change: QuotasChange) -> Quotas:
+    """Change some of what a tenant may have; return all of it."""
+    with database.transaction() as connection:
+        row = connection.execute("SELECT quotas FROM tenants WHERE name = ?", (tenant,)).fetchone()
+        quotas = change.of(Quotas() if row is None else _quotas(row["quotas"]))
+        connection.execute(
+            "INSERT OR REPLACE INTO tenants (name, quotas) VALUES (?, ?)",
+            (tenant, json.dumps(asdict(quotas))),
+        )
+    return quotas
+
+
 def remove_quotas(database: Database, tenant: Tenant) -> None:
     """Forget what a tenant may have; one without quotas is fine."""
     with database.transaction() as connection:
@@ -78,7 +91,11 @@ def quotas(database: Database) -> dict[Tenant, Quotas]:
     """Return the tenants that have quotas."""
     with database.transaction() as connection:
         rows = connection.execute("SELECT name, quotas FROM tenants").fetchall()
+    return {Tenant(name): _quotas(text) for name, text in rows}
+
+
+def _quotas(text: str) -> Quotas:
     try:
-        return {Tenant(name): Quotas(**json.loads(text)) for name, text in rows}
+        return Quotas(**json.loads(text))
     except (ValueError, TypeError, InvalidRequest) as error:
         raise StoreError(f"a tenant in the database is damaged: {error}") from error

@@ -67,6 +67,10 @@ class QuotasSet(Request):
     forks_per_minute: Quota = None
 
 
+class QuotasChange(QuotasSet):
+    """Some quotas of a tenant: a member that is absent stays, null lifts the limit."""
+
+
 class Quotas(Answer):
     """What a tenant may have of each; null is no limit."""
 

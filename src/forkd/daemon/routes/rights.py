@@ -62,6 +62,16 @@ async def set_quotas(
     return convert.tenant(await tenants.set_quotas(caller, parse_tenant(name), quotas))
 
 
+@routes.patch("/v2/tenants/{name}/quotas", operation_id="change_quotas")
+@takes_body(Scope.ADMIN)
+async def change_quotas(
+    name: NameOf, body: v2_rights.QuotasChange, caller: CallerOf, tenants: TenantsOf
+) -> v2_rights.TenantInfo:
+    """Change some quotas of a tenant; those that the body does not name stay."""
+    change = convert.quotas_change(body)
+    return convert.tenant(await tenants.change_quotas(caller, parse_tenant(name), change))
+
+
 @routes.delete("/v2/tenants/{name}/quotas", operation_id="remove_quotas", status_code=204)
 async def remove_quotas(name: NameOf, caller: CallerOf, tenants: TenantsOf) -> None:
     """Remove all quotas of a tenant."""

@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
-from forkd.sdk._requests import build, explicit
-from forkd.wire.v2_rights import QuotasSet, TenantInfo, TokenCreate, TokenCreated, TokenInfo
+from forkd.sdk._requests import build, explicit, patch
+from forkd.wire.v2_rights import (
+    QuotasChange,
+    QuotasSet,
+    TenantInfo,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forkd.sdk._sync.http import Http
+
+UNLIMITED = "unlimited"
+"""A quota without a limit."""
 
 _TOKENS = TypeAdapter(list[TokenInfo])
 _TENANTS = TypeAdapter(list[TenantInfo])
@@ -109,6 +119,45 @@ class Tenants:
             forks_per_minute=forks_per_minute,
         )
         return self._http.call(TenantInfo, "PUT", _quotas_path(self._http, name), body=request)
+
+    @explicit
+    def change_quotas(  # noqa: PLR0913 - one for each quota
+        self,
+        name: str,
+        *,
+        sandboxes: int | Literal["unlimited"] | None = None,
+        vcpus: int | Literal["unlimited"] | None = None,
+        memory_mib: int | Literal["unlimited"] | None = None,
+        disk_mib: int | Literal["unlimited"] | None = None,
+        snapshot_mib: int | Literal["unlimited"] | None = None,
+        forks_per_minute: int | Literal["unlimited"] | None = None,
+    ) -> TenantInfo:
+        """Change quotas of a tenant; those that are None stay, and "unlimited" lifts the limit.
+
+        Args:
+            name: The tenant.
+            sandboxes: How many sandboxes it may have.
+            vcpus: How many virtual CPUs they may have together.
+            memory_mib: How much memory they may have together, in MiB.
+            disk_mib: How much private disk they may have together, in MiB.
+            snapshot_mib: How much its snapshots may take, in MiB.
+            forks_per_minute: How many forks and branches it may make in a minute.
+
+        Raises:
+            InvalidRequest: All are None, or one is out of range.
+        """
+        limits = {
+            "sandboxes": sandboxes,
+            "vcpus": vcpus,
+            "memory_mib": memory_mib,
+            "disk_mib": disk_mib,
+            "snapshot_mib": snapshot_mib,
+            "forks_per_minute": forks_per_minute,
+        }
+        given = {name: value for name, value in limits.items() if value is not None}
+        lifted = {name: None if value == UNLIMITED else value for name, value in given.items()}
+        request = patch(QuotasChange, **lifted)
+        return self._http.call(TenantInfo, "PATCH", _quotas_path(self._http, name), body=request)
 
     def remove_quotas(self, name: str) -> None:
         """Let a tenant have as much as the host has.
