@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.cgroups.tree import CgroupTree
-from forkd.errors import BuildError, CapacityError, QuotaExceeded
+from forkd.errors import BuildError, CapacityError, ForkdError, InvalidRequest, QuotaExceeded
 from forkd.host import cgroupfs, proc
 from forkd.model.caller import Caller, Scope, Tenant, local_caller
 from forkd.model.ids import parse_tag
@@ -17,6 +17,7 @@ from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import SnapshotRequest
 from forkd.model.tenant import Amounts, Quotas
+from forkd.service.admission import Admission
 from forkd.service.allowance import allow, limits_of
 from forkd.service.settings import AdmissionPolicy
 from tests.support.service_host import TAG, until
@@ -91,6 +92,69 @@ async def test_the_host_has_room_for_the_machine_of_a_bake_or_refuses_it(
                 continue
             with pytest.raises(CapacityError, match=f"{GUEST_MIB} MiB of it new"):
                 await made.bake(host, made.recipe(), tag="another")
+
+
+async def refusal(fake_host: FakeHost, host: Host) -> ForkdError:
+    """Bake for the team; return the refusal, which comes before anything is built or kept."""
+    with pytest.raises(ForkdError) as refused:
+        await fake_host.bake(host, fake_host.recipe(knobs="boot=exit"), caller=MEMBER)
+    assert list((fake_host.settings.cache_dir / "images").iterdir()) == []
+    assert await host.snapshots.list(MEMBER) == ()
+    assert fake_host.left_over() == []
+    return refused.value
+
+
+async def test_a_recipe_of_more_memory_than_the_host_has_is_refused_before_it_is_built(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_host.service() as host:
+        total_bytes = (GUEST_MIB << 20) - 1
+        monkeypatch.setattr(proc, "memory_bytes", lambda: (total_bytes, 100 << 20))
+        monkeypatch.setattr(Admission, "check", lambda *_: None)
+
+        error = await refusal(fake_host, host)
+
+        assert isinstance(error, InvalidRequest)
+        assert str(error) == (
+            "the recipe fake asks for 128 MiB of memory (machine.memory_mib), but this host has "
+            "127 MiB, and 100 MiB of it available; lower machine.memory_mib, or bake the recipe on "
+            "a larger host"
+        )
+        assert error.context == {"field": "machine.memory_mib"}
+        monkeypatch.setattr(proc, "memory_bytes", lambda: (GUEST_MIB << 20, 100 << 20))
+        await fake_host.bake(host, fake_host.recipe(), caller=MEMBER)
+
+
+async def test_a_recipe_of_more_memory_than_its_tenant_may_have_is_refused_before_it_is_built(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as host:
+        await host.tenants.set_quotas(ADMIN, TEAM, Quotas(memory_mib=GUEST_MIB - 1))
+
+        error = await refusal(fake_host, host)
+
+        assert isinstance(error, QuotaExceeded)
+        assert str(error) == (
+            "the recipe fake asks for 128 MiB of memory (machine.memory_mib): the tenant team may "
+            "have memory_mib up to 127: 0 in use, and 128 more asked for; or lower "
+            "machine.memory_mib"
+        )
+        assert error.context["limit"] == GUEST_MIB - 1
+
+
+async def test_a_recipe_that_would_promise_too_much_is_refused_before_it_is_built(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "memory_bytes", lambda: (GUEST_MIB << 20, GUEST_MIB << 20))
+    policy = AdmissionPolicy(memory_reserve_mib=1, memory_overcommit=0.99)
+    made = replace(fake_host, settings=replace(fake_host.settings, admission=policy))
+    async with made.service() as host:
+        error = await refusal(made, host)
+
+        assert isinstance(error, CapacityError)
+        assert str(error).startswith("the recipe fake asks for 128 MiB of memory (machine.")
+        assert "of at most 126 MiB (FORKD_MEMORY_OVERCOMMIT=0.99)" in str(error)
+        assert str(error).endswith("; or lower machine.memory_mib")
 
 
 async def test_a_snapshot_that_could_be_too_large_is_not_baked(fake_host: FakeHost) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from forkd.images.apart import Cells as BuildCells
     from forkd.images.builder import BuiltImage, Keep
     from forkd.images.inventory import StoredImage
+    from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller
     from forkd.model.image import Image
     from forkd.model.progress import Progress
@@ -177,6 +178,14 @@ class Images:
 
         async for event in progress_of(self._tasks, TaskKind.BUILD, str(recipe), work):
             yield event
+
+    async def recipe_of(self, source: RecipeSource, changes: RecipeChanges | None) -> Recipe:
+        """Return a recipe, with what is to be otherwise in it; raises as `Recipes.read`."""
+
+        def read() -> Recipe:
+            return self._recipes.read(self._recipes.chosen(source), changes)
+
+        return await asyncio.to_thread(read)
 
     async def built(
         self,

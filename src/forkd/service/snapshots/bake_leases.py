@@ -13,9 +13,11 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError
+from forkd.errors import BuildError, CapacityError, InvalidRequest, QuotaExceeded
+from forkd.host import proc
 from forkd.limits import BAKED_MACHINES_MAX, LONG_RETRY_S
 from forkd.model.sandbox import ForkOptions
+from forkd.model.tenant import Amounts
 from forkd.service.allowance import allow, limits_of
 from forkd.service.ledger import amounts_of
 from forkd.service.places import Places
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from forkd.cgroups.tree import CgroupTree
     from forkd.engine.configs import JailConfig
+    from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller
     from forkd.model.snapshot import Snapshot
     from forkd.service.admission import Admission
@@ -71,6 +74,31 @@ class BakeLeases:
     machines: Places = field(
         default_factory=lambda: Places("baked machines", BAKED_MACHINES_MAX, LONG_RETRY_S)
     )
+
+    def check(self, caller: Caller, recipe: Recipe) -> None:
+        """Return if the machine of a recipe may have its memory; known before its image is built.
+
+        Raises:
+            InvalidRequest: The host has less memory than that.
+            QuotaExceeded: Its tenant may not have so much.
+            CapacityError: The host has no room for it.
+        """
+        asked_mib = recipe.machine.memory_mib
+        total_bytes, available_bytes = proc.memory_bytes()
+        wants = f"the recipe {recipe.name} asks for {asked_mib} MiB of memory (machine.memory_mib)"
+        if asked_mib << 20 > total_bytes:
+            raise InvalidRequest(
+                f"{wants}, but this host has {total_bytes >> 20} MiB, and "
+                f"{available_bytes >> 20} MiB of it available; lower machine.memory_mib, or bake "
+                "the recipe on a larger host",
+                field="machine.memory_mib",
+            )
+        try:
+            self.ledger.check(caller.tenant, Amounts(memory_mib=asked_mib))
+            self.admission.check(asked_mib)
+        except (QuotaExceeded, CapacityError) as error:
+            message = f"{wants}: {error}; or lower machine.memory_mib"
+            raise type(error)(message, **error.context) from error
 
     @contextlib.asynccontextmanager
     async def take(

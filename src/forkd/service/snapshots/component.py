@@ -72,7 +72,7 @@ class Snapshots:
         self, caller: Caller, request: SnapshotRequest
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
-        self.admission.check(0)  # what its machine will have is not known before its image is built
+        self.admission.check(0)  # what its machine will have is not known before its recipe is read
         with self.bakes.take(caller):
             async with contextlib.aclosing(self._baking(caller, request)) as steps:
                 async for step in steps:
@@ -143,6 +143,8 @@ class Snapshots:
         self, caller: Caller, request: SnapshotRequest, tell: Callable[[Progress], None]
     ) -> Snapshot:
         async with staged_folder(self.store) as staged:
+            recipe = await self.images.recipe_of(request.recipe, request.changes)
+            self.leases.check(caller, recipe)  # rather now than after the build
             built = await self.images.built(
                 caller, request.recipe, tell, request.changes, self.store.keep_rootfs
             )

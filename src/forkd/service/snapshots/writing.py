@@ -207,8 +207,11 @@ class Claim:
 
 
 def store_error(tag: Tag, error: ForkdError) -> ForkdError:
-    """Return the error of a snapshot that could not be written, with the way out."""
-    if isinstance(error, CapacityError):
+    """Return the error of a snapshot that could not be written, with the way out.
+
+    An error that says when to ask again is about the host's other work, not about its disk.
+    """
+    if isinstance(error, CapacityError) and "retry_after_s" not in error.context:
         return CapacityError(
             f"the disk has no room for snapshot {tag}: {error}; give the state folder more, or "
             "remove what is not needed (forkd snapshot rm, forkd snapshot gc)",
