@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forkd.sdk import _defaults
-from tests.support.docs import ROOT, blocks, load_example, page_id, pages, run_python
+from tests.support.docs import ROOT, blocks, load_example, load_program, page_id, pages, run_python
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
@@ -92,3 +92,22 @@ async def test_an_example_does_on_real_machines_what_it_shows(
         result = await asyncio.to_thread(main, *EXAMPLES[name](tmp_path))
 
     assert RESULTS[name](result)
+
+
+PROGRAMS: dict[str, Callable[[Any], bool]] = {
+    "coding-agent-fork": lambda diff: "+    return '-'.join(title.lower().split())" in diff,
+    "speculative-agent": lambda won: won[1][0] == "turn parts around" and won[1][1] < won[0][1],
+}
+"""The programs of recipes, and what their `main` returns."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_the_program_of_a_recipe_does_on_real_machines_what_its_page_says(
+    name: str, real_host: RealHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_of(real_host) as url:
+        monkeypatch.setenv("FORKD_URL", url)
+        main = load_program(ROOT / "recipes" / name / "run.py")["main"]
+        result = await asyncio.to_thread(main, str(TAG))
+
+    assert PROGRAMS[name](result)

@@ -119,13 +119,17 @@ EXAMPLES = ROOT / "examples"
 
 def load_example(name: str, *, replaced: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the names of a program in examples/, as if it were imported."""
-    path = EXAMPLES / f"{name}.py"
+    return load_program(EXAMPLES / f"{name}.py", replaced=replaced)
+
+
+def load_program(path: Path, *, replaced: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the names of a program, as if it were imported."""
     code = path.read_text(encoding="utf-8")
     for text, other in (replaced or {}).items():
         code = code.replace(text, other)
-    module = types.ModuleType(f"example_{name}")
+    module = types.ModuleType(f"{path.parent.name}_{path.stem}")
     sys.modules[module.__name__] = module  # where dataclasses look for their annotations
-    exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - our own example
+    exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - our own program
     return module.__dict__
 
 
