@@ -94,6 +94,17 @@ def test_a_new_builder_builds_everything_again(
     assert key(folder) != before
 
 
+def test_another_way_to_install_requirements_is_another_image_where_there_are_any(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key(folder), key(folder, pip={"requirements": ["six"]})
+
+    monkeypatch.setattr(keys, "PIP_VERSION", keys.PIP_VERSION + 1)
+
+    after = key(folder), key(folder, pip={"requirements": ["six"]})
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+
 def test_a_local_image_counts_by_its_contents(folder: Path) -> None:
     rootfs, layout = folder / "r.ext4", folder / "layout"
     rootfs.write_bytes(b"a")

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 BUILDER_VERSION = 2
 """Goes up whenever the same recipe would give another root file system."""
 
+PIP_VERSION = 2
+"""Likewise, for recipes with Python requirements alone."""
+
 KEY_CHARACTERS = 32
 """Half of a SHA-256 in hex: enough to never meet twice, short enough to read."""
 
@@ -66,6 +69,7 @@ def _ingredients(recipe: Recipe) -> dict[str, Any]:
         "user": recipe.user,
         "post_fork_command": recipe.warmup.post_fork_command,
         "disk_mib": recipe.machine.disk_mib or DISK_MIB_DEFAULT,
+        **({"pip": PIP_VERSION} if recipe.pip.requirements else {}),
     }
 
 

@@ -1,8 +1,9 @@
 """Install Python packages into a root file system, without running anything in it.
 
 Our own pip downloads wheels for the image's version of Python and unpacks them; packages
-that have no wheel are refused, since building one would run code from elsewhere.  Programs
-that a package brings (its `bin/`) are left out: they would name our interpreter.
+that have no wheel are refused, since building one would run code from elsewhere.  Of the programs
+that a package brings (its `bin/`), those in machine code go to `/usr/local/bin`; scripts are left
+out, because they would name our interpreter.
 
 Where our Python is of the image's version, the packages arrive compiled, so that no child
 compiles them again.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
 from forkd.host import files, folders, process
-from forkd.images.rootfs import install_tree, resolve
+from forkd.images.rootfs import install, install_tree, resolve, walk_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,11 @@ _PLATFORMS = (
     *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"),
 )
 """What runs on the C library of Debian 12, and on what is newer."""
+
+PROGRAMS = PurePosixPath("/usr/local/bin")
+"""Where programs of packages go."""
+
+_ELF = b"\x7fELF"
 
 SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX")
 """What pip is told of this host's package indexes."""
@@ -65,11 +71,20 @@ def install_requirements(
     ]
     environment = process.plain_environment(*SETTINGS)
     build.run(args, timeout_s=PIP_TIMEOUT_S, env=environment)
+    _install_programs(staging / "bin", root)
     files.remove_tree(staging / "bin")
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         _compile(staging, target, build)
     install_tree(root, target, staging)
     build.tell("pip", "requirements installed", 1.0)
+
+
+def _install_programs(folder: Path, root: Path) -> None:
+    """Install the programs in a folder that are machine code, such as those of ruff and uv."""
+    for path, name in walk_files(folder):
+        start = files.read_start(path, len(_ELF))
+        if start is not None and start[0] == _ELF:
+            install(root, PROGRAMS / name, path, 0o755)
 
 
 def image_python(root: Path) -> tuple[str, PurePosixPath]:
