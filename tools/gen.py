@@ -37,6 +37,8 @@ CLIENT_ONLY = {
     errors.ClientClosed,
     errors.CommandError,
     errors.ExecTimeout,
+    errors.SandboxLost,
+    errors.TaskError,
     errors.TransportError,
 }
 """What only the SDK raises, so that no answer has a status for it."""

@@ -21,9 +21,11 @@ ForkdError
 ├── EngineError              a VMM or guest agent misbehaved
 │   ├── EngineTimeout        it did not answer before the deadline
 │   ├── EngineExited         its process is gone
+│   │   └── SandboxLost      a task's sandbox ended before the task did (SDK only)
 │   └── GuestError           the guest's agent refused an operation, with a code of its own
 │       ├── ExecTimeout      a program or code ran out of time (SDK only)
-│       └── CommandError     a program exited with a code other than 0 (SDK only)
+│       ├── CommandError     a program exited with a code other than 0 (SDK only)
+│       └── TaskError        a task raised what cannot be raised again here (SDK only)
 ├── HostError                the kernel refused us (netlink, cgroup, KVM)
 └── TransportError           a client could not reach the daemon (SDK only)
 
@@ -50,6 +52,7 @@ HINTS = {
     "busy": "the same call may work later",
     "host": "`forkd doctor` on the daemon's host checks what the host can do",
     "client_closed": "make the call before the client's block ends, or make another client",
+    "sandbox_lost": "run the task again, or pass `ForkExecutor(…, retries=1)` if it may run twice",
     "exec_timeout": "pass a longer `timeout_s`, or `check=False` to have the output as a result",
 }
 """What a program can do about an error, by its code, or by its code and a key of its context."""
@@ -200,6 +203,12 @@ class EngineExited(EngineError):
     code = "engine_exited"
 
 
+class SandboxLost(EngineExited):
+    """A task's sandbox ended, or was not reached any more, before the task had ended."""
+
+    code = "sandbox_lost"
+
+
 class GuestError(EngineError):
     """The guest's agent refused an operation; `context["guest_code"]` says why."""
 
@@ -246,6 +255,12 @@ class CommandError(GuestError):
     ) -> None:
         super().__init__(message, **context)
         self.result = result
+
+
+class TaskError(GuestError):
+    """A task raised an exception, or returned a value, that cannot be made again here."""
+
+    code = "task"
 
 
 class HostError(ForkdError):
