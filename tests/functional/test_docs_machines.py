@@ -25,6 +25,7 @@ PAGES = [
     ROOT / "docs/quickstart.md",
     ROOT / "docs/tutorial/first-forks.md",
     ROOT / "docs/howto/use-the-sdk.md",
+    ROOT / "docs/howto/run-tasks-in-forks.md",
     ROOT / "docs/howto/move-from-e2b.md",
     ROOT / "docs/howto/move-from-forkd.md",
 ]
