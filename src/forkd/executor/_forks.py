@@ -74,7 +74,7 @@ class Forks:
             return list(self._live)
 
     def take(self) -> Sandbox:
-        """Return a sandbox that nobody else uses; waits for one if there may be no more.
+        """Return a sandbox for one thread alone; waits for one if there may be no more.
 
         Raises:
             SandboxLost: All of them were ended meanwhile.
