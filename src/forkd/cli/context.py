@@ -52,6 +52,7 @@ class Shared:
         ca_file: As above.
         context: As above.
         as_json: Whether the command said `--json`.
+        output: The form of output that was asked for in front of the command.
         typed: Values of the command's options and arguments, by the names that a person typed.
     """
 
@@ -60,13 +61,14 @@ class Shared:
     ca_file: str | None = None
     context: str | None = None
     as_json: bool = False
+    output: str | None = None
     typed: dict[str, object] = field(default_factory=dict)
 
     def client(self, *, as_json: bool = False) -> Client:
         """Return a client of the daemon that was named; remembers how to show errors."""
         from forkd.sdk import Client, discover  # noqa: PLC0415 - `forkd --help` should not wait for it
 
-        self.as_json = as_json
+        self.as_json = self.as_json or as_json
         if self.context is None:
             return Client(self.url, token=self.token, ca_file=self.ca_file)
         if self.url is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forkd.cli import render
 from forkd.cli.context import shared
 from forkd.cli.options import Json
 
@@ -50,8 +51,12 @@ def events(
         after = 0
     with shared.client(as_json=json) as client:
         for event in client.events(after, follow=follow):
-            sys.stdout.write((event.model_dump_json() if json else _line(event)) + "\n")
+            sys.stdout.write((_document(event) if json else _line(event)) + "\n")
             sys.stdout.flush()
+
+
+def _document(event: EventInfo) -> str:
+    return json_text.dumps(render.plain(event), separators=(",", ":"))
 
 
 def _line(event: EventInfo) -> str:

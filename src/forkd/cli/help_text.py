@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from forkd.cli.context import shared
+from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +48,23 @@ class Command(TyperCommand):
             with formatter.section("Examples"):
                 for line in examples:
                     formatter.write(f"  {line}\n")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
+        """Parse the command's own options; the form of output may stand in front of the command."""
+        if shared.output is not None and not ctx.resilient_parsing:
+            ctx.default_map = self._form_of_output(ctx, shared.output)
+        return super().parse_args(ctx, args)
+
+    def _form_of_output(self, ctx: Any, output: str) -> dict[str, object]:  # noqa: ANN401 - as above
+        names = {each.name for each in self.params}
+        if "output" in names:
+            return {"output": output}
+        if output == "json" and "json" in names:
+            return {"json": True}
+        what, option = ("JSON", "--json") if output == "json" else (repr(output), "--output")
+        raise InvalidRequest(
+            f"`{ctx.command_path}` cannot print {what}; leave out {option}", field="output"
+        )
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
         """Run the command; what was typed is kept for a message about it."""

@@ -28,7 +28,8 @@ import typer
 import forkd
 from forkd.cli.context import shared
 from forkd.cli.group import Group
-from forkd.cli.options import CaFile, ContextName, Token, Url
+from forkd.cli.options import CaFile, ContextName, Json, Output, Token, Url
+from forkd.errors import InvalidRequest
 
 app = typer.Typer(
     cls=Group,
@@ -45,19 +46,25 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - Typer's callback
 
 
 @app.callback()
-def options(
+def options(  # noqa: PLR0913 - one for each option
+    *,
     url: Url = None,
     context: ContextName = None,
     token: Token = None,
     ca_file: CaFile = None,
-    version: Annotated[  # noqa: ARG001, FBT002 - acts by its callback
+    output: Output = None,
+    json: Json = False,
+    version: Annotated[  # noqa: ARG001 - acts by its callback
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Fork, branch and run microVM sandboxes."""
-    shared.url, shared.token, shared.ca_file, shared.as_json = url, token, ca_file, False
-    shared.context = context
+    if json and output not in {None, "json"}:
+        raise InvalidRequest("--json and --output exclude each other", field="output")
+    shared.url, shared.token, shared.ca_file, shared.context = url, token, ca_file, context
+    shared.output = "json" if json else output
+    shared.as_json = shared.output == "json"
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forkd.cli import words
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 WIDTH_PIPED = 4096
 """Width of a table that no terminal bounds: what reads a pipe wants whole words."""
+
+UNITS_OF_TIME = {"_unix": 1, "_unix_ms": 1_000}
+"""How members end that count time from 1970, and how many units they have in a second."""
 
 COLUMNS_UNKNOWN = 80
 """Width of a terminal that does not say, as one on a serial line does not."""
@@ -53,14 +57,56 @@ def document(value: object) -> None:
 
 
 def plain(value: object) -> object:
-    """Return a result as what JSON can hold."""
+    """Return a result as what JSON can hold, times in both forms."""
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if hasattr(value, "model_dump"):  # one of the wire's types
-        return value.model_dump(mode="json")
+        return members(value)
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
     return value
+
+
+def members(value: Any) -> dict[str, object]:  # noqa: ANN401 - no layer here knows pydantic
+    """Return the members of one of the wire's types, times in both forms."""
+    dumped = value.model_dump(mode="json")
+    return with_dates({name: _member(value, name, each) for name, each in dumped.items()})
+
+
+def _member(owner: object, name: str, dumped: object) -> object:
+    """Return a member of one of the wire's types; what is no such type itself stays as it is."""
+    value = getattr(owner, name)
+    several = isinstance(value, list) and value and hasattr(value[0], "model_dump")
+    return plain(value) if several or hasattr(value, "model_dump") else dumped
+
+
+def with_dates(members: Mapping[str, object]) -> dict[str, object]:
+    """Return members with a time in RFC 3339 behind each that counts from 1970.
+
+    `created_at_unix` is followed by `created_at`, `last_used_unix` by `last_used_at`.
+    """
+    found: dict[str, object] = {}
+    for name, value in members.items():
+        found[name] = value
+        ending = next((each for each in UNITS_OF_TIME if name.endswith(each)), None)
+        if ending is not None:
+            about = name.removesuffix(ending)
+            dated = about if about == "at" or about.endswith("_at") else f"{about}_at"
+            found[dated] = _date(value, UNITS_OF_TIME[ending])
+    return found
+
+
+def _date(value: object, per_second: int) -> str | None:
+    if not isinstance(value, int | float):
+        return None
+    parts = "seconds" if isinstance(value, int) and per_second == 1 else "milliseconds"
+    try:
+        when = datetime.fromtimestamp(value / per_second, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None  # of no calendar
+    return when.isoformat(timespec=parts).replace("+00:00", "Z")
 
 
 def printed(drawn: RenderableType) -> None:

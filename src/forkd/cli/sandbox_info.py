@@ -9,7 +9,10 @@ from forkd.cli.tables import Column, time_shown
 from forkd.cli.units import MIB, counted, shown_size
 
 if TYPE_CHECKING:
-    from forkd.wire.v2 import SandboxInfo
+    from collections.abc import Sequence
+
+    from forkd.sdk import Sandbox
+    from forkd.wire.v2 import SandboxFailure, SandboxInfo
 
 
 def limits_shown(sandbox: SandboxInfo) -> list[tuple[str, str]]:
@@ -66,6 +69,24 @@ def details(of: SandboxInfo) -> list[tuple[str, object]]:
         ("Created by", of.created_by),
         ("Ready after", None if times is None else f"{times.total:.1f} ms"),
         ("Attempts", counted(of.attempts, "fork") if of.attempts > 1 else None),
+    ]
+
+
+NO_FAILURE = {"stage": None, "error": None, "code": None}
+"""What a sandbox that was forked has in place of why it was not."""
+
+
+def outcomes(ready: Sequence[Sandbox], failed: Sequence[SandboxFailure]) -> list[dict[str, object]]:
+    """Return what became of each sandbox that was asked for, all with the same members.
+
+    One that failed has the status `failed`, why, and null in place of what only a sandbox has.
+    """
+    from forkd.wire.v2 import SandboxInfo  # noqa: PLC0415 - `forkd --help` should not wait for it
+
+    nothing = render.with_dates(dict.fromkeys(SandboxInfo.model_fields))
+    return [
+        *({**render.members(each.info), **NO_FAILURE} for each in ready),
+        *({**nothing, **render.members(each)} for each in failed),
     ]
 
 

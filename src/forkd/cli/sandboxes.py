@@ -38,7 +38,7 @@ from forkd.cli.options import (
     Ttl,
     WithLabel,
 )
-from forkd.cli.sandbox_info import COLUMNS, details, limits_shown
+from forkd.cli.sandbox_info import COLUMNS, details, limits_shown, outcomes
 from forkd.errors import (
     Denied,
     Forbidden,
@@ -146,7 +146,7 @@ def fork(  # noqa: PLR0913 - one for each option
             ready, failed = client.try_fork(tag, n, **options)
         wall_s = time.perf_counter() - start
     if json:
-        render.document([*(each.info for each in ready), *failed])
+        render.document(outcomes(ready, failed))
     else:
         _show_fork(ready, failed, wall_s)
     if failed:
@@ -252,7 +252,7 @@ def limits(  # noqa: PLR0913 - one for each option
         if any(limit is not None for limit in asked.values()):
             found.set_limits(**asked)
     if json:
-        render.document(found.info.model_dump(mode="json"))
+        render.document(found.info)
     else:
         form = tables.Format()
         tables.detail(found.info, limits_shown(found.info) or [("Limits", "none")], form)

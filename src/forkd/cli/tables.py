@@ -22,6 +22,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from forkd.cli import render
+from forkd.cli.context import shared
 from forkd.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ def chosen(output: str | None, *, as_json: bool) -> Format:
     if as_json:
         if output not in {None, "json"}:
             raise InvalidRequest("--json and --output exclude each other", field="output")
+        shared.as_json = True
         return Format("json")
     if output is None or output in NAMED:
+        shared.as_json = output in {"json", "jsonl"}
         return Format(output or "table")
     if _FIELD.search(output) is None:
         raise InvalidRequest(

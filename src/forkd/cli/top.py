@@ -167,7 +167,7 @@ def top(
 
 
 def _members(row: Row) -> dict[str, object]:
-    return {**row.usage.model_dump(mode="json"), "cpu_percent": row.cpu_percent}
+    return {**render.members(row.usage), "cpu_percent": row.cpu_percent}
 
 
 def _watch(console: Console, sampler: Sampler, sort: Key, *, whole_ids: bool) -> None:

@@ -13,6 +13,7 @@ from forkd.cli import complete, render
 from forkd.cli.context import EXIT_ERROR, shared
 from forkd.cli.names import machine, pairs, sandbox_id
 from forkd.cli.options import HoldEgress, Id, Json, Label, Network, Ttl
+from forkd.cli.sandbox_info import outcomes
 from forkd.cli.units import shown_size
 
 if TYPE_CHECKING:
@@ -82,11 +83,9 @@ def branch(  # noqa: PLR0913 - one for each option
             hold_egress=hold_egress,
         )
     if json:
-        ready = [each.info.model_dump(mode="json") for each in made.sandboxes]
-        failed = [each.model_dump(mode="json") for each in made.failures]
-        snapshot = None if made.snapshot is None else made.snapshot.model_dump(mode="json")
         times = {"pause_ms": made.pause_ms, "stall_ms": made.stall_ms}
-        render.document({**times, "sandboxes": [*ready, *failed], "snapshot": snapshot})
+        made_of_it = outcomes(made.sandboxes, made.failures)
+        render.document({**times, "sandboxes": made_of_it, "snapshot": made.snapshot})
     else:
         _show_branch(made)
     if made.failures:
@@ -136,7 +135,7 @@ def promote(sandbox: Id, *, json: Json = False) -> None:
         before = found.id
         ended = found.promote()
     if json:
-        render.document({"sandbox": found.info.model_dump(mode="json"), "ended": ended})
+        render.document({"sandbox": found.info, "ended": ended})
         return
     typer.echo(found.id)
     render.note(f"{before} is {found.id} now; {len(ended)} ended")
