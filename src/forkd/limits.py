@@ -505,3 +505,44 @@ others leave."""
 
 PROXY_HEAD_BYTES_MAX = 64 * 1024
 """Longest head of a request or an answer that the egress proxy reads."""
+
+# The MCP server
+
+MCP_TTL_S_DEFAULT = 3_600.0
+"""How long a sandbox lives that a tool forks or branches, unless the call says otherwise: an agent
+forgets its sandboxes."""
+
+MCP_OUTPUT_BYTES_MAX = 32 * 1024
+"""How much of one output an answer has, half of it the head and half the tail; models read it all,
+and pay for it."""
+
+MCP_OUTPUT_FILE_BYTES_MAX = 1024 * 1024 * 1024
+"""How much of one output is kept in a file of the sandbox."""
+
+MCP_OUTPUT_FILES_MAX = 16
+"""Most outputs that are kept in one sandbox; the oldest are removed."""
+
+MCP_READ_BYTES_DEFAULT = 32 * 1024
+"""How much of a file one call reads, unless it says otherwise."""
+
+MCP_READ_BYTES_MAX = 512 * 1024
+"""Most that one call reads of a file."""
+
+MCP_WRITE_CHARS_MAX = 1024 * 1024
+"""Longest contents that one call writes into a file."""
+
+MCP_LISTED_MAX = 500
+"""Most elements of a list that an answer has: files, sandboxes, snapshots, changes; it counts the
+others."""
+
+MCP_FORK_COUNT_MAX = 100
+"""Most sandboxes that one call forks or branches: an answer describes each."""
+
+MCP_WAIT_S_MAX = 3_600.0
+"""Longest time for which a call waits for a text."""
+
+MCP_MARKER_CHARS_MAX = 4_096
+"""Longest text that a call waits for."""
+
+MCP_CALLS_MAX = 256
+"""Most calls of one client at once; more wait."""

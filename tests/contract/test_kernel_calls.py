@@ -37,6 +37,7 @@ EXCEPTIONS = {
     "host/": "the callers of the kernel",
     "cli/": "the client side, which may not load forkd.host",
     "executor/": "the client side, and what runs in guests",
+    "mcp/": "the client side, which may not load forkd.host",
     "machine/": "the client side, which may not load forkd.host",
     "sdk/": "the client side, which may not load forkd.host",
     "packs/keys.py": "both sides load it",

@@ -121,7 +121,9 @@ class Agent:
         peer.send(Kind.REPLY, members)
 
     def op_exec(self, peer: Peer, request: Members) -> None:
-        """Run `echo`, `cat`, `env`, `sleep`, `sh -c "exit N"`; others are `cat` with their name.
+        """Run `echo`, `cat`, `env`, `sleep`, `lines N`, `sh -c "exit N"`; others are `cat`.
+
+        Those begin with their name, on standard error; `lines` writes N lines of 16 bytes.
 
         `meet` waits at the `barrier` of the namespace.  `/bin/sh -c` runs a line of these words.
         """
@@ -162,6 +164,11 @@ class Agent:
         elif program == "env":
             said = "".join(f"{name}={value}\n" for name, value in request.get("env", {}).items())
             peer.send_bytes(encode(Kind.STDOUT, said.encode()))
+        elif program == "lines":
+            for first in range(0, int(rest[0]), 4096):
+                count = min(4096, int(rest[0]) - first)
+                said = "".join(f"{number:015d}\n" for number in range(first, first + count))
+                peer.send_bytes(encode(Kind.STDOUT, said.encode()))
         elif program not in {"cat", "sleep"}:
             peer.send_bytes(encode(Kind.STDERR, program.encode()))
 
@@ -200,7 +207,7 @@ class Agent:
         return FileTree(self.files)
 
     def op_write_file(self, peer: Peer, request: Members) -> None:
-        path, data = str(request["path"]), b""
+        path, data = str(request["path"]), bytearray()
         self.tree.check_place(path, make_parents=bool(request.get("make_parents")))
         while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
             data += frame.payload
@@ -210,7 +217,7 @@ class Agent:
                 return
         if frame is None:
             return  # broken off: nothing is there
-        self.tree.write(path, data)
+        self.tree.write(path, bytes(data))
         self.top = self.top or os.open(self.identity["top_directory"], os.O_TMPFILE | os.O_RDWR)
         os.write(self.top, data)
         peer.send(Kind.REPLY, {"bytes": len(data)})

@@ -47,6 +47,8 @@ class FileTree:
         if above and not make_parents:
             raise Refused("not_found", f"{above[0]}: no such file or directory")
         for each in above:
+            if each in self._files:
+                raise Refused("not_a_directory", f"{each} is no directory")
             self._files[f"{each}/"] = b""
 
     def write(self, path: str, data: bytes) -> None:

@@ -175,7 +175,7 @@ class McpClient:
 
 @contextlib.asynccontextmanager
 async def mcp_client(served: ServedReference) -> AsyncIterator[McpClient]:
-    """Run the MCP server; the libraries that it needs are those of this environment."""
+    """Run the MCP server; it finds in this environment what is not in its own folder."""
     command = [sys.executable, "-P", "-c", "from forkd_mcp.server import main; main()"]
     async with _running(command, served.environment) as process:
         client = McpClient(process)

@@ -90,6 +90,11 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         ),
         Listed("cp", "copy", "Copy files and folders between this host and a sandbox."),
         Listed("logs", "sandboxes", "Print a sandbox's console log."),
+        Listed(
+            "mcp",
+            "mcp",
+            "Serve sandboxes as MCP tools over standard input and output, for AI agents.",
+        ),
     ),
     "Snapshots and packs": (
         Listed("snapshot", "snapshots", "Create, list and remove snapshots."),

@@ -19,6 +19,7 @@ from forkd.errors import (
 
 if TYPE_CHECKING:
     from forkd import Client
+    from forkd.sdk import Endpoint
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -66,14 +67,12 @@ class Shared:
 
     def client(self, *, as_json: bool = False) -> Client:
         """Return a client of the daemon that was named; remembers how to show errors."""
-        from forkd.sdk import Client, discover  # noqa: PLC0415 - `forkd --help` should not wait for it
+        from forkd.sdk import Client  # noqa: PLC0415 - `forkd --help` should not wait for it
 
         self.as_json = self.as_json or as_json
         if self.context is None:
             return Client(self.url, token=self.token, ca_file=self.ca_file)
-        if self.url is not None:
-            raise InvalidRequest("--url and --context exclude each other", field="context")
-        found = discover(token=self.token, ca_file=self.ca_file, context=self.context)
+        found = self.endpoint()
         return Client(
             found.url,
             token=found.token,
@@ -81,6 +80,14 @@ class Shared:
             client_cert=found.client_cert,
             client_key=found.client_key,
         )
+
+    def endpoint(self) -> Endpoint:
+        """Return where the daemon is that was named."""
+        from forkd.sdk import discover  # noqa: PLC0415 - as above
+
+        if self.context is not None and self.url is not None:
+            raise InvalidRequest("--url and --context exclude each other", field="context")
+        return discover(self.url, self.token, ca_file=self.ca_file, context=self.context)
 
 
 shared = Shared()
