@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.daemon import RunningDaemon
 
-LINES_MAX = 80
+LINES_MAX = 90
 
 PROGRAMS = sorted((ROOT / "recipes").glob("*/run.py"))
 
