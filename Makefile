@@ -20,7 +20,7 @@ endif
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect ## Install what is missing: packages, virtual environment, Rust
+setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what is missing: packages, virtual environment, Rust
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
@@ -47,9 +47,14 @@ $(STAMPS)/inspect: tests/inspect/requirements.txt | $(STAMPS)/venv
 		--target build/inspect-client -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
+# What the TypeScript SDK is checked and built with; Node.js itself is in the virtual environment.
+$(STAMPS)/typescript: sdk/typescript/package-lock.json | $(STAMPS)/venv
+	@$(BIN)/python -m tools.node install
+	@mkdir -p $(STAMPS) && touch $@
+
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
-	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect binaries
+	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript binaries
 
 binaries:
 	@tools/build_binaries
@@ -65,10 +70,12 @@ format:
 
 lint:
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python -m tools.node check biome check --error-on-warnings
 	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 types:
 	@$(BIN)/mypy --no-error-summary src tools tests benchmarks examples
+	@$(BIN)/python -m tools.node check tsc
 
 layers:
 	@$(BIN)/lint-imports --no-cache >build/layers.log 2>&1 || { cat build/layers.log; exit 1; }

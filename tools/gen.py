@@ -1,4 +1,4 @@
-"""Make every generated file: the contracts under protocol/rest, and the synchronous SDK.
+"""Make every generated file: the contracts, the synchronous SDK, parts of the TypeScript one.
 
     python -m tools.gen            write the files
     python -m tools.gen --check    fail if a file differs from what would be written
@@ -20,7 +20,15 @@ from forkd import errors
 from forkd.daemon.app import create_app
 from forkd.daemon.errors import status_of
 from forkd.daemon.reference.app import create_reference
-from tools import async_to_sync, gen_docs, gen_limits, gen_llms, gen_plots, gen_python
+from tools import (
+    async_to_sync,
+    gen_docs,
+    gen_limits,
+    gen_llms,
+    gen_plots,
+    gen_python,
+    gen_typescript,
+)
 from tools.async_to_sync import ROOT
 
 if TYPE_CHECKING:
@@ -56,6 +64,7 @@ def outputs() -> dict[Path, str]:
         **gen_llms.outputs(),
         **gen_plots.outputs(),
         **gen_python.outputs(),
+        **gen_typescript.outputs(openapi(), error_codes()),
     }
 
 

@@ -26,6 +26,7 @@ import pytest
 
 from forkd.host.disks import disk_of
 from forkd.machine.qemu import CMDLINE
+from tools import node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +87,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "tun": lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK),
     "binaries": has_built("forkd-vmm", "forkd-agent", "forkd-witness"),
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,
+    "node": node.installed,
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
