@@ -365,6 +365,9 @@ TTY_CELLS_MAX = 4096
 EVAL_CODE_BYTES_MAX = 512 * 1024
 """Code of one eval: it must fit one frame of the guest protocol, whatever JSON makes of it."""
 
+RUNTIME_NAME_PATTERN = r"^[a-z][a-z0-9._-]{0,31}$"
+"""Names of warm runtimes: one of forkd's, or a program of the image's that is called so."""
+
 EVAL_WAITING_MAX = 64
 """Most evals that wait for the one interpreter of a sandbox; one more is refused."""
 

@@ -65,6 +65,14 @@ async def test_what_the_code_raises_is_data(held: Held) -> None:
     assert (result.has_value, result.error.type) == (False, "ZeroDivisionError")
 
 
+@pytest.mark.parametrize("name", ["", "Node", "../x", "a" * 33])
+async def test_what_is_no_name_of_a_runtime_reaches_no_guest(held: Held, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not the name of a runtime") as refused:
+        await held.service.guests.eval(CALLER, held.id, "1", runtime=name)
+
+    assert refused.value.context == {"field": "runtime"}
+
+
 async def test_output_past_its_limit_is_dropped_and_said_to_be(held: Held) -> None:
     code = f"print('x' * {EVAL_OUTPUT_BYTES_MAX // 2}, end='')"
 

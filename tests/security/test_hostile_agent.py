@@ -129,7 +129,7 @@ async def test_output_without_an_end_is_kept_up_to_its_limit_and_ends_with_the_d
         with pytest.raises(EngineTimeout):
             await guest.eval("1", 0.5)
         with pytest.raises(EngineTimeout):
-            await warm(guest, WarmUpPlan(None, None, 0.5), note)
+            await warm(guest, WarmUpPlan(None, "", None, 0.5), note)
     assert kept > EVAL_OUTPUT_BYTES_MAX
 
 

@@ -115,6 +115,10 @@ class Agent:
     def op_eval(self, peer: Peer, request: Members) -> None:
         if request["code"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if (wanted := request.get("runtime", "python")) != "python":
+            raise Refused(
+                "no_runtime", f"there is no runtime '{wanted}' in this sandbox: it is python"
+            )
         output, members = interpreter.run(request["code"], self.namespace)
         if output:
             peer.send_bytes(encode(Kind.STDOUT, output.encode()))

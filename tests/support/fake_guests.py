@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from forkd.engine.faults import guest_fault
-from forkd.errors import EngineExited
+from forkd.errors import Conflict, EngineExited
 from forkd.model.caller import Scope
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
@@ -104,7 +104,13 @@ class FakeGuests:
         *,
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
+        runtime: str | None = None,
     ) -> EvalResult:
+        if runtime not in {None, "python"}:
+            raise Conflict(
+                f"there is no runtime '{runtime}' in this sandbox: its warm runtime is python",
+                guest_code="no_runtime",
+            )
         result = evaluate(code, self.world.running_guest(caller, sandbox).contents.names, timeout_s)
         if kept is not None:
             kept[0].add(result.stdout.encode())

@@ -360,6 +360,16 @@ class GuestSuite:
         result = await guests.eval(CALLER, sandbox, "{1, 2}.__class__")
         assert (result.value_is_json, result.repr) == (False, "<class 'set'>")
 
+    async def test_code_for_another_runtime_does_not_run(self, subject: Subject) -> None:
+        sandbox, guests = await subject.one(), subject.host.guests
+        await subject.value(sandbox, "ran = 0")
+
+        with pytest.raises(Conflict, match=r"no runtime 'node' in this sandbox.* is python"):
+            await guests.eval(CALLER, sandbox, "ran = 1", runtime="node")
+
+        result = await guests.eval(CALLER, sandbox, "ran", runtime="python")
+        assert result.value == 0
+
     async def test_a_commands_events_come_in_order(self, subject: Subject) -> None:
         sandbox = await subject.one()
 

@@ -299,6 +299,17 @@ def test_an_evaluation_prints_what_a_prompt_would(forkd: Forkd, sandbox: str) ->
     assert (ended.code, ended.out) == (0, "hi\n42\n")
 
 
+def test_code_for_another_runtime_is_refused_with_the_one_there_is(
+    forkd: Forkd, sandbox: str
+) -> None:
+    assert forkd("eval", sandbox, "--runtime", "python", "6 * 7").out == "42\n"
+
+    ended = forkd("eval", sandbox, "--runtime", "node", "6 * 7")
+
+    assert (ended.code, ended.out) == (4, "")
+    assert "no runtime 'node' in this sandbox: its warm runtime is python" in ended.err
+
+
 def test_code_comes_from_a_file_or_standard_input(
     forkd: Forkd, sandbox: str, tmp_path: Path
 ) -> None:

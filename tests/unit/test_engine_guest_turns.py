@@ -12,7 +12,7 @@ from forkd.daemon.errors import render
 from forkd.engine import guest as engine_guest
 from forkd.engine.frames import FrameDecoder, Kind, encode_json
 from forkd.engine.guest import Guest
-from forkd.errors import Busy, EngineTimeout
+from forkd.errors import Busy, Conflict, EngineTimeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 VALUE = {"has_value": True, "repr": "1", "value": 1, "value_is_json": True}
 
 
+UNKNOWN = {"code": "invalid_request", "message": "unknown field `runtime`", "field": "runtime"}
+
+
 class OneByOne:
     """An agent that answers an evaluation when it is told to."""
 
@@ -31,6 +34,7 @@ class OneByOne:
         self.began = asyncio.Condition()
         self.go = asyncio.Event()
         self.serving: list[asyncio.Event] = []
+        self.old = False  # it knows no names of runtimes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.serving.append(served := asyncio.Event())
@@ -43,6 +47,9 @@ class OneByOne:
                     self.begun.append(str(frame.members()["code"]))
                     self.began.notify_all()
                 await self.go.wait()
+                if self.old and "runtime" in frame.members():
+                    writer.write(encode_json(Kind.ERROR, UNKNOWN))
+                    continue
                 writer.write(encode_json(Kind.REPLY, VALUE))
         writer.close()
         served.set()
@@ -87,6 +94,18 @@ async def test_time_spent_waiting_is_not_an_evaluations_own(
 
         assert [each.value for each in await asyncio.gather(first, second, hasty)] == [1, 1, 1]
         assert agent.begun == ["first", "second", "hasty"]
+
+
+async def test_an_agent_that_knows_python_alone_runs_python(tmp_path: Path) -> None:
+    agent = OneByOne()
+    agent.old = True
+    agent.go.set()
+    async with guest_of(agent, tmp_path) as guest:
+        result = await guest.eval("here", timeout_s=5, runtime="python")
+        assert result.value == 1
+        with pytest.raises(Conflict, match="too old for this"):
+            await guest.eval("not here", timeout_s=5, runtime="node")
+    assert agent.begun == ["here", "here", "not here"]
 
 
 async def test_an_evaluation_that_never_ends_has_its_own_deadline(

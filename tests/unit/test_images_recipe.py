@@ -176,6 +176,18 @@ def test_code_needs_a_runtime(tmp_path: Path, key: str) -> None:
     assert "need runtime" in str(refusal(tmp_path, warmup={key: "x"}))
 
 
+@pytest.mark.parametrize("name", ["node", "shell", "r-4.3", "a" * 32])
+def test_a_runtime_may_be_one_that_only_the_image_knows(tmp_path: Path, name: str) -> None:
+    warmup = {"runtime": name, "code": "1"}
+
+    assert parse_recipe({**MINIMAL, "warmup": warmup}, folder=tmp_path).warmup.runtime == name
+
+
+@pytest.mark.parametrize("name", ["", "Node", "../x", "a b", "a" * 33])
+def test_the_name_of_a_runtime_is_no_path(tmp_path: Path, name: str) -> None:
+    assert refusal(tmp_path, warmup={"runtime": name}).context == {"field": "warmup.runtime"}
+
+
 def test_the_warm_up_file_becomes_the_code(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(
         'name = "x"\n[image]\noci = "y"\n[warmup]\nruntime = "python"\nfile = "warm.py"\n'

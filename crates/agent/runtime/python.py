@@ -1,13 +1,7 @@
 """Evaluate Python in one namespace that lives as long as the guest.
 
 The agent starts this file once, while the guest is warmed up, with one end of
-a socket pair as a file descriptor.  Frames of `protocol/guest` travel over it:
-
-    agent -> runtime   DATA     the code of one cell, bare
-    agent -> runtime   REQUEST  {"op": "warm" | "freeze" | "post_fork", ...}
-    agent -> runtime   CONTROL  {"interrupt": true}, followed by SIGINT
-    runtime -> agent   REPLY or ERROR, exactly one for each DATA and each REQUEST
-    runtime -> agent   CONTROL  {"on_fork": true}, at any time: forks must run a callback
+a socket pair as a file descriptor, and speaks `protocol/runtime/CONTRACT.md` over it.
 
 Standard output and error are not ours: they are pipes that the agent reads, so
 the output of C extensions and of child processes is captured like `print`'s.
@@ -59,7 +53,6 @@ REHEARSALS = 16
 ITEMS_MAX = 1_000
 """Parts of a value up to which the C encoder is used, which cannot be stopped half-way."""
 
-
 COMPILE_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 CO_COROUTINE = 0x80  # of code that awaits, as in `inspect`, which takes long to import
 
@@ -69,8 +62,10 @@ CELL_NAME = CELL_START + "%d>"
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 to_json = ENCODER.encode
 
+HELLO = to_json({"contract": 1, "language": "Python " + sys.version.split()[0]})
+
 # The answer to `eval`, and what its parts are, as JSON text, until the code has said otherwise.
-# Put together by hand because a value is encoded while it is measured, and twice is once too many.
+# Put together by hand: a value is encoded while it is measured, and twice is once too many.
 EVAL_REPLY = (
     '{"has_value": %(has_value)s, "repr": %(repr)s, "value": %(value)s, '
     '"value_is_json": %(value_is_json)s, "error": %(error)s, "timed_out": %(timed_out)s}'
@@ -323,6 +318,7 @@ class Runtime:
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         self._operations = {
+            "hello": lambda _: (REPLY, HELLO),
             "warm": self.warm,
             "freeze": self.freeze,
             "post_fork": self.post_fork,
@@ -344,7 +340,7 @@ class Runtime:
                 self._answer(self.evaluate, payload.decode())
             elif kind == REQUEST:
                 request = json.loads(payload)
-                self._answer(self._operations[request["op"]], request)
+                self._answer(self._operations.get(request["op"], self.refuse), request)
 
     def _answer(self, operation, request):
         kind, text = operation(request)
@@ -363,6 +359,10 @@ class Runtime:
         if self._interruption.fired and self._channel.take_interrupt():
             said["timed_out"] = "true"
         return REPLY, EVAL_REPLY % said
+
+    def refuse(self, request):
+        """Refuse what only a later agent asks."""
+        return refusal("protocol", f"this runtime does not know {request['op']}")
 
     def warm(self, request):
         """Run the image's warm-up."""

@@ -70,8 +70,14 @@ pub struct KernelPart {
 /// What the runtime says about its part.
 #[derive(Debug, Deserialize)]
 struct RuntimePart {
+    #[serde(default)]
     reseeded: Vec<String>,
+    #[serde(default = "no_hook")]
     hook: Hook,
+}
+
+fn no_hook() -> Hook {
+    Hook::None
 }
 
 impl PostFork {

@@ -24,28 +24,29 @@
 //! asked once an evaluation has been over for [`LOOK_AFTER`], and at a fork that comes before.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkd_proto::Kind;
-use forkd_proto::guest::{ErrorBody, ErrorCode, RuntimeState};
+use forkd_proto::guest::{ErrorBody, ErrorCode, EvalReply, RuntimeState};
 use forkd_proto::limits::EVAL_QUEUE_MAX;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::child::{Ended, signal_group, signal_one};
-use crate::exec::{output_pipe, unread_bytes};
-use crate::failure::{Outcome, failure, recoded, refused};
+use self::process::{Drained, Process};
+use crate::child::{Ended, signal_one};
+use crate::failure::{Outcome, failure, recoded};
 use crate::image::Surroundings;
-use crate::spawn::{self, Launch, Launcher, Standard};
-use crate::stream::{BACKLOG_MAX, Stream};
+use crate::spawn::{self, Launcher};
+use crate::stream::Stream;
+
+mod process;
+mod spec;
+
+pub use spec::Spec;
 
 /// Time between two SIGINTs to code that goes on.
 pub const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
@@ -63,17 +64,11 @@ pub const RESEED_TIMEOUT: Duration = Duration::from_secs(30);
 /// that a machine that is branched between two jobs has been, late enough that no job waits for it.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
-/// Bytes read at once from an interpreter that has nothing to say.
-const HEARD_BYTES: usize = 64;
+/// The version of the contract with runtimes.
+const CONTRACT: u64 = 1;
 
-/// Most bytes that are read of a process' `status`.  What comes later is not seen, and a process
-/// that says too late what is looked for is not taken for dormant.
-const STATUS_BYTES_MAX: usize = 2048;
-
-/// The signals that the script has a handler for, as a mask: SIGINT.
-const CAUGHT: u64 = 1 << (Signal::SIGINT as u64 - 1);
-
-const SCRIPT: &str = include_str!("../runtime/python.py");
+/// The first request to an interpreter.
+const HELLO: &[u8] = br#"{"op": "hello", "contract": 1}"#;
 
 /// The request by which an interpreter is made cheap to fork.
 pub const FREEZE: &[u8] = br#"{"op": "freeze"}"#;
@@ -81,6 +76,8 @@ pub const FREEZE: &[u8] = br#"{"op": "freeze"}"#;
 /// What a job is for, and so who gets its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
+    /// The first request to an interpreter: is it one?
+    Hello,
     /// `eval`.
     Eval,
     /// The warm-up's code.
@@ -140,10 +137,10 @@ pub struct Runtime {
     /// The request with which to reseed it before its next job.
     put_off: Option<Vec<u8>>,
     namespace: Namespace,
-    /// Of whom it was started, and where its script is.
-    origin: Option<(Surroundings, PathBuf)>,
+    /// What was started, of whom, and where its script is.
+    origin: Option<(Spec, Surroundings, PathBuf)>,
     /// Why it has ended, if nobody was told.
-    untold: Option<String>,
+    untold: Option<ErrorBody>,
 }
 
 /// What became of the namespace that the image's warm-up has made.
@@ -156,21 +153,6 @@ enum Namespace {
     /// Its interpreter has died; another one, with an empty namespace, takes its place when it is
     /// asked for.
     Lost,
-}
-
-#[derive(Debug)]
-struct Process {
-    pid: Pid,
-    stream: Stream,
-    outputs: [(Option<File>, Kind); 2],
-    /// Bytes that were in each output when the answer came, and so have to go before it.
-    rest: [u64; 2],
-    verdict: Option<File>,
-    /// What the kernel says of it; proc(5), `status`.  Kept open: a fork that had to look it up
-    /// would touch more than twice as many pages of the kernel's.
-    status: Option<File>,
-    /// It has said that code of its own is to run in forks.
-    hooked: bool,
 }
 
 impl Runtime {
@@ -206,19 +188,24 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// `warm_up_failed`: the image has no `python3`, or no such user, or the kernel refused.
+    /// `warm_up_failed`: the image has no such interpreter or user, or the kernel refused.
     pub fn start(
         &mut self,
         launcher: &mut Launcher,
+        spec: &Spec,
         surroundings: &Surroundings,
         folder: &Path,
     ) -> Outcome<()> {
-        let process = Process::start(launcher, surroundings, folder);
-        self.process = Some(process.map_err(recoded(ErrorCode::WarmUpFailed))?);
+        let mut process = Process::start(launcher, spec, surroundings, folder)
+            .map_err(recoded(ErrorCode::WarmUpFailed))?;
+        process.stream.queue(Kind::Request, HELLO);
+        self.process = Some(process);
+        let purpose = Purpose::Hello;
+        self.current = Some(Current { owner: None, purpose, deadline: None, interrupts: 0 });
         self.state = RuntimeState::Starting;
         (self.dormant, self.look_at, self.put_off) = (false, None, None);
         (self.namespace, self.untold) = (Namespace::Unmade, None);
-        self.origin = Some((surroundings.clone(), folder.to_owned()));
+        self.origin = Some((spec.clone(), surroundings.clone(), folder.to_owned()));
         Ok(())
     }
 
@@ -232,21 +219,42 @@ impl Runtime {
         if self.process.is_some() || self.namespace != Namespace::Lost {
             return Ok(false);
         }
-        if let Some(reason) = self.untold.take() {
-            let said = format!("{reason}; this code did not run");
-            return Err(failure(ErrorCode::RuntimeFailed, said));
+        if let Some(body) = self.untold.take() {
+            return Err(failure(body.code, format!("{}; this code did not run", body.message)));
         }
-        let Some((surroundings, folder)) = self.origin.take() else { return Ok(false) };
-        let started = self.start(launcher, &surroundings, &folder);
-        (self.namespace, self.origin) = (Namespace::Lost, Some((surroundings, folder)));
+        let Some((spec, surroundings, folder)) = self.origin.clone() else { return Ok(false) };
+        let started = self.start(launcher, &spec, &surroundings, &folder);
+        self.namespace = Namespace::Lost;
         started.map_err(recoded(ErrorCode::RuntimeFailed))?;
-        if let Some(process) = &mut self.process {
-            process.stream.queue(Kind::Request, FREEZE);
+        if let Some(current) = &mut self.current {
+            current.deadline = Some(now + RESTART_TIMEOUT);
         }
-        let deadline = Some(now + RESTART_TIMEOUT);
-        let purpose = Purpose::Freeze;
-        self.current = Some(Current { owner: None, purpose, deadline, interrupts: 0 });
         Ok(true)
+    }
+
+    /// What an error calls it.
+    pub fn title(&self) -> String {
+        self.origin.as_ref().map_or_else(|| "the runtime".into(), |(spec, ..)| spec.title())
+    }
+
+    /// Returns if code for the runtime `name` is for this one.
+    ///
+    /// # Errors
+    ///
+    /// `no_runtime`: it is another one, or there is none.
+    pub fn check_name(&self, name: &str) -> Outcome<()> {
+        let found = match &self.origin {
+            Some((spec, ..)) if spec.name == name => return Ok(()),
+            Some((spec, ..)) => format!("its warm runtime is {}", spec.name),
+            None => "it has no warm runtime".to_owned(),
+        };
+        let message = format!("there is no runtime '{name}' in this sandbox: {found}");
+        Err(failure(ErrorCode::NoRuntime, message))
+    }
+
+    /// Whether it has yet to say that it is a runtime at all.
+    pub fn is_mute(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.purpose == Purpose::Hello)
     }
 
     /// Whether the namespace that the image's warm-up made is gone.
@@ -424,12 +432,27 @@ impl Runtime {
         if self.answered.is_none() || drained != Drained::Empty {
             return (None, drained == Drained::More);
         }
-        let (Some((kind, payload)), Some(current)) = (self.answered.take(), self.current.take())
-        else {
+        let Some((kind, payload)) = self.answered.take() else { return (None, false) };
+        let Some(current) = self.current.take() else {
+            process.break_off("it sent an answer without a request".to_owned());
             return (None, false);
         };
-        self.state = RuntimeState::Ready;
+        let is_python = self.origin.as_ref().is_none_or(|(spec, ..)| spec.is_python());
+        if let Some(what) = flaw(current.purpose, kind, &payload, is_python) {
+            process.break_off(what);
+            self.current = Some(current);
+            return (None, false);
+        }
+        if current.purpose != Purpose::Hello {
+            self.state = RuntimeState::Ready;
+        }
         match (current.purpose, kind) {
+            // In place of one that died, whose warm-up does not run again.
+            (Purpose::Hello, _) if self.namespace == Namespace::Lost => {
+                process.stream.queue(Kind::Request, FREEZE);
+                self.current = Some(Current { purpose: Purpose::Freeze, ..current });
+                return (None, false);
+            }
             (Purpose::Freeze, Kind::Reply) => {
                 self.dormant = process.is_dormant();
                 if self.namespace == Namespace::Unmade {
@@ -453,7 +476,7 @@ impl Runtime {
         let result = if kind == Kind::Reply {
             Ok(payload)
         } else {
-            let unclear = |_| failure(ErrorCode::RuntimeFailed, "the runtime's answer is garbled");
+            let unclear = |_| failure(ErrorCode::RuntimeBroken, "the runtime's answer is garbled");
             Err(serde_json::from_slice(&payload).unwrap_or_else(unclear))
         };
         let answer = current.owner.map(|owner| Answer { owner, purpose: current.purpose, result });
@@ -477,6 +500,8 @@ impl Runtime {
     /// The interpreter has ended: so have all jobs.
     pub fn on_exit(&mut self, ended: Ended) -> Vec<Answer> {
         let current = self.current.take();
+        let broken = self.process.as_ref().is_some_and(|process| process.broken.is_some());
+        let code = if broken { ErrorCode::RuntimeBroken } else { ErrorCode::RuntimeFailed };
         let message = self.end_reason(current.as_ref(), ended);
         let first = current.and_then(|current| Some((current.owner?, current.purpose)));
         let waiting = self.queue.drain(..).map(|job| (job.owner, job.purpose));
@@ -488,24 +513,33 @@ impl Runtime {
         if self.namespace == Namespace::Warm {
             self.namespace = Namespace::Lost;
         }
-        self.untold = (self.is_lost() && told.is_empty()).then(|| message.clone());
-        let failed: ErrorBody = failure(ErrorCode::RuntimeFailed, message);
+        let failed: ErrorBody = failure(code, message);
+        self.untold = (self.is_lost() && told.is_empty()).then(|| failed.clone());
         let answer = |(owner, purpose)| Answer { owner, purpose, result: Err(failed.clone()) };
         told.into_iter().map(answer).collect()
     }
 
     /// Why the interpreter has ended, and what that means for who uses it.
     fn end_reason(&mut self, current: Option<&Current>, ended: Ended) -> String {
+        let title = self.title();
+        let broken = self.process.as_mut().and_then(|process| process.broken.take());
         let verdict = self.process.as_mut().and_then(|process| process.verdict.as_mut());
         let reason = match (verdict.map(spawn::verdict), current) {
+            _ if broken.is_some() => {
+                let what = broken.unwrap_or_default();
+                format!("{title} broke its contract, so it was ended: {what}")
+            }
             (Some(spawn::Verdict::Failed(failed)), _) => failed.message,
+            (_, Some(current)) if current.purpose == Purpose::Hello && current.interrupts == 0 => {
+                format!("{title} has ended with {ended} before it said that it is one")
+            }
             (_, Some(current)) if current.purpose == Purpose::Reseed => {
-                "the runtime could not reseed itself after the fork, so it was ended".to_owned()
+                format!("{title} could not reseed itself after the fork, so it was ended")
             }
             (_, Some(current)) if current.interrupts > 0 => {
-                "the code could not be interrupted, so the runtime was killed".to_owned()
+                format!("the code could not be interrupted, so {title} was killed")
             }
-            _ => cause(ended),
+            _ => cause(&title, ended),
         };
         match self.namespace {
             Namespace::Unmade => reason,
@@ -516,159 +550,54 @@ impl Runtime {
     }
 }
 
+/// What is wrong with an answer, if anything is.
+fn flaw(purpose: Purpose, kind: Kind, payload: &[u8], is_python: bool) -> Option<String> {
+    let wrong = |what: &str, error: &dyn std::fmt::Display| Some(format!("{what}: {error}"));
+    match (purpose, kind) {
+        (Purpose::Hello, Kind::Reply) => {
+            let said: Result<serde_json::Value, _> = serde_json::from_slice(payload);
+            match said.as_ref().map(|said| said.get("contract")) {
+                Ok(Some(version)) if *version == CONTRACT => None,
+                Ok(Some(version)) => {
+                    wrong("it speaks another version than 1 of the contract", version)
+                }
+                Ok(None) => Some("its answer to hello names no contract".to_owned()),
+                Err(error) => wrong("its answer to hello is no JSON", error),
+            }
+        }
+        (Purpose::Hello, _) => wrong("it refused hello", &String::from_utf8_lossy(payload)),
+        // Python's answers are ours, and reading each would be work that nobody needs.
+        (_, _) if is_python => None,
+        (Purpose::Eval, Kind::Reply) => serde_json::from_slice::<EvalReply>(payload)
+            .err()
+            .and_then(|error| wrong("its answer to an evaluation is not as it should be", &error)),
+        (_, Kind::Error) => serde_json::from_slice::<ErrorBody>(payload)
+            .err()
+            .and_then(|error| wrong("its error is not as it should be", &error)),
+        (_, _) => None,
+    }
+}
+
 /// What probably ended an interpreter, from the way it ended.
-fn cause(ended: Ended) -> String {
+fn cause(title: &str, ended: Ended) -> String {
+    let python = title == "the runtime";
+    let hint = |text| if python { text } else { "" };
     let signal = match (ended.exit_code, ended.signal.map(Signal::try_from)) {
         (Some(code), _) => {
-            return format!("the runtime exited with status {code}, as by `os._exit`");
+            return format!("{title} exited with status {code}{}", hint(", as by `os._exit`"));
         }
         (None, Some(Ok(signal))) => signal,
-        (None, _) => return format!("the runtime has ended with {ended}"),
+        (None, _) => return format!("{title} has ended with {ended}"),
     };
     match signal {
-        Signal::SIGKILL => "the runtime was killed by SIGKILL: by a program in the guest, such as \
-                            pkill, or by the kernel because memory ran out"
-            .to_owned(),
+        Signal::SIGKILL => format!(
+            "{title} was killed by SIGKILL: by a program in the guest, such as pkill, or by the \
+             kernel because memory ran out"
+        ),
         Signal::SIGSEGV | Signal::SIGBUS | Signal::SIGABRT | Signal::SIGILL | Signal::SIGFPE => {
-            format!("the runtime crashed with {signal}, as by endless recursion or in native code")
+            format!("{title} crashed with {signal}, as by endless recursion or in native code")
         }
-        _ => format!("the runtime was ended by {signal}, which the code or a program sent"),
-    }
-}
-
-/// Whether its `status` says of a process that it has one thread, which catches [`CAUGHT`].
-fn alone_and_quiet(status: &File) -> Option<bool> {
-    let mut said = [0; STATUS_BYTES_MAX];
-    let length = status.read_at(&mut said, 0).ok()?;
-    let status = str::from_utf8(said.get(..length)?).ok()?;
-    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let caught = u64::from_str_radix(field("SigCgt:")?, 16).ok()?;
-    Some(field("Threads:")? == "1" && caught == CAUGHT)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Drained {
-    /// Nothing is left.
-    Empty,
-    /// The client must read first.
-    Full,
-    /// There may be more.
-    More,
-}
-
-impl Process {
-    fn start(launcher: &mut Launcher, surroundings: &Surroundings, folder: &Path) -> Outcome<Self> {
-        let no_start = |error: io::Error| refused("cannot start the runtime", &error);
-        let script = folder.join("runtime.py");
-        fs::write(&script, SCRIPT).map_err(no_start)?;
-        let (ours, theirs) = UnixStream::pair().map_err(no_start)?;
-        let theirs = OwnedFd::from(theirs);
-        let (stdout, theirs_out) = output_pipe().map_err(no_start)?;
-        let (stderr, theirs_err) = output_pipe().map_err(no_start)?;
-        let args = [
-            "python3".into(),
-            script.into_os_string().into(),
-            theirs.as_raw_fd().to_string().into(),
-        ];
-        let standard = Standard {
-            stdin: Stdio::null(),
-            stdout: Stdio::from(theirs_out),
-            stderr: Stdio::from(theirs_err),
-        };
-        let started = launcher.launch_to_stay(Launch {
-            args: &args,
-            surroundings,
-            standard,
-            tty: false,
-            keep: Some(&theirs),
-        })?;
-        let pid = started.process.pid();
-        launcher.prefer_others(pid);
-        Ok(Self {
-            pid,
-            stream: Stream::new(ours.into()),
-            outputs: [(Some(stdout), Kind::Stdout), (Some(stderr), Kind::Stderr)],
-            rest: [0; 2],
-            verdict: started.verdict,
-            status: File::open(format!("/proc/{pid}/status")).ok(),
-            hooked: false,
-        })
-    }
-
-    fn kill(&self) {
-        signal_group(self.pid, Signal::SIGKILL);
-    }
-
-    /// The interpreter's answer, if it has come.  A broken socket is found out when the process
-    /// ends.
-    fn take_answer(&mut self, scratch: &mut [u8]) -> Option<(Kind, Vec<u8>)> {
-        loop {
-            match self.stream.next_frame() {
-                Ok(Some((Kind::Control, _))) => {
-                    self.hooked = true;
-                    continue;
-                }
-                Ok(Some(frame)) => return Some(frame),
-                Ok(None) => {}
-                Err(error) => {
-                    crate::log::line(&format!("the runtime breaks the protocol: {error}"));
-                    self.kill();
-                    return None;
-                }
-            }
-            if !self.stream.fill(scratch).unwrap_or(false) {
-                return None;
-            }
-        }
-    }
-
-    /// Whether nothing can happen in it until it is asked for something: it has one thread, native
-    /// ones included, a handler for no signal but SIGINT, and no code of its own to run in forks.
-    /// Then nobody can see the state of its generators either.
-    fn is_dormant(&mut self) -> bool {
-        // Without a job it can have nothing else to say.
-        drop(self.take_answer(&mut [0; HEARD_BYTES]));
-        !self.hooked && self.status.as_ref().and_then(alone_and_quiet).unwrap_or(false)
-    }
-
-    /// Notes how much is in the outputs now.
-    fn measure_rest(&mut self) {
-        for ((file, _), rest) in self.outputs.iter().zip(&mut self.rest) {
-            *rest = file.as_ref().map_or(0, unread_bytes);
-        }
-    }
-
-    /// Reads a buffer from each output; only from those that have some of their `rest`, if it is
-    /// what counts.
-    fn move_output(
-        &mut self,
-        mut client: Option<&mut Stream>,
-        scratch: &mut [u8],
-        only_rest: bool,
-    ) -> Drained {
-        let mut drained = Drained::Empty;
-        for ((slot, kind), rest) in self.outputs.iter_mut().zip(&mut self.rest) {
-            let Some(file) = slot.as_mut().filter(|_| !only_rest || *rest > 0) else { continue };
-            if client.as_ref().is_some_and(|client| client.backlog() >= BACKLOG_MAX) {
-                return Drained::Full;
-            }
-            match file.read(scratch) {
-                Ok(0) => *slot = None,
-                Ok(count) => {
-                    if let Some(client) = client.as_deref_mut() {
-                        client.queue(*kind, scratch.get(..count).unwrap_or_default());
-                    }
-                    *rest = rest.saturating_sub(count as u64);
-                    drained = Drained::More;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => *rest = 0,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                    drained = Drained::More;
-                }
-                Err(_) => *slot = None,
-            }
-        }
-        drained
+        _ => format!("{title} was ended by {signal}, which the code or a program sent"),
     }
 }
 

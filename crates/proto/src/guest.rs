@@ -17,10 +17,12 @@ use crate::{Text, parse};
 mod files;
 mod limit;
 mod reply;
+mod runtime;
 
 pub use files::*;
 pub use limit::*;
 pub use reply::*;
+pub use runtime::*;
 
 /// Environment variables, by name.
 pub type Env = BTreeMap<String, Text>;
@@ -123,7 +125,7 @@ impl Request {
     fn check(&self) -> Result<(), InvalidRequest> {
         match self {
             Self::Exec(exec) => exec.check(),
-            Self::Eval(eval) => check_timeout(eval.timeout_s),
+            Self::Eval(eval) => eval.check(),
             Self::ReadFile(read) => check_path("path", &read.path),
             Self::WriteFile(write) => {
                 check_path("path", &write.path)?;
@@ -244,66 +246,6 @@ impl Control {
             _ => Ok(control),
         }
     }
-}
-
-/// `eval`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Eval {
-    /// Python, evaluated like a notebook cell.
-    pub code: String,
-    /// Interrupt after so long.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout_s: Option<f64>,
-}
-
-/// `warm`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Warm {
-    /// Start the runtime and run this in it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub python: Option<WarmPython>,
-    /// What says that the guest is warm.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<WarmReady>,
-    /// Over the image's.
-    #[serde(default, skip_serializing_if = "Env::is_empty")]
-    pub env: Env,
-    /// Working directory; default: the image's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<Text>,
-    /// Name or `uid[:gid]`; default: the image's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// Give up after so long.
-    pub timeout_s: f64,
-}
-
-impl Warm {
-    fn check(&self) -> Result<(), InvalidRequest> {
-        if let Some(ready) = &self.ready {
-            check_args("ready", &ready.command)?;
-        }
-        check_surroundings(&self.env, self.cwd.as_ref())?;
-        check_timeout(Some(self.timeout_s))
-    }
-}
-
-/// The Python part of `warm`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WarmPython {
-    /// Run once, in the namespace that `eval` will see.
-    pub code: String,
-}
-
-/// The readiness part of `warm`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WarmReady {
-    /// Repeated until it exits with 0.
-    pub command: Vec<Text>,
 }
 
 /// `configure`: each member given replaces the image's default.

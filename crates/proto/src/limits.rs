@@ -18,6 +18,9 @@ pub const ENTRIES_MAX: usize = 10_000;
 /// Most evaluations waiting for the runtime; the next one is told `busy` rather than left hanging.
 pub const EVAL_QUEUE_MAX: usize = 16;
 
+/// Longest name of a runtime, in bytes.
+pub const RUNTIME_NAME_MAX: usize = 32;
+
 /// Longest `repr` of a value, in characters.
 pub const REPR_MAX: usize = 65_536;
 

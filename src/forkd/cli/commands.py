@@ -86,7 +86,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed(
             "eval",
             "guests",
-            "Run Python in the sandbox's warm interpreter and print the result.",
+            "Run code in the sandbox's warm interpreter and print the result.",
         ),
         Listed("cp", "copy", "Copy files and folders between this host and a sandbox."),
         Listed("logs", "sandboxes", "Print a sandbox's console log."),

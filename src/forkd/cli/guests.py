@@ -205,10 +205,10 @@ def shell(
     raise typer.Exit(status)
 
 
-def eval_(
+def eval_(  # noqa: PLR0913 - one for each option
     sandbox: Id,
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="Python code; - reads standard input.")
+        str | None, typer.Argument(metavar="CODE", help="Code to run; - reads standard input.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the code from this file.")
@@ -221,10 +221,20 @@ def eval_(
             help="Interrupt the code after this time; no limit unless set.",
         ),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Language of the code, such as python, node or shell: refuse the code if the "
+            "sandbox's warm runtime is another one.",
+        ),
+    ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Run Python in the sandbox's warm interpreter and print the result.
+    """Run code in the sandbox's warm interpreter and print the result.
+
+    The language is that of the sandbox's warm runtime: Python, unless its recipe says otherwise.
 
     Names that the code defines are there in the next evaluation.  The exit code is 0 if the code
     ended, 1 if it raised an exception, and 124 if it timed out.
@@ -233,10 +243,13 @@ def eval_(
       forkd eval sb-7q66th9abcde 'sum(range(10))'
       forkd eval sb-7q66th9abcde --file analysis.py --timeout 10m
       echo 'print("hi")' | forkd eval sb-7q66th9abcde -
+      forkd eval sb-7q66th9abcde --runtime node 'process.version'
     """
     text = _code(code, file)
     with shared.client(as_json=json) as client:
-        result = client.sandboxes.get(sandbox).eval(text, timeout_s=timeout, check=False)
+        result = client.sandboxes.get(sandbox).eval(
+            text, runtime=runtime, timeout_s=timeout, check=False
+        )
     if json:
         render.document(_as_json(result))
     else:

@@ -99,7 +99,12 @@ async def evaluate(
     """
     stdout, stderr = kept = keep(EVAL_OUTPUT_BYTES_MAX), keep(EVAL_OUTPUT_BYTES_MAX)
     result = await guests.eval(
-        caller, sandbox, request.code, timeout_s=request.timeout_secs, kept=kept
+        caller,
+        sandbox,
+        request.code,
+        timeout_s=request.timeout_secs,
+        kept=kept,
+        runtime=request.runtime,
     )
     return with_outputs(convert.eval_result(result), {"stdout": stdout, "stderr": stderr})
 

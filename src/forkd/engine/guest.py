@@ -22,7 +22,7 @@ from forkd.engine.channel import Channel, deadline
 from forkd.engine.faults import guest_fault
 from forkd.engine.frames import Kind
 from forkd.engine.replies import Echo, Empty, Evaluated, GuestTime, Pong, Reply
-from forkd.errors import Busy, EngineError, EngineExited
+from forkd.errors import Busy, Conflict, EngineError, EngineExited
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EVAL_WAIT_S_MAX, EVAL_WAITING_MAX, SHORT_RETRY_S
 from forkd.model.exec import EvalFault, EvalResult
 from forkd.model.guest import GuestStatus
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from forkd.engine.channel import Explain
     from forkd.engine.frames import Frame
     from forkd.model.json import JsonObject, JsonValue
+
+PYTHON = "python"
+"""The warm runtime that every agent knows."""
 
 AGENT_PORT = 1024
 """The vsock port on which every agent listens."""
@@ -208,7 +211,12 @@ class Guest:
         await self.ask("limit", {} if memory_bytes is None else {"memory_bytes": memory_bytes})
 
     async def eval(
-        self, code: str, timeout_s: float, kept: tuple[Kept, Kept] | None = None
+        self,
+        code: str,
+        timeout_s: float,
+        kept: tuple[Kept, Kept] | None = None,
+        *,
+        runtime: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
 
@@ -219,25 +227,39 @@ class Guest:
             code: What to run.
             timeout_s: How long it may take, from when its turn has come.
             kept: What takes its outputs; None to keep them for the result alone.
+            runtime: Refuse it if the warm runtime has another name; None: whatever it is.
 
         Raises:
-            Conflict: The guest has no runtime.
+            Conflict: The guest has no runtime, or another one.
             Busy: Too many wait, or its turn has not come in time; the code did not run.
             EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
             ForkdError: As `ask`.
         """
-        stdout, stderr = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
-        streams = {Kind.STDOUT: stdout, Kind.STDERR: stderr}
+        kept = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
+        async with self._turn():
+            try:
+                reply = await self._eval(code, timeout_s, kept, runtime)
+            except Conflict as error:
+                if runtime != PYTHON or error.context.get("field") != "runtime":
+                    raise
+                # The agent is older than the member: Python is all that it has.
+                reply = await self._eval(code, timeout_s, kept, None)
+        stdout, stderr = kept
+        dropped = stdout.truncated or stderr.truncated
+        return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
+
+    async def _eval(
+        self, code: str, timeout_s: float, kept: tuple[Kept, Kept], runtime: str | None
+    ) -> Evaluated:
+        streams = dict(zip((Kind.STDOUT, Kind.STDERR), kept, strict=True))
+        members: JsonObject = {"code": code, "timeout_s": timeout_s, "runtime": runtime}
         async with (
-            self._turn(),
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
-            self.operation("eval", {"code": code, "timeout_s": timeout_s}) as channel,
+            self.operation("eval", members) as channel,
         ):
             while (frame := await channel.receive()).kind in streams:
                 streams[frame.kind].add(frame.payload)
-            reply = Evaluated.read(answer(frame), "eval")
-        dropped = stdout.truncated or stderr.truncated
-        return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
+            return Evaluated.read(answer(frame), "eval")
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None, None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forkd.engine.channel import deadline
 from forkd.engine.frames import Kind
-from forkd.engine.guest import GRACE_S, answer
+from forkd.engine.guest import GRACE_S, PYTHON, answer
 from forkd.engine.replies import Warmed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class GuestDefaults:
         env: Environment of programs.
         cwd: Their working directory; None for the agent's own.
         user: Their user, a name or `uid[:gid]`; None for root.
-        post_fork: Python that the runtime runs after each fork; empty for none.
+        post_fork: Code that the runtime runs after each fork; empty for none.
         post_fork_command: A program that is run after each fork; empty for none.
     """
 
@@ -47,12 +47,14 @@ class WarmUpPlan:
     """How a guest is warmed up.
 
     Attributes:
-        python: Code for the warm runtime; None for no runtime.
+        runtime: The warm runtime's name; None for none.
+        code: What it evaluates first.
         ready: A program that is repeated until it exits with 0; None for none.
         timeout_s: The agent gives up after this time.
     """
 
-    python: str | None
+    runtime: str | None
+    code: str
     ready: tuple[str, ...] | None
     timeout_s: float
 
@@ -83,7 +85,7 @@ async def warm(guest: Guest, plan: WarmUpPlan, on_output: Callable[[bytes], None
         ForkdError: As `Guest.ask`.
     """
     members: JsonObject = {
-        "python": None if plan.python is None else {"code": plan.python},
+        **_runtime(plan),
         "ready": None if plan.ready is None else {"command": list(plan.ready)},
         "timeout_s": plan.timeout_s,
     }
@@ -94,6 +96,12 @@ async def warm(guest: Guest, plan: WarmUpPlan, on_output: Callable[[bytes], None
         while (frame := await channel.receive()).kind in {Kind.STDOUT, Kind.STDERR}:
             on_output(frame.payload)
         return Warmed.read(answer(frame), "warm").duration_s
+
+
+def _runtime(plan: WarmUpPlan) -> JsonObject:
+    if plan.runtime == PYTHON:
+        return {"python": {"code": plan.code}}  # which agents of all ages know
+    return {"runtime": plan.runtime and {"name": plan.runtime, "code": plan.code}}
 
 
 async def quiesce(guest: Guest) -> None:

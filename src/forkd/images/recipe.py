@@ -52,6 +52,7 @@ from forkd.limits import (
     RECIPE_NAME_PATTERN,
     RUN_LINE_CHARS_MAX,
     RUN_LINES_MAX,
+    RUNTIME_NAME_PATTERN,
     VCPUS_MAX,
 )
 
@@ -156,6 +157,7 @@ Command = Annotated[tuple[Text, ...], Field(min_length=1, max_length=COMMAND_ARG
 RunLine = Annotated[
     str, Field(min_length=1, max_length=RUN_LINE_CHARS_MAX), AfterValidator(_no_nul)
 ]
+Runtime = Annotated[str, StringConstraints(pattern=RUNTIME_NAME_PATTERN)]
 Modules = Annotated[str | tuple[str, ...], PlainValidator(_modules)]
 Code = Annotated[str, Field(max_length=CODE_BYTES_MAX), AfterValidator(_no_nul)]
 CommandLine = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=CMDLINE_BYTES_MAX)]
@@ -261,7 +263,8 @@ class WarmUp(_Frozen):
     Attributes:
         run: Shell lines that are run in the guest, one after the other, before all else; one that
             fails ends the bake.
-        runtime: Whether a persistent interpreter is started; `auto` for "if the image has one".
+        runtime: The persistent interpreter that is started: one of forkd's, or a program of the
+            image's in `/usr/lib/forkd/runtimes`; `none`; `auto` for Python if the image has it.
         code: What it evaluates first; `load_recipe` also puts the contents of `file` here.
         file: The same, as a file inside the recipe's folder.
         post_fork: Code that the interpreter runs in each child.
@@ -272,7 +275,7 @@ class WarmUp(_Frozen):
     """
 
     run: Annotated[tuple[RunLine, ...], Field(max_length=RUN_LINES_MAX)] = ()
-    runtime: Literal["python", "none", "auto"] = "none"
+    runtime: Runtime = "none"
     code: Code = ""
     file: InnerPath | None = None
     post_fork: Code = ""
@@ -292,8 +295,11 @@ class WarmUp(_Frozen):
     def _consistent(self) -> Self:
         if self.code and self.file is not None:
             raise ValueError("give code or file, not both")
-        if self.runtime != "python" and (self.code or self.file is not None or self.post_fork):
-            raise ValueError("code, file and post_fork need runtime = 'python'")
+        has_code = self.code or self.file is not None or self.post_fork
+        if self.runtime in {"none", "auto"} and has_code:
+            raise ValueError(
+                "code, file and post_fork need runtime = 'python' or another than 'none' and 'auto'"
+            )
         return self
 
 

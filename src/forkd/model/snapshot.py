@@ -45,7 +45,7 @@ class Snapshot:
         memory_bytes: Guest memory of each child.
         disk_bytes: Size of each child's disk.
         stored_bytes: What its files take in the store.
-        runtime: The warm runtime: `python` or `none`.
+        runtime: The warm runtime's name, or `none`.
         parent: The snapshot that it is a difference against; None for a base.
         depth: How many snapshots are under it.
         chain_bytes: What its files and those of all snapshots under it take in the store.

@@ -343,7 +343,7 @@ class Guests(Protocol):
         """
         ...
 
-    async def eval(
+    async def eval(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
         sandbox: SandboxId,
@@ -351,10 +351,14 @@ class Guests(Protocol):
         *,
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
+        runtime: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; its exceptions are data in the result.
 
         `kept` takes stdout and stderr if given, so that they can be counted.
+
+        Raises:
+            Conflict: There is no runtime, or none that is called `runtime`.
         """
         ...
 

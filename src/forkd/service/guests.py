@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from forkd.limits import (
     EXECS_MAX,
     FILE_MODE_MAX,
     PATH_BYTES_MAX,
+    RUNTIME_NAME_PATTERN,
     SHORT_RETRY_S,
 )
 from forkd.model.caller import Scope
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from forkd.service.introduction import Introduction
     from forkd.service.sandboxes.roster import Roster
     from forkd.telemetry.telemetry import Telemetry
+
+_RUNTIME = re.compile(RUNTIME_NAME_PATTERN.removesuffix("$"))
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
@@ -86,7 +90,7 @@ class Guests:
         return await GuestExec.start(guest, request, self._executing(caller))
 
     @use_case("eval", Scope.RUN)
-    async def eval(
+    async def eval(  # noqa: PLR0913 - what a caller may ask
         self,
         caller: Caller,
         sandbox: SandboxId,
@@ -94,15 +98,18 @@ class Guests:
         *,
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
+        runtime: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
         if unicode_length("code", code) > EVAL_CODE_BYTES_MAX:
             raise InvalidRequest(f"code is longer than {EVAL_CODE_BYTES_MAX} bytes", field="code")
         timeout_s = EXEC_TIMEOUT_S_MAX if timeout_s is None else timeout_s
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
+        if runtime is not None and _RUNTIME.fullmatch(runtime) is None:
+            raise InvalidRequest(f"{runtime[:80]!r} is not the name of a runtime", field="runtime")
         guest = self._guest(caller, sandbox)
         with self.evals.take(caller):
-            return await guest.eval(code, timeout_s, kept)
+            return await guest.eval(code, timeout_s, kept, runtime=runtime)
 
     @use_case("read_file", Scope.RUN)
     async def read_file(

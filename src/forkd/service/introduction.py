@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkd.engine.guest import PYTHON
 from forkd.engine.guest_files import GuestFile, write_file
 from forkd.errors import Conflict, EngineError, NotFound
 
@@ -73,9 +74,9 @@ class Introduction:
         variables = json.dumps(self.environment(use))
         code = f"__import__('os').environ.update(__import__('json').loads({variables!r}))"
         try:
-            result = await guest.eval(code, EVAL_S)
+            result = await guest.eval(code, EVAL_S, runtime=PYTHON)
         except Conflict:
-            return  # it has no runtime
+            return  # it has no runtime, or one that has them from its programs' environment only
         if result.error is not None:
             raise EngineError(f"the runtime did not take its variables: {result.error.message}")
 

@@ -164,7 +164,7 @@ class SnapshotInfo(Answer):
     vcpus: int
     memory_mib: int
     disk_mib: int
-    runtime: str = Field(description="The warm runtime: `python` or `none`.")
+    runtime: str = Field(description="The warm runtime: `python`, `node`, …, or `none`.")
     stored_bytes: int = Field(description="What its own files take in the store.")
     parent_tag: str | None = Field(description="Its parent, if it has one that may be told.")
     chain_depth: int = Field(description="How many snapshots are under it.")

@@ -102,6 +102,11 @@ class Eval(Request):
     """Run code in the sandbox's warm runtime."""
 
     code: str = Field(max_length=limits.EVAL_CODE_BYTES_MAX)
+    runtime: str | None = Field(
+        default=None,
+        pattern=limits.RUNTIME_NAME_PATTERN,
+        description="Refuse the code if the warm runtime is another one; null: whatever it is.",
+    )
     timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
 
 

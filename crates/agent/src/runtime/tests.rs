@@ -1,11 +1,13 @@
 //! Tests of the warm runtime that need no interpreter.
 
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::*;
+use crate::exec::output_pipe;
 
 const QUIET: &str = "Threads:\t1\nSigCgt:\t0000000000000002\n";
 const BUSY: &str = "Threads:\t2\nSigCgt:\t0000000000000002\n";
@@ -22,6 +24,7 @@ fn ready() -> (Runtime, Stream, File) {
         verdict: None,
         status: Some(status.try_clone().unwrap()),
         hooked: false,
+        broken: None,
     };
     let mut runtime = Runtime { process: Some(process), ..Runtime::none() };
     runtime.state = RuntimeState::Ready;
@@ -129,4 +132,68 @@ fn an_answer_goes_after_what_was_written_before_it_and_not_after_what_comes_late
 
     assert!(answered.is_some(), "the answer waits for what was written later");
     assert!((300..1000).contains(&client.backlog()), "{} bytes", client.backlog());
+}
+
+/// A ready one, which is another one than Python, that has been asked to evaluate something.
+fn asked(now: Instant) -> (Runtime, Stream) {
+    let (mut runtime, interpreter, _) = ready();
+    let mut spec = Spec::python();
+    "ruby".clone_into(&mut spec.name);
+    let surroundings =
+        Surroundings { env: forkd_proto::guest::Env::new(), cwd: "/".into(), user: String::new() };
+    runtime.origin = Some((spec, surroundings, PathBuf::from("/run/forkd")));
+    runtime.namespace = Namespace::Warm;
+    submit(&mut runtime, Purpose::Eval, now);
+    (runtime, interpreter)
+}
+
+#[test]
+fn a_runtime_that_breaks_its_contract_is_ended_and_named() {
+    let now = Instant::now();
+    let raw = |kind: u8, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap();
+        [&length.to_le_bytes()[..], &[kind, 0, 0, 0], payload].concat()
+    };
+    for (sent, what) in [
+        (raw(2, b"{}"), "not as it should be"),
+        (raw(2, b"value"), "not as it should be"),
+        (raw(3, b"{}"), "its error"),
+        (raw(4, b"{}"), "of kind Event"),
+        (raw(99, b"{}"), "no frame"),
+        (vec![255; 8], "no frame"),
+    ] {
+        let (mut runtime, interpreter) = asked(now);
+        nix::unistd::write(&interpreter, &sent).unwrap();
+        runtime.stream().unwrap().readable = true;
+        assert!(answer(&mut runtime, now).is_none(), "{what}: its answer was passed on");
+
+        let ended = Ended { exit_code: None, signal: Some(9) };
+        let [told] = runtime.on_exit(ended).try_into().unwrap();
+
+        let body = told.result.unwrap_err();
+        assert_eq!(body.code, ErrorCode::RuntimeBroken);
+        assert!(body.message.starts_with("the ruby runtime broke its contract"), "{body:?}");
+        assert!(body.message.contains(what), "{}", body.message);
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_breaks_the_contract() {
+    let now = Instant::now();
+    let (mut runtime, mut interpreter) = asked(now);
+    reply_eval(&mut runtime, &mut interpreter);
+    assert!(answer(&mut runtime, now).is_some());
+
+    reply_eval(&mut runtime, &mut interpreter);
+    assert!(answer(&mut runtime, now).is_none());
+    assert!(runtime.on_exit(Ended { exit_code: None, signal: Some(9) }).is_empty());
+
+    let said = runtime.untold.unwrap();
+    assert_eq!(said.code, ErrorCode::RuntimeBroken);
+    assert!(said.message.contains("without a request"), "{}", said.message);
+}
+
+fn reply_eval(runtime: &mut Runtime, interpreter: &mut Stream) {
+    interpreter.wait_send(Kind::Reply, br#"{"has_value": false}"#).unwrap();
+    runtime.stream().unwrap().readable = true;
 }

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use forkd_proto::Kind;
 use forkd_proto::guest::{
-    ErrorBody, ErrorCode, Event, Nothing, Pong, PostFork as PostForkRequest, Request, RuntimeState,
-    TimeReply, Warm as WarmRequest, WarmReply, timeout,
+    ErrorBody, ErrorCode, Eval as EvalRequest, Event, Nothing, Pong, PostFork as PostForkRequest,
+    Request, RuntimeState, TimeReply, Warm as WarmRequest, WarmReply, timeout,
 };
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::Pid;
@@ -19,7 +19,7 @@ use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork, needs_generation};
 use crate::identity::Identity;
 use crate::quiesce::{self, Rehearsal};
-use crate::runtime::{Answer, FREEZE, Job, Purpose};
+use crate::runtime::{Answer, FREEZE, Job, Purpose, Spec};
 use crate::warm::Warm;
 use crate::watch::Watch;
 use crate::{clock, files, log, processes, systemd};
@@ -70,10 +70,7 @@ impl Server {
                     Err(body) => conn.fail(&body),
                 }
             }
-            Request::Eval(eval) => {
-                conn.op = Op::Eval;
-                self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
-            }
+            Request::Eval(eval) => self.begin_eval(conn, eval),
             Request::Warm(warm) => self.begin_warm(conn, warm),
             Request::Configure(configure) => {
                 self.defaults.configure(configure);
@@ -216,7 +213,7 @@ impl Server {
                 conn.fail(&ErrorBody { code: ErrorCode::ReseedFailed, ..body });
             }
             // Nobody waits for it: `Runtime` sees to its answer.
-            (Purpose::Reseed, Ok(_)) => {}
+            (Purpose::Hello | Purpose::Reseed, Ok(_)) => {}
             (_, Err(body)) => conn.fail(&body),
         }
         let id = conn.id;
@@ -287,6 +284,15 @@ impl Server {
         conn.op = Op::Exec(Box::new(exec));
     }
 
+    fn begin_eval(&mut self, conn: &mut Conn, eval: EvalRequest) {
+        let named = eval.runtime.as_deref();
+        if let Err(body) = named.map_or(Ok(()), |name| self.runtime.check_name(name)) {
+            return conn.fail(&body);
+        }
+        conn.op = Op::Eval;
+        self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
+    }
+
     fn submit(
         &mut self,
         conn: &mut Conn,
@@ -329,26 +335,42 @@ impl Server {
     }
 
     fn begin_warm(&mut self, conn: &mut Conn, request: WarmRequest) {
-        let python = request.python.clone();
+        let wanted = match (&request.runtime, &request.python) {
+            (Some(runtime), _) => Spec::find(&runtime.name).map(|it| Some((it, &runtime.code))),
+            (None, Some(python)) => Ok(Some((Spec::python(), &python.code))),
+            (None, None) => Ok(None),
+        };
+        let wanted = match wanted {
+            Ok(wanted) => wanted.map(|(spec, code)| (spec, code.clone())),
+            Err(body) => {
+                return conn.fail(&ErrorBody { code: ErrorCode::WarmUpFailed, ..body });
+            }
+        };
         let warm = Warm::new(request, &self.defaults, &self.folder, self.now);
         let surroundings = warm.surroundings.clone();
         conn.op = Op::Warm(Box::new(warm));
-        let Some(python) = python else { return self.run_ready(conn) };
+        let Some((spec, code)) = wanted else { return self.run_ready(conn) };
         if matches!(self.runtime.state(), RuntimeState::None | RuntimeState::Failed) {
             let launcher = &mut self.launcher;
-            if let Err(body) = self.runtime.start(launcher, &surroundings, &self.folder) {
+            if let Err(body) = self.runtime.start(launcher, &spec, &surroundings, &self.folder) {
                 return conn.fail(&body);
             }
             self.watch_runtime();
             self.started = true;
+        } else if let Err(body) = self.runtime.check_name(&spec.name) {
+            return conn.fail(&ErrorBody { code: ErrorCode::WarmUpFailed, ..body });
         }
-        let payload = json!({"op": "warm", "code": python.code}).to_string();
+        let payload = json!({"op": "warm", "code": code}).to_string();
         self.submit(conn, Purpose::Warm, payload.into_bytes(), None);
     }
 
     fn advance_warm(&mut self, conn: &mut Conn) {
         let Op::Warm(warm) = &mut conn.op else { return };
-        if let Some(body) = warm.timed_out(self.now) {
+        if let Some(mut body) = warm.timed_out(self.now) {
+            if self.runtime.is_mute() {
+                let (limit_s, title) = (warm.request.timeout_s, self.runtime.title());
+                body.message = format!("after {limit_s} s {title} has not answered hello");
+            }
             warm.cancel();
             self.runtime.kill();
             self.runtime.abandon(conn.id, self.now);
@@ -374,7 +396,7 @@ impl Server {
 
     fn finish_warm(&mut self, conn: &mut Conn) {
         let Op::Warm(warm) = &conn.op else { return };
-        if warm.request.python.is_none() {
+        if warm.request.python.is_none() && warm.request.runtime.is_none() {
             let duration_s = warm.duration_s(self.now);
             return conn.reply(&WarmReply { duration_s });
         }

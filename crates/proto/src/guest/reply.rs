@@ -68,6 +68,7 @@ pub enum ErrorCode {
     ExecFailed,
     NoRuntime,
     RuntimeFailed,
+    RuntimeBroken,
     Busy,
     WarmUpFailed,
     WarmUpTimeout,
@@ -129,14 +130,19 @@ pub struct EvalReply {
     /// Whether the last statement was an expression with a value other than None.
     pub has_value: bool,
     /// Its `repr`, perhaps cut.
+    #[serde(default)]
     pub repr: Option<String>,
     /// Its value, if JSON can say it.
+    #[serde(default)]
     pub value: Value,
     /// Whether `value` holds it (null may be the value).
+    #[serde(default)]
     pub value_is_json: bool,
     /// The exception that ended the code.
+    #[serde(default)]
     pub error: Option<EvalError>,
     /// Whether that was the interruption after `timeout_s`.
+    #[serde(default)]
     pub timed_out: bool,
 }
 

@@ -230,7 +230,12 @@ class AsyncPrograms(AsyncLife):
 
     @explicit
     async def eval(
-        self, code: str, *, check: bool | None = None, timeout_s: float | None = None
+        self,
+        code: str,
+        *,
+        runtime: str | None = None,
+        check: bool | None = None,
+        timeout_s: float | None = None,
     ) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
 
@@ -239,17 +244,23 @@ class AsyncPrograms(AsyncLife):
 
         Args:
             code: Statements; a last expression is the value.
+            runtime: Refuse the code if the warm runtime is another one, such as `node`; None:
+                whatever it is.
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
 
         Raises:
+            Conflict: There is no warm runtime, or none of this name.
             ExecTimeout: Its time ran out; variables that it has set are kept.
             GuestError: It raised, and `check` is true.
         """
         limit_s = self.timeout if timeout_s is None else timeout_s
         request = build(
-            v2.Eval, code=code, timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s
+            v2.Eval,
+            code=code,
+            runtime=runtime,
+            timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s,
         )
         answer = await self._http.call(
             v2.EvalResult,

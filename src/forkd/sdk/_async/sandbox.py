@@ -560,19 +560,25 @@ class AsyncSandboxes(Shown, Sequence[AsyncSandbox]):
 
     @explicit
     async def eval(
-        self, code: str, *, check: bool | None = None, timeout_s: float | None = None
+        self,
+        code: str,
+        *,
+        runtime: str | None = None,
+        check: bool | None = None,
+        timeout_s: float | None = None,
     ) -> list[EvalResult]:
         """Run code in each one's warm runtime; as `AsyncSandbox.eval`.
 
         Args:
             code: Statements; a last expression is the value.
+            runtime: Refuse the code if the warm runtime is another one; None: whatever it is.
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
         """
 
         async def one(sandbox: AsyncSandbox) -> EvalResult:
-            return await sandbox.eval(code, check=check, timeout_s=timeout_s)
+            return await sandbox.eval(code, runtime=runtime, check=check, timeout_s=timeout_s)
 
         return await self.map(one)
 

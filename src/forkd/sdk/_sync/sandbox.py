@@ -557,19 +557,25 @@ class Sandboxes(Shown, Sequence[Sandbox]):
 
     @explicit
     def eval(
-        self, code: str, *, check: bool | None = None, timeout_s: float | None = None
+        self,
+        code: str,
+        *,
+        runtime: str | None = None,
+        check: bool | None = None,
+        timeout_s: float | None = None,
     ) -> list[EvalResult]:
         """Run code in each one's warm runtime; as `Sandbox.eval`.
 
         Args:
             code: Statements; a last expression is the value.
+            runtime: Refuse the code if the warm runtime is another one; None: whatever it is.
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
         """
 
         def one(sandbox: Sandbox) -> EvalResult:
-            return sandbox.eval(code, check=check, timeout_s=timeout_s)
+            return sandbox.eval(code, runtime=runtime, check=check, timeout_s=timeout_s)
 
         return self.map(one)
 

@@ -56,7 +56,7 @@ class Baked:
 
     Attributes:
         files: What was saved.
-        runtime: The warm runtime that the guest has: `python` or `none`.
+        runtime: The name of the guest's warm runtime, or `none`.
     """
 
     files: tuple[SavedFile, ...]

@@ -44,7 +44,7 @@ _PYTHON = ("python3", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
 
 
 async def warm_up(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None]) -> str:
-    """Set a guest up and warm it; return the runtime that it has, `python` or `none`.
+    """Set a guest up and warm it; return the name of its runtime, or `none`.
 
     Raises:
         BuildError: A line to run failed, or the image has no shell to run it.
@@ -148,7 +148,8 @@ def _defaults(built: BuiltImage) -> GuestDefaults:
 
 def _warm_up_plan(warmup: WarmUp, runtime: str) -> WarmUpPlan:
     return WarmUpPlan(
-        python=warmup.code if runtime == "python" else None,
+        runtime=None if runtime == "none" else runtime,
+        code=warmup.code,
         ready=None if warmup.ready is None else warmup.ready.command,
         timeout_s=warmup.timeout_s,
     )

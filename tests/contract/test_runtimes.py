@@ -1,0 +1,229 @@
+"""Every warm runtime keeps protocol/runtime/CONTRACT.md."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.dialects import DIALECTS, Dialect, missing
+from tests.support.runtimes import DATA, ERROR, REPLY, REQUEST, GoneError, RuntimeProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MUCH_BYTES = 8 << 20
+
+REPR_MAX, VALUE_MAX = 65_536, 262_144
+
+SEED, OTHER_SEED = "00" * 64, "0f" * 64
+
+
+@pytest.fixture(params=sorted(DIALECTS))
+def dialect(request: pytest.FixtureRequest) -> Dialect:
+    """Each language, if this host can run it."""
+    wanted = DIALECTS[request.param]
+    if (program := missing(wanted)) is not None:
+        pytest.skip(f"this machine lacks {program}")
+    return wanted
+
+
+@pytest.fixture
+def runtime(dialect: Dialect, tmp_path: Path) -> Iterator[RuntimeProcess]:
+    """A runtime that was greeted."""
+    with RuntimeProcess(dialect.started_from(tmp_path), dialect.environment) as process:
+        assert process.ask("hello", contract=1).body["contract"] == 1
+        yield process
+
+
+def test_it_says_what_it_is(runtime: RuntimeProcess) -> None:
+    answer = runtime.ask("hello", contract=1)
+    assert (answer.kind, answer.body["contract"]) == (REPLY, 1)
+    assert answer.body["language"]
+
+
+def test_state_is_kept_from_cell_to_cell_and_over_a_freeze(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    assert runtime.ask("warm", code=dialect.keep).body == {}
+    assert runtime.eval(dialect.recall).stdout == "kept\n"
+    assert runtime.ask("freeze").kind == REPLY
+    assert runtime.eval(dialect.recall).stdout == "kept\n"
+
+
+def test_an_exception_is_data(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    runtime.eval(dialect.keep)
+    answer = runtime.eval(dialect.raises)
+    kind, message, trace = dialect.fault
+    error = answer.body["error"]
+    assert (answer.kind, answer.body["has_value"], error["type"]) == (REPLY, False, kind)
+    assert message in error["message"]
+    assert trace in error["traceback"]
+    assert not answer.body.get("timed_out")
+    assert runtime.eval(dialect.recall).stdout == "kept\n"
+
+
+def test_what_is_no_program_is_an_exception(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    runtime.eval(dialect.keep)
+    assert runtime.eval(dialect.malformed).body["error"]["type"]
+    assert runtime.eval(dialect.recall).stdout == "kept\n"
+
+
+def test_values_come_as_json_where_json_can_say_them(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    for code, value in dialect.values:
+        body = runtime.eval(code).body
+        assert (body.get("error"), body["has_value"], body["value_is_json"]) == (None, True, True)
+        assert body["value"] == value
+        assert body["repr"]
+    for code in dialect.foreign:
+        body = runtime.eval(code).body
+        assert (body.get("error"), body["has_value"]) == (None, True), code
+        assert (body["value_is_json"], body["value"]) == (False, None), code
+        assert body["repr"], code
+    for code in dialect.silent:
+        body = runtime.eval(code).body
+        assert (body.get("error"), body["has_value"]) == (None, False), code
+
+
+def test_a_long_value_is_cut(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    if dialect.long:
+        body = runtime.eval(dialect.long).body
+        assert (body["has_value"], body["value_is_json"], body["value"]) == (True, False, None)
+        assert REPR_MAX - 1000 < len(body["repr"]) <= REPR_MAX
+
+
+def test_output_of_the_code_and_of_its_children_comes_before_the_answer(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    answer = runtime.eval(dialect.output)
+    assert answer.body.get("error") is None
+    assert (answer.stdout, answer.stderr) == ("out\nchild\n", "err\n")
+
+
+def test_output_comes_while_the_code_runs(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    runtime.start(dialect.forever)
+    runtime.wait_for_output("now\n")
+
+
+def test_8_mib_of_output_come_whole(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    answer = runtime.eval(dialect.much(MUCH_BYTES))
+    assert answer.body.get("error") is None
+    lines = answer.stdout.split("\n")
+    assert (len(lines) - 1, set(lines)) == (MUCH_BYTES // 1000, {"x" * 999, ""})
+
+
+def test_an_interruption_ends_the_code_and_keeps_the_state(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    runtime.eval(dialect.keep)
+    for code in (dialect.forever, *(f"{dialect.started}{loop}" for loop in dialect.loops)):
+        runtime.start(code)
+        runtime.wait_for_output("now\n")
+        runtime.interrupt()
+        body = runtime.answer().body
+        assert (body["timed_out"], body["has_value"]) == (True, False), code
+        assert body["error"]["type"], code
+        assert runtime.eval(dialect.recall).stdout == "kept\n"
+
+
+def test_a_signal_that_the_agent_did_not_announce_is_no_time_limit(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    runtime.start(dialect.forever)
+    runtime.wait_for_output("now\n")
+    runtime.interrupt(told=False)
+    body = runtime.answer().body
+    assert body["error"]["type"]
+    assert not body["timed_out"]
+
+
+def test_an_interruption_that_comes_too_late_is_nobodys(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    runtime.eval(dialect.keep)
+    runtime.interrupt()
+    answer = runtime.eval(dialect.recall)
+    assert (answer.stdout, answer.body.get("error")) == ("kept\n", None)
+    assert not answer.body["timed_out"]
+
+
+def test_requests_that_come_at_once_are_answered_in_turn(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    runtime.start(dialect.keep)
+    runtime.start(dialect.recall)
+    runtime.start(dialect.raises)
+    answers = [runtime.answer() for _ in range(3)]
+    assert "".join(answer.stdout for answer in answers) == "kept\n"
+    assert [answer.body.get("error") is None for answer in answers] == [True, True, False]
+
+
+def test_standard_input_is_empty(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    assert runtime.eval(dialect.read).stdout == "end\n"
+
+
+def test_children_do_not_get_the_agents_socket(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    listed = runtime.eval(dialect.descriptors).stdout
+    assert "->" in listed
+    assert "socket:" not in listed
+
+
+def test_a_failing_warm_up_is_refused_with_its_reason(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    answer = runtime.ask("warm", code=dialect.raises)
+    assert (answer.kind, answer.body["code"]) == (ERROR, "warm_up_failed")
+    assert dialect.fault[1] in answer.body["message"]
+
+
+def test_a_fork_reseeds(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    def drawn(seed: str) -> str:
+        assert dialect.reseeds in runtime.ask("post_fork", seed=seed, code=None).body["reseeded"]
+        return runtime.eval(dialect.random).stdout
+
+    if dialect.reseeds:
+        runtime.eval(dialect.random)
+        assert drawn(SEED) != drawn(OTHER_SEED)
+        assert drawn(SEED) == drawn(SEED)
+    else:
+        body = runtime.ask("post_fork", seed=SEED, code=None).body
+        assert body.get("hook", "none") == "none"
+
+
+def test_a_fork_runs_the_images_code(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    assert runtime.ask("post_fork", seed=SEED, code=dialect.keep).body["hook"] == "ran"
+    assert runtime.eval(dialect.recall).stdout == "kept\n"
+    failed = runtime.ask("post_fork", seed=SEED, code=dialect.raises)
+    assert (failed.kind, failed.body["code"]) == (ERROR, "hook_failed")
+    assert dialect.fault[1] in failed.body["message"]
+
+
+def test_what_it_does_not_know_is_refused(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    runtime.eval(dialect.keep)
+    answer = runtime.ask("later")
+    assert (answer.kind, answer.body["code"]) == (ERROR, "protocol")
+    runtime.send(REQUEST, json.dumps({"op": "warm", "code": dialect.recall, "more": 1}).encode())
+    assert runtime.answer().stdout == "kept\n"
+
+
+def test_long_code_runs(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    blank = " " * 64 + "\n"
+    assert runtime.ask("warm", code=dialect.keep).body == {}
+    runtime.send(DATA, (blank * 8_000 + dialect.recall).encode())
+    assert runtime.answer().stdout == "kept\n"
+
+
+def test_code_that_ends_the_process_has_no_answer(
+    runtime: RuntimeProcess, dialect: Dialect
+) -> None:
+    runtime.start(dialect.die)
+    with pytest.raises(GoneError, match="ended with 3"):
+        runtime.answer()
+
+
+def test_it_ends_with_the_agent(runtime: RuntimeProcess) -> None:
+    assert runtime.hang_up() == 0

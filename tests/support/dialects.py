@@ -1,0 +1,144 @@
+"""What the suite of the runtime contract says in each language."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.docs import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SCRIPTS = ROOT / "crates" / "agent" / "runtime"
+
+Json = object
+
+VALUE: Json = [1, 2.5, "a", None, {"a": True}]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One runtime, and how its language says what every language can say.
+
+    Attributes:
+        command: How it is started.
+        keep: Remembers the word `kept`.
+        recall: Prints what was remembered.
+        raises: Fails, three levels deep or at once.
+        fault: The type, a part of the message and a part of the traceback of that.
+        malformed: Is no program.
+        output: Prints `out`, has a child process print `child`, prints `err` on standard error.
+        forever: Prints `now`, then never ends.
+        loops: Other code that never ends.
+        started: Prints `now`.
+        much: Prints so many bytes of `x`, a thousand to a line.
+        descriptors: Has a child process list its descriptors, `->` before what each is.
+        random: Prints a random number of the language's own generator; empty if there is none.
+        read: Prints `end` when standard input is at its end.
+        die: Ends the process with status 3.
+        values: Code, and its value as JSON.
+        foreign: Code whose value JSON cannot say.
+        silent: Code without a value.
+        long: Code whose value, and its text, are longer than may be sent.
+        reseeds: A name that `post_fork` gives back.
+        page: Where the program is, if it is an example of the documentation.
+    """
+
+    command: tuple[str, ...]
+    keep: str
+    recall: str
+    raises: str
+    fault: tuple[str, str, str]
+    malformed: str
+    output: str
+    forever: str
+    loops: tuple[str, ...]
+    started: str
+    much: Callable[[int], str]
+    descriptors: str
+    random: str
+    read: str
+    die: str
+    values: tuple[tuple[str, Json], ...] = ()
+    foreign: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    long: str = ""
+    reseeds: str = ""
+    page: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it is started with."""
+        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/root"}
+
+    def started_from(self, folder: Path) -> tuple[str, ...]:
+        """Return the command; a program that a page shows is put into `folder`."""
+        if not self.page:
+            return self.command
+        (block,) = blocks(ROOT / self.page, "perl runtime")
+        (folder / "runtime").write_text(block.code, encoding="utf-8")
+        return (self.command[0], str(folder / "runtime"))
+
+
+PYTHON = Dialect(
+    command=(sys.executable, str(SCRIPTS / "python.py")),
+    keep="word = 'kept'",
+    recall="print(word)",
+    raises="def fail(n):\n    return 1 / n\n\nfail(0)",
+    fault=("ZeroDivisionError", "division by zero", "return 1 / n"),
+    malformed="1 +",
+    output="import subprocess, sys\nprint('out')\nsubprocess.run(['echo', 'child'])\n"
+    "print('err', file=sys.stderr)",
+    forever="import time\nprint('now')\ntime.sleep(3600)",
+    started="print('now')\n",
+    loops=("while True: pass", "import asyncio\nawait asyncio.sleep(3600)"),
+    much=lambda size: f"for _ in range({size // 1000}): print('x' * 999)",
+    descriptors="import subprocess\nsubprocess.run(['ls', '-l', '/proc/self/fd'], close_fds=False)",
+    random="import random\nprint(random.random())",
+    read="import sys\nprint(repr(sys.stdin.read()).replace(\"''\", 'end'))",
+    die="import os\nos._exit(3)",
+    values=(("6 * 7", 42), ("[1, 2.5, 'é', None, {'a': True}]", [1, 2.5, "é", None, {"a": True}])),
+    foreign=("object()", "float('nan')", "{1, 2}"),
+    silent=("x = 1", "None"),
+    long="'x' * 300_000",
+    reseeds="python.random",
+)
+
+PERL = Dialect(
+    command=("perl",),
+    keep="$word = 'kept';",
+    recall='print "$word\n"; undef',
+    raises="sub fail { die 'not today' }\nfail();",
+    fault=("Error", "not today", "line 1"),
+    malformed="1 +",
+    output="print \"out\\n\"; system('echo', 'child'); print STDERR \"err\\n\"; undef",
+    forever='print "now\n"; sleep 3600;',
+    started='print "now\n";',
+    loops=("1 while 1",),
+    much=lambda size: f"print 'x' x 999, \"\\n\" for 1 .. {size // 1000}; undef",
+    descriptors="system('ls', '-l', '/proc/self/fd'); undef",
+    random='print rand(), "\n"; undef',
+    read="print defined(<STDIN>) ? 'more' : 'end', \"\\n\"; undef",
+    die="exit 3",
+    values=(("6 * 7", 42), ("[1, 2.5, 'a', undef, {a => JSON::PP::true}]", VALUE)),
+    foreign=("sub { 1 }",),
+    silent=("undef",),
+    long="'x' x 300_000",
+    reseeds="perl.rand",
+    page="docs/howto/add-a-runtime.md",
+)
+
+DIALECTS = {"perl": PERL, "python": PYTHON}
+
+
+def missing(dialect: Dialect) -> str | None:
+    """Return the program that this host lacks for a dialect."""
+    program = dialect.command[0]
+    return None if shutil.which(program) else program
