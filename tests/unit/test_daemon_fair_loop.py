@@ -149,6 +149,54 @@ def test_a_socket_that_waits_to_be_read_is_read_once(runner: asyncio.Runner) -> 
     assert order.index("read") > AT_ONCE  # the loop has looked more than once
 
 
+def test_sockets_that_wait_to_be_read_are_not_found_at_each_look(runner: asyncio.Runner) -> None:
+    """Hundreds that were found again at every look would take the time of whoever has little."""
+    sockets = 100
+    order: list[str] = []
+    told: list[int] = []
+    read: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, FairLoop)
+        selector = loop._selector  # type: ignore[attr-defined]  # noqa: SLF001 - who counts what it tells
+        select = selector.select
+
+        def counted(timeout: float | None = None) -> list[tuple[object, int]]:
+            found: list[tuple[object, int]] = select(timeout)
+            told.append(len(found))
+            return found
+
+        selector.select = counted
+        pairs = [socket.socketpair() for _ in range(sockets)]
+        all_read = asyncio.Event()
+
+        def receive(each: socket.socket) -> None:
+            read.append(len(each.recv(1)))
+            if len(read) == sockets:
+                all_read.set()
+
+        async with asyncio.TaskGroup() as group:
+            await group.create_task(work([], "red", 1, 100 * STEP_S))
+            whose.set("red")
+            for ours, theirs in pairs:
+                loop.add_reader(ours, receive, ours)
+                theirs.send(b"1")
+            for _ in range(10 * AT_ONCE):
+                group.create_task(work(order, "blue", 1, STEP_S))
+            await all_read.wait()
+        for ours, theirs in pairs:
+            loop.remove_reader(ours)
+            ours.close()
+            theirs.close()
+
+    runner.run(main())
+    assert read == [1] * sockets
+    assert len(order) == 10 * AT_ONCE
+    assert len(told) > 10  # the loop has looked often
+    assert sum(told) < 3 * sockets
+
+
 def test_tenants_that_are_long_gone_take_no_memory(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,10 @@ became ready every few steps.
 Whose a step is follows from its context, in which `whose` is set once a request's caller is known;
 what the request starts inherits it.  All that is nobody's counts as one tenant more.
 
+A descriptor that waits to be read stays ready, so that every look would find it again.  Beside a
+tenant with hundreds of them the looks took as long as the steps.  So what waits in the queue is
+muted until its step runs.
+
 asyncio has no interface for the order of what is ready: the loop puts its own queue in the place of
 `BaseEventLoop._ready`, of which asyncio uses `append`, `popleft`, `clear`, the length once before
 it runs so many steps, and whether there is anything once before it waits.
@@ -21,10 +25,13 @@ from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from forkd.host.waiting import MutingSelector
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from contextvars import Context
 
+    from forkd.host.waiting import Key
     from forkd.model.caller import Caller
 
 whose: ContextVar[str] = ContextVar("whose", default="")
@@ -54,6 +61,46 @@ def whose_is(caller: Caller) -> str:
     return ADMIN if caller.is_admin else caller.tenant
 
 
+class FairSelector(MutingSelector):
+    """Tells of a descriptor once, and again only when what has to be done about it has begun.
+
+    Attributes:
+        waiting: Of each handle that waits for its turn, its `id`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: set[int] = set()
+        self._muted: dict[int, int] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[Key, int]]:
+        """Wait for descriptors of which it was not told yet."""
+        found = super().select(timeout)
+        return [each for each in found if self._is_new(each[0])] if self.waiting else found
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether it was not told of before; a descriptor that was is muted."""
+        for handle in key.data:
+            if id(handle) in self.waiting:
+                self._muted[id(handle)] = key.fd
+                self.mute(key.fd)
+                return False
+        return True
+
+    def begin(self, handle: asyncio.Handle) -> None:
+        """Note that a handle no longer waits."""
+        self.waiting.remove(id(handle))
+        if self._muted and (fd := self._muted.pop(id(handle), None)) is not None:
+            self.unmute(fd)
+
+    def forget(self) -> None:
+        """Note that no handle waits any more."""
+        self.waiting.clear()
+        for fd in self._muted.values():
+            self.unmute(fd)
+        self._muted.clear()
+
+
 class FairQueue:
     """What is ready to run; in place of asyncio's deque.
 
@@ -61,10 +108,10 @@ class FairQueue:
     more looks for what is ready.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, selector: FairSelector) -> None:
+        self._selector = selector
         self._arrived: deque[asyncio.Handle] = deque()
         self._queues: dict[str, deque[asyncio.Handle]] = {}
-        self._queued: set[int] = set()
         self._used_s: dict[str, float] = {}
         self._least_s = 0.0
         self._alone = False
@@ -83,10 +130,7 @@ class FairQueue:
         return bool(self._arrived) or bool(self._queues)
 
     def __len__(self) -> int:
-        """Return how many steps to run now.
-
-        Each look for what is ready finds again all that was not read yet: that is queued once.
-        """
+        """Return how many steps to run now."""
         found, now_s = len(self._arrived), time.perf_counter()
         is_shared = bool(self._queues) or now_s < self._shared_until_s
         self._alone = not is_shared and self._begin_alone(now_s)
@@ -94,9 +138,7 @@ class FairQueue:
             return found
         for _ in range(found):
             handle = self._arrived.popleft()
-            if id(handle) in self._queued:
-                continue
-            self._queued.add(id(handle))
+            self._selector.waiting.add(id(handle))
             name = _whose(handle)
             queue = self._queues.get(name)
             if queue is None:
@@ -106,7 +148,7 @@ class FairQueue:
                     self._last, self._shared_until_s = name, now_s + OTHERS_S
             queue.append(handle)
         self._slice = 0
-        return min(len(self._queued), AT_ONCE)
+        return min(len(self._selector.waiting), AT_ONCE)
 
     def popleft(self) -> asyncio.Handle:
         """Return the next step of whoever has had the least time."""
@@ -123,14 +165,14 @@ class FairQueue:
         handle = self._current.popleft()
         if not self._current:
             del self._queues[self._running]
-        self._queued.remove(id(handle))
+        self._selector.begin(handle)
         return handle
 
     def clear(self) -> None:
         """Forget all that is ready."""
         self._arrived.clear()
         self._queues.clear()
-        self._queued.clear()
+        self._selector.forget()
 
     def _begin_alone(self, now_s: float) -> bool:
         """Begin if all that has arrived is nobody's, or of the tenant that had the last step."""
@@ -168,8 +210,9 @@ class FairLoop(asyncio.SelectorEventLoop):
     """The loop."""
 
     def __init__(self) -> None:
-        super().__init__()
-        fair = FairQueue()
+        selector = FairSelector()
+        super().__init__(selector)
+        fair = FairQueue(selector)
         fair._arrived.extend(self._ready)  # type: ignore[has-type]  # noqa: SLF001
         self._ready = fair
 
