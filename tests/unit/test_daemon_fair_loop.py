@@ -7,12 +7,23 @@ import contextvars
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.daemon import fair_loop
-from forkd.daemon.fair_loop import AT_ONCE, FairLoop, whose
+from forkd.daemon.fair_loop import (
+    AT_ONCE,
+    BACKLOG_S,
+    EXPECTED_S,
+    WAITED_PRICE,
+    FairLoop,
+    FairQueue,
+    FairSelector,
+    whose,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -40,6 +51,107 @@ def work(order: list[str], name: str, steps: int, step_s: float) -> Coroutine[No
                 pass
 
     return run()
+
+
+@dataclass
+class Turns:
+    """A queue whose clock goes on only while one of its steps runs, or when it is told to."""
+
+    loop: asyncio.AbstractEventLoop
+    now_s: float = 100.0
+    selector: FairSelector = field(default_factory=FairSelector)
+
+    def __post_init__(self) -> None:
+        self.queue = FairQueue(self.selector)
+
+    def ask(self, name: str, steps: int = 1) -> None:
+        """Have so many steps of a tenant become ready."""
+        context = contextvars.copy_context()
+        context.run(whose.set, name)
+        for _ in range(steps):
+            self.queue.append(asyncio.Handle(int, (), self.loop, context))
+
+    def run(self, step_s: float = STEP_S) -> list[str]:
+        """Run what the queue gives out until the next look; return whose the steps were."""
+        ran = []
+        assert self.queue
+        for _ in range(len(self.queue)):
+            handle = self.queue.popleft()
+            if not handle.cancelled():
+                ran.append(handle._context[whose])  # type: ignore[attr-defined]  # noqa: SLF001
+                self.now_s += step_s
+        return ran
+
+    def held_s(self) -> float:
+        """Return for how long the look waits now."""
+        return self.selector.held_s(self.now_s)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner) -> Iterator[Turns]:
+    """A red tenant has had something to do for a while, and has more."""
+    made = Turns(runner.get_loop())
+    with made.selector:
+        monkeypatch.setattr(fair_loop, "time", SimpleNamespace(perf_counter=lambda: made.now_s))
+        made.ask("blue")
+        made.ask("red", MANY)
+        made.run()
+        while made.now_s < 100 + 2 * BACKLOG_S:
+            made.run()
+        yield made
+
+
+def test_who_always_has_more_to_do_waits_for_who_is_expected_back(turns: Turns) -> None:
+    turns.ask("blue")
+    assert turns.run(STEP_S / 10) == ["blue"]
+    assert turns.run() == []
+    assert turns.held_s() == pytest.approx(EXPECTED_S)
+    turns.now_s += EXPECTED_S / 2
+    turns.ask("blue")
+    assert turns.held_s() == 0  # what has arrived is looked at at once
+    assert turns.run(STEP_S / 10) == ["blue"]
+    turns.now_s += EXPECTED_S
+    assert turns.run() == ["red"] * AT_ONCE
+
+
+def test_nobody_is_waited_for_who_has_had_as_much_time(turns: Turns) -> None:
+    turns.ask("blue")
+    turns.run(STEP_S / 10)
+    while turns.held_s():
+        turns.selector.waited(STEP_S)
+    assert turns.run()[:1] == ["red"]
+
+
+def test_time_for_which_the_loop_waits_costs_a_part_of_it(turns: Turns) -> None:
+    turns.ask("blue")
+    turns.run(STEP_S / 10)
+    used_s = turns.queue._used_s  # noqa: SLF001 - no other wants to know
+    before_s = used_s["blue"]
+    assert turns.held_s()
+    turns.selector.waited(STEP_S)
+    assert used_s["blue"] - before_s == pytest.approx(STEP_S * WAITED_PRICE)
+
+
+def test_who_has_only_begun_to_have_something_to_do_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner
+) -> None:
+    turns = Turns(runner.get_loop())
+    with turns.selector:
+        monkeypatch.setattr(fair_loop, "time", SimpleNamespace(perf_counter=lambda: turns.now_s))
+        turns.ask("red", MANY)
+        turns.ask("blue")
+        turns.run(BACKLOG_S / 4)
+        assert turns.held_s() == 0
+        assert "red" in turns.run()
+
+
+def test_what_is_nobodys_does_not_wait(turns: Turns) -> None:
+    turns.ask("blue")
+    turns.run(STEP_S / 10)
+    turns.ask("")
+    assert turns.held_s() == 0
+    assert turns.run() == [""]
+    assert turns.held_s() > 0
 
 
 def test_who_has_little_to_do_does_not_wait_for_all_of_who_has_much(runner: asyncio.Runner) -> None:
