@@ -35,6 +35,7 @@ INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--
 
 LAST_LINES = {
     "autogen-branch": "{'as it is': 1699, 'zlib': 58, 'numbers': 250, 'kept': 58}",
+    "crewai-fanout": "{'total': '32', 'best': \"'east'\", 'north': '12', 'rows': '5'}",
     "langgraph-react": "{'constant': 435.0, 'linear': 168.0, 'square': 0.0, 'kept': 0.0}",
     "openai-swarm": "{'hasty': False, 'careful': True, 'rows': [['ada', 36], ['alan', 41]]}",
 }
