@@ -55,6 +55,7 @@ $(STAMPS)/typescript: sdk/typescript/package-lock.json | $(STAMPS)/venv
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
 	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript binaries
+	@echo "build: done; next: . .venv/bin/activate && forkd doctor && forkd up"
 
 binaries:
 	@tools/build_binaries

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from typing import TYPE_CHECKING
 
+from forkd.cli import render
 from forkd.images.recipe import parse_recipe
+from forkd.machine import lifecycle
+from forkd.machine.build import Step
+from forkd.machine.process import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import pytest
+
     from tests.support.cli import Ended
+    from tests.support.daemon import RunningDaemon
 
     Forkd = Callable[..., Ended]
 
@@ -60,3 +68,43 @@ def test_the_recipes_of_the_daemon_are_listed(forkd: Forkd) -> None:
     names = [each["name"] for each in forkd("recipe", "ls", "--json").document]
     assert names == listed.out.splitlines()
     assert "good" in names
+
+
+def test_recipes_that_are_built_on_this_host_are_listed_with_those_of_a_helper(
+    forkd: Forkd, daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKD_HOME", str(tmp_path))
+    process = ProcessId.of(os.getpid())
+    assert process is not None
+
+    def listed(mode: lifecycle.Mode, url: str) -> list[str]:
+        lifecycle.publish(tmp_path, lifecycle.RunningDaemon(url, None, mode, process))
+        return forkd("recipe", "ls", "-o", "{name}: {description}").out.splitlines()
+
+    with_helper = listed("helper", daemon.url)
+
+    assert any(each.startswith("python-numpy: ") and len(each) > 20 for each in with_helper)
+    assert any(each.startswith("good: ") for each in with_helper)
+    assert with_helper == sorted(with_helper)
+    for other in (listed("native", daemon.url), listed("helper", "http://elsewhere")):
+        assert not any("python-numpy" in each for each in other)
+
+
+def test_a_step_is_told_once_though_both_the_builder_and_the_daemon_tell_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = [
+        ("rootfs", "modules", 0.0),
+        ("rootfs", "another builder has it", None),
+        ("rootfs", "another builder has it", None),
+        ("rootfs", "written", 1.0),
+        ("rootfs", "from the cache", 1.0),
+        ("boot", "booting", 0.0),
+    ]
+
+    with render.steps(as_json=False) as steps:
+        for stage, message, fraction in told:
+            steps(Step(stage, message, fraction))
+
+    lines = [each.split(maxsplit=1)[1] for each in capfd.readouterr().err.splitlines()]
+    assert lines == ["modules", "another builder has it", "written", "booting"]

@@ -41,7 +41,7 @@ def daemon(tmp_path: Path, *, mode: lifecycle.Mode = "helper") -> lifecycle.Runn
 @pytest.mark.parametrize(
     ("is_root", "native", "jail", "mode", "says"),
     [
-        (True, None, None, "native", "runs a stock guest"),
+        (True, None, None, "native", "runs a test guest"),
         (False, None, None, "native", "without root"),
         (False, None, "no user namespaces", "helper", "without root, no user namespaces"),
         (True, "it is PVM", None, "helper", "it is PVM"),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - typer reads annotations when it runs
 
+from forkd.cli.known_recipes import known
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,12 +53,12 @@ def machines(ctx: typer.Context, incomplete: str) -> list[Any]:
 
 
 def recipes(ctx: typer.Context, incomplete: str) -> list[Any]:
-    """Return the recipes that the daemon finds by their names."""
+    """Return the recipes that can be given by name."""
     return _asked(
         ctx,
         incomplete,
         lambda client: [
-            (each.name, each.description) for each in client.recipes.list() if each.error is None
+            (each.name, each.description) for each in known(client) if each.error is None
         ],
     )
 

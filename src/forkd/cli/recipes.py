@@ -13,6 +13,7 @@ from forkd import programs
 from forkd.cli import render, tables
 from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
+from forkd.cli.known_recipes import known
 from forkd.cli.options import Json, Output, Recipe
 from forkd.cli.tables import Column
 from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
@@ -72,7 +73,10 @@ def register(app: Commands) -> None:
 
 @commands.command("ls")
 def list_(*, output: Output = None, json: Json = False) -> None:
-    """List the recipes of the daemon's host.
+    """List recipes that can be given by name.
+
+    They are the daemon's.  With a daemon in a helper VM they are also those that come with forkd,
+    whose images are built on this host.
 
     Examples:
       forkd recipe ls
@@ -80,7 +84,7 @@ def list_(*, output: Output = None, json: Json = False) -> None:
     """
     form = tables.chosen(output, as_json=json)
     with shared.client(as_json=json) as client:
-        found = client.recipes.list()
+        found = known(client)
     tables.show(found, COLUMNS, form)
     for each in found:
         if each.error is not None and form.is_table:

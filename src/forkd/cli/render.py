@@ -229,27 +229,49 @@ def steps(*, as_json: bool) -> Iterator[Steps]:
     if as_json:
         yield Steps(bar, lambda *_: None)
     elif not errors.is_terminal:
-        yield Steps(bar, _line)
+        yield Steps(bar, _lines())
     else:
         with bar:
             yield Steps(bar, _bars(bar))
 
 
-def _line(stage: str, message: str, _: float | None) -> None:
-    note(f"{stage:>10}  {message}")
+def _lines() -> Callable[[str, str, float | None], None]:
+    """Return what prints each step once, and no more of a stage that has ended.
+
+    An image that was built here is looked for by the daemon, too, which tells the same stages.
+    """
+    said: set[tuple[str, str]] = set()
+    ended: set[str] = set()
+
+    def show(stage: str, message: str, fraction: float | None) -> None:
+        if stage not in ended and (stage, message) not in said:
+            said.add((stage, message))
+            note(f"{stage:>10}  {message}")
+        if fraction == 1:
+            ended.add(stage)
+
+    return show
 
 
 def _bars(bar: Progress) -> Callable[[str, str, float | None], None]:
-    """Return what shows a stage as a bar of its own, complete once the next one begins."""
-    open_stages: list[tuple[str, Any]] = []
+    """Return what shows a stage as a bar of its own, complete once the next one begins.
+
+    A stage that has ended is shown no second time, as in `_lines`.
+    """
+    stages: dict[str, Any] = {}
+    ended: set[str] = set()
 
     def show(stage: str, message: str, fraction: float | None) -> None:
-        if not open_stages or open_stages[-1][0] != stage:
-            if open_stages:
-                bar.update(open_stages[-1][1], total=1, completed=1)
-            open_stages.append((stage, bar.add_task(message, stage=stage, total=None)))
+        if stage in ended:
+            return
+        if stage not in stages:
+            for task in stages.values():
+                bar.update(task, total=1, completed=1)
+            stages[stage] = bar.add_task(message, stage=stage, total=None)
         total = None if fraction is None else 1
-        bar.update(open_stages[-1][1], description=message, total=total, completed=fraction or 0)
+        bar.update(stages[stage], description=message, total=total, completed=fraction or 0)
+        if fraction == 1:
+            ended.add(stage)
 
     return show
 

@@ -60,17 +60,29 @@ def prepare(
     Raises:
         BuildError: The image could not be built.
     """
-    try:
-        daemon = lifecycle.find(state_dir)
-    except NotFound:
-        return recipe
-    if daemon.mode != "helper" or daemon.url != url:
+    if not _is_our_helper(url, state_dir):
         return recipe
     path = recipe if isinstance(recipe, Path) else programs.RECIPES / recipe
     if not (isinstance(recipe, Path) or path.is_dir()):
         return recipe
     (build or build_image)(path, progress)
     return path
+
+
+def recipes_here(url: str, state_dir: Path) -> list[Path]:
+    """Return the TOML files of the recipes that `prepare` finds by name, by name."""
+    if not _is_our_helper(url, state_dir):
+        return []
+    return sorted(programs.RECIPES.glob("*/recipe.toml"))
+
+
+def _is_our_helper(url: str, state_dir: Path) -> bool:
+    """Whether a daemon is the one in the helper machine of `state_dir`."""
+    try:
+        daemon = lifecycle.find(state_dir)
+    except NotFound:
+        return False
+    return daemon.mode == "helper" and daemon.url == url
 
 
 def build_image(recipe: Path, progress: Progress) -> dict[str, Any]:

@@ -103,6 +103,10 @@ class RunningDaemon:
     process: ProcessId
 
 
+RUNS_GUESTS = "its KVM runs a test guest"
+"""What makes a host fit to run machines itself."""
+
+
 def choose_mode(*, is_root: bool, native: str | None, jail: str | None) -> tuple[Mode, str]:
     """Return where a daemon should run, and why, in a sentence.
 
@@ -118,11 +122,11 @@ def choose_mode(*, is_root: bool, native: str | None, jail: str | None) -> tuple
     if native is not None:
         return "helper", f"machines run in the helper machine: {native}"
     if is_root:
-        return "native", "machines run on this host: its KVM runs a stock guest"
+        return "native", f"machines run on this host: {RUNS_GUESTS}"
     if jail is not None:
         return "helper", f"machines run in the helper machine: without root, {jail}"
     return "native", (
-        "machines run on this host, without root: its KVM runs a stock guest. They have no "
+        f"machines run on this host, without root: {RUNS_GUESTS}. They have no "
         "network: `sudo forkd up` and `forkd up --mode helper` give them one"
     )
 
@@ -132,11 +136,11 @@ def why_not_native() -> str | None:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "/dev/kvm is missing or closed to you"
     if look_at_kvm().paravirtual:
-        return "its KVM is PVM, which interprets stock guests"
+        return "its KVM is PVM, which emulates guests, so they would be very slow"
     said = _answer_of_vmm("probe")
     if isinstance(said, str):
         return f"trying a guest failed: {said}"
-    return None if said.get("ok") else str(said.get("reason") or "a stock guest does not run")
+    return None if said.get("ok") else str(said.get("reason") or "a test guest does not run")
 
 
 def why_no_jail() -> str | None:

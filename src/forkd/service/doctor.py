@@ -330,12 +330,17 @@ def _native(facts: Facts) -> Check:
         join = "" if facts.is_pvm else "; `sudo usermod -aG kvm $USER` opens it after a new login"
         return Check(name, Status.WARN, "/dev/kvm is closed to you", f"{around}{join}")
     if facts.probe is not None and not facts.probe.ok:
-        return Check(name, Status.WARN, f"a stock guest does not run: {facts.probe.reason}", around)
+        return Check(name, Status.WARN, f"a test guest does not run: {facts.probe.reason}", around)
     if facts.is_pvm:
-        return Check(name, Status.WARN, "this KVM is PVM, which interprets stock guests", around)
+        return Check(
+            name,
+            Status.WARN,
+            "this KVM is PVM, which emulates guests: slow",
+            around,
+        )
     if facts.probe is None:
         return Check(name, Status.SKIP, "it opens, but no guest could be tried", "`make build`")
-    return Check(name, Status.PASS, "a stock guest runs")
+    return Check(name, Status.PASS, "a test guest runs")
 
 
 def _helper(facts: Facts) -> Check:

@@ -92,7 +92,7 @@ class HostInfo(Answer):
     memory_available_mib: int
     state_free_mib: int = Field(description="Free space where snapshots are stored.")
     kvm: bool
-    pvm: bool = Field(description="This KVM interprets stock guests; they will be very slow.")
+    pvm: bool = Field(description="This KVM is PVM, which emulates guests; they will be very slow.")
     cgroups: bool
     network: bool
     jail: bool = Field(
