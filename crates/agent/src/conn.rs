@@ -7,6 +7,7 @@ use forkd_proto::guest::ErrorBody;
 use nix::unistd::Pid;
 use serde::Serialize;
 
+use crate::connect::Connect;
 use crate::exec::Exec;
 use crate::fork::PostFork;
 use crate::quiesce::Rehearsal;
@@ -38,6 +39,8 @@ pub enum Op {
     Idle,
     /// A process runs.
     Exec(Box<Exec>),
+    /// A program is connected, or will be.
+    Connect(Box<Connect>),
     /// The runtime evaluates, or will.
     Eval,
     /// The guest is being warmed up.
@@ -62,7 +65,12 @@ impl Op {
             Self::Warm(warm) => warm.process(),
             Self::PostFork(fork) => fork.process(),
             Self::Rehearsal(rehearsal) => Some(rehearsal.pid()),
-            Self::Idle | Self::Eval | Self::Watched(_) | Self::Closing | Self::Shutdown => None,
+            Self::Idle
+            | Self::Connect(_)
+            | Self::Eval
+            | Self::Watched(_)
+            | Self::Closing
+            | Self::Shutdown => None,
         }
     }
 }
@@ -77,6 +85,7 @@ impl Conn {
     pub fn wake_at(&self) -> Option<Instant> {
         let operation = match &self.op {
             Op::Exec(exec) => exec.wake_at(self.blocked),
+            Op::Connect(connect) => connect.wake_at(),
             Op::Warm(warm) => Some(warm.wake_at()),
             Op::PostFork(fork) => Some(fork.deadline()),
             Op::Rehearsal(rehearsal) => Some(rehearsal.deadline()),
@@ -92,6 +101,7 @@ impl Conn {
         match &self.op {
             Op::Idle => true,
             Op::Exec(exec) => exec.wants_input(),
+            Op::Connect(connect) => connect.wants_input(),
             _ => false,
         }
     }

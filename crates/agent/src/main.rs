@@ -25,6 +25,7 @@ mod cgroup;
 mod child;
 mod clock;
 mod conn;
+mod connect;
 mod copy;
 mod disk;
 mod entropy;

@@ -14,11 +14,13 @@ use crate::limits::{
 };
 use crate::{Text, parse};
 
+mod connect;
 mod files;
 mod limit;
 mod reply;
 mod runtime;
 
+pub use connect::*;
 pub use files::*;
 pub use limit::*;
 pub use reply::*;
@@ -39,6 +41,8 @@ pub enum Request {
     Exec(Exec),
     /// Evaluates code in the warm runtime.
     Eval(Eval),
+    /// Connects to a program that listens.
+    Connect(Connect),
     /// Streams a file out.
     ReadFile(ReadFile),
     /// Streams a file in.
@@ -96,6 +100,7 @@ impl Request {
             "echo" => parse::members(members).map(Self::Echo),
             "exec" => parse::members(members).map(Self::Exec),
             "eval" => parse::members(members).map(Self::Eval),
+            "connect" => parse::members(members).map(Self::Connect),
             "read_file" => parse::members(members).map(Self::ReadFile),
             "write_file" => parse::members(members).map(Self::WriteFile),
             "read_archive" => parse::members(members).map(Self::ReadArchive),
@@ -151,6 +156,7 @@ impl Request {
             Self::Watched(watched) => check_watch("at_least_s", watched.at_least_s),
             Self::Ping
             | Self::Echo(_)
+            | Self::Connect(_)
             | Self::Quiesce
             | Self::Freeze
             | Self::SetTime(_)

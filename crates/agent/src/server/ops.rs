@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use forkd_proto::Kind;
 use forkd_proto::guest::{
-    ErrorBody, ErrorCode, Eval as EvalRequest, Event, Nothing, Pong, PostFork as PostForkRequest,
-    Request, RuntimeState, TimeReply, Warm as WarmRequest, WarmReply, timeout,
+    ErrorBody, ErrorCode, Eval as EvalRequest, Event, Exec as ExecRequest, Nothing, Pong,
+    PostFork as PostForkRequest, Request, RuntimeState, TimeReply, Warm as WarmRequest, WarmReply,
+    timeout,
 };
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::Pid;
@@ -14,6 +15,7 @@ use serde_json::json;
 use super::{Errand, Server};
 use crate::child::Ended;
 use crate::conn::{Conn, Op};
+use crate::connect::{self, Connect};
 use crate::exec::{Exec, Progress};
 use crate::failure::{Outcome, failure, refused};
 use crate::fork::{KernelPart, PostFork, needs_generation};
@@ -32,11 +34,18 @@ impl Server {
         kind: Kind,
         payload: &[u8],
     ) -> Option<Errand> {
-        if let Op::Exec(exec) = &mut conn.op {
-            if let Err(body) = exec.on_frame(kind, payload) {
+        let taken = match &mut conn.op {
+            Op::Exec(exec) => Some(exec.on_frame(kind, payload)),
+            Op::Connect(connect) => Some(connect.on_frame(kind, payload)),
+            _ => None,
+        };
+        match taken {
+            Some(Ok(())) => return None,
+            Some(Err(body)) => {
                 self.break_off(conn, &body);
+                return None;
             }
-            return None;
+            None => {}
         }
         match kind {
             Kind::Request => match Request::parse(payload) {
@@ -63,13 +72,14 @@ impl Server {
         match request {
             Request::Ping => conn.reply(&self.pong()),
             Request::Echo(echo) => conn.reply(&echo),
-            Request::Exec(exec) => {
-                let started = Exec::start(&mut self.launcher, &exec, &self.defaults, self.now);
-                match started {
-                    Ok(exec) => self.begin_exec(conn, exec),
-                    Err(body) => conn.fail(&body),
+            Request::Exec(exec) => self.begin_exec(conn, &exec),
+            Request::Connect(connect) => match Connect::start(connect.port, self.now) {
+                Ok(connect) => {
+                    self.watch(conn.id, connect.socket());
+                    conn.op = Op::Connect(Box::new(connect));
                 }
-            }
+                Err(body) => conn.fail(&body),
+            },
             Request::Eval(eval) => self.begin_eval(conn, eval),
             Request::Warm(warm) => self.begin_warm(conn, warm),
             Request::Configure(configure) => {
@@ -146,6 +156,7 @@ impl Server {
                     Progress::Waiting => {}
                 }
             }
+            Op::Connect(_) => return self.advance_connect(conn),
             Op::Warm(_) => self.advance_warm(conn),
             Op::PostFork(fork) => {
                 if let Some(body) = fork.timed_out(self.now) {
@@ -187,7 +198,7 @@ impl Server {
                 Err(body) => conn.fail(&body),
             },
             Op::Rehearsal(_) => self.finish_quiesce(&mut conn),
-            Op::Idle | Op::Eval | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
+            Op::Idle | Op::Connect(_) | Op::Eval | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
         }
         self.conns.insert(id, conn);
     }
@@ -263,8 +274,25 @@ impl Server {
                 self.runtime.abandon(conn.id, self.now);
             }
             Op::Rehearsal(rehearsal) => rehearsal.cancel(),
+            Op::Connect(connect) => connect.cancel(),
             Op::Idle | Op::Watched(_) | Op::Closing | Op::Shutdown => {}
         }
+    }
+
+    /// Moves bytes between a client and its program; true if it could go on in another turn.
+    fn advance_connect(&mut self, conn: &mut Conn) -> bool {
+        let Op::Connect(connect) = &mut conn.op else { return false };
+        match connect.drive(&mut conn.stream, &mut self.scratch, self.now) {
+            connect::Progress::Waiting => return false,
+            connect::Progress::More => {}
+            connect::Progress::Connected => conn.event(&Event::Connected),
+            connect::Progress::Redialed => self.watch(conn.id, connect.socket()),
+            connect::Progress::Done(result) => {
+                answer(conn, result.map(|()| Nothing {}));
+                return false;
+            }
+        }
+        true
     }
 
     /// Notes which connection a process belongs to.
@@ -273,7 +301,11 @@ impl Server {
         self.started = true;
     }
 
-    fn begin_exec(&mut self, conn: &mut Conn, exec: Exec) {
+    fn begin_exec(&mut self, conn: &mut Conn, request: &ExecRequest) {
+        let exec = match Exec::start(&mut self.launcher, request, &self.defaults, self.now) {
+            Ok(exec) => exec,
+            Err(body) => return conn.fail(&body),
+        };
         self.adopt(exec.pid(), conn.id);
         for file in exec.descriptors() {
             self.watch(conn.id, file);
@@ -523,6 +555,7 @@ fn leaves_the_guest_alone(request: &Request) -> bool {
         | Request::Watched(_)
         | Request::Shutdown => true,
         Request::Exec(_)
+        | Request::Connect(_)
         | Request::Eval(_)
         | Request::ReadFile(_)
         | Request::WriteFile(_)

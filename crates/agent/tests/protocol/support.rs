@@ -174,6 +174,7 @@ impl Client {
                 Kind::Stdout => answer.stdout.extend(frame.payload),
                 Kind::Stderr => answer.stderr.extend(frame.payload),
                 Kind::Data => answer.data.extend(frame.payload),
+                Kind::DataEof => {}
                 Kind::Event => answer.events.push(json()),
                 Kind::Reply => {
                     answer.reply = json();

@@ -21,6 +21,8 @@ pub enum Event {
         /// As the guest numbers it.
         pid: u32,
     },
+    /// The program of a `connect` has accepted the connection.
+    Connected,
     /// The tree of a `read_archive` is open, and its archive follows.
     Archive,
     /// The file of a `read_file` is open, and its bytes follow.
@@ -66,6 +68,7 @@ pub enum ErrorCode {
     NoSpace,
     TooLarge,
     ExecFailed,
+    Refused,
     NoRuntime,
     RuntimeFailed,
     RuntimeBroken,

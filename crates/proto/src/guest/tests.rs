@@ -56,6 +56,10 @@ fn an_unknown_or_missing_op_is_named() {
 #[test]
 fn the_member_out_of_range_is_named() {
     for (json, field) in [
+        (r#"{"op": "connect"}"#, "port"),
+        (r#"{"op": "connect", "port": 0}"#, "port"),
+        (r#"{"op": "connect", "port": 65536}"#, "port"),
+        (r#"{"op": "connect", "port": "80"}"#, "port"),
         (r#"{"op": "exec", "args": []}"#, "args"),
         (r#"{"op": "exec", "args": [""]}"#, "args"),
         (r#"{"op": "exec", "args": ["a\u0000b"]}"#, "args"),
