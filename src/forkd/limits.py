@@ -174,6 +174,18 @@ EXECS_MAX = 1_000
 EVALS_MAX = 1_000
 """Most evals at once, as with execs."""
 
+PORT_CONNECTIONS_MAX = 1_000
+"""Most connections at once to programs that listen in sandboxes, on one host."""
+
+PORT_CONNECTIONS_PER_SANDBOX_MAX = 256
+"""Most of them in one sandbox: half of what its agent serves, so that programs can be run."""
+
+PORT_MAX = 65_535
+"""Greatest port of TCP."""
+
+FORWARDS_MAX = 64
+"""Most ports that one command forwards."""
+
 LOG_FOLLOWERS_MAX = 256
 """Most clients that follow consoles at once; each has a file read four times a second."""
 

@@ -10,6 +10,7 @@ from forkd.model.ids import parse_tag
 from tests.support.fake_service import FakeService, some_snapshots
 from tests.support.service_suite import ServiceSuite, Subject
 from tests.support.service_suite_life import LifeSuite
+from tests.support.service_suite_ports import PortSuite
 
 if TYPE_CHECKING:
     from forkd.service.api import Host
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 TAG = parse_tag("python")
 
 
-class TestFakeService(ServiceSuite, LifeSuite):
+class TestFakeService(ServiceSuite, LifeSuite, PortSuite):
     @pytest.fixture
     def subject(self) -> Subject:
         fake = FakeService()

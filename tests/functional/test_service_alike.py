@@ -11,6 +11,7 @@ from tests.support import real_host as real
 from tests.support.service_host import TAG
 from tests.support.service_suite import ServiceSuite, Subject
 from tests.support.service_suite_life import LifeSuite
+from tests.support.service_suite_ports import PortSuite
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 
-class TestOverTheFakeVmm(ServiceSuite, LifeSuite):
+class TestOverTheFakeVmm(ServiceSuite, LifeSuite, PortSuite):
     @pytest.fixture
     async def subject(self, fake_host: FakeHost) -> AsyncIterator[Subject]:
         async with fake_host.service() as host:
@@ -32,7 +33,7 @@ class TestOverTheFakeVmm(ServiceSuite, LifeSuite):
 @real.REAL
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(600)
-class TestOverRealMachines(ServiceSuite, LifeSuite):
+class TestOverRealMachines(ServiceSuite, LifeSuite, PortSuite):
     @pytest_asyncio.fixture(loop_scope="module")
     async def subject(self, real_host: RealHost) -> AsyncIterator[Subject]:
         made = Subject(real_host.service, real.TAG)

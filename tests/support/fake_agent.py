@@ -10,6 +10,8 @@ import os
 import shlex
 import signal
 import socket
+import struct
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +159,38 @@ class Agent:
         elif request.get("stdin") or program == "sleep":
             ended |= self.run_until_told(peer)
         peer.send(Kind.REPLY, ended)
+
+    def op_connect(self, peer: Peer, request: Members) -> None:
+        """Connect to a port of this host: what listens there is a test's own program."""
+        try:
+            program = socket.create_connection(("127.0.0.1", request["port"]))
+        except OSError:
+            where = f"port {request['port']} of 127.0.0.1 or ::1 in the sandbox"
+            raise Refused("refused", f"nothing listens on {where}") from None
+        with program:
+            peer.send(Kind.EVENT, {"event": "connected"})
+            back = threading.Thread(target=self.say_what_comes, args=(peer, program), daemon=True)
+            back.start()
+            while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
+                program.sendall(frame.payload)
+            if frame is None:
+                program.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with contextlib.suppress(OSError):
+                    program.shutdown(socket.SHUT_RD)  # or the other thread keeps it open
+                back.join()
+                return
+            program.shutdown(socket.SHUT_WR)
+            back.join()
+        peer.send(Kind.REPLY, {})
+
+    @staticmethod
+    def say_what_comes(peer: Peer, program: socket.socket) -> None:
+        try:
+            while data := program.recv(65536):
+                peer.send_bytes(encode(Kind.DATA, data))
+            peer.send_bytes(encode(Kind.DATA_EOF))
+        except OSError as error:
+            peer.send(Kind.ERROR, {"code": "io", "message": str(error)})
 
     def begin(self, peer: Peer, request: Members) -> None:
         """Write what a program does as it begins."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forkd.engine.faults import guest_fault
 from forkd.errors import Conflict, EngineExited
+from forkd.limits import PORT_MAX
 from forkd.model.caller import Scope
+from forkd.model.checks import in_range
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from tests.support.fake_programs import FakeExec, evaluate
@@ -78,6 +80,45 @@ class FakeReader:
         await self.aclose()
 
 
+class FakePort:
+    """A connection to a port of this host."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ended = asyncio.Event()
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            while data := await self._reader.read(65536):
+                yield data
+        except OSError as error:
+            raise guest_fault({"code": "io", "message": str(error)}) from error
+        yield b""
+        await self._ended.wait()
+
+    async def send(self, data: bytes) -> None:
+        if self._ended.is_set():
+            raise Conflict("the end of what is sent was sent already")
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def send_end(self) -> None:
+        self._ended.set()
+        self._writer.write_eof()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        self._writer.transport.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 @dataclass
 class FakeGuests:
     world: FakeService
@@ -116,6 +157,18 @@ class FakeGuests:
             kept[0].add(result.stdout.encode())
             return replace(result, output_truncated=kept[0].truncated)
         return result
+
+    async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> FakePort:
+        in_range("port", port, 1, PORT_MAX)
+        self.world.running_guest(caller, sandbox)
+        self._check_age(sandbox)
+        try:
+            connection = FakePort(*await asyncio.open_connection("127.0.0.1", port))
+        except OSError as error:
+            words = f"nothing listens on port {port} of 127.0.0.1 or ::1 in the sandbox"
+            raise guest_fault({"code": "refused", "message": words}) from error
+        self.world.ports.append(connection)
+        return connection
 
     async def read_file(
         self,

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from forkd.model.recipe import RecipeSource
     from forkd.model.sandbox import BranchOptions, NewLimits, SandboxChange
     from forkd.model.snapshot import LinkRequest, SnapshotRequest
+    from tests.support.fake_guests import FakePort
     from tests.support.fake_programs import FakeExec
 
 FAKE_BUDGETS = TreeBudgets(live_max=100, depth_max=2, private_mib_max=1_024)
@@ -447,6 +448,7 @@ class FakeService:
         self.baking = asyncio.Event()
         self.bake_undone = asyncio.Event()
         self.execs: list[FakeExec] = []
+        self.ports: list[FakePort] = []
         self.exec_fed = asyncio.Event()
         self.crashes_expected = 0
         self.failure: str | None = None

@@ -76,6 +76,7 @@ class LifeSuite:
         for ask in (
             host.guests.ping(CALLER, sandbox),
             host.guests.exec(CALLER, sandbox, ExecRequest(("echo",))),
+            host.guests.connect(CALLER, sandbox, 80),
             host.guests.eval(CALLER, sandbox, "1"),
             host.guests.read_file(CALLER, sandbox, "/etc/hostname"),
             host.sandboxes.reset(CALLER, sandbox, deadline_s=5.0),

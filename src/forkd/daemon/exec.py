@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,14 +11,14 @@ from starlette.websockets import WebSocketDisconnect
 
 from forkd.daemon import convert
 from forkd.daemon.errors import body_of, invalid
-from forkd.daemon.streaming import with_outputs
+from forkd.daemon.streaming import first_error, with_outputs
 from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 from forkd.wire import v2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from fastapi import Response, WebSocket
 
@@ -81,7 +80,7 @@ async def to_the_end(  # noqa: PLR0913, PLR0917 - what an exec has
         ForkdError: Whatever the service raises.
     """
     async with await guests.exec(caller, sandbox, request) as session:
-        with _first_error():
+        with first_error():
             async with asyncio.TaskGroup() as group:
                 feeder = group.create_task(_feed(session, stdin))
                 ended = await _collect(session, *kept)
@@ -184,7 +183,7 @@ async def _first_message(websocket: WebSocket) -> v2.ExecStart:
 
 
 async def _converse(websocket: WebSocket, session: ExecSession) -> None:
-    with _first_error():
+    with first_error():
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(_listen(websocket, session))
             async for event in session:
@@ -245,15 +244,3 @@ async def _receive(websocket: WebSocket) -> tuple[v2.Kind, bytes]:
 
 async def _send(websocket: WebSocket, kind: v2.Kind, payload: bytes) -> None:
     await websocket.send_bytes(bytes([kind]) + payload)
-
-
-@contextlib.contextmanager
-def _first_error() -> Iterator[None]:
-    """Raise the first of the errors of a task group, as if there had been no group."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None

@@ -174,3 +174,15 @@ async def last(source: AsyncGenerator[object, None], kind: type[T]) -> T:
     if not isinstance(result, kind):
         raise EngineError("the operation ended without a result")
     return result
+
+
+@contextlib.contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first of the errors of a task group, as if there had been no group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

@@ -42,6 +42,7 @@ _GUEST: dict[str, type[ForkdError]] = {
     "not_a_directory": Conflict,
     "is_a_directory": Conflict,
     "not_empty": Conflict,
+    "refused": Conflict,
     "no_runtime": Conflict,
     "warm_up_failed": WarmUpError,
     "warm_up_timeout": WarmUpError,

@@ -146,6 +146,12 @@ class Warmed(Reply):
     duration_s: Seconds
 
 
+class Connected(Reply):
+    """The first EVENT of `connect`."""
+
+    event: Literal["connected"]
+
+
 class ExecStarted(Reply):
     """The first EVENT of `exec`."""
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
     from forkd.service.answers import Answers
     from forkd.service.api_images import ImageCache, Images, ImageSnapshots, Recipes
-    from forkd.service.api_streams import ExecSession, FileReader
+    from forkd.service.api_streams import ExecSession, FileReader, PortSession
     from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
     from forkd.service.api_trees import Comparisons, Promotions, Trees
 
@@ -359,6 +359,15 @@ class Guests(Protocol):
 
         Raises:
             Conflict: There is no runtime, or none that is called `runtime`.
+        """
+        ...
+
+    async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> PortSession:
+        """Connect to the program that listens on a TCP port of the guest's loopback address.
+
+        Raises:
+            Conflict: Nothing listens there, or the guest's agent is too old to connect.
+            CapacityError: There are too many such connections; `Busy`: in this sandbox.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a front end is given that goes on: a command that runs, a file that is read.
+"""What a front end is given that goes on: a command that runs, a file that is read, a connection.
 
 The rules are those of `forkd.service.api`.
 """
@@ -47,6 +47,39 @@ class ExecSession(Protocol):
 
     async def aclose(self) -> None:
         """Let go of the command; the guest kills it if it still runs.  Idempotent."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class PortSession(Protocol):
+    """A connection to a program in a guest: an async context manager and an iterator of bytes."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Return what the program sends, `b""` when it has ended that; ends when both have."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes to the program; returns when the guest has room for more.
+
+        Raises:
+            Conflict: After `send_end`.
+        """
+        ...
+
+    async def send_end(self) -> None:
+        """Let the program see the end of what is sent; idempotent."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go; a connection that has not ended is reset.  Idempotent."""
         ...
 
     async def __aenter__(self) -> Self: ...

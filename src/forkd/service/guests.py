@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkd.engine import guest_files
 from forkd.engine.guest_exec import GuestExec
 from forkd.engine.guest_files import GuestFile, write_file
-from forkd.errors import InvalidRequest
+from forkd.engine.guest_port import GuestPort
+from forkd.errors import Busy, InvalidRequest
 from forkd.limits import (
     EVAL_CODE_BYTES_MAX,
     EVALS_MAX,
@@ -21,6 +23,9 @@ from forkd.limits import (
     EXECS_MAX,
     FILE_MODE_MAX,
     PATH_BYTES_MAX,
+    PORT_CONNECTIONS_MAX,
+    PORT_CONNECTIONS_PER_SANDBOX_MAX,
+    PORT_MAX,
     RUNTIME_NAME_PATTERN,
     SHORT_RETRY_S,
 )
@@ -60,6 +65,7 @@ class Guests:
         introduction: What is told of secrets.
         execs: The places of commands, until who started them lets go.
         evals: Those of evaluations.
+        ports: Those of connections to programs that listen.
     """
 
     telemetry: Telemetry
@@ -67,6 +73,10 @@ class Guests:
     introduction: Introduction
     execs: Places = field(default_factory=lambda: Places("execs", EXECS_MAX, SHORT_RETRY_S))
     evals: Places = field(default_factory=lambda: Places("evals", EVALS_MAX, SHORT_RETRY_S))
+    ports: Places = field(
+        default_factory=lambda: Places("connections to ports", PORT_CONNECTIONS_MAX, SHORT_RETRY_S)
+    )
+    _ports_of: Counter[SandboxId] = field(default_factory=Counter)
 
     @use_case("ping", Scope.READ)
     async def ping(self, caller: Caller, sandbox: SandboxId) -> GuestStatus:
@@ -110,6 +120,13 @@ class Guests:
         guest = self._guest(caller, sandbox)
         with self.evals.take(caller):
             return await guest.eval(code, timeout_s, kept, runtime=runtime)
+
+    @use_case("connect_port", Scope.RUN)
+    async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> GuestPort:
+        """Connect to a program that listens."""
+        in_range("port", port, 1, PORT_MAX)
+        guest = self._guest(caller, sandbox)
+        return await GuestPort.open(guest, port, self._connected(caller, sandbox))
 
     @use_case("read_file", Scope.RUN)
     async def read_file(
@@ -229,6 +246,24 @@ class Guests:
         """Have a place for a command as long as the block takes, and its time counted."""
         with self.telemetry.operation("exec"), self.execs.take(caller):
             yield
+
+    @contextlib.contextmanager
+    def _connected(self, caller: Caller, sandbox: SandboxId) -> Generator[None, None, None]:
+        """Have a place for a connection as long as the block takes."""
+        if self._ports_of[sandbox] >= PORT_CONNECTIONS_PER_SANDBOX_MAX:
+            raise Busy(
+                f"sandbox {sandbox} has {PORT_CONNECTIONS_PER_SANDBOX_MAX} connections to its "
+                "ports, and may have no more at once: close some",
+                retry_after_s=SHORT_RETRY_S,
+            )
+        with self.ports.take(caller):
+            self._ports_of[sandbox] += 1
+            try:
+                yield
+            finally:
+                self._ports_of[sandbox] -= 1
+                if not self._ports_of[sandbox]:
+                    del self._ports_of[sandbox]
 
     def _guest(self, caller: Caller, sandbox: SandboxId) -> Guest:
         """Return the agent of a running sandbox that belongs to the caller."""

@@ -49,9 +49,9 @@ EXEC = "exec"
 
 OPERATION_NAMES = frozenset({
     EXEC, "bake", "branch", "build", "change_network", "change_quotas", "change_sandbox", "compact",
-    "compare", "console_log", "create_token", "delete_sandbox", "delete_snapshot", "draw_trees",
-    "echo", "eval", "extend", "find_sandbox", "follow_console_log", "follow_events", "fork",
-    "get_network", "get_recipe", "get_sandbox", "get_snapshot", "get_usage", "host_info",
+    "compare", "connect_port", "console_log", "create_token", "delete_sandbox", "delete_snapshot",
+    "draw_trees", "echo", "eval", "extend", "find_sandbox", "follow_console_log", "follow_events",
+    "fork", "get_network", "get_recipe", "get_sandbox", "get_snapshot", "get_usage", "host_info",
     "list_dir", "list_images", "list_recipes", "list_sandboxes", "list_secrets", "list_snapshots",
     "list_tenants", "list_tokens", "list_usage", "make_dir", "metrics", "move_file", "pack",
     "pause", "ping", "promote", "read_archive", "read_file", "remove_file", "remove_image",

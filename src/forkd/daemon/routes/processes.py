@@ -9,6 +9,7 @@ from fastapi import Response, WebSocket
 from forkd.daemon import convert
 from forkd.daemon.bodies import takes_body
 from forkd.daemon.exec import attach, evaluate, run
+from forkd.daemon.ports import connect
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, SandboxesOf, router, sandbox_of
 from forkd.model.caller import Scope
 from forkd.wire import v2
@@ -50,3 +51,11 @@ async def exec_stream(
 ) -> None:
     """Run a program with its streams attached; protocol/rest/README.md describes the messages."""
     await attach(websocket, guests, caller, id, partial(sandbox_of, caller, sandboxes))
+
+
+@routes.websocket("/v2/sandboxes/{id}/ports/{port}")
+async def connect_port(
+    websocket: WebSocket, sandbox: IdOf, port: str, caller: CallerOf, guests: GuestsOf
+) -> None:
+    """Connect to a program that listens; protocol/rest/README.md describes the messages."""
+    await connect(websocket, guests, caller, sandbox, port)
