@@ -12,11 +12,13 @@ from forkd.sdk._async.collections import (
 from forkd.sdk._async.connection import AsyncConnection
 from forkd.sdk._async.files import AsyncFiles
 from forkd.sdk._async.network import AsyncNetwork
+from forkd.sdk._async.ports import AsyncPort
 from forkd.sdk._async.programs import AsyncCommands
 from forkd.sdk._async.recipes import AsyncRecipes
 from forkd.sdk._async.rights import AsyncTenants, AsyncTokens
 from forkd.sdk._async.secrets import AsyncSecrets
 from forkd.sdk._endpoint import Endpoint
+from forkd.sdk._forwarding import AsyncForward, Forward
 from forkd.sdk._results import (
     Branch,
     DiffInfo,
@@ -33,6 +35,7 @@ from forkd.sdk._sync.collections import Images, SandboxCollection, Snapshots
 from forkd.sdk._sync.connection import Connection
 from forkd.sdk._sync.files import Files
 from forkd.sdk._sync.network import Network
+from forkd.sdk._sync.ports import Port
 from forkd.sdk._sync.programs import Commands
 from forkd.sdk._sync.recipes import Recipes
 from forkd.sdk._sync.rights import Tenants, Tokens
@@ -68,8 +71,10 @@ __all__ = [
     "AsyncCommands",
     "AsyncConnection",
     "AsyncFiles",
+    "AsyncForward",
     "AsyncImages",
     "AsyncNetwork",
+    "AsyncPort",
     "AsyncRecipes",
     "AsyncSandboxCollection",
     "AsyncSecrets",
@@ -92,6 +97,7 @@ __all__ = [
     "FileEntry",
     "Files",
     "ForkTimes",
+    "Forward",
     "HostInfo",
     "HostRecipe",
     "ImageInfo",
@@ -101,6 +107,7 @@ __all__ = [
     "NetworkInfo",
     "Output",
     "Pong",
+    "Port",
     "ProgressEvent",
     "Quotas",
     "RecipeInfo",

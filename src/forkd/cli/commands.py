@@ -88,6 +88,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
             "guests",
             "Run code in the sandbox's warm interpreter and print the result.",
         ),
+        Listed("port", "ports", "Forward ports of this host to ports in a sandbox until Ctrl-C."),
         Listed("cp", "copy", "Copy files and folders between this host and a sandbox."),
         Listed("logs", "sandboxes", "Print a sandbox's console log."),
         Listed(

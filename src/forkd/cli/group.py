@@ -102,7 +102,9 @@ def _misused(error: Any) -> typer.Exit:  # noqa: ANN401 - as above
     if isinstance(error, typer.BadParameter) and parameter is not None and error.message:
         message = f"{parameter_name(parameter)}: {_complaint(error)}"
     as_json = shared.as_json or "--json" in sys.argv
-    render.failure(InvalidRequest(message[:1].lower() + message[1:]), as_json=as_json)
+    if not message[:2].isupper():  # the name of an argument
+        message = message[:1].lower() + message[1:]
+    render.failure(InvalidRequest(message), as_json=as_json)
     if error.ctx is not None and not as_json:
         render.note(f"hint: `{error.ctx.command_path} --help` shows how it is used")
     return typer.Exit(error.exit_code)

@@ -43,6 +43,7 @@ from forkd.cli.options import (
     Secret,
     User,
 )
+from forkd.cli.ports import Listeners, Publish
 from forkd.cli.units import duration
 from forkd.errors import ForkdError, InvalidRequest
 
@@ -126,6 +127,7 @@ def run(  # noqa: PLR0913 - one for each option
     ttl: End = None,
     name: Name = None,
     label: Label = None,
+    publish: Publish = None,
     network: Network = None,
     secret: Secret = None,
     memory: Memory = None,
@@ -144,6 +146,9 @@ def run(  # noqa: PLR0913 - one for each option
     program).  The sandbox is removed on Ctrl-C, too.  If forkd itself is killed, the daemon ends
     the sandbox within a few minutes.
 
+    With -p 8080:80, port 8080 of this host goes to port 80 in the sandbox.  The forwarding ends
+    with the command, even if the sandbox is kept.
+
     The first run of an image bakes a snapshot, and later runs fork it.  With --image, --memory and
     --disk are the sizes of the machine; without, they are limits of the sandbox.
 
@@ -152,6 +157,7 @@ def run(  # noqa: PLR0913 - one for each option
       forkd run numpy -it -- bash
       forkd run -it --image python:3.12-slim bash
       forkd run --network internet --timeout 10m -e DEBUG=1 numpy -- pip install rich
+      forkd run -p 8000 --image python:3.12-slim -- python3 -m http.server
       cat data.csv | forkd run numpy -- python3 -c 'import sys; print(len(sys.stdin.read()))'
     """
     options: NamedForkOptions = {
@@ -178,13 +184,17 @@ def run(  # noqa: PLR0913 - one for each option
             program, tty = _shell(), True
         how = How(pairs(env, "--env"), cwd, user, tty, not no_stdin, timeout, json)
         how.check()
-        with shared.client(as_json=json) as client, _ended_by_signals():
+        with (
+            shared.client(as_json=json) as client,
+            _ended_by_signals(),
+            Listeners(publish) as listeners,
+        ):
             if image is not None:
                 with render.steps(as_json=json) as steps:
                     tag = client.snapshots.for_image(
                         image, memory_mib=memory, disk_mib=disk, pull=pull, on_progress=steps
                     ).tag
-            status = _run(client, tag or "", options, how, program, keep=keep)
+            status = _run(client, tag or "", options, how, program, listeners=listeners, keep=keep)
     raise typer.Exit(status)
 
 
@@ -200,11 +210,19 @@ def _shell() -> list[str]:
 
 
 def _run(  # noqa: PLR0913 - what a run is
-    client: Client, tag: str, options: NamedForkOptions, how: How, program: list[str], *, keep: bool
+    client: Client,
+    tag: str,
+    options: NamedForkOptions,
+    how: How,
+    program: list[str],
+    *,
+    listeners: Listeners,
+    keep: bool,
 ) -> int:
     sandbox = client.sandbox(tag, **options)
     try:
-        with _kept_alive(sandbox) if options["ttl_s"] == "default" else nullcontext():
+        alive = _kept_alive(sandbox) if options["ttl_s"] == "default" else nullcontext()
+        with alive, listeners.noted(sandbox):
             return how.run(sandbox, program)
     finally:
         if keep:

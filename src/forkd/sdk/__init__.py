@@ -8,18 +8,23 @@ those of what methods return.
 
 from forkd.sdk._async.client import AsyncClient
 from forkd.sdk._async.files import AsyncFiles
+from forkd.sdk._async.ports import AsyncPort
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._async.sandbox import AsyncSandbox, AsyncSandboxes
 from forkd.sdk._endpoint import Endpoint, discover
+from forkd.sdk._forwarding import AsyncForward, Forward
 from forkd.sdk._results import Branch, EvalError, EvalResult, ExecResult, Output
 from forkd.sdk._sync.client import Client
 from forkd.sdk._sync.files import Files
+from forkd.sdk._sync.ports import Port
 from forkd.sdk._sync.process import Process
 from forkd.sdk._sync.sandbox import Sandbox, Sandboxes
 
 __all__ = [
     "AsyncClient",
     "AsyncFiles",
+    "AsyncForward",
+    "AsyncPort",
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncSandboxes",
@@ -30,7 +35,9 @@ __all__ = [
     "EvalResult",
     "ExecResult",
     "Files",
+    "Forward",
     "Output",
+    "Port",
     "Process",
     "Sandbox",
     "Sandboxes",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 from pydantic import ValidationError
 
 from forkd.errors import InvalidRequest
+from forkd.limits import PORT_MAX
 from forkd.wire import v2, v2_trees
 from forkd.wire.text import encoded
 
@@ -147,6 +148,17 @@ def explicit(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **given)
 
     return checked
+
+
+def checked_port(port: int) -> int:
+    """Return a port of a sandbox.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    if not 1 <= port <= PORT_MAX:
+        raise InvalidRequest(f"port must be 1 to {PORT_MAX}, not {port}", field="port")
+    return port
 
 
 def unknown_option(function: str, name: str, options: Iterable[str]) -> InvalidRequest:

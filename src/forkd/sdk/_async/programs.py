@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from forkd.limits import EXEC_TIMEOUT_S_MAX
 from forkd.sdk._async.life import AsyncLife
+from forkd.sdk._async.ports import AsyncPort
 from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._async.running import TIMEOUT_MARGIN_S, Run
-from forkd.sdk._requests import build, explicit, program, shell
+from forkd.sdk._forwarding import AsyncForward, listen
+from forkd.sdk._requests import build, checked_port, explicit, program, shell
 from forkd.sdk._results import eval_result, judged
 from forkd.wire import v2
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping, Sequence
 
+    from forkd.errors import ForkdError
     from forkd.sdk._requests import ExecOptions
     from forkd.sdk._results import EvalResult, ExecResult
 
@@ -227,6 +231,44 @@ class AsyncPrograms(AsyncLife):
             user=user,
         )
         return AsyncProcess(self._http, f"{self._path}/exec/stream", request)
+
+    @explicit
+    def connect_port(self, port: int) -> AsyncPort:
+        """Return a connection to the program that listens on a port; entering it connects.
+
+        Args:
+            port: A TCP port of the sandbox's loopback address, 1 to 65535.
+        """
+        return AsyncPort(self._http, f"{self._path}/ports/{checked_port(port)}")
+
+    @explicit
+    def forward(
+        self,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        host_port: int = 0,
+        listener: socket.socket | None = None,
+        on_error: Callable[[ForkdError], object] | None = None,
+    ) -> AsyncForward:
+        """Return a port of this host that goes to a program's; entering it listens.
+
+        The program need not listen yet: each connection looks for it anew.
+
+        Args:
+            port: A TCP port of the sandbox's loopback address, 1 to 65535.
+            host: The address to listen on: the default serves this host alone.
+            host_port: The port to listen on; 0 for a free one, which is `port` of the result.
+            listener: A socket that listens already, instead of `host` and `host_port`.
+            on_error: Called with what refuses or breaks a connection, which is then reset.
+        """
+        return AsyncForward(
+            self._http.endpoint,
+            f"{self._path}/ports/{checked_port(port)}",
+            port,
+            lambda: listen(host, host_port) if listener is None else listener,
+            on_error,
+        )
 
     @explicit
     async def eval(
