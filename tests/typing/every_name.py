@@ -36,8 +36,10 @@ from forkd.types import (
     AsyncCommands,
     AsyncConnection,
     AsyncFiles,
+    AsyncForward,
     AsyncImages,
     AsyncNetwork,
+    AsyncPort,
     AsyncRecipes,
     AsyncSandboxCollection,
     AsyncSecrets,
@@ -56,6 +58,7 @@ from forkd.types import (
     FileEntry,
     Files,
     ForkTimes,
+    Forward,
     HostInfo,
     HostRecipe,
     ImageInfo,
@@ -64,6 +67,7 @@ from forkd.types import (
     Network,
     NetworkInfo,
     Pong,
+    Port,
     ProgressEvent,
     Quotas,
     RecipeInfo,
@@ -182,6 +186,16 @@ def one_sandbox(sandbox: Sandbox) -> None:
     for output in sandbox.exec_stream("ls"):
         assert_type(output, Output)
     assert_type(sandbox.console(), str)
+    with sandbox.connect_port(80) as port:
+        assert_type(port, Port)
+        port.send(b"")
+        port.send_end()
+        for data in port:
+            assert_type(data, bytes)
+    with sandbox.forward(80, host="::1", host_port=8080, on_error=print) as forward:
+        assert_type(forward, Forward)
+        assert_type((forward.address, forward.host), tuple[str, str])
+        assert_type((forward.port, forward.guest_port), tuple[int, int])
 
 
 def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
@@ -250,6 +264,11 @@ async def asynchronous(client: AsyncClient) -> None:
             assert_type(left, AsyncSandbox)
         async with sandbox.exec_stream("sh") as process:
             assert_type(process, AsyncProcess)
+        async with sandbox.connect_port(80) as port:
+            assert_type(port, AsyncPort)
+            assert_type(await port.receive(), bytes)
+        async with sandbox.forward(80) as forward:
+            assert_type(forward, AsyncForward)
     assert_type(await AsyncSandbox("numpy"), AsyncSandbox)
     assert_type(await AsyncSandbox.create("numpy"), AsyncSandbox)
     made = await client.fork("numpy", 2)

@@ -15,8 +15,8 @@ from forkd.sdk._results import eval_result, judged
 from forkd.wire import v2
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
+    from socket import socket
 
     from forkd.errors import ForkdError
     from forkd.sdk._requests import ExecOptions
@@ -248,7 +248,7 @@ class AsyncPrograms(AsyncLife):
         *,
         host: str = "127.0.0.1",
         host_port: int = 0,
-        listener: socket.socket | None = None,
+        listener: socket | None = None,
         on_error: Callable[[ForkdError], object] | None = None,
     ) -> AsyncForward:
         """Return a port of this host that goes to a program's; entering it listens.

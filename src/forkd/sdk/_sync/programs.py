@@ -16,8 +16,8 @@ from forkd.sdk._sync.running import TIMEOUT_MARGIN_S, Run
 from forkd.wire import v2
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
+    from socket import socket
 
     from forkd.errors import ForkdError
     from forkd.sdk._requests import ExecOptions
@@ -249,7 +249,7 @@ class Programs(Life):
         *,
         host: str = "127.0.0.1",
         host_port: int = 0,
-        listener: socket.socket | None = None,
+        listener: socket | None = None,
         on_error: Callable[[ForkdError], object] | None = None,
     ) -> Forward:
         """Return a port of this host that goes to a program's; entering it listens.
