@@ -1293,6 +1293,11 @@ export interface components {
             /** Code */
             code: string;
             /**
+             * Runtime
+             * @description Refuse the code if the warm runtime is another one; null: whatever it is.
+             */
+            runtime?: string | null;
+            /**
              * Timeout Secs
              * @default 30
              */
@@ -2715,7 +2720,7 @@ export interface components {
             recipe: string;
             /**
              * Runtime
-             * @description The warm runtime: `python` or `none`.
+             * @description The warm runtime: `python`, `node`, …, or `none`.
              */
             runtime: string;
             /**
@@ -2828,7 +2833,7 @@ export interface components {
             recipe: string;
             /**
              * Runtime
-             * @description The warm runtime: `python` or `none`.
+             * @description The warm runtime: `python`, `node`, …, or `none`.
              */
             runtime: string;
             /**
