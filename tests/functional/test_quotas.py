@@ -13,7 +13,7 @@ from forkd.model.caller import Caller, Scope, Tenant, local_caller
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from forkd.model.tenant import QUOTAS, Quotas, QuotasChange
-from tests.support.chains import write
+from tests.support.chains import let_go, write
 from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.support.service_host import FakeHost
 
 ADMIN = local_caller()
+A, B = parse_tag("a"), parse_tag("b")
 TEAM = Tenant("team")
 MEMBER = Caller("token:member", TEAM, frozenset({Scope.READ, Scope.RUN, Scope.SNAPSHOTS}), "test")
 AT_ONCE = 200
@@ -237,6 +238,28 @@ async def test_the_seed_of_a_branch_counts_once_as_long_as_there_is_a_sibling(
         for sandbox, left in ((one, 3), (other, 1), (source, 0)):
             await host.sandboxes.delete(MEMBER, sandbox.id)
             assert await used(host, "memory_mib") == left * guest_mib
+
+
+async def test_a_seed_that_writes_counts_until_it_has_written(fake_host: FakeHost) -> None:
+    async with fake_host.service() as host:
+        await fake_host.bake(host, fake_host.recipe(knobs="link=wait"))
+        await host.snapshots.share(ADMIN, TAG, shared=True)
+        guest_mib = (await host.snapshots.get(MEMBER, TAG)).memory_bytes >> 20
+        (source,) = await fork(host)
+        await host.tenants.set_quotas(ADMIN, TEAM, Quotas(memory_mib=2 * guest_mib))
+
+        await host.branches.snapshot(MEMBER, source.id, A, wait=False)
+
+        assert await used(host, "memory_mib") == 2 * guest_mib
+        with pytest.raises(QuotaExceeded, match="memory_mib"):
+            await host.branches.snapshot(MEMBER, source.id, B, wait=False)
+        let_go(fake_host)
+        (sibling,) = (await host.sandboxes.fork(ADMIN, A, 1, ForkOptions())).sandboxes
+        assert (
+            await used(host, "memory_mib") < 2 * guest_mib
+        )  # the source, and a little for a zygote
+        for each in (source, sibling):
+            await host.sandboxes.delete(ADMIN, each.id)
 
 
 async def test_quotas_that_are_changed_at_once_are_all_kept_also_by_the_next_daemon(

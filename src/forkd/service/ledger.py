@@ -4,10 +4,11 @@ A fork reserves what its sandboxes may use before they are there, and each count
 the moment when it is, so that two hundred requests at once do not exceed a quota that one would
 not.  A sandbox counts with what it may use, its limits, until its machine has ended; so does a
 machine that is baked.  Of a branch its seed counts besides, with the memory of its source, as long
-as there are siblings that are reset to it; of a snapshot that is forked its zygote, with the memory
-that it holds.  A snapshot counts with what it takes in the store, and while it is written with the
-most that it can take.  An uploaded recipe counts like a snapshot, for the tenant that has uploaded
-it first; so does an image in the cache, for the tenant whose request has built it.
+as it writes a snapshot, or there are siblings that are reset to it; of a snapshot that is forked
+its zygote, with the memory that it holds.  A snapshot counts with what it takes in the store, and
+while it is written with the most that it can take.  An uploaded recipe counts like a snapshot, for
+the tenant that has uploaded it first; so does an image in the cache, for the tenant whose request
+has built it.
 """
 
 from __future__ import annotations
@@ -240,6 +241,11 @@ def either(
         return second
     before = first
     return lambda tenant: before(tenant) or second(tenant)
+
+
+def seed_key(pid: int) -> str:
+    """Return under what a seed is counted; its siblings share it."""
+    return f"seed:{pid}"
 
 
 def stored(size_bytes: int) -> Amounts:

@@ -33,7 +33,7 @@ from forkd.model.sandbox import SandboxState, check_fork_count
 from forkd.model.tenant import Amounts
 from forkd.service import seeds
 from forkd.service.allowance import guest_memory_bytes
-from forkd.service.ledger import amounts_of
+from forkd.service.ledger import amounts_of, seed_key
 from forkd.service.places import Places
 from forkd.service.sandboxes import console
 from forkd.service.sandboxes.forking import Forks, Origin
@@ -328,13 +328,13 @@ class Sandboxes:
         self.ledger.count(lease.id, tenant, amounts)
         if lease.seed is not None:
             held = Amounts(memory_mib=amounts.memory_mib)
-            self.ledger.share(_seed_key(lease.seed), lease.id, tenant, held)
+            self.ledger.share(seed_key(lease.seed), lease.id, tenant, held)
 
     def _release(self, owner: SandboxOwner) -> None:
         lease = owner.lease
         self.ledger.release(lease.id)
         if lease.seed is not None:
-            self.ledger.let_go(_seed_key(lease.seed), lease.id)
+            self.ledger.let_go(seed_key(lease.seed), lease.id)
 
     def _note_gone(self, owner: SandboxOwner) -> None:
         self._release(owner)
@@ -356,11 +356,6 @@ class Sandboxes:
 
 def _not_named(name: str) -> NotFound:
     return NotFound(f"no sandbox is named {name}", sandbox=name)
-
-
-def _seed_key(pid: int) -> str:
-    """Return under what the ledger counts a seed."""
-    return f"seed:{pid}"
 
 
 async def _limit_guest(owner: SandboxOwner, memory_bytes: int | None) -> None:

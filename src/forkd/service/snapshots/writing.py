@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import CapacityError, ForkdError
 from forkd.model.ids import parse_tag
-from forkd.service.ledger import most_stored_bytes
+from forkd.service.ledger import most_stored_bytes, seed_key
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.staging import staged_folder
 from forkd.service.supervision import TaskKind, to_end
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.engine.replies import SavedFile
-    from forkd.model.caller import Owner
+    from forkd.model.caller import Owner, Tenant
     from forkd.model.ids import Tag
     from forkd.model.sandbox import Sandbox
     from forkd.model.snapshot import Snapshot
+    from forkd.model.tenant import Amounts
+    from forkd.service.ledger import Ledger
     from forkd.service.seeds import Seed
     from forkd.service.snapshots.catalog import Catalog
     from forkd.service.supervision import Supervisor, Task
@@ -188,6 +190,14 @@ class Claim:
         work = self.writer.write(self, seed)
         self.writing = self.writer.tasks.run(TaskKind.WRITE, work, self.tag)
         seed.hold()
+
+    def count(self, ledger: Ledger, seed: Seed, tenant: Tenant, amounts: Amounts) -> None:
+        """Count a seed for as long as it writes, who counted otherwise until now."""
+        if self.writing is None:
+            return
+        key, holder = seed_key(seed.process.pid), f"snapshot:{self.tag}"
+        ledger.share(key, holder, tenant, amounts)
+        self.writing.when_done(lambda: ledger.let_go(key, holder))
 
     async def written(self) -> Snapshot:
         """Return the snapshot when it is written; that goes on if the caller goes away.

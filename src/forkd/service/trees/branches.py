@@ -11,7 +11,9 @@ from forkd.errors import InvalidRequest
 from forkd.model.caller import Owner, Scope
 from forkd.model.event import EventKind
 from forkd.model.sandbox import BranchOptions, BranchResult, check_fork_count
+from forkd.model.tenant import Amounts
 from forkd.service import seeds
+from forkd.service.ledger import amounts_of
 from forkd.service.sandboxes.forking import Origin
 from forkd.service.sandboxes.lifecycle import LifeEvent, check
 from forkd.service.supervision import TaskKind
@@ -141,6 +143,9 @@ class Branches:
             if claim is not None and plan.wait:
                 await claim.written()
             fork = await batch.keep(branched_at=branched_at, seed=seed.process.pid)
+            if claim is not None:
+                held = Amounts(memory_mib=amounts_of(sandbox, snapshot).memory_mib)
+                claim.count(self.sandboxes.ledger, seed, plan.owner.tenant, held)
         self._report(sandbox, plan, seed.pause_ms)
         written = None if claim is None else claim.snapshot
         result = BranchResult(fork, seed.pause_ms, branched_at, snapshot=written)
