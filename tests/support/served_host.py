@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from forkd.daemon.auditing import Auditor
     from forkd.service.host import Host
 
 AT_ONCE = replace(TCP, login_delay_s=0.0)
@@ -89,18 +90,19 @@ def descriptors() -> int:
 
 
 @contextlib.asynccontextmanager
-async def served_host(
+async def served_host(  # noqa: PLR0913 - how a daemon can be
     host: FakeHost,
     *,
     limits: ClientLimits = UNIX,
     knobs: str = "",
     bind: Bind | None = None,
     baked: bool = False,
+    auditor: Auditor | None = None,
 ) -> AsyncIterator[Served]:
     """Serve a host with a snapshot `python`, baked with `knobs`; it has nothing else then.
 
     One that is `baked` was served before.  With `bind` it is served on TCP too, where failed
-    log-ins are answered at once.
+    log-ins are answered at once.  With an `auditor` requests are written down.
     """
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
         socket, state_dir = Path(folder) / "forkd.sock", host.settings.state_dir
@@ -109,8 +111,11 @@ async def served_host(
             if not baked:
                 await host.bake(service, host.recipe(knobs=knobs))
             app = create_app(service, lambda: service.tasks.failure)
-            tokens = service.tokens
-            async with listening(app, settings, tokens, unix=limits, tcp=AT_ONCE) as urls:
+            if auditor is not None:
+                auditor.name_by(app.routes)
+            async with listening(
+                app, settings, service.tokens, unix=limits, tcp=AT_ONCE, auditor=auditor
+            ) as urls:
                 transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=False)
                 async with httpx.AsyncClient(
                     transport=transport, base_url="http://forkd", timeout=60.0

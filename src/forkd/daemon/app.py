@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from forkd.daemon import errors, openapi
+from forkd.daemon import errors, mcp, openapi
 from forkd.daemon.bodies import Room
 from forkd.daemon.event_stream import EventTexts
 from forkd.daemon.reference.app import PREFIX, create_reference
@@ -74,6 +74,7 @@ def create_app(host: Host, failure: Callable[[], str | None] = _never) -> FastAP
         *(sandboxes, trees, usage, network, processes, files),
     ):
         app.include_router(module.routes)
+    app.router.routes.extend(mcp.routes())
     app.mount(PREFIX, create_reference(app.state))
     openapi.install(app)
     return app

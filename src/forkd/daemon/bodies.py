@@ -94,13 +94,13 @@ class BoundedRoute(APIRoute):
 
         is_ours = self.path.startswith(OURS)
 
-        async def bounded(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             if declared is not None:
                 caller: Caller = request.scope[CALLER]
                 for scope in declared.scopes:
                     caller.require(scope)
             if declared is None or not declared.is_upload:
-                request = _bounded(request)
+                request = bounded(request)
             key = repeats.key_of(request) if request.method == "POST" and is_ours else None
             if key is None:
                 return await handle(request)
@@ -108,10 +108,10 @@ class BoundedRoute(APIRoute):
                 raise repeats.refuse(self.path)
             return await repeats.once(request, key, handle)
 
-        return bounded
+        return answer
 
 
-def _bounded(request: Request) -> Request:
+def bounded(request: Request) -> Request:
     """Return a request with a body that breaks off with an error at a limit.
 
     Raises:

@@ -23,5 +23,17 @@ VISITOR = "forkd.visitor"
 ANYBODY = "anybody"
 """Principal of who asks without a token what anybody may ask."""
 
-OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/"})
+REQUESTS = "forkd.requests"
+"""The application with all that surrounds requests, for those that are made in its name."""
+
+MCP_PATH = "/mcp"
+"""Where agents find tools."""
+
+MCP_METADATA_PATHS = (
+    f"/.well-known/oauth-protected-resource{MCP_PATH}",
+    "/.well-known/oauth-protected-resource",
+)
+"""Where they find how to be let in."""
+
+OPEN_PATHS = frozenset({"/healthz", "/healthz/", "/readyz", "/readyz/", *MCP_METADATA_PATHS})
 """What anybody may ask, of everything that listens."""

@@ -15,7 +15,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
+from starlette.datastructures import URL, Headers
 from starlette.requests import ClientDisconnect
 
 from forkd.daemon.auditing import Auditor
@@ -24,7 +24,17 @@ from forkd.daemon.clients import EVENTS_PATH, HEADER_BYTES_MAX
 from forkd.daemon.connections import too_much
 from forkd.daemon.errors import CRASH, internal_error, plain, render
 from forkd.daemon.fair_loop import whose, whose_is
-from forkd.daemon.peers import ANYBODY, CALLER, END, HELD, OPEN_PATHS, VISITOR
+from forkd.daemon.peers import (
+    ANYBODY,
+    CALLER,
+    END,
+    HELD,
+    MCP_METADATA_PATHS,
+    MCP_PATH,
+    OPEN_PATHS,
+    REQUESTS,
+    VISITOR,
+)
 from forkd.errors import CapacityError, Denied, ForkdError, NotFound
 from forkd.limits import ANSWERS_BYTES_MAX
 from forkd.model.caller import Request, current_request, note_error
@@ -131,6 +141,7 @@ class Requests:
                 return
             end = asyncio.Event()
             scope[END] = end.set
+            scope[REQUESTS] = self
             with contextlib.ExitStack() as scope[HELD]:
                 scope[CALLER] = answer.caller = await self._who(scope, request_id)
                 _note_visit(scope, answer.caller)
@@ -291,7 +302,11 @@ async def _refuse(error: ForkdError, scope: Scope, receive: Receive, answer: _An
     """Answer with an error; of an answer that has begun there is only an end."""
     note_error(error.code)
     if not answer.begun:
-        await render(error)(scope, receive, answer.send)
+        rendered = render(error)
+        if isinstance(error, Denied) and scope["path"] == MCP_PATH:
+            where = URL(scope={**scope, "path": MCP_METADATA_PATHS[0], "query_string": b""})
+            rendered.headers["WWW-Authenticate"] = f'Bearer resource_metadata="{where}"'
+        await rendered(scope, receive, answer.send)
     elif scope["type"] == "websocket":
         said = str(error)[:REASON_CHARS_MAX]
         await answer.send({"type": "websocket.close", "code": REFUSED, "reason": said})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -27,7 +28,6 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from forkd.errors import ForkdError
-from forkd.limits import MCP_CALLS_MAX
 from forkd.mcp.call import Call
 from forkd.mcp.tools import TOOLS
 
@@ -57,7 +57,9 @@ forkd runs Linux virtual machines (sandboxes) that are forked from snapshots in 
 
 
 def make_server(
-    version: str, client: Callable[[Any], AbstractAsyncContextManager[AsyncClient]]
+    version: str,
+    client: Callable[[Any], AbstractAsyncContextManager[AsyncClient]],
+    places: AbstractAsyncContextManager[object] | None = None,
 ) -> Server[Any]:
     """Return a server.
 
@@ -65,8 +67,10 @@ def make_server(
         version: Of forkd.
         client: Opens the client of the daemon for a request; it is given what the transport says
             of the request, which is None over stdio.
+        places: Entered by each call; None where the transport bounds how many there are.
     """
-    places = asyncio.Semaphore(MCP_CALLS_MAX)
+    if places is None:
+        places = nullcontext()
 
     async def list_tools(
         _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None

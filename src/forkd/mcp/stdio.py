@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mcp.server.stdio import stdio_server
 
+from forkd.limits import MCP_CALLS_MAX
 from forkd.mcp.server import make_server
 from forkd.sdk import AsyncClient
 
@@ -35,6 +36,6 @@ async def _serve(endpoint: Endpoint, version: str) -> None:
         async def client(_: object) -> AsyncIterator[AsyncClient]:
             yield daemon
 
-        server = make_server(version, client)
+        server = make_server(version, client, asyncio.Semaphore(MCP_CALLS_MAX))
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())

@@ -23,6 +23,7 @@ from forkd.wire.v2_trees import DiffCreate
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forkd.sdk._async.http import AsyncHttp
     from forkd.wire.v2_events import EventInfo
 
 _USAGE = TypeAdapter(list[UsageInfo])
@@ -75,6 +76,9 @@ class AsyncClient(AsyncForks):
             client_key=client_key,
             retries_max=retries_max,
         )
+
+    def _begin(self, http: AsyncHttp) -> None:
+        super()._begin(http)
         self.recipes = AsyncRecipes(self._http)
         self.snapshots = AsyncSnapshots(self._http, self.recipes)
         self.images = AsyncImages(self._http, self.recipes)

@@ -41,7 +41,11 @@ class AsyncConnection:
         retries_max: int = RETRIES_MAX,
     ) -> None:
         files = {"ca_file": ca_file, "client_cert": client_cert, "client_key": client_key}
-        self._http = AsyncHttp(discover(url, token, **files), retries_max)
+        self._begin(AsyncHttp(discover(url, token, **files), retries_max))
+
+    def _begin(self, http: AsyncHttp) -> None:
+        """Ask over these connections from now on."""
+        self._http = http
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.endpoint.url}>"

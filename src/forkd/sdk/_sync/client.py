@@ -24,6 +24,7 @@ from forkd.wire.v2_trees import DiffCreate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forkd.sdk._sync.http import Http
     from forkd.wire.v2_events import EventInfo
 
 _USAGE = TypeAdapter(list[UsageInfo])
@@ -76,6 +77,9 @@ class Client(Forks):
             client_key=client_key,
             retries_max=retries_max,
         )
+
+    def _begin(self, http: Http) -> None:
+        super()._begin(http)
         self.recipes = Recipes(self._http)
         self.snapshots = Snapshots(self._http, self.recipes)
         self.images = Images(self._http, self.recipes)

@@ -42,7 +42,11 @@ class Connection:
         retries_max: int = RETRIES_MAX,
     ) -> None:
         files = {"ca_file": ca_file, "client_cert": client_cert, "client_key": client_key}
-        self._http = Http(discover(url, token, **files), retries_max)
+        self._begin(Http(discover(url, token, **files), retries_max))
+
+    def _begin(self, http: Http) -> None:
+        """Ask over these connections from now on."""
+        self._http = http
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.endpoint.url}>"

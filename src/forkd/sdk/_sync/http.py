@@ -57,6 +57,10 @@ _NULL = TypeAdapter(None)
 class Http:
     """A connection pool to one daemon."""
 
+    local_files = True
+    """Whether a recipe or an image may be a path of this host, to be uploaded; else what is given
+    is a name that the daemon knows."""
+
     def __init__(self, endpoint: Endpoint, retries_max: int = RETRIES_MAX) -> None:
         self.endpoint = endpoint
         self._retries_max = retries_max

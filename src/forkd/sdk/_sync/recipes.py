@@ -94,7 +94,7 @@ class Recipes:
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for a recipe: one of this host is uploaded first."""
-        if find_local(recipe) is None:
+        if not self._http.local_files or find_local(recipe) is None:
             return str(recipe)
         return (self.upload(recipe, on_progress=on_progress)).recipe
 
@@ -104,7 +104,7 @@ class Recipes:
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for an image: one of this host is uploaded first."""
-        local = find_local_image(image)
+        local = find_local_image(image) if self._http.local_files else str(image)
         if isinstance(local, str):
             return local
         if isinstance(local, LocalImage):
