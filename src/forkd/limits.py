@@ -543,6 +543,12 @@ MCP_READ_BYTES_DEFAULT = 32 * 1024
 MCP_READ_BYTES_MAX = 512 * 1024
 """Most that one call reads of a file."""
 
+MCP_PICTURE_BYTES_MAX = 4 * 1024 * 1024
+"""Largest picture that an answer has as a picture; clients take few that are larger."""
+
+MCP_RESOURCE_BYTES_MAX = 1024 * 1024
+"""Longest file that is read as a resource, and how much of the end of a console is."""
+
 MCP_WRITE_CHARS_MAX = 1024 * 1024
 """Longest contents that one call writes into a file."""
 

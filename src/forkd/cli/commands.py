@@ -94,7 +94,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed(
             "mcp",
             "mcp",
-            "Serve sandboxes as MCP tools over standard input and output, for AI agents.",
+            "Serve sandboxes as tools for AI agents (Model Context Protocol).",
         ),
     ),
     "Snapshots and packs": (

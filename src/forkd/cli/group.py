@@ -90,7 +90,8 @@ def _complaint(error: Any) -> str:  # noqa: ANN401 - as above
     plain = words.plain(message)
     if checked is None or plain == message:
         return message
-    return f"{checked()[0]['input']!r} {plain}"
+    given = repr(checked()[0]["input"])
+    return plain if plain.startswith(given) else f"{given} {plain}"
 
 
 def _misused(error: Any) -> typer.Exit:  # noqa: ANN401 - as above

@@ -6,9 +6,9 @@ import asyncio
 import inspect
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from forkd.sdk import AsyncSandbox
 
@@ -28,10 +28,35 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture, for the client to show and for the model to see.
+
+    Attributes:
+        data: Its bytes.
+        media_type: What they are.
+    """
+
+    data: bytes
+    media_type: str
+
+
 class Result(BaseModel):
     """What a tool answers."""
 
     model_config = ConfigDict(frozen=True)
+
+    _picture: Picture | None = PrivateAttr(default=None)
+
+    def with_picture(self, picture: Picture) -> Self:
+        """Have a picture shown beside it."""
+        self._picture = picture
+        return self
+
+    @property
+    def picture(self) -> Picture | None:
+        """What is shown beside it, if anything is."""
+        return self._picture
 
 
 class Report(Protocol):

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.mcp.call import Arguments, Call, Result, Toolbox
+from forkd.mcp.call import Arguments, Call, Picture, Result, Toolbox
 from forkd.mcp.fields import Path, SandboxName
 from forkd.mcp.output import whole_head
 from forkd.wire.text import readable
 
+if TYPE_CHECKING:
+    from forkd.sdk import AsyncFiles
+
 box = Toolbox()
 
 Encoding = Literal["utf-8", "base64"]
+
+PICTURES = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF8", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+)
+"""Pictures that clients show: a mark, where it is, and what they are."""
 
 
 class ReadFile(Arguments):
@@ -38,7 +49,9 @@ class FileContent(Result):
     """A part of a file."""
 
     content: str
-    encoding: Encoding = Field(description="base64 for what is not text in UTF-8.")
+    encoding: Literal["utf-8", "base64", "picture"] = Field(
+        description="base64 for what is not text in UTF-8; picture for one that is shown beside."
+    )
     size_bytes: int = Field(description="How long the whole file is.")
     next_offset: int | None = Field(description="The offset of the next part; null at the end.")
 
@@ -48,28 +61,42 @@ async def read_file(call: Call, args: ReadFile) -> FileContent:
     """Read a file of a sandbox, or a part of it.
 
     A long file is read in parts: pass next_offset as offset to go on. This also reads the whole
-    of a long output that exec_command or eval_code has kept.
+    of a long output that exec_command or eval_code has kept. A picture (PNG, JPEG, GIF, WebP) is
+    shown.
     """
     files = (await call.sandbox(args.sandbox_id)).files
     size = (await files.stat(args.path)).size_bytes
-    async with files.open(args.path, offset=args.offset, length=args.length) as pieces:
-        data = b"".join([piece async for piece in pieces])
+    data = await _part(files, args.path, args.offset, args.length)
+    media_type = picture_type(data) if args.offset == 0 else None
+    if media_type is not None and size <= limits.MCP_PICTURE_BYTES_MAX:
+        shown = Picture(await _part(files, args.path, 0, size), media_type)
+        return FileContent(
+            content="", encoding="picture", size_bytes=size, next_offset=None
+        ).with_picture(shown)
     end = args.offset + len(data)
-    text = _text(data if end >= size else whole_head(data))
-    if text is None:
-        content, encoding = base64.b64encode(data).decode(), "base64"
-    else:
-        content, encoding = text, "utf-8"
-        end = args.offset + len(text.encode())
+    whole = data if end >= size else whole_head(data)
+    text = text_of(whole)
+    end = end if text is None else args.offset + len(whole)
     return FileContent(
-        content=content,
-        encoding="utf-8" if encoding == "utf-8" else "base64",
+        content=base64.b64encode(data).decode() if text is None else text,
+        encoding="base64" if text is None else "utf-8",
         size_bytes=size,
         next_offset=end if end < size else None,
     )
 
 
-def _text(data: bytes) -> str | None:
+async def _part(files: AsyncFiles, path: str, offset: int, length: int) -> bytes:
+    async with files.open(path, offset=offset, length=length) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+def picture_type(data: bytes) -> str | None:
+    """Return what kind of picture begins with `data`; None if none does."""
+    kinds = (kind for mark, at, kind in PICTURES if data[at : at + len(mark)] == mark)
+    return next(kinds, None)
+
+
+def text_of(data: bytes) -> str | None:
     """Return the text that `data` is; None if it is none."""
     try:
         text = data.decode()

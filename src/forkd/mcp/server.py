@@ -8,9 +8,10 @@ bake is undone.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from mcp.server.lowlevel import Server
@@ -19,6 +20,9 @@ from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolResult,
+    ImageContent,
+    ListPromptsResult,
+    ListResourceTemplatesResult,
     ListToolsResult,
     TextContent,
     Tool,
@@ -28,7 +32,9 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from forkd.errors import ForkdError
+from forkd.mcp import resources
 from forkd.mcp.call import Call
+from forkd.mcp.prompts import PROMPTS, filled
 from forkd.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
@@ -36,10 +42,21 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from mcp.server.context import ServerRequestContext
-    from mcp_types import CallToolRequestParams, PaginatedRequestParams
+    from mcp_types import (
+        CallToolRequestParams,
+        ContentBlock,
+        GetPromptRequestParams,
+        GetPromptResult,
+        ListResourcesResult,
+        PaginatedRequestParams,
+        ReadResourceRequestParams,
+        ReadResourceResult,
+    )
 
     from forkd.mcp import call as calls
     from forkd.sdk import AsyncClient
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +107,33 @@ def make_server(
             asked = Call(daemon, context.session.report_progress)
             return await finished(answered(tool, asked, params.arguments or {}))
 
+    async def list_resources(
+        context: ServerRequestContext[Any, Any], _: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        async with client(context.request) as daemon:
+            return await finished(resources.listed(daemon))
+
+    async def list_templates(
+        _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        return ListResourceTemplatesResult(resource_templates=list(resources.TEMPLATES))
+
+    async def read_resource(
+        context: ServerRequestContext[Any, Any], params: ReadResourceRequestParams
+    ) -> ReadResourceResult:
+        async with places, client(context.request) as daemon:
+            return await finished(resources.read(daemon, str(params.uri)))
+
+    async def list_prompts(
+        _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None
+    ) -> ListPromptsResult:
+        return ListPromptsResult(prompts=[each.listed for each in PROMPTS.values()])
+
+    async def get_prompt(
+        _: ServerRequestContext[Any, Any], params: GetPromptRequestParams
+    ) -> GetPromptResult:
+        return filled(params.name, params.arguments or {})
+
     return Server(
         "forkd",
         version=version,
@@ -97,6 +141,11 @@ def make_server(
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
     )
 
 
@@ -143,10 +192,11 @@ async def answered(tool: calls.Tool[Any, Any], call: Call, given: dict[str, Any]
         raise MCPError(
             INTERNAL_ERROR, f"{tool.name} failed for a reason of its own; the server's log has it"
         ) from error
-    return CallToolResult(
-        content=[TextContent(text=result.model_dump_json())],
-        structured_content=result.model_dump(mode="json"),
-    )
+    content: list[ContentBlock] = [TextContent(text=result.model_dump_json())]
+    if (picture := result.picture) is not None:
+        data = base64.b64encode(picture.data).decode()
+        content.append(ImageContent(data=data, mime_type=picture.media_type))
+    return CallToolResult(content=content, structured_content=result.model_dump(mode="json"))
 
 
 def failed(message: str, code: str) -> CallToolResult:
@@ -164,7 +214,7 @@ def misfit(tool: calls.Tool[Any, Any], error: ValidationError) -> str:
     return f"{'; '.join(said)}. It takes {', '.join(tool.arguments.model_fields) or 'nothing'}"
 
 
-async def finished(work: Coroutine[Any, Any, CallToolResult]) -> CallToolResult:
+async def finished(work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` gives; one that is cancelled has let go of everything before this ends."""
     task = asyncio.ensure_future(work)
     try:
