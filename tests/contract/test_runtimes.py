@@ -123,11 +123,11 @@ def test_an_interruption_ends_the_code_and_keeps_the_state(
     for code in (dialect.forever, *(f"{dialect.started}{loop}" for loop in dialect.loops)):
         runtime.start(code)
         runtime.wait_for_output("now\n")
-        runtime.interrupt()
-        body = runtime.answer().body
+        body = runtime.interrupted().body
         assert (body["timed_out"], body["has_value"]) == (True, False), code
         assert body["error"]["type"], code
-        assert runtime.eval(dialect.recall).stdout == "kept\n"
+        after = runtime.eval(dialect.recall)
+        assert (after.stdout, after.body.get("error")) == ("kept\n", None)
 
 
 def test_a_signal_that_the_agent_did_not_announce_is_no_time_limit(
@@ -135,10 +135,9 @@ def test_a_signal_that_the_agent_did_not_announce_is_no_time_limit(
 ) -> None:
     runtime.start(dialect.forever)
     runtime.wait_for_output("now\n")
-    runtime.interrupt(told=False)
-    body = runtime.answer().body
+    body = runtime.interrupted(told=False).body
     assert body["error"]["type"]
-    assert not body["timed_out"]
+    assert not body.get("timed_out")
 
 
 def test_an_interruption_that_comes_too_late_is_nobodys(
@@ -148,7 +147,7 @@ def test_an_interruption_that_comes_too_late_is_nobodys(
     runtime.interrupt()
     answer = runtime.eval(dialect.recall)
     assert (answer.stdout, answer.body.get("error")) == ("kept\n", None)
-    assert not answer.body["timed_out"]
+    assert not answer.body.get("timed_out")
 
 
 def test_requests_that_come_at_once_are_answered_in_turn(
@@ -227,3 +226,31 @@ def test_code_that_ends_the_process_has_no_answer(
 
 def test_it_ends_with_the_agent(runtime: RuntimeProcess) -> None:
     assert runtime.hang_up() == 0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RuntimeProcess]:
+    wanted = DIALECTS["node"]
+    if (program := missing(wanted)) is not None:
+        pytest.skip(f"this machine lacks {program}")
+    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment) as process:
+        assert process.ask("hello", contract=1).kind == REPLY
+        yield process
+
+
+def test_node_calls_back_in_each_fork(node: RuntimeProcess) -> None:
+    node.eval("let forks = 0; forkd.onFork(() => { forks += 1; });")
+    for _ in range(2):
+        assert node.ask("post_fork", seed=SEED, code=None).body["hook"] == "ran"
+    assert node.eval("forks").body["value"] == 2
+    node.eval("forkd.onFork(() => { throw new RangeError('no fork'); });")
+    failed = node.ask("post_fork", seed=SEED, code=None)
+    assert (failed.kind, failed.body["code"]) == (ERROR, "hook_failed")
+    assert "RangeError: no fork" in failed.body["message"]
+
+
+def test_node_survives_an_exit_and_what_a_callback_throws(node: RuntimeProcess) -> None:
+    assert node.eval("process.exit(3)").body["error"]["type"] == "Exit"
+    answer = node.eval("setTimeout(() => { throw new Error('late') }); await new Promise((done) =>"
+                       " setTimeout(done, 50)); 'on'")  # fmt: skip
+    assert (answer.body["value"], "late" in answer.stderr) == ("on", True)

@@ -135,7 +135,37 @@ PERL = Dialect(
     page="docs/howto/add-a-runtime.md",
 )
 
-DIALECTS = {"perl": PERL, "python": PYTHON}
+NODE = Dialect(
+    command=("node", str(SCRIPTS / "node.js")),
+    keep="let word = 'kept';",
+    recall="console.log(word)",
+    raises="function fail() {\n  throw new TypeError('not today');\n}\nfail()",
+    fault=("TypeError", "not today", "at fail (cell-"),
+    malformed="1 +",
+    output="console.log('out');\nrequire('child_process').spawnSync('echo', ['child'], "
+    "{ stdio: 'inherit' });\nconsole.error('err')",
+    forever="console.log('now');\nawait new Promise(() => setTimeout(() => {}, 3.6e6))",
+    started="console.log('now');\n",
+    loops=("while (true) {}", "new Promise(() => {})"),
+    much=lambda size: f"for (let n = {size // 1000}; n; n -= 1) console.log('x'.repeat(999))",
+    descriptors="require('child_process').spawnSync('ls', ['-l', '/proc/self/fd'], "
+    "{ stdio: 'inherit' }); undefined",
+    random="console.log(Math.random())",
+    read="console.log(require('fs').readFileSync(0).length ? 'more' : 'end')",
+    die="process.reallyExit(3)",
+    values=(
+        ("6 * 7", 42),
+        ("[1, 2.5, 'a', null, { a: true }]", VALUE),
+        ("Promise.resolve(1)", 1),
+        ("const late = await new Promise((f) => setTimeout(() => f('late'))); late", "late"),
+    ),
+    foreign=("() => 1", "NaN", "1n", "new Map()", "({ a: undefined })", "Symbol('a')", "[,]"),
+    silent=("undefined", "let x = 1"),
+    long="'x'.repeat(300_000)",
+    reseeds="node.math",
+)
+
+DIALECTS = {"node": NODE, "perl": PERL, "python": PYTHON}
 
 
 def missing(dialect: Dialect) -> str | None:

@@ -19,8 +19,10 @@ pub const FOLDER: &str = "/usr/lib/forkd/runtimes";
 type Known = (&'static str, &'static [&'static str], Option<(&'static str, &'static str)>);
 
 /// The agent's own.
-const OURS: [Known; 1] =
-    [("python", &["python3"], Some(("runtime.py", include_str!("../../runtime/python.py"))))];
+const OURS: [Known; 2] = [
+    ("python", &["python3"], Some(("runtime.py", include_str!("../../runtime/python.py")))),
+    ("node", &["node"], Some(("runtime.js", include_str!("../../runtime/node.js")))),
+];
 
 /// How a runtime is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +112,8 @@ mod tests {
         assert_eq!(Spec::find_in("python", &folder).unwrap(), Spec::python());
         let missing = Spec::find_in("nodejs", &folder).unwrap_err();
         assert!(
-            missing.message.contains("'nodejs'") && missing.message.contains("forkd has python")
+            missing.message.contains("'nodejs'")
+                && missing.message.contains("forkd has python, node")
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }
