@@ -170,6 +170,7 @@ def one_sandbox(sandbox: Sandbox) -> None:
     assert_type(sandbox.set_ttl("default"), SandboxInfo)
     assert_type(sandbox.rename(None), SandboxInfo)
     assert_type(sandbox.set_labels({"a": "b"}), SandboxInfo)
+    assert_type(sandbox.change_labels({"a": "b", "c": None}), SandboxInfo)
     assert_type((sandbox.name, sandbox.labels), tuple[str | None, dict[str, str]])
     assert_type(sandbox.kill(), bool)
     assert_type(sandbox.is_running(), bool)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import forkd as package
+from forkd.errors import InvalidRequest
+from forkd.limits import LABELS_MAX
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -81,9 +83,47 @@ def test_sandboxes_have_names_and_labels_and_are_found_by_them(forkd: Forkd, san
     assert sandbox in forkd("ls").out
 
 
+def test_labels_are_set_and_removed_one_by_one(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("label", sandbox).out == ""
+    assert forkd("label", sandbox, "team=search", "tier=").out == "team=search\ntier=\n"
+    assert forkd("label", sandbox, "tier-", "a/b-c=1=2").out == "team=search\na/b-c=1=2\n"
+    assert forkd("label", sandbox, "never-there-").out == "team=search\na/b-c=1=2\n"
+    assert forkd("label", sandbox).out == "team=search\na/b-c=1=2\n"
+    assert forkd("label", sandbox, "--json").document["labels"] == {
+        "team": "search",
+        "a/b-c": "1=2",
+    }
+
+
+def test_the_sdk_changes_labels_and_one_too_many_changes_nothing(
+    daemon: RunningDaemon, sandbox: str
+) -> None:
+    with package.Client(daemon.url) as client:
+        found = client.sandboxes.get(sandbox)
+        found.set_labels({f"k{number}": "v" for number in range(LABELS_MAX)})
+
+        with pytest.raises(InvalidRequest, match=f"has {LABELS_MAX + 1} labels"):
+            found.change_labels({"more": "x"})
+        with pytest.raises(InvalidRequest, match="nothing to change"):
+            found.change_labels({})
+        with pytest.raises(InvalidRequest, match=f"at most {LABELS_MAX}"):
+            found.change_labels({f"x{number}": None for number in range(LABELS_MAX + 1)})
+        assert len(found.refresh().labels) == LABELS_MAX
+        swapped = found.change_labels({"more": "x", "k0": None})
+        assert "k0" not in swapped.labels
+        assert len(swapped.labels) == LABELS_MAX
+
+
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
+        (["label", "db", "x"], 2, "'x' is neither KEY=VALUE nor KEY-"),
+        (["label", "db", "-"], 2, "'-' is neither KEY=VALUE nor KEY-"),
+        (["label", "db", "=x"], 2, "'=x' is neither KEY=VALUE nor KEY-"),
+        (["label", "db", "a=1", "a-"], 2, "the label 'a' is there twice"),
+        (["label", "db", "b d=1"], 2, "the key of a label is"),
+        (["label", "db", "x=" + "y" * 65_536], 2, "the value of x has 65536"),
+        (["label", "nobody", "a=1"], 3, "nobody"),
         (["fork", "warm", "--name", "db"], 4, "db"),
         (["fork", "warm", "--name", "x", "-n", "2"], 2, "--name is for one sandbox, not for 2"),
         (["fork", "warm", "--name", "A b"], 2, "--name: 'A b' is not 1 to 63 lower-case letters"),

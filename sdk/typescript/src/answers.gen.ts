@@ -71,7 +71,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
 };
 
 /** Members whose own names are the caller's, and stay as they are. */
-export const FREE_MEMBERS = ["context", "detail", "env", "labels", "value"] as const;
+export const FREE_MEMBERS = ["context", "detail", "env", "label_changes", "labels", "value"] as const;
 
 export const EXEC_OUTPUT_BYTES_MAX = 8_388_608;
 export const EXEC_STDIN_CHARS_MAX = 524_288;

@@ -285,6 +285,14 @@ export class Sandbox implements AsyncDisposable {
     return await this.#change({ labels }, options);
   }
 
+  /** Set some labels, and remove those that are null; return it as it is then. */
+  async changeLabels(
+    changes: Readonly<Record<string, string | null>>,
+    options: CallOptions = {},
+  ): Promise<Info<"SandboxInfo">> {
+    return await this.#change({ label_changes: changes }, options);
+  }
+
   /**
    * Stop its virtual CPUs and keep its memory; return it as it is then.
    *

@@ -1701,7 +1701,7 @@ export interface components {
             network: boolean;
             /**
              * Pvm
-             * @description This KVM interprets stock guests; they will be very slow.
+             * @description This KVM is PVM, which emulates guests; they will be very slow.
              */
             pvm: boolean;
             /**
@@ -2469,6 +2469,13 @@ export interface components {
          * @description Change a sandbox; members that are left out stay as they are.
          */
         SandboxPatch: {
+            /**
+             * Label Changes
+             * @description Labels to set, and with null those to remove; all others stay.
+             */
+            label_changes?: {
+                [key: string]: string | null;
+            };
             /**
              * Labels
              * @description All its labels, in the place of those that it has.

@@ -62,6 +62,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("rm", "sandboxes", ""),
         Listed("ttl", "life", "Show or change when a sandbox ends by itself."),
         Listed("rename", "life", "Give a sandbox another name."),
+        Listed("label", "life", "Show, set or remove labels of a sandbox."),
         Listed("pause", "life", "Stop the virtual CPUs of sandboxes and keep their memory."),
         Listed("resume", "life", "Let paused sandboxes go on."),
         Listed("unpause", "life", ""),

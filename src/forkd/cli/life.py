@@ -11,6 +11,7 @@ import typer
 
 from forkd.cli import render
 from forkd.cli.context import EXIT_TIMED_OUT, shared
+from forkd.cli.names import label_changes
 from forkd.cli.options import Id, Ids, Json
 from forkd.cli.sandbox_info import expiry_shown
 from forkd.cli.units import duration, shown_duration
@@ -35,7 +36,7 @@ GONE = "deleted"
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    for command in (ttl, rename, pause, resume, wait):
+    for command in (ttl, rename, label, pause, resume, wait):
         app.command()(command)
     app.command("unpause")(resume)
 
@@ -98,6 +99,37 @@ def rename(
         render.document(info)
     else:
         typer.echo(info.name or info.id)
+
+
+def label(
+    sandbox: Id,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="A label to set, or KEY- to remove the label of that key.",
+        ),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Show, set or remove labels of a sandbox.
+
+    Labels that you do not name stay as they are.
+
+    Examples:
+      forkd label db
+      forkd label db team=search tier=1
+      forkd label db tier-
+    """
+    with shared.client(as_json=json) as client:
+        found = client.sandboxes.get(sandbox)
+        info = found.change_labels(label_changes(changes)) if changes else found.info
+    if json:
+        render.document(info)
+    else:
+        for key, value in info.labels.items():
+            typer.echo(f"{key}={value}")
 
 
 def pause(sandboxes: Ids, *, json: Json = False) -> None:

@@ -55,6 +55,25 @@ def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def label_changes(texts: list[str]) -> dict[str, str | None]:
+    """Return labels that are set as KEY=VALUE, and with None those that are removed as KEY-.
+
+    Raises:
+        InvalidRequest: One is neither, or a key is there twice.
+    """
+    found: dict[str, str | None] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            key = key.removesuffix("-")
+        if not key or (not equals and not text.endswith("-")):
+            raise InvalidRequest(f"{cut(text)} is neither KEY=VALUE nor KEY-", field="label")
+        if key in found:
+            raise InvalidRequest(f"the label {cut(key)} is there twice", field="label")
+        found[key] = value if equals else None
+    return found
+
+
 def filters(texts: list[str] | None) -> dict[str, str | None]:
     """Return labels that are asked for as KEY, or as KEY=VALUE."""
     parts = [text.partition("=") for text in texts or ()]

@@ -128,6 +128,7 @@ def sandbox_change(request: v2.SandboxPatch) -> SandboxChange:
     return SandboxChange(
         name=name if "name" in given else Keep.KEEP,
         labels=request.labels if "labels" in given else Keep.KEEP,
+        label_changes=request.label_changes,
         ttl_s=_ttl(request.ttl_secs) if "ttl_secs" in given else Keep.KEEP,
     )
 

@@ -261,6 +261,7 @@ class SandboxChange:
     Attributes:
         name: Its name from now on; None for none.
         labels: All its labels from now on.
+        label_changes: Labels to set, and with None those to remove; the others stay.
         ttl_s: How long it lives from now on; None for no end.
 
     Raises:
@@ -269,25 +270,40 @@ class SandboxChange:
 
     name: SandboxName | Keep | None = Keep.KEEP
     labels: Mapping[str, str] | Keep = Keep.KEEP
+    label_changes: Mapping[str, str | None] = field(default_factory=dict)
     ttl_s: Ttl | Keep = Keep.KEEP
 
     def __post_init__(self) -> None:
-        if self.name is Keep.KEEP and self.labels is Keep.KEEP and self.ttl_s is Keep.KEEP:
+        kept = self.name is Keep.KEEP and self.labels is Keep.KEEP and self.ttl_s is Keep.KEEP
+        if kept and not self.label_changes:
             raise InvalidRequest(
-                "there is nothing to change: give name, labels or ttl_secs", field="name"
+                "there is nothing to change: give name, labels, label_changes or ttl_secs",
+                field="name",
             )
         if self.labels is not Keep.KEEP:
             check_labels(self.labels)
+            if self.label_changes:
+                raise InvalidRequest("give labels or label_changes, not both", field="labels")
+        check_labels({key: value or "" for key, value in self.label_changes.items()})
         if self.ttl_s is not Keep.KEEP:
             _check_ttl(self.ttl_s)
 
     def of(self, sandbox: Sandbox, now: datetime, default_ttl_s: float) -> Sandbox:
-        """Return a sandbox with what is to become different."""
+        """Return a sandbox with what is to become different.
+
+        Raises:
+            InvalidRequest: It would have too many labels.
+        """
         changed = sandbox
         if self.name is not Keep.KEEP:
             changed = replace(changed, name=self.name)
         if self.labels is not Keep.KEEP:
             changed = replace(changed, labels=self.labels)
+        if self.label_changes:
+            labels = {**sandbox.labels, **self.label_changes}
+            left = {key: value for key, value in labels.items() if value is not None}
+            check_labels(left)
+            changed = replace(changed, labels=left)
         if self.ttl_s is not Keep.KEEP:
             changed = replace(changed, expires_at=end_of(self.ttl_s, now, default_ttl_s))
         return changed

@@ -113,6 +113,18 @@ def _labels(given: object) -> dict[str, str]:
     return given
 
 
+def _label_changes(given: object) -> dict[str, str | None]:
+    """Take an object of text and null, likewise."""
+    if not isinstance(given, dict) or not all(
+        isinstance(key, str) and (value is None or isinstance(value, str))
+        for key, value in given.items()
+    ):
+        raise PydanticCustomError("labels", "must be an object whose values are text or null")
+    if len(given) > limits.LABELS_MAX:
+        raise ValueError(f"has {len(given)} labels; at most {limits.LABELS_MAX} are possible")
+    return given
+
+
 SandboxName = Annotated[str, Field(pattern=limits.SANDBOX_NAME_PATTERN)]
 TtlSecs = Annotated[
     float | Literal["default"],
@@ -135,6 +147,23 @@ Labels = Annotated[
             "maxProperties": limits.LABELS_MAX,
             "propertyNames": {"minLength": 1, "maxLength": limits.LABEL_KEY_CHARS_MAX},
             "additionalProperties": {"type": "string", "maxLength": limits.LABEL_VALUE_CHARS_MAX},
+        }
+    ),
+]
+LabelChanges = Annotated[
+    dict[str, str | None],
+    PlainValidator(_label_changes),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": limits.LABELS_MAX,
+            "propertyNames": {"minLength": 1, "maxLength": limits.LABEL_KEY_CHARS_MAX},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "string", "maxLength": limits.LABEL_VALUE_CHARS_MAX},
+                    {"type": "null"},
+                ]
+            },
         }
     ),
 ]

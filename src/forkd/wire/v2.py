@@ -22,6 +22,7 @@ from forkd.wire.parts import (
     DiskMib,
     Env,
     ImageName,
+    LabelChanges,
     Labels,
     MemoryMib,
     Network,
@@ -433,6 +434,10 @@ class SandboxPatch(Request):
     name: SandboxName | None = Field(default=None, description="Null: it has none any more.")
     labels: Labels = Field(
         default_factory=dict, description="All its labels, in the place of those that it has."
+    )
+    label_changes: LabelChanges = Field(
+        default_factory=dict,
+        description="Labels to set, and with null those to remove; all others stay.",
     )
     ttl_secs: TtlSecs | None = Field(
         default=None,

@@ -161,6 +161,17 @@ class Life(Opening, Shown):
         """
         return self._change(labels=dict(labels))
 
+    def change_labels(self, changes: Mapping[str, str | None]) -> SandboxInfo:
+        """Set some labels and remove others; return it as it is then.
+
+        Args:
+            changes: New values by name; None removes a label.  All others stay.
+
+        Raises:
+            InvalidRequest: A name or a value is no label, or it would have too many.
+        """
+        return self._change(label_changes=dict(changes))
+
     def pause(self) -> SandboxInfo:
         """Stop its virtual CPUs and keep its memory; return it as it is then.
 
