@@ -52,6 +52,13 @@ $(STAMPS)/typescript: sdk/typescript/package-lock.json | $(STAMPS)/venv
 	@$(BIN)/python -m tools.node install
 	@mkdir -p $(STAMPS) && touch $@
 
+# A package whose tests a soak runs in forks, as source.
+$(STAMPS)/package: tests/package/requirements.txt | $(STAMPS)/venv
+	@rm -rf build/package
+	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: \
+		--require-hashes -d build/package -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
 	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript binaries
@@ -102,7 +109,7 @@ test-native: build ## Tests that this host can run; K=word selects
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
 	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
-soak: build ## Repeat in full what the tests repeat a few times; K=word selects
+soak: build $(STAMPS)/package ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 

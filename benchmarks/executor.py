@@ -37,6 +37,9 @@ ROUNDS = 3
 
 SIDE = 4
 
+DEADLINE_S = 300.0
+"""How long a fork has to answer, where a processor is emulated."""
+
 
 def total(number: int) -> int:
     """Return what numpy makes of a number; the same in each kind of worker."""
@@ -117,7 +120,9 @@ def main() -> None:
 def of_tag(tag: str) -> Callable[..., Executor]:
     """Return what makes executors of forks of a snapshot, in which this module's tasks run."""
     here = sys.modules[__name__]
-    return lambda *, fresh: ForkExecutor(tag, workers=WORKERS, fresh=fresh, modules=[here])
+    return lambda *, fresh: ForkExecutor(
+        tag, workers=WORKERS, fresh=fresh, modules=[here], deadline_s=DEADLINE_S
+    )
 
 
 if __name__ == "__main__":

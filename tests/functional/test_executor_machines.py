@@ -10,17 +10,20 @@ import contextlib
 import json
 import logging
 import os
-import signal
+import time
+from concurrent.futures import wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import executor as benchmark
+from forkd import Sandbox
 from forkd.errors import SandboxLost
 from forkd.executor import ForkExecutor
 from forkd.sdk import _defaults
 from tests.support.real_daemon import daemon_of
-from tests.support.real_host import REAL, TAG
+from tests.support.real_host import FORK_DEADLINE_S, REAL, TAG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 LONG_BYTES = 3_000_000
 """More than an eval can carry, in both directions."""
+
+MARK = "/tmp/it-works"
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +57,6 @@ def fail() -> None:
     raise LookupError("nothing there")
 
 
-def end_the_machine() -> None:
-    with open("/proc/sysrq-trigger", "w", encoding="ascii") as trigger:  # noqa: PTH123 - sent whole
-        trigger.write("o")
-    signal.pause()
-
-
 def use(workers: int) -> None:
     """Use an executor as a program does."""
 
@@ -73,7 +72,9 @@ def use(workers: int) -> None:
 
         return int(vars(builtins)["table"][number])
 
-    with ForkExecutor(TAG, workers=workers, initializer=warm) as executor:
+    with ForkExecutor(
+        TAG, workers=workers, initializer=warm, deadline_s=FORK_DEADLINE_S
+    ) as executor:
         assert list(executor.map(looked_up, range(4))) == [0, 1, 2, 3]
         data = os.urandom(LONG_BYTES)
         assert executor.submit(lambda given: given[::-1], data).result() == data[::-1]
@@ -93,14 +94,26 @@ async def test_tasks_find_what_was_prepared_and_carry_much_and_one_may_be_lost(
 
 
 def use_long(tasks: int, workers: int, fatal: int) -> list[int | BaseException]:
+    """Run tasks, and kill the sandbox of one of them while that works."""
+
     def task(number: int) -> int:
         if number == fatal:
-            end_the_machine()
+            Path(MARK).touch()
+            time.sleep(3600)
         return number * number
 
-    with ForkExecutor(TAG, workers=workers) as executor:
+    with ForkExecutor(TAG, workers=workers, deadline_s=FORK_DEADLINE_S) as executor:
         futures = [executor.submit(task, number) for number in range(tasks)]
+        while not futures[fatal].running():
+            wait([futures[fatal]], timeout=0.1)
+        while not (found := [each for each in executor.sandbox_ids if has_mark(each)]):
+            wait([futures[fatal]], timeout=0.1)
+        Sandbox.connect(found[0]).kill()
         return [each.exception() or each.result() for each in futures]
+
+
+def has_mark(sandbox: str) -> bool:
+    return Sandbox.connect(sandbox).files.exists(MARK)
 
 
 async def test_of_a_thousand_tasks_over_fifty_machines_one_is_lost_with_its_machine(

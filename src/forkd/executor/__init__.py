@@ -22,7 +22,7 @@ import weakref
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from forkd.errors import (
     CapacityError,
@@ -66,6 +66,13 @@ DEAD_MAX = 3
 """New sandboxes that are found to have ended before a task begins, until the task is given up."""
 
 
+class _Life(TypedDict):
+    """How a sandbox begins and ends, as options of a fork or a branch."""
+
+    ttl_s: float
+    deadline_s: float | None
+
+
 class ForkExecutor(Executor):
     """Runs tasks in forks of a snapshot.
 
@@ -87,6 +94,7 @@ class ForkExecutor(Executor):
         modules: Modules whose functions and classes are sent along; others must be installed in the
             snapshot.  They are sent so for the rest of the program.
         ttl_s: A sandbox is ended so long after the program was killed, in seconds.
+        deadline_s: Time each sandbox has until its agent has answered, in seconds.
         client: The client whose daemon is asked; None as for `Sandbox`.
 
     Raises:
@@ -108,6 +116,7 @@ class ForkExecutor(Executor):
         results: Literal["pickle", "json"] = "pickle",
         modules: Sequence[ModuleType] = (),
         ttl_s: float = 300.0,
+        deadline_s: float | None = None,
         client: Client | None = None,
     ) -> None:
         _check("workers", workers, 1, WORKERS_MAX)
@@ -129,8 +138,9 @@ class ForkExecutor(Executor):
         self._workers = workers
         self._runner = Runner(results == "json", timeout_s)
         first = None if initializer is None else pickled(_silent(initializer), initargs, {})
-        prepared = partial(_prepared, source, self._runner, first, ttl_s, client)
-        self._forks = Forks(prepared, workers, ttl_s)
+        life: _Life = {"ttl_s": ttl_s, "deadline_s": deadline_s}
+        prepared = partial(_prepared, source, self._runner, first, life, client)
+        self._forks = Forks(prepared, workers, ttl_s, deadline_s)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="forkd-task")
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
@@ -213,6 +223,15 @@ class ForkExecutor(Executor):
         if wait or not pending:
             self._close()
 
+    def kill_workers(self) -> None:
+        """End all sandboxes at once, as a pool of processes can in Python 3.14.
+
+        The tasks that run are lost, those that have not begun are cancelled, and no more are taken.
+        """
+        self.shutdown(wait=False, cancel_futures=True)
+        self._close()
+        self.shutdown(wait=True)
+
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
@@ -221,8 +240,7 @@ class ForkExecutor(Executor):
     ) -> None:
         """Shut down; at Ctrl-C without waiting for tasks, whose sandboxes are ended."""
         if exc is not None and not isinstance(exc, Exception):
-            self.shutdown(wait=False, cancel_futures=True)
-            self._close()
+            self.kill_workers()
         self.shutdown(wait=True)
 
     def _close(self) -> None:
@@ -296,14 +314,14 @@ def _prepared(
     source: str | Sandbox | None,
     runner: Runner,
     first: bytes | None,
-    ttl_s: float,
+    life: _Life,
     client: Client | None,
 ) -> Sandbox:
     """Return a sandbox that is ready for tasks, in which the initializer has run."""
     if isinstance(source, Sandbox):
-        (made,) = source.branch(1, ttl_s=ttl_s)
+        (made,) = source.branch(1, **life)
     else:
-        made = Sandbox(source, ttl_s=ttl_s, client=client)
+        made = Sandbox(source, client=client, **life)
     try:
         prepare(made)
         outcome = Outcome() if first is None else runner.run(made, first)

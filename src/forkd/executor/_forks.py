@@ -48,15 +48,23 @@ class Forks:
         prepare: Makes the sandbox of which the others are branches.
         most: How many there may be at once, beside that one.
         ttl_s: How long each lives after the program has gone.
+        deadline_s: How long each has until its agent answers.
 
     Raises:
         Exception: What `prepare` raises.
     """
 
-    def __init__(self, prepare: Callable[[], Sandbox], most: int, ttl_s: float) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[], Sandbox],
+        most: int,
+        ttl_s: float,
+        deadline_s: float | None = None,
+    ) -> None:
         self._prepare = prepare
         self._most = most
         self._ttl_s = ttl_s
+        self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._idle: list[Sandbox] = []
         self._live: dict[str, Sandbox] = {}
@@ -149,14 +157,17 @@ class Forks:
 
     def _branched(self, wanted: int) -> list[Sandbox]:
         try:
-            return list(self._source.branch(wanted, ttl_s=self._ttl_s))
+            return self._branch(wanted)
         except FULL:
             raise
         except GONE:
             source = self._prepare()
             with self._changed:
                 self._source = source
-        return list(self._source.branch(wanted, ttl_s=self._ttl_s))
+        return self._branch(wanted)
+
+    def _branch(self, wanted: int) -> list[Sandbox]:
+        return list(self._source.branch(wanted, ttl_s=self._ttl_s, deadline_s=self._deadline_s))
 
     def _keep(self) -> None:
         """Say that the program lives, until all is ended."""

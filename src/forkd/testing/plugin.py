@@ -17,12 +17,67 @@ if TYPE_CHECKING:
     from forkd.testing import States
 
 
+WORKERS_DEFAULT = 4
+"""Sandboxes that run tests at the same time, unless the command line says otherwise."""
+
+WORKERS_MAX = 200
+"""Most of them: what an executor may have."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
     words = "snapshot that the fixture `sandbox` forks; without one, FORKD_TAG, else pyagent"
     group = parser.getgroup("forkd", "sandboxes of forkd")
+    group.addoption("--forkd", metavar="TAG", help="run the tests in forks of a snapshot")
+    group.addoption(
+        "--forkd-workers",
+        metavar="N",
+        type=int,
+        default=WORKERS_DEFAULT,
+        help="with --forkd: how many forks run tests at the same time (default: %(default)s)",
+    )
+    group.addoption(
+        "--forkd-path",
+        metavar="PATH",
+        help="with --forkd: the snapshot has the project in this folder; without it, the project "
+        "is copied",
+    )
+    group.addoption(
+        "--forkd-with",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with --forkd: also send an installed distribution in pure Python, and what it needs",
+    )
     group.addoption("--forkd-tag", metavar="TAG", help=words)
     parser.addini("forkd_tag", words, default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what cannot be done in forks."""
+    if config.getoption("forkd") is None:
+        return
+    for option, name in (("usepdb", "--pdb"), ("trace", "--trace"), ("tx", "-n")):
+        if config.getoption(option, None):
+            raise pytest.UsageError(f"{name} and --forkd exclude each other")
+    workers = config.getoption("forkd_workers")
+    if not 1 <= workers <= WORKERS_MAX:
+        raise pytest.UsageError(f"--forkd-workers: is from 1 to {WORKERS_MAX}, not {workers}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in forks, if asked to."""
+    config = session.config
+    tag = config.getoption("forkd")
+    if tag is None or config.option.collectonly:
+        return None
+    if session.testsfailed and not config.option.continue_on_collection_errors:
+        return None  # pytest's own loop says so
+    from forkd.testing._forks import run  # noqa: PLC0415 - see above
+
+    run(session, tag)
+    return True
 
 
 @pytest.fixture
