@@ -40,6 +40,7 @@ EXCEPTIONS = {
     "mcp/": "the client side, which may not load forkd.host",
     "machine/": "the client side, which may not load forkd.host",
     "sdk/": "the client side, which may not load forkd.host",
+    "testing/": "the client side, which may not load forkd.host",
     "packs/keys.py": "both sides load it",
     "packs/reader.py": "in a process of its own, which is told that it failed",
     "packs/writer.py": "in a process of its own, which is told that it failed",
