@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -165,6 +166,18 @@ async def test_no_file_of_the_daemons_host_is_read(
         assert "[not_found]" in said or "[invalid_request]" in said
         assert not list(fake_host.settings.state_dir.glob("recipes/*"))
         assert (await call(client, "list_snapshots"))["snapshots"][0]["tag"] == "python"
+
+
+async def test_a_daemon_without_the_package_says_how_to_install_it(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(fake_host) as daemon:
+        monkeypatch.setitem(sys.modules, "mcp", None)
+        answer = await daemon.http.post("/mcp", json={})
+        monkeypatch.undo()
+
+    assert answer.status_code == 404
+    assert "pip install 'forkd[mcp]'" in answer.json()["error"]
 
 
 async def test_a_hundred_calls_at_once_are_all_answered(fake_host: FakeHost) -> None:

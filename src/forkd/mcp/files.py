@@ -110,7 +110,9 @@ class WriteFile(Arguments):
 
     sandbox_id: SandboxName
     path: Path
-    content: str = Field(max_length=limits.MCP_WRITE_CHARS_MAX)
+    content: str = Field(
+        max_length=limits.MCP_WRITE_CHARS_MAX, description="All that is to be in the file."
+    )
     encoding: Encoding = Field(default="utf-8", description="base64 for what is not text.")
     mode: int | None = Field(
         default=None,

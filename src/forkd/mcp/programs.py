@@ -92,8 +92,8 @@ async def exec_command(call: Call, args: ExecCommand) -> CommandResult:
     """Run a shell command or a program in a sandbox, and return its output and exit code.
 
     Use this for anything a terminal is for: build, test, install, git, grep, scripts in any
-    language. The command starts in a new process, so `cd` and variables do not last from one
-    call to the next. To run Python in the warm interpreter, use eval_code instead.
+    language. Each command is a process of its own: a `cd` does not last until the next one. For
+    Python that remembers, as a notebook does, use eval_code.
     """
     sandbox = await call.sandbox(args.sandbox_id)
     words = ["/bin/sh", "-c", args.args] if isinstance(args.args, str) else args.args
@@ -180,8 +180,8 @@ async def eval_code(call: Call, args: EvalCode) -> CodeResult:
     """Run Python code in a sandbox's warm interpreter, and return its result and output.
 
     Variables, imports and functions last from one call to the next, as in a notebook, and what
-    the snapshot has imported is there already. Use this for calculations and for data. For
-    shell commands and other languages, use exec_command.
+    the snapshot has imported is there already. Use this to compute, and to work with data. For
+    other languages and commands, use exec_command.
     """
     sandbox = await call.sandbox(args.sandbox_id)
     said = await sandbox.eval(args.code, check=False, timeout_s=args.timeout_secs)
@@ -249,8 +249,12 @@ class WaitForText(Arguments):
     marker: str = Field(
         min_length=1, max_length=limits.MCP_MARKER_CHARS_MAX, description="The text to wait for."
     )
-    timeout_secs: float = Field(default=60, ge=0, le=limits.MCP_WAIT_S_MAX)
-    poll_interval_ms: int = Field(default=200, ge=10, le=60_000)
+    timeout_secs: float = Field(
+        default=60, ge=0, le=limits.MCP_WAIT_S_MAX, description="How long to wait at most."
+    )
+    poll_interval_ms: int = Field(
+        default=200, ge=10, le=60_000, description="How often the file is looked at."
+    )
 
 
 class Waited(Result):

@@ -41,10 +41,19 @@ class SpawnSandboxes(Arguments):
         default=None, description="What each may reach, as of network_policy; null for no network."
     )
     memory_limit_mib: int | None = Field(
-        default=None, ge=limits.MEMORY_LIMIT_MIB_MIN, le=limits.MEMORY_LIMIT_MIB_MAX
+        default=None,
+        ge=limits.MEMORY_LIMIT_MIB_MIN,
+        le=limits.MEMORY_LIMIT_MIB_MAX,
+        description="Memory of each on the host; null for what the snapshot has.",
     )
-    env: dict[str, str] = Field(default_factory=dict, max_length=limits.EXEC_ENV_MAX)
-    labels: Labels = Field(default_factory=dict)
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=limits.EXEC_ENV_MAX,
+        description="Environment variables of every program in each.",
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="Names and values by which they can be found."
+    )
     per_child_netns: bool = Field(
         default=False, description='Same as network="host", if no network is given.'
     )
@@ -110,7 +119,9 @@ class ListSandboxes(Arguments):
     """Which sandboxes."""
 
     snapshot_tag: Tag | None = Field(default=None, description="Only those forked from this one.")
-    status: Literal["starting", "running", "paused", "stopping", "exited"] | None = None
+    status: Literal["starting", "running", "paused", "stopping", "exited"] | None = Field(
+        default=None, description="Only those in this state."
+    )
 
 
 class SandboxList(Result):

@@ -51,7 +51,12 @@ class CreateSnapshot(Arguments):
         max_length=limits.RUN_LINES_MAX,
         description="Shell lines that run in the machine, in order, before it is frozen.",
     )
-    memory_mib: int | None = Field(default=None, ge=limits.MEMORY_MIB_MIN, le=limits.MEMORY_MIB_MAX)
+    memory_mib: int | None = Field(
+        default=None,
+        ge=limits.MEMORY_MIB_MIN,
+        le=limits.MEMORY_MIB_MAX,
+        description="Memory of each sandbox of it, an even number.",
+    )
     rootfs: Source | None = Field(
         default=None, description="Another server's word for recipe; a recipe's name."
     )
