@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import EngineError
-from forkd.sdk._archive import BLOCK, Copied, pack, shown, unpack
+from forkd.sdk._archive import BLOCK, Copied, pack, unpack
+from forkd.sdk._local import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

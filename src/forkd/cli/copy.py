@@ -20,9 +20,10 @@ import typer
 from forkd.cli import render
 from forkd.cli.context import EXIT_ERROR, shared
 from forkd.cli.options import Json
-from forkd.errors import Conflict, HostError, InvalidRequest, NotFound
+from forkd.errors import Conflict, InvalidRequest, NotFound
 from forkd.sdk import _archive as archive
-from forkd.sdk._archive import PERMISSIONS, Copied, shown
+from forkd.sdk import _local as local
+from forkd.sdk._archive import PERMISSIONS, Copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,20 +137,14 @@ def _upload(
     sandbox: Sandbox, source: Path, target: PurePosixPath, copied: Copied, terms: Terms
 ) -> None:
     """Copy what is at `source`; a link there is followed."""
-    try:
-        found = source.stat()
+    found = local.status_of(source)
+    with local.reading(source):
         if stat.S_ISDIR(found.st_mode):
             _upload_archive(sandbox, source, target, copied, terms)
-        elif not stat.S_ISREG(found.st_mode):
-            raise InvalidRequest(f"{source}: neither a file nor a folder", field="source")
         elif terms.exact or _has_holes(found):
             _upload_archive(sandbox, source, target, copied, terms, name=target.name)
         else:
             _upload_file(sandbox, source, found, target, copied, terms)
-    except FileNotFoundError as error:
-        raise NotFound(f"{shown(str(source))}: no such file", field="source") from error
-    except OSError as error:
-        raise HostError(f"{shown(str(source))}: {error.strerror}") from error
 
 
 def _has_holes(found: os.stat_result) -> bool:
@@ -239,8 +234,8 @@ def _download(sandbox: Sandbox, source: str, target: Path, copied: Copied, terms
     """Copy what is at `source`; a link there is followed."""
     entry = sandbox.files.stat(source)
     if entry.kind == "other":
-        raise InvalidRequest(f"{shown(source)}: neither a file nor a folder", field="source")
-    try:
+        raise local.neither(source)
+    with local.writing(target):
         if entry.kind == "file" and entry.size_bytes < ARCHIVE_BYTES_MIN and not terms.exact:
             copied.bytes += _download_file(sandbox, source, target, entry.mode & PERMISSIONS)
             copied.files += 1
@@ -251,8 +246,6 @@ def _download(sandbox: Sandbox, source: str, target: Path, copied: Copied, terms
         except Conflict as error:
             _refuse_unless_old(error, terms)
             _download_entry(sandbox, entry, source, target, copied)
-    except OSError as error:
-        raise HostError(f"{shown(str(target))}: {error.strerror}") from error
 
 
 def _download_entry(

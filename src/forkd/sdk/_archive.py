@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Self
 
-from forkd.errors import EngineError, HostError, InvalidRequest, NotFound
+from forkd.errors import EngineError, HostError, InvalidRequest
+from forkd.sdk._local import reading, shown, status_of, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,11 +80,6 @@ class Copied:
         self.files -= min(self.files, len(made.skipped) + made.more_skipped)
 
 
-def shown(text: str) -> str:
-    """Return a name as it can be printed, whatever is in it."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 # From this host
 
 
@@ -98,30 +94,16 @@ def packed(
         HostError: It cannot be read.
     """
     path, there = Path(source), PurePosixPath(target)
-    with _host_errors(path):
-        mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status_of(path).st_mode):
         return target, _told(path, pack(path, copied, name=None, exact=exact))
-    if not stat.S_ISREG(mode):
-        raise InvalidRequest(f"{shown(str(path))}: neither a file nor a folder", field="source")
     if not there.name:
         raise InvalidRequest(f"{target!r} does not name a file", field="target")
     return str(there.parent), _told(path, pack(path, copied, name=there.name, exact=exact))
 
 
 def _told(path: Path, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    with _host_errors(path):
+    with reading(path):
         yield from pieces
-
-
-@contextlib.contextmanager
-def _host_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise NotFound(f"{shown(str(path))}: no such file or folder", field="source") from error
-    except OSError as error:
-        raise HostError(f"{shown(str(path))}: {error.strerror}") from error
 
 
 def pack(source: Path, copied: Copied, *, name: str | None, exact: bool) -> Iterator[bytes]:
@@ -274,10 +256,8 @@ def unpack_to(
     Raises:
         HostError: `target` cannot be made.
     """
-    try:
+    with writing(target):
         unpack(pieces, Path(target), copied, exact=exact)
-    except OSError as error:
-        raise HostError(f"{shown(str(target))}: {error.strerror}") from error
 
 
 @dataclass

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from forkd.errors import EngineExited, ForkdError, InvalidRequest, NotFound, TransportError
-from forkd.sdk._archive import Copied, packed, shown
+from forkd.sdk._archive import Copied, packed
+from forkd.sdk._local import neither
 from forkd.sdk._parallel import async_unpacked
 from forkd.sdk._requests import as_base64, build
 from forkd.sdk._results import FileEntry, placed
@@ -187,7 +188,7 @@ class AsyncFiles:
             Conflict: The agent of the sandbox's snapshot is too old for this.
         """
         if (await self.stat(source)).kind == "other":
-            raise InvalidRequest(f"{shown(source)}: neither a file nor a folder", field="source")
+            raise neither(source)
         copied = Copied()
         async with self.open_archive(source) as pieces:
             await async_unpacked(pieces, target, copied, exact=keep_owner)
