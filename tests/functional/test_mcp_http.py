@@ -26,6 +26,8 @@ from tests.support.service_host import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from mcp.client.client import ConnectMode
+
     from tests.support.served_host import Served
     from tests.support.service_host import FakeHost
 
@@ -56,19 +58,23 @@ async def token(daemon: Served, *scopes: str, tenant: str = "default") -> str:
 
 
 @contextlib.asynccontextmanager
-async def connected(daemon: Served, secret: str | None = None) -> AsyncIterator[Client]:
+async def connected(
+    daemon: Served, secret: str | None = None, *, mode: ConnectMode = "auto"
+) -> AsyncIterator[Client]:
     """Connect a client with a token; the operator's, unless another is given."""
     if secret is None:
         secret = (daemon.host.settings.state_dir / TOKEN_FILE).read_text()
     headers = {"Authorization": f"Bearer {secret}"}
     async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
         transport = streamable_http_client(f"{daemon.tcp_url}/mcp", http_client=http)
-        async with Client(transport) as client:
+        async with Client(transport, mode=mode) as client:
             yield client
 
 
-async def test_a_sandbox_lives_its_life_over_http(fake_host: FakeHost) -> None:
-    async with served(fake_host) as daemon, connected(daemon) as client:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_sandbox_lives_its_life_over_http(fake_host: FakeHost, mode: ConnectMode) -> None:
+    """Clients of protocols before 2026 shake hands, later ones do not."""
+    async with served(fake_host) as daemon, connected(daemon, mode=mode) as client:
         box = await spawned(client)
         assert (await call(client, "eval_code", sandbox_id=box, code="answer"))["result"] == "42"
         ran = await call(client, "exec_command", sandbox_id=box, args=["cat"], stdin="in")
