@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 .PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
         compile-rust-tests test-fuzz test-native test-machine soak shell machine-up machine-down in-machine \
-        bench demo demo-branch docs gen lock clean
+        bench demo demo-branch docs typescript gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,12 @@ $(STAMPS)/package: tests/package/requirements.txt | $(STAMPS)/venv
 	@rm -rf build/package
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: \
 		--require-hashes -d build/package -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+# Bun, for `make soak`: its package has the program itself, and needs no script to run.
+$(STAMPS)/runtimes: tests/runtimes/package-lock.json | $(STAMPS)/venv
+	@mkdir -p build/runtimes && cp tests/runtimes/package*.json tests/runtimes/.npmrc build/runtimes
+	@$(BIN)/python -m tools.node install build/runtimes
 	@mkdir -p $(STAMPS) && touch $@
 
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
@@ -109,7 +115,7 @@ test-native: build ## Tests that this host can run; K=word selects
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
 	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
-soak: build $(STAMPS)/package ## Repeat in full what the tests repeat a few times; K=word selects
+soak: build $(STAMPS)/package $(STAMPS)/runtimes ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 
@@ -139,6 +145,9 @@ $(STAMPS)/site: tools/site-requirements.txt | $(STAMPS)/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
 		--target build/site-tools -r $<
 	@mkdir -p $(STAMPS) && touch $@
+
+typescript: $(STAMPS)/typescript ## Build the npm package of the TypeScript SDK into build/npm
+	@$(BIN)/python -m tools.typescript_package
 
 docs: $(STAMPS)/site ## Build the documentation as a web site into build/site
 	@PYTHONPATH=build/site-tools NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.build_site

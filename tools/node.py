@@ -1,7 +1,9 @@
 """Where Node.js is: the virtual environment has one, so that nothing of the host's is needed.
 
-python -m tools.node install        install the npm packages of sdk/typescript
-python -m tools.node check NAME …   run a program of theirs, which is shown only if it fails
+    python -m tools.node install [FOLDER]  install the npm packages of a folder's lock file
+    python -m tools.node check NAME …      run a program of them, which is heard if it fails
+
+The folder is sdk/typescript, unless another is named.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TYPESCRIPT = ROOT / "sdk/typescript"
+
+BUN = ROOT / "build/runtimes/node_modules/@oven/bun-linux-x64/bin/bun"
+"""Bun, on which tests run the TypeScript SDK, too; `make soak` installs it."""
 
 PROGRAMS = TYPESCRIPT / "node_modules/.bin"
 
@@ -65,13 +70,13 @@ def npm() -> list[str]:
     return [str(home() / "bin/node"), str(home() / "lib/node_modules/npm/bin/npm-cli.js")]
 
 
-def install() -> int:
-    """Install the npm packages as the lock file says; return the exit status of npm.
+def install(folder: Path = TYPESCRIPT) -> int:
+    """Install the npm packages of a folder's lock file; return the exit status of npm.
 
     None of them may run a program of its own while it is installed.
     """
     words = [*npm(), "ci", "--silent", "--ignore-scripts", "--prefer-offline"]
-    return subprocess.call(words, cwd=TYPESCRIPT, env=environment())  # noqa: S603 - npm
+    return subprocess.call(words, cwd=folder, env=environment())  # noqa: S603 - npm
 
 
 def check(program: str, *args: str) -> int:
@@ -95,8 +100,8 @@ def main() -> int:
     """Do what the command line says; return the exit status."""
     try:
         match sys.argv[1:]:
-            case ["install"]:
-                return install()
+            case ["install", *folder]:
+                return install(*map(Path, folder))
             case ["check", program, *args]:
                 return check(program, *args)
             case _:

@@ -1,23 +1,46 @@
-"""The TypeScript SDK's own tests, against a whole daemon over the fake VMM."""
+"""The TypeScript SDK: its own tests against a whole daemon over the fake VMM, and its package."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.daemon.settings import Bind
+from tests.support.docs import ROOT, blocks
+from tests.support.npm_project import NpmProject, npm_project
 from tests.support.served_host import served_host
-from tools.node import TYPESCRIPT, environment
+from tools.node import BUN, TYPESCRIPT, environment
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.served_host import Served
     from tests.support.service_host import FakeHost
+
+__all__ = ["npm_project"]
 
 VITEST_TIMEOUT_S = 150.0
 """Time for one project: seconds alone, and much more beside all that runs in `make test`."""
 
 pytestmark = [pytest.mark.needs("node"), pytest.mark.timeout(VITEST_TIMEOUT_S + 30)]
+
+README = TYPESCRIPT / "README.md"
+PAGE = ROOT / "docs/howto/use-typescript.md"
+
+
+@contextlib.asynccontextmanager
+async def serving(host: FakeHost) -> AsyncIterator[tuple[Served, str]]:
+    """Serve a host at a socket and over TCP; gives a token, too.  Nothing is left afterwards."""
+    async with served_host(host, bind=Bind("127.0.0.1", 0)) as served:
+        body = {"name": "typescript", "scopes": ["read", "run", "snapshots"]}
+        made = await served.http.post("/v2/tokens", json=body)
+        assert made.status_code == 201, made.text
+        yield served, made.json()["token"]
+        assert await served.sandboxes() == []
+    assert host.left_over() == []
 
 
 async def run_vitest(project: str, **variables: str) -> None:
@@ -45,16 +68,42 @@ async def test_the_suite_passes_without_a_daemon() -> None:
 
 
 async def test_the_suite_passes_against_a_daemon(fake_host: FakeHost) -> None:
-    async with served_host(fake_host, bind=Bind("127.0.0.1", 0)) as served:
-        made = await served.http.post(
-            "/v2/tokens", json={"name": "typescript", "scopes": ["read", "run", "snapshots"]}
-        )
-        assert made.status_code == 201, made.text
+    async with serving(fake_host) as (served, token):
         await run_vitest(
             "daemon",
             FORKD_TEST_URL=served.url,
             FORKD_TEST_TCP_URL=served.tcp_url,
-            FORKD_TEST_TOKEN=made.json()["token"],
+            FORKD_TEST_TOKEN=token,
         )
-        assert await served.sandboxes() == []
-    assert fake_host.left_over() == []
+
+
+async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_project(
+    fake_host: FakeHost, npm_project: NpmProject
+) -> None:
+    (readme,) = blocks(README, "ts")
+    (npm_project.folder / "readme.ts").write_text(readme.code)
+    page = "\n".join(block.code for block in blocks(PAGE, "ts test"))
+    (npm_project.folder / "page.ts").write_text(page)
+
+    async with serving(fake_host) as (served, token):
+        said = await npm_project.run("node", "readme.ts", FORKD_URL=served.url)
+        assert said == "hello\n42\n"
+        said = await npm_project.run("node", "page.ts", FORKD_URL=served.tcp_url, FORKD_TOKEN=token)
+        assert said.splitlines()[:3] == ["hello", "", "7"]
+    await npm_project.check_types("readme.ts", "page.ts")
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    ["node", pytest.param("bun", marks=[pytest.mark.needs("bun"), pytest.mark.soak(only=True)])],
+)
+async def test_the_package_runs_on(
+    runtime: str, fake_host: FakeHost, npm_project: NpmProject
+) -> None:
+    program = npm_project.folder / "program.mjs"
+    program.write_bytes((TYPESCRIPT / "tests/runtimes/program.mjs").read_bytes())
+    words = {"node": "node", "bun": str(BUN)}[runtime], program.name
+
+    async with serving(fake_host) as (served, token):
+        assert await npm_project.run(*words, served.url) == "ok\n"
+        assert await npm_project.run(*words, served.tcp_url, token) == "ok\n"

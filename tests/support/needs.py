@@ -88,6 +88,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "binaries": has_built("forkd-vmm", "forkd-agent", "forkd-witness"),
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,
     "node": node.installed,
+    "bun": node.BUN.exists,
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),

@@ -50,7 +50,7 @@ export interface Request {
 /** An answer whose body has not been read. */
 export interface Answer {
   status: number;
-  headers: http.IncomingHttpHeaders;
+  headers: Readonly<Record<string, string | string[] | undefined>>;
   body: AsyncIterable<Uint8Array>;
   /** Let go of what was not read. */
   discard(): void;
@@ -191,6 +191,7 @@ class Exchange {
       });
     }
     const abort = (): void => {
+      this.#reject(this.#signal?.reason);
       request.destroy(new Error("aborted"));
     };
     this.#signal?.addEventListener("abort", abort, { once: true });
@@ -249,6 +250,7 @@ export class Socket {
   #wake: (() => void) | undefined;
   #ended: unknown;
 
+  /** @internal */
   constructor(socket: WebSocket) {
     this.#socket = socket;
     socket.on("message", (data) => {

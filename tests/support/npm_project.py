@@ -1,0 +1,92 @@
+"""An empty project into which the built package of the TypeScript SDK was installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools import typescript_package
+from tools.node import PROGRAMS, TYPESCRIPT, environment, npm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INSTALL_TIMEOUT_S = 120
+RUN_TIMEOUT_S = 120.0
+
+COMPILER_OPTIONS = {
+    "strict": True,
+    "noEmit": True,
+    "target": "ES2022",
+    "module": "NodeNext",
+    "lib": ["ES2023", "ESNext.Disposable"],
+    "types": ["node"],
+    "typeRoots": [str(TYPESCRIPT / "node_modules/@types")],
+}
+
+
+class NpmProject:
+    """The project.
+
+    Attributes:
+        folder: Where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def run(self, *words: str, **variables: str) -> str:
+        """Run a program there; return what it says.
+
+        Raises:
+            AssertionError: It failed.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=self.folder,
+            env={**environment(), "NO_COLOR": "1", **variables},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, said.decode()
+        return said.decode()
+
+    async def check_types(self, *names: str) -> None:
+        """Have the strict compiler of TypeScript read programs of the project.
+
+        Raises:
+            AssertionError: It finds something wrong.
+        """
+        options = {"compilerOptions": COMPILER_OPTIONS, "files": names}
+        (self.folder / "tsconfig.json").write_text(json.dumps(options))
+        await self.run(str(PROGRAMS / "tsc"), "-p", ".")
+
+
+@pytest.fixture(scope="module")
+def npm_project(tmp_path_factory: pytest.TempPathFactory) -> NpmProject:
+    """A project with the package, installed by npm without a network."""
+    folder = tmp_path_factory.mktemp("npm")
+    package = typescript_package.build(folder / "built")
+    project = folder / "project"
+    project.mkdir()
+    (project / "package.json").write_text('{"private": true, "type": "module"}')
+    ws = [*npm(), "pack", "--silent", "--pack-destination", str(folder)]
+    install = [*npm(), "install", "--silent", "--offline", "--no-audit"]
+    for words in (
+        [*ws, str(TYPESCRIPT / "node_modules/ws")],
+        [*install, *map(str, folder.glob("ws-*.tgz")), str(package.archive)],
+    ):
+        subprocess.run(  # noqa: S603 - npm
+            words, cwd=project, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S
+        )
+    return NpmProject(project)
