@@ -59,6 +59,8 @@ const TAG_DEFAULT = "pyagent";
 
 /** How code is evaluated. */
 export interface EvalOptions extends CallOptions {
+  /** Refuse the code if the warm runtime is another one, such as "node"; undefined: any. */
+  runtime?: string;
   /**
    * True: also throw `GuestError` for an exception in the code.  False: throw nothing, not even
    * `ExecTimeout`.
@@ -88,7 +90,12 @@ export interface Branch {
   snapshot: Info<"SnapshotInfo"> | null;
 }
 
-const EVAL_OPTIONS: Record<keyof EvalOptions, true> = { check: true, timeoutS: true, signal: true };
+const EVAL_OPTIONS: Record<keyof EvalOptions, true> = {
+  runtime: true,
+  check: true,
+  timeoutS: true,
+  signal: true,
+};
 
 const CREATE_OPTIONS: Record<keyof (SandboxOptions & E2bOptions & ClientOption), true> = {
   ...SANDBOX_OPTIONS,
@@ -415,12 +422,13 @@ export class Sandbox implements AsyncDisposable {
    * @param code Statements; a last expression is the value.
    * @throws {ExecTimeout} Its time ran out; variables that it has set are kept.
    * @throws {GuestError} It raised, and `check` is true.
+   * @throws {Conflict} There is no warm runtime, or none of the name `runtime`.
    */
   async eval(code: string, options: EvalOptions = {}): Promise<EvalResult> {
     checkOptions("eval", options, EVAL_OPTIONS);
-    const timeoutS = options.timeoutS ?? null;
+    const { runtime, timeoutS = null } = options;
     const answer = await this.#http.call("EvalResult", "POST", `${this.#path}/eval`, {
-      body: { code, ...members({ timeoutS: timeoutS ?? EXEC_TIMEOUT_S_MAX }) },
+      body: { code, ...members({ runtime, timeoutS: timeoutS ?? EXEC_TIMEOUT_S_MAX }) },
       timeoutS: timeoutS === null ? null : timeoutS + TIMEOUT_MARGIN_S,
       signal: options.signal,
     });

@@ -154,6 +154,10 @@ describe.each(daemons())("over $name", ({ options }) => {
       1,
     ]);
     expect((await sandbox.setLabels({ c: "d" })).labels).toEqual({ c: "d" });
+    const changed = await sandbox.changeLabels({ c: null, e: "f" });
+    expect(changed.labels).toEqual({ e: "f" });
+    expect((await sandbox.eval("1", { runtime: "python" })).value).toBe(1);
+    await expect(sandbox.eval("1", { runtime: "other" })).rejects.toThrow(Conflict);
     expect((await sandbox.setTtl(null)).expiresAtUnix).toBe(null);
     expect((await sandbox.setTtl(50)).expiresAtUnix).toBeGreaterThan(0);
     await expect(sandbox.setTtl(-1)).rejects.toMatchObject({ context: { field: "ttlS" } });
