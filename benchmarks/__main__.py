@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import report
-from benchmarks.run import PARTS
+from benchmarks import recipes, report
+from benchmarks.run import APART, PARTS
 from forkd import programs
 from forkd.errors import EngineError, ForkdError, HostError
 from forkd.machine import Machine
@@ -33,6 +33,7 @@ from forkd.machine.build import build_image
 from forkd.machine.kernel import default_cache
 from forkd.machine.lifecycle import why_not_native
 from tools import in_machine
+from tools.gen_recipe_times import FIGURES, PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,23 +52,32 @@ def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure forkd.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
-    parser.add_argument("--only", metavar="PART,…", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", metavar="PART,…", help=f"of {', '.join((*PARTS, *APART))}")
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        bench = measure(options.recipe.absolute(), chosen(options))
+        images = [options.recipe.absolute(), *(recipes.folders() if of_recipes(options) else [])]
+        bench = measure(images, chosen(options))
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False)
         return 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(bench, indent=2) + "\n")
     report.show(bench)
+    if of_recipes(options) and not options.quick:
+        recipes.publish(bench, FIGURES)
+        console.print(f"written: {FIGURES}; `make gen` makes {PAGE} of it")
     plots = report.plot(bench, options.output.parent)
     console.print(f"written: {options.output}, {', '.join(path.name for path in plots)}")
     return 0
+
+
+def of_recipes(options: argparse.Namespace) -> bool:
+    """Return whether recipes are measured."""
+    return "recipes" in (options.only or "").split(",")
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
@@ -76,14 +86,19 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [*only, *(["--quick"] if options.quick else [])]
 
 
-def measure(recipe: Path, chosen: list[str]) -> dict[str, Any]:
-    """Build the image, measure where KVM works, and return the figures.
+def measure(images: list[Path], chosen: list[str]) -> dict[str, Any]:
+    """Build the images of recipes, measure where KVM works, and return the figures.
+
+    Args:
+        images: The recipe that most parts are measured on, and others.
+        chosen: What to measure.
 
     Raises:
         ForkdError: Something is missing, or the measuring failed.
     """
     with _progress() as bar:
-        build_image(recipe, lambda step: bar.tell(step.message, None))
+        for each in images:
+            build_image(each, lambda step: bar.tell(step.message, None))
         bar.tell("looking for a usable KVM", None)
         reason = why_not_native()
         if reason is None:
@@ -91,7 +106,7 @@ def measure(recipe: Path, chosen: list[str]) -> dict[str, Any]:
         else:
             place, work = PLACE_HELPER, WORK_HELPER
         follower = _Follower(bar.tell)
-        command = [*_command(recipe, place, work), *chosen]
+        command = [*_command(images[0], place, work), *chosen]
         if reason is None:
             _run_here(command, follower)
         else:

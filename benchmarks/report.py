@@ -133,6 +133,20 @@ def show(bench: Json) -> None:
             row.what, f"{shown(value)} {row.unit}", budget, style="bold red" if over else None
         )
     Console().print(table)
+    if "recipes" in bench:
+        Console().print(of_recipes(bench["recipes"]))
+
+
+def of_recipes(recipes: Json) -> Table:
+    """Return the table of recipes: cold starts, and forks until their first answer."""
+    table = Table(title="cold start against fork to first answer", title_justify="left")
+    table.add_column("recipe")
+    for name in ("boot", "warm-up", "fork to first answer", "ratio"):
+        table.add_column(name, justify="right")
+    for name, figures in recipes.items():
+        times = [f"{figures[each]:,.2f} s" for each in ("boot_s", "warm_s", "first_answer_s")]
+        table.add_row(name, *times, f"{shown(figures['ratio'])} x")
+    return table
 
 
 def shown(value: float) -> str:

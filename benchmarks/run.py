@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, branch, chain, clients, hogs, questions, tenants, walls
+from benchmarks import bed, branch, chain, clients, hogs, questions, recipes, tenants, walls
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -50,6 +50,9 @@ WIDTH = 100
 
 PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "tenants", "walls")
 """What can be measured by itself, in the order in which it is."""
+
+APART = ("recipes",)
+"""What is measured only if it is asked for: it builds an image for each recipe."""
 
 SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs", "tenants", "walls"})
 LARGE_PARTS = frozenset({"branch", "snapshot"})
@@ -188,6 +191,8 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services["tenants"] = await measured
             if "walls" in parts:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
+            if "recipes" in parts:
+                of_services["recipes"] = await recipes.measure(host, teller, quick=options.quick)
             beds = {
                 tag: await stack.enter_async_context(bed.zygote(each))
                 for tag, each in baked.items()
@@ -297,6 +302,7 @@ def steps(parts: frozenset[str], *, quick: bool) -> int:
                 "walls": (walls.QUICK if quick else walls.FULL).steps,
                 "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
                 "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
+                "recipes": (recipes.QUICK if quick else recipes.FULL).steps,
             }[part]
             for part in parts
         )
@@ -337,8 +343,9 @@ def parse_parts(text: str) -> tuple[str, ...]:
     """
     chosen = tuple(text.split(","))
     for part in chosen:
-        if part not in PARTS:
-            raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(PARTS)}")
+        if part not in {*PARTS, *APART}:
+            known = ", ".join((*PARTS, *APART))
+            raise argparse.ArgumentTypeError(f"{part!r} is none of {known}")
     return chosen
 
 

@@ -27,6 +27,7 @@ from tools import (
     gen_llms,
     gen_plots,
     gen_python,
+    gen_recipe_times,
     gen_typescript,
 )
 from tools.async_to_sync import ROOT
@@ -65,6 +66,7 @@ def outputs() -> dict[Path, str]:
         **gen_plots.outputs(),
         **gen_python.outputs(),
         **gen_typescript.outputs(openapi(), error_codes()),
+        **gen_recipe_times.outputs(),
     }
 
 

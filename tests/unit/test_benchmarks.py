@@ -1,10 +1,11 @@
 import argparse
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks import branch, chain, clients, hogs, tenants, walls
+from benchmarks import branch, chain, clients, hogs, recipes, tenants, walls
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -14,6 +15,8 @@ from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
 from forkd.engine.replies import SpawnStages
 from forkd.host import proc
+from forkd.images.recipe import load_recipe
+from tools import gen_recipe_times
 
 FLOOR_FIGURES = {"create_vm": 1.0, "run": 2.0}
 
@@ -198,3 +201,44 @@ def test_long_figures_lose_their_fraction_and_short_ones_keep_it() -> None:
         "9.96",
         "0.04",
     ]
+
+
+def of_redis() -> dict[str, float]:
+    return recipes.of_recipe({"boot": 4.0, "warm": 8.0, "save": 99.0}, [900.0, 500.0, 400.0])
+
+
+def test_a_recipe_saves_its_boot_and_its_warm_up_over_a_median_of_forks() -> None:
+    assert of_redis() == {
+        "boot_s": 4.0,
+        "warm_s": 8.0,
+        "cold_s": 12.0,
+        "first_answer_s": 0.5,
+        "ratio": 24.0,
+    }
+
+
+def test_recipes_are_measured_only_if_they_are_asked_for() -> None:
+    assert parse_parts("recipes,fork") == ("recipes", "fork")
+    assert "recipes" not in PARTS
+    assert steps(frozenset({"recipes"}), quick=True) == 1 + 2 * len(recipes.QUESTIONS)
+
+
+def test_each_recipe_that_is_measured_comes_with_forkd_and_has_an_interpreter_to_ask() -> None:
+    for folder in recipes.folders():
+        assert load_recipe(folder).warmup.runtime == "python"
+
+
+def test_the_figures_of_recipes_are_shown_and_become_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = {"machine": machine("a test"), "started_at": "2026-11-27T19:00:00+00:00"}
+    show(bench | {"recipes": {"redis": of_redis()}})
+    recipes.publish(bench | {"recipes": {"redis": of_redis()}}, tmp_path / "figures.json")
+
+    page = gen_recipe_times.page(json.loads((tmp_path / "figures.json").read_text()))
+
+    shown_row = capsys.readouterr().out.splitlines()[-2]
+    assert all(word in shown_row for word in ("redis", "4.00 s", "8.00 s", "0.50 s", "24.00 x"))
+    row = "| [redis](../../recipes/redis/README.md) | 4.0 s | 8.0 s | 12.0 s | 0.50 s | 24 x |"
+    assert row in page.splitlines()
+    assert "Machine: a test, 2026-11-27." in page

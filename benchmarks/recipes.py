@@ -1,0 +1,149 @@
+"""What a snapshot saves: a recipe's cold start, against a fork of it until its first answer.
+
+Each recipe is baked, which is a cold start whose stages are noted; then it is forked, one child at
+a time, and each child is asked the recipe's question as soon as it is ready.  All are forked by the
+service, each in its cgroup and without a jail, which `walls` measures.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import bed
+from benchmarks.harness import Json, Stopwatch, median
+from benchmarks.hogs import forked
+from benchmarks.questions import EVAL_TIMEOUT_S
+from benchmarks.teller import Teller, say
+from forkd.errors import EngineError
+from forkd.model.caller import local_caller
+from forkd.model.ids import parse_tag
+from forkd.model.sandbox import ForkOptions
+from forkd.service.host import open_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from forkd.model.ids import Tag
+    from forkd.service.host import Host
+    from forkd.service.settings import HostSettings
+
+FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+
+CALLER = local_caller()
+
+FORK_DEADLINE_S = 600.0
+"""How long one child may take where the processor is emulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a child of a recipe is asked first: what the recipe is for.
+
+    Attributes:
+        code: Evaluated in its warm interpreter.
+        answer: The one right value.
+    """
+
+    code: str
+    answer: object
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "redis": Question("[cache.get('user:7'), cache.zcard('scores')]", ["name 7", 10_000]),
+    "python-numpy": Question("numpy.zeros(5).tolist()", [0.0] * 5),
+    "python-data": Question(
+        "int(LinearRegression().fit([[0], [1]], [1, 3]).predict([[2]])[0] + 0.5)", 5
+    ),
+    "jupyter-kernel": Question("cell('np.arange(4).sum()')[0]['data']['text/plain']", "6"),
+}
+"""Of each recipe that is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often each recipe is forked, after one fork that does not count."""
+
+    rounds: int
+    steps: int = 2 * len(QUESTIONS)
+
+
+FULL = Plan(rounds=5)
+QUICK = Plan(rounds=2)
+
+
+def folders() -> list[Path]:
+    """Return the recipes that are measured."""
+    return [FOLDER / name for name in QUESTIONS]
+
+
+async def measure(settings: HostSettings, teller: Teller, *, quick: bool) -> Json:
+    """Measure one recipe after the other; nothing of it is left stored.
+
+    Raises:
+        ForkdError: One could not be baked or forked, or answered wrongly.
+    """
+    plan = QUICK if quick else FULL
+    figures: Json = {}
+    for name, question in QUESTIONS.items():
+        tag = parse_tag(f"bench-{name}")
+        teller.begin(f"cold start of {name}")
+        baked = await bed.bake(settings, FOLDER / name, _tell, tag)
+        teller.begin(f"forks of {name}")
+        async with open_host(settings) as host:
+            asked_ms = [await first_answer(host, tag, question) for _ in range(plan.rounds + 1)]
+            await host.snapshots.delete(CALLER, tag)
+        figures[name] = of_recipe(baked.stages_s, asked_ms[1:])
+        _tell(f"{name}: {json.dumps(figures[name])}")
+    return figures
+
+
+def _tell(text: str) -> None:
+    say({"event": "progress", "message": text})
+
+
+async def first_answer(host: Host, tag: Tag, question: Question) -> float:
+    """Return how long it takes from the request to fork until a question is answered.
+
+    Raises:
+        EngineError: The answer was wrong.
+    """
+    clock = Stopwatch()
+    async with forked(host, tag, ForkOptions(deadline_s=FORK_DEADLINE_S), 1) as (sandbox,):
+        asked = host.guests.eval(CALLER, sandbox.id, question.code, timeout_s=EVAL_TIMEOUT_S)
+        result = await asked
+        taken_ms = clock.ms()
+    if result.value != question.answer:
+        said = result.repr if result.error is None else result.error.traceback
+        raise EngineError(f"a sandbox of {tag} answered {said}, not {question.answer!r}")
+    return taken_ms
+
+
+def of_recipe(stages_s: Json, asked_ms: Iterable[float]) -> Json:
+    """Return the figures of one recipe.
+
+    Args:
+        stages_s: How long each stage of its bake took.
+        asked_ms: How long each fork took until its first answer.
+    """
+    boot_s, warm_s = stages_s["boot"], stages_s["warm"]
+    answered_s = median(asked_ms) / 1e3
+    return {
+        "boot_s": boot_s,
+        "warm_s": warm_s,
+        "cold_s": boot_s + warm_s,
+        "first_answer_s": answered_s,
+        "ratio": (boot_s + warm_s) / answered_s,
+    }
+
+
+def publish(bench: Json, path: Path) -> None:
+    """Write the figures of a run to the file that the page of the documentation is made of."""
+    kept = {
+        "place": bench["machine"]["place"],
+        "started_at": bench["started_at"],
+        "recipes": bench["recipes"],
+    }
+    path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,84 @@
+"""Each recipe bakes on a real machine, and its forks have what its page says from the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.recipes import QUESTIONS
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support.callers import CALLER
+from tests.support.real_host import FORK_DEADLINE_S, REAL, ROOT, baked_host, shell, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.bakes import Bakes
+    from tests.support.real_host import RealHost
+
+pytestmark = [
+    REAL,
+    pytest.mark.soak(only=True),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(3600),
+]
+
+OPTIONS = ForkOptions(deadline_s=FORK_DEADLINE_S)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def host(bakes: Bakes, request: pytest.FixtureRequest) -> AsyncIterator[RealHost]:
+    """A host with the recipe of the test baked; it has had its own question answered."""
+    async with baked_host(bakes, ROOT / "recipes" / request.param) as host:
+        question = QUESTIONS[request.param]
+        async with host.forked(1, OPTIONS) as (sandbox,):
+            assert await value(host, sandbox.id, question.code) == question.answer
+        yield host
+
+
+def baked(name: str) -> pytest.MarkDecorator:
+    """Mark a test whose host has this recipe."""
+    return pytest.mark.parametrize("host", [name], indirect=True)
+
+
+@baked("redis")
+async def test_redis_has_its_data_and_each_fork_its_own_server(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        assert await shell(host, one.id, "redis-cli ping") == "PONG\n"
+        assert await value(host, one.id, "cache.set('user:7', 'changed')") is True
+        assert await shell(host, one.id, "redis-cli get user:7") == "changed\n"
+        assert await value(host, other.id, "cache.get('user:7')") == "name 7"
+        made = await host.service.branches.branch(CALLER, one.id, 1, BranchOptions())
+        (sibling,) = made.fork.sandboxes
+        assert await value(host, sibling.id, "cache.get('user:7')") == "changed"
+        await host.service.sandboxes.delete(CALLER, sibling.id)
+
+
+@baked("python-data")
+async def test_python_data_computes_and_draws_without_an_import(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        table = "pd.DataFrame({'a': [1, 2, 2], 'b': [3, 4, 5]}).groupby('a').b.sum().to_dict()"
+        assert await value(host, one.id, f"[*{table}.values()]") == [3, 9]
+        draw = "image = io.BytesIO(); plt.plot([1, 3]); plt.savefig(image, format='png')"
+        assert await value(host, one.id, f"{draw}\nimage.getvalue()[1:4].decode()") == "PNG"
+        assert await value(host, other.id, "float(stats.norm.cdf(0))") == 0.5
+        draws = [await value(host, each.id, "np.random.random()") for each in (one, other)]
+        assert draws[0] != draws[1]
+
+
+@baked("jupyter-kernel")
+async def test_a_jupyter_kernel_keeps_state_and_says_what_a_cell_has_done(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        assert await value(host, one.id, "cell('x = 41; print(x)')[0]['text']") == "41\n"
+        assert await value(host, one.id, "cell('x + 1')[0]['data']['text/plain']") == "42"
+        assert await value(host, other.id, "cell('x')[0]['ename']") == "NameError"
+        made = await host.service.branches.branch(CALLER, one.id, 1, BranchOptions())
+        (sibling,) = made.fork.sandboxes
+        assert await value(host, sibling.id, "cell('x')[0]['data']['text/plain']") == "41"
+        await host.service.sandboxes.delete(CALLER, sibling.id)
+        late = "try:\n    cell('while True: pass', 2)\nexcept TimeoutError as error:\n    "
+        words = await value(host, one.id, f"{late}said = str(error)\nsaid")
+        assert words == "the cell ran for more than 2 seconds"
+        assert await value(host, one.id, "cell('x')[0]['data']['text/plain']") == "41"
