@@ -53,10 +53,6 @@ async def serving(host: RealHost, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield
 
 
-def fail() -> None:
-    raise LookupError("nothing there")
-
-
 def use(workers: int) -> None:
     """Use an executor as a program does."""
 
@@ -66,6 +62,9 @@ def use(workers: int) -> None:
         import numpy as np  # noqa: PLC0415 - the guest's
 
         vars(builtins)["table"] = np.arange(10)
+
+    def fail() -> None:
+        raise LookupError("nothing there")
 
     def looked_up(number: int) -> int:
         import builtins  # noqa: PLC0415 - the guest's
