@@ -359,6 +359,7 @@ def test_a_program_that_ends_without_a_shutdown_leaves_no_sandboxes(daemon: Runn
     code = (
         "from forkd.executor import ForkExecutor\n"
         "executor = ForkExecutor('warm')\n"
+        "executor.itself = executor  # so that the end of the program is all that ends it\n"
         "print(executor.submit(len, 'abc').result())\n"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter
