@@ -66,15 +66,26 @@ def test_sandboxes_are_made_as_they_are_needed_and_kept(daemon: RunningDaemon) -
         assert len(executor.sandbox_ids) == 1
 
 
-def test_a_fresh_executor_runs_each_task_in_a_branch_of_its_own(daemon: RunningDaemon) -> None:
-    seen = set()
-    with ForkExecutor("warm", workers=1, fresh=True) as executor:
+@pytest.mark.parametrize(("fresh", "count"), [(True, 3), (False, 1)])
+def test_a_fresh_executor_runs_each_task_in_a_branch_of_its_own(
+    fresh: bool,  # noqa: FBT001 - a case
+    count: int,
+    daemon: RunningDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used, run = set(), _tasks.Runner.run
+
+    def noting(self: _tasks.Runner, sandbox: Sandbox, task: bytes) -> _tasks.Outcome:
+        used.add(sandbox.id)
+        return run(self, sandbox, task)
+
+    monkeypatch.setattr(_tasks.Runner, "run", noting)
+    with ForkExecutor("warm", workers=1, fresh=fresh) as executor:
         for number in range(3):
             executor.submit(square, number).result()
-            seen |= set(executor.sandbox_ids)
         assert len(daemon.service.running) <= 2
 
-    assert len(seen) >= 2
+    assert len(used) == count
 
 
 def test_tasks_run_at_the_same_time_each_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
