@@ -108,6 +108,7 @@ def test_an_archive_that_is_cut_is_refused_before_it_travels(here: Path, length:
         find_local_image(path).archive()  # type: ignore[union-attr]
 
     assert raised.value.context["field"] == "image"
+    assert "\n" not in str(raised.value)
 
 
 def test_an_image_of_one_file_too_many_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -12,6 +13,9 @@ from forkd.cli.commands import PANELS, Lazy
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.cli.help_text import CommandGroup, parameter_name, write_parameters
 from forkd.errors import ForkdError, InvalidRequest
+
+_BELOW_ZERO = re.compile(r"[Nn]o such option: (-\d)")
+"""What the parser says of a number below zero."""
 
 
 class Group(CommandGroup):
@@ -102,6 +106,8 @@ def _misused(error: Any) -> typer.Exit:  # noqa: ANN401 - as above
     message = error.format_message().replace("\n", " ").rstrip(".")
     if isinstance(error, typer.BadParameter) and parameter is not None and error.message:
         message = f"{parameter_name(parameter)}: {_complaint(error)}"
+    if below_zero := _BELOW_ZERO.fullmatch(message):
+        message = f"{below_zero[1]}… is below zero, which no value may be"
     as_json = shared.as_json or "--json" in sys.argv
     if not message[:2].isupper():  # the name of an argument
         message = message[:1].lower() + message[1:]

@@ -62,8 +62,8 @@ def branch(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Copy a running sandbox into siblings and print their ids.
 
-    A sibling continues from the same moment, and so does the sandbox.  Siblings may reach what the
-    sandbox may, unless --network says otherwise, and have its labels.
+    Siblings continue from the same moment, and so does the sandbox.  They have its labels and its
+    network rules, unless --label and --network give them others.
 
     Examples:
       forkd branch sb-7q66th9abcde

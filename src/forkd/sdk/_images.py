@@ -148,7 +148,9 @@ def _check_archive(path: Path) -> None:
             for member in itertools.islice(archive, ENTRIES_LOOKED_AT):
                 names.add(member.name.removeprefix("./"))
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise InvalidRequest(f"{path} is no image archive: {error}", field="image") from error
+        # Where no way to open it works, the library lists all ways, a line for each.
+        why = "it is empty, or no tar file" if "\n" in str(error) else error
+        raise InvalidRequest(f"{path} is no image archive: {why}", field="image") from error
     if not names & {"index.json", "manifest.json"}:
         raise InvalidRequest(
             f"{path} is no image archive: it has no index.json or manifest.json", field="image"

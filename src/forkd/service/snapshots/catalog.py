@@ -282,7 +282,7 @@ class Catalog:
         if tag in self.shelf.writing:
             raise Conflict(f"snapshot {tag} is being written already", tag=tag)
         if tag in self.shelf.known:
-            raise Conflict(f"snapshot {tag} exists", tag=tag)
+            raise Conflict(f"snapshot {tag} exists; choose another tag, or delete it", tag=tag)
         self.shelf.check_unlocked(tag)
         if len(self.shelf.known) + len(self.shelf.writing) >= SNAPSHOTS_MAX:
             raise CapacityError(f"there are {SNAPSHOTS_MAX} snapshots already")
