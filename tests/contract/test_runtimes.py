@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.service.introduction import assignments
 from tests.support.dialects import DIALECTS, Dialect, missing
 from tests.support.runtimes import DATA, ERROR, REPLY, REQUEST, GoneError, RuntimeProcess
 
@@ -226,6 +227,20 @@ def test_code_that_ends_the_process_has_no_answer(
 
 def test_it_ends_with_the_agent(runtime: RuntimeProcess) -> None:
     assert runtime.hang_up() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("python", "import os\nos.environ['A']"), ("node", "process.env.A")]
+)
+def test_a_runtime_takes_the_variables_of_secrets(name: str, shown: str, tmp_path: Path) -> None:
+    wanted = DIALECTS[name]
+    if (program := missing(wanted)) is not None:
+        pytest.skip(f"this machine lacks {program}")
+    value = "it's \"\u2028\\ é"
+    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment) as process:
+        body = process.eval(assignments({"A": value, "B": "b"})[name]).body
+        assert (body.get("error"), body["has_value"]) == (None, False)
+        assert process.eval(shown).body["value"] == value
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from forkd.engine.guest_files import GuestFile, write_file
 from forkd.errors import Conflict, EngineError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from forkd.engine.guest import Guest
     from forkd.model.secret import SecretUse
@@ -71,14 +71,24 @@ class Introduction:
         bundle = before.partition(_MARK)[0] + _MARK + certificate
         for each in {path, BUNDLE}:
             await _write_for_root(guest, each, bundle)
-        variables = json.dumps(self.environment(use))
-        code = f"__import__('os').environ.update(__import__('json').loads({variables!r}))"
-        try:
-            result = await guest.eval(code, EVAL_S, runtime=PYTHON)
-        except Conflict:
-            return  # it has no runtime, or one that has them from its programs' environment only
-        if result.error is not None:
-            raise EngineError(f"the runtime did not take its variables: {result.error.message}")
+        for runtime, code in assignments(self.environment(use)).items():
+            try:
+                result = await guest.eval(code, EVAL_S, runtime=runtime)
+            except Conflict:
+                continue  # it has no runtime, or another one
+            if result.error is not None:
+                said = result.error.message
+                raise EngineError(f"the runtime did not take its variables: {said}")
+            return
+
+
+def assignments(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return code that sets variables of a warm runtime's environment, by the runtime's name."""
+    text = json.dumps(variables)
+    return {
+        PYTHON: f"__import__('os').environ.update(__import__('json').loads({text!r}))",
+        "node": f"Object.assign(process.env, {text}); undefined",
+    }
 
 
 async def _trusted(guest: Guest) -> tuple[str, bytes]:
