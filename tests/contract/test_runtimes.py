@@ -34,7 +34,7 @@ def dialect(request: pytest.FixtureRequest) -> Dialect:
 @pytest.fixture
 def runtime(dialect: Dialect, tmp_path: Path) -> Iterator[RuntimeProcess]:
     """A runtime that was greeted."""
-    with RuntimeProcess(dialect.started_from(tmp_path), dialect.environment) as process:
+    with RuntimeProcess(dialect.started_from(tmp_path), dialect.environment(tmp_path)) as process:
         assert process.ask("hello", contract=1).body["contract"] == 1
         yield process
 
@@ -237,7 +237,7 @@ def test_a_runtime_takes_the_variables_of_secrets(name: str, shown: str, tmp_pat
     if (program := missing(wanted)) is not None:
         pytest.skip(f"this machine lacks {program}")
     value = "it's \"\u2028\\ é"
-    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment) as process:
+    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment(tmp_path)) as process:
         body = process.eval(assignments({"A": value, "B": "b"})[name]).body
         assert (body.get("error"), body["has_value"]) == (None, False)
         assert process.eval(shown).body["value"] == value
@@ -248,7 +248,7 @@ def node(tmp_path: Path) -> Iterator[RuntimeProcess]:
     wanted = DIALECTS["node"]
     if (program := missing(wanted)) is not None:
         pytest.skip(f"this machine lacks {program}")
-    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment) as process:
+    with RuntimeProcess(wanted.started_from(tmp_path), wanted.environment(tmp_path)) as process:
         assert process.ask("hello", contract=1).kind == REPLY
         yield process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class Dialect:
         silent: Code without a value.
         long: Code whose value, and its text, are longer than may be sent.
         reseeds: A name that `post_fork` gives back.
+        programs: All that is on its path, by name; empty for what this host has.
         page: Where the program is, if it is an example of the documentation.
     """
 
@@ -72,11 +73,17 @@ class Dialect:
     long: str = ""
     reseeds: str = ""
     page: str = ""
+    programs: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What it is started with."""
-        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/root"}
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return what it is started with; `folder` gets its programs."""
+        path = os.environ["PATH"]
+        if self.programs:
+            path = str(folder / "bin")
+            (folder / "bin").mkdir()
+            for name, program in self.programs:
+                (folder / "bin" / name).symlink_to(shutil.which(program) or program)
+        return {"PATH": path, "LANG": "C.UTF-8", "HOME": "/root"}
 
     def started_from(self, folder: Path) -> tuple[str, ...]:
         """Return the command; a program that a page shows is put into `folder`."""
@@ -165,7 +172,35 @@ NODE = Dialect(
     reseeds="node.math",
 )
 
-DIALECTS = {"node": NODE, "perl": PERL, "python": PYTHON}
+SHELL = Dialect(
+    command=(str(ROOT / "build" / "bin" / "forkd-agent"), "shell"),
+    keep='cd /tmp\nword=kept\nsay() { echo "$word"; }',
+    recall='[ "$PWD" = /tmp ] && say',
+    raises="fail() {\n  return 3\n}\nfail",
+    fault=("ExitStatus", "ended with status 3", "status 3"),
+    malformed="if true; then",
+    output="echo out\n/bin/echo child\necho err >&2",
+    forever="echo now\nsleep 3600",
+    started="echo now\n",
+    loops=("while true; do sleep 0.1; done", "while :; do :; done", "f() { sleep 9; }; f; f"),
+    much=lambda size: f"head -c {size // 1000 * 999} /dev/zero | tr '\\0' x | fold -w 999; echo",
+    descriptors="ls -l /proc/self/fd",
+    random="echo $RANDOM$RANDOM",
+    read="if read -r line; then echo more; else echo end; fi",
+    die="exit 3",
+    reseeds="bash.RANDOM",
+)
+
+TOOLS = ("fold", "head", "ls", "sleep", "tr")
+
+DASH = replace(
+    SHELL,
+    reseeds="",
+    random="",
+    programs=(("sh", "dash"), *((name, name) for name in TOOLS)),
+)
+
+DIALECTS = {"dash": DASH, "node": NODE, "perl": PERL, "python": PYTHON, "shell": SHELL}
 
 
 def missing(dialect: Dialect) -> str | None:

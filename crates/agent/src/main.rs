@@ -1,6 +1,6 @@
 //! forkd's agent: what runs inside every guest, and answers for it.
 //!
-//! One static program with five roles, told apart by how it is called:
+//! One static program with six roles, told apart by how it is called:
 //!
 //! | called as                    | role                                                   |
 //! |------------------------------|--------------------------------------------------------|
@@ -8,6 +8,7 @@
 //! | `forkd-agent agent`          | the agent of a guest, on vsock                         |
 //! | `forkd-agent serve --unix P` | the agent without a guest, for development and tests   |
 //! | `forkd-agent stage …`        | [`stage`]: becomes a user's process                    |
+//! | `forkd-agent shell FD`       | [`shell`]: the shell as a warm runtime                 |
 //! | `modprobe …`                 | [`modprobe`]: loads kernel modules, if the image cannot |
 //!
 //! One thread and one poll loop ([`server`]) serve everybody, because a fork pays for each page
@@ -48,6 +49,7 @@ mod quiesce;
 mod rlimits;
 mod runtime;
 mod server;
+mod shell;
 mod sinks;
 mod spawn;
 mod stage;
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
     match args.as_slice() {
         ["/init", ..] => init::run(),
         [name, rest @ ..] if is_called(name, "modprobe") => modprobe::run(rest),
+        [_, "shell", fd] => shell::run(fd),
         [_, "agent"] => boot::guest(),
         [_, "serve", "--unix", path, rest @ ..] => boot::host(path, rest),
         _ => {

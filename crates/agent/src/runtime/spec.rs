@@ -19,9 +19,10 @@ pub const FOLDER: &str = "/usr/lib/forkd/runtimes";
 type Known = (&'static str, &'static [&'static str], Option<(&'static str, &'static str)>);
 
 /// The agent's own.
-const OURS: [Known; 2] = [
+const OURS: [Known; 3] = [
     ("python", &["python3"], Some(("runtime.py", include_str!("../../runtime/python.py")))),
     ("node", &["node"], Some(("runtime.js", include_str!("../../runtime/node.js")))),
+    ("shell", &["/proc/self/exe", "shell"], None),
 ];
 
 /// How a runtime is started.
@@ -113,7 +114,7 @@ mod tests {
         let missing = Spec::find_in("nodejs", &folder).unwrap_err();
         assert!(
             missing.message.contains("'nodejs'")
-                && missing.message.contains("forkd has python, node")
+                && missing.message.contains("forkd has python, node, shell")
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -648,3 +648,39 @@ fn awaiting_is_interrupted_and_keeps_the_namespace() {
     );
     assert_eq!(client.next().map(|frame| frame.payload), Some(b"now\n".to_vec()));
 }
+
+#[test]
+fn the_shell_is_a_runtime_like_python() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let shell = json!({"name": "shell", "code": "cd /\nword=kept"});
+    let answer = client.ask(&json!({"op": "warm", "runtime": shell, "timeout_s": 30}));
+    assert_eq!(answer.error, Value::Null);
+    assert_eq!(eval(&mut client, "echo $word in $PWD").text(), "kept in /\n");
+
+    let other = json!({"op": "eval", "code": "touch x", "runtime": "python"});
+    let refused = client.ask(&other);
+    assert_eq!(refused.code(), "no_runtime");
+    let message = refused.error["message"].as_str().expect("text");
+    assert!(message.contains("'python'") && message.contains("is shell"), "{message}");
+
+    let request = json!({"op": "eval", "code": "sleep 60", "timeout_s": 0.3, "runtime": "shell"});
+    assert_eq!(client.ask(&request).reply["timed_out"], true);
+    assert_eq!(eval(&mut client, "echo $word").text(), "kept\n");
+
+    let ended = eval(&mut client, "exit 3");
+    assert_eq!(ended.code(), "runtime_failed");
+    let message = ended.error["message"].as_str().expect("text");
+    assert!(message.contains("the shell runtime exited with status 3;"), "{message}");
+    assert_eq!(eval(&mut client, "echo ${word-new}").text(), "new\n");
+}
+
+#[test]
+fn a_runtime_that_there_is_not_fails_the_warm_up() {
+    let agent = Agent::start();
+    let wanted = json!({"op": "warm", "runtime": {"name": "cobol"}, "timeout_s": 5});
+    let answer = agent.connect().ask(&wanted);
+    assert_eq!(answer.code(), "warm_up_failed");
+    let message = answer.error["message"].as_str().expect("text");
+    assert!(message.contains("'cobol'") && message.contains("python, node, shell"), "{message}");
+}
