@@ -174,6 +174,7 @@ def one_sandbox(sandbox: Sandbox) -> None:
     assert_type((sandbox.name, sandbox.labels), tuple[str | None, dict[str, str]])
     assert_type(sandbox.kill(), bool)
     assert_type(sandbox.is_running(), bool)
+    assert_type(sandbox.wait(timeout_s=1.0), str | None)
     assert_type(sandbox.snapshot("tag"), SnapshotInfo)
     assert_type(sandbox.reset(), float)
     assert_type(sandbox.promote(), list[str])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,8 @@ from forkd.errors import (
     InvalidRequest,
     NotFound,
 )
+from forkd.model.ids import SandboxId
+from forkd.model.sandbox import SandboxState
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -509,3 +512,15 @@ async def test_a_paused_sandbox_keeps_its_memory_and_starts_nothing(
         "running",
     )
     assert (await sandbox.eval("x")).value == 7
+
+
+async def test_a_sandbox_is_waited_for_until_it_has_ended(
+    sandbox: AsyncSandbox, daemon: RunningDaemon
+) -> None:
+    assert await sandbox.wait(timeout_s=0) is None
+    assert await sandbox.wait(timeout_s=0.1) is None
+    guest = daemon.service.running[SandboxId(sandbox.id)]
+    guest.sandbox = replace(guest.sandbox, state=SandboxState.EXITED, exit_reason="ttl")
+    assert await sandbox.wait() == "ttl"
+    await sandbox.kill()
+    assert await sandbox.wait() == "deleted"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,8 @@ from forkd.errors import (
     InvalidRequest,
     NotFound,
 )
+from forkd.model.ids import SandboxId
+from forkd.model.sandbox import SandboxState
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -498,3 +501,15 @@ def test_a_paused_sandbox_keeps_its_memory_and_starts_nothing(
         "running",
     )
     assert (sandbox.eval("x")).value == 7
+
+
+def test_a_sandbox_is_waited_for_until_it_has_ended(
+    sandbox: Sandbox, daemon: RunningDaemon
+) -> None:
+    assert sandbox.wait(timeout_s=0) is None
+    assert sandbox.wait(timeout_s=0.1) is None
+    guest = daemon.service.running[SandboxId(sandbox.id)]
+    guest.sandbox = replace(guest.sandbox, state=SandboxState.EXITED, exit_reason="ttl")
+    assert sandbox.wait() == "ttl"
+    sandbox.kill()
+    assert sandbox.wait() == "deleted"

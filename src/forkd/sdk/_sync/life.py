@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import codecs
 import os
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import TypeAdapter
@@ -14,6 +16,7 @@ from forkd.sdk import _notebook
 from forkd.sdk._notebook import Shown
 from forkd.sdk._opening import Opening
 from forkd.sdk._requests import build, explicit, patch
+from forkd.sdk._transport import sync_pause
 from forkd.wire.v2 import LimitsPatch, Pong, SandboxInfo, SandboxPatch
 from forkd.wire.v2_events import UsageInfo
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forkd.sdk._sync.http import Http
+
+WAIT_PAUSE_S_MIN, WAIT_PAUSE_S_MAX = 0.05, 1.0
+"""How long after a sandbox was found alive it is looked at again; doubled each time."""
 
 _SANDBOXES = TypeAdapter(list[SandboxInfo])
 
@@ -109,6 +115,30 @@ class Life(Opening, Shown):
             return (self.refresh()).condition == "running"
         except NotFound:
             return False
+
+    def wait(self, *, timeout_s: float | None = None) -> str | None:
+        """Wait until the sandbox has ended, and return why; it is asked for each second.
+
+        Args:
+            timeout_s: Wait no longer than this; None: for as long as it takes.
+
+        Returns:
+            Why it ended, "deleted" if the daemon knows no more of it; None if it lives still.
+        """
+        until_s = inf if timeout_s is None else monotonic() + timeout_s
+        pause_s = WAIT_PAUSE_S_MIN
+        while True:
+            try:
+                info = self.refresh()
+            except NotFound:
+                return "deleted"
+            if info.condition == "exited":
+                return info.exit_reason or info.condition
+            left_s = until_s - monotonic()
+            if left_s <= 0:
+                return None
+            sync_pause(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, WAIT_PAUSE_S_MAX)
 
     def kill(self) -> bool:
         """End the sandbox and remove everything that was its own.
