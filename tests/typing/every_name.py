@@ -188,6 +188,9 @@ def one_sandbox(sandbox: Sandbox) -> None:
     for output in sandbox.exec_stream("ls"):
         assert_type(output, Output)
     assert_type(sandbox.console(), str)
+
+
+def ports_of(sandbox: Sandbox) -> None:
     with sandbox.connect_port(80) as port:
         assert_type(port, Port)
         port.send(b"")
