@@ -31,6 +31,7 @@ SAMPLES: dict[type[replies.Reply], dict[str, Any]] = {
     replies.Pong: {"version": "0", "pid": 1, "uptime_s": 1.5, "runtime": "ready"},
     replies.GuestTime: {"realtime_ns": 1},
     replies.Echo: {"data": "x"},
+    replies.Connected: {"event": "connected"},
     replies.EvalException: {"type": "T", "message": "m", "traceback": "t"},
     replies.Evaluated: {
         "has_value": True,
