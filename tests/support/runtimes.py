@@ -28,6 +28,9 @@ DEADLINE_S = 20.0
 """How long a runtime may take for anything, on a slow host."""
 
 
+SOCKET_FD = 3
+"""The number of a runtime's socket.  Node.js hides from its children what is below 16."""
+
 INTERRUPT_EVERY_S, INTERRUPTS_MAX = 1.0, 5
 """As the agent's."""
 
@@ -74,6 +77,13 @@ class _Output:
         return text
 
 
+def _moved(fd: int, command: Sequence[str]) -> Sequence[str]:
+    """Return a command that has a descriptor as `SOCKET_FD`, and no longer under its number."""
+    if fd == SOCKET_FD:
+        return command
+    return ["/bin/bash", "-c", f'exec {SOCKET_FD}<&{fd} {fd}<&-; exec "$0" "$@"', *command]
+
+
 class RuntimeProcess:
     """One runtime, from its start to the end of a `with` block."""
 
@@ -81,7 +91,7 @@ class RuntimeProcess:
         self._socket, theirs = socket.socketpair()
         outputs = [os.pipe(), os.pipe()]
         self.process = subprocess.Popen(  # noqa: S603 - the test's own command
-            [*command, str(theirs.fileno())],
+            _moved(theirs.fileno(), [*command, str(SOCKET_FD)]),
             stdin=subprocess.DEVNULL,
             stdout=outputs[0][1],
             stderr=outputs[1][1],
