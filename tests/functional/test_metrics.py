@@ -7,6 +7,7 @@ import contextlib
 import functools
 import io
 import shutil
+import socket
 import tarfile
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from forkd.model.recipe import RecipeChanges
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxChange
 from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
 from forkd.model.snapshot import LinkRequest, SnapshotRequest
-from forkd.model.tenant import Quotas, parse_tenant
+from forkd.model.tenant import Quotas, QuotasChange, parse_tenant
 from forkd.model.token import TokenRequest
 from forkd.service import figures
 from forkd.telemetry import names
@@ -254,8 +255,16 @@ async def _secrets(world: World) -> None:
 async def _tenants(world: World) -> None:
     tenant = parse_tenant("team")
     await world.host.tenants.set_quotas(CALLER, tenant, Quotas(sandboxes=1))
+    await world.host.tenants.change_quotas(CALLER, tenant, QuotasChange({"vcpus": 1}))
     await world.host.tenants.list(CALLER)
     await world.host.tenants.remove_quotas(CALLER, tenant)
+
+
+async def _connect(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with await world.host.guests.connect(CALLER, world.sandbox, port):
+            pass
 
 
 async def _unpack(world: World) -> None:
@@ -291,7 +300,10 @@ async def _refused(work: Awaitable[object]) -> None:
 OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = [
     ({"upload_recipe": "ok", "get_recipe": "ok"}, _upload),
     ({"create_token": "ok", "list_tokens": "ok", "remove_token": "ok"}, _tokens),
-    ({"set_quotas": "ok", "list_tenants": "ok", "remove_quotas": "ok"}, _tenants),
+    (
+        {"set_quotas": "ok", "change_quotas": "ok", "list_tenants": "ok", "remove_quotas": "ok"},
+        _tenants,
+    ),
     ({"set_secret": "ok", "list_secrets": "ok", "remove_secret": "ok"}, _secrets),
     ({"extend": "ok"}, _link),
     ({"compact": "ok"}, lambda w: w.host.chains.compact(CALLER, LINK, parse_tag("flat"))),
@@ -339,6 +351,7 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
     ({"ping": "ok"}, lambda w: w.host.guests.ping(CALLER, w.sandbox)),
     ({"echo": "ok"}, lambda w: w.host.guests.echo(CALLER, w.sandbox, "x")),
     ({"eval": "ok"}, lambda w: w.host.guests.eval(CALLER, w.sandbox, "1")),
+    ({"connect_port": "ok"}, _connect),
     ({"start_exec": "ok", names.EXEC: "ok"}, _exec),
     (
         {"write_file": "ok"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,13 @@ async def execute(world: World, _: object) -> None:
         await session.write_stdin(b"input")
         await session.close_stdin()
         await drain(session)
+
+
+async def connect(world: World, _: object) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with await world.host.guests.connect(CALLER, world.source, port):
+            pass
 
 
 async def follow_clock(world: World, _: object) -> None:
@@ -359,6 +367,7 @@ STEPS: dict[str, Step] = {
     "follow": Step(follow, a_fork),
     "eval": Step(evaluate),
     "exec": Step(execute),
+    "port": Step(connect),
     "follow the clock": Step(follow_clock),
     "files": Step(files, no_files),
     "missing file": Step(miss, refused=True),
