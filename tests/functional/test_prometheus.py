@@ -20,6 +20,9 @@ pytestmark = pytest.mark.needs("prometheus")
 
 RULES_TEST = SHIPPED / "forkd.rules.test.yml"
 
+OF_THE_HOST = "ForkdDiskNearlyFull"
+"""An alert about the disk on which the tests run, which may be so full."""
+
 
 async def test_a_server_scrapes_a_daemon_and_evaluates_the_rules(
     fake_host: FakeHost, tmp_path: Path
@@ -36,7 +39,8 @@ async def test_a_server_scrapes_a_daemon_and_evaluates_the_rules(
             targets = await until_answer(prometheus, "/targets", both_up)
             assert {each["lastError"] for each in targets["activeTargets"]} == {""}
             rules = await until_answer(prometheus, "/rules", evaluated)
-            assert {each["state"] for each in rules_of(rules)} == {"inactive"}
+            raised = {each["name"] for each in rules_of(rules) if each["state"] != "inactive"}
+            assert raised <= {OF_THE_HOST}
             query = "/query?query=forkd_sandboxes{job='forkd',state='running'}"
             found = await until_answer(prometheus, query, lambda data: data["result"])
             assert found["result"][0]["value"][1] == "0"
