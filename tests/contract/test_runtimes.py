@@ -118,10 +118,8 @@ def test_8_mib_of_output_come_whole(runtime: RuntimeProcess, dialect: Dialect) -
 
 
 def test_an_interruption_ends_the_code_and_keeps_the_state(
-    runtime: RuntimeProcess, dialect: Dialect, request: pytest.FixtureRequest
+    runtime: RuntimeProcess, dialect: Dialect
 ) -> None:
-    if request.node.callspec.id == "shell":
-        pytest.skip("bash often hangs after an interruption: docs/reference/runtimes.md says so")
     runtime.eval(dialect.keep)
     for code in (dialect.forever, *(f"{dialect.started}{loop}" for loop in dialect.loops)):
         runtime.start(code)

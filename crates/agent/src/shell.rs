@@ -33,6 +33,10 @@ use crate::stream::Stream;
 /// Bytes read at once.
 const SCRATCH: usize = 64 << 10;
 
+/// How long the shell has to read lines again after a cell was interrupted, in ms, before SIGINT is
+/// sent once more: bash at times gives up what it has read ahead, or does not wake from its read.
+const SETTLING_MS: u8 = 100;
+
 /// Undoes what an interactive shell does for a person.
 const SET_UP: &str = "unset PROMPT_COMMAND MAIL MAILPATH TMOUT ENV HISTFILE; set +m";
 
@@ -60,6 +64,8 @@ struct Shell {
     numbers: (RawFd, RawFd),
     is_bash: bool,
     turn: u64,
+    /// Of what the shell says, what is no whole line yet.
+    said: String,
     /// Frames that came while a cell ran.
     early: VecDeque<(Kind, Vec<u8>)>,
 }
@@ -72,10 +78,28 @@ struct Cell {
     timed_out: bool,
 }
 
-/// The shell has ended, and so do we.
 enum Step {
     Ended(Cell),
+    /// The shell has ended, and so do we.
     ShellGone(ExitCode),
+}
+
+/// What ended a wait.
+enum Woken {
+    /// Somebody else sent SIGINT.
+    Signal,
+    /// The shell has said something, or has ended.
+    Shell,
+    /// The time was over.
+    Late,
+}
+
+/// What the shell has said of the turn that it was asked about.
+enum Report {
+    Status(i32),
+    NotYet,
+    /// The shell has ended.
+    Gone,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -112,8 +136,8 @@ impl Shell {
         mask.thread_block()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let (agent, status) = (Stream::new(socket), File::from(status));
-        let (turn, early) = (0, VecDeque::new());
-        Ok(Self { agent, signals, child, lines, code, status, numbers, is_bash, turn, early })
+        let (turn, said, early) = (0, String::new(), VecDeque::new());
+        Ok(Self { agent, signals, child, lines, code, status, numbers, is_bash, turn, said, early })
     }
 
     fn serve(mut self) -> io::Result<ExitCode> {
@@ -200,36 +224,72 @@ impl Shell {
         if self.lines.write_all(source.as_bytes()).is_err() || self.ask_status().is_err() {
             return self.ended();
         }
-        let (mut interrupted, mut timed_out, mut said) = (false, false, String::new());
-        loop {
-            if self.wait_for_signal()? {
+        let (mut interrupted, mut timed_out) = (false, false);
+        let status = loop {
+            if let Woken::Signal = self.wait(PollTimeout::NONE)? {
                 interrupted = true;
                 timed_out |= self.take_control()?;
-                kill(Pid::from_raw(0), Signal::SIGINT)?;
                 // The line that asked for it may have been given up with the cell's.
-                if self.ask_status().is_err() {
+                if !self.interrupt()? {
                     return self.ended();
                 }
                 continue;
             }
-            let mut chunk = [0; 256];
-            let count = self.status.read(&mut chunk)?;
-            if count == 0 {
-                return self.ended();
+            match self.read_report()? {
+                Report::Status(status) => break status,
+                Report::NotYet => {}
+                Report::Gone => return self.ended(),
             }
-            said.push_str(&String::from_utf8_lossy(chunk.get(..count).unwrap_or_default()));
-            while let Some((line, rest)) = said.split_once('\n') {
-                let mut words = line.split(' ').map(str::parse::<u64>);
-                let (status, turn) = (words.next(), words.next());
-                if let (Some(Ok(status)), Some(Ok(turn))) = (status, turn)
-                    && turn == self.turn
-                {
-                    let status = i32::try_from(status).unwrap_or(i32::MAX);
-                    return Ok(Step::Ended(Cell { status, interrupted, timed_out }));
-                }
-                said = rest.to_owned();
+        };
+        if interrupted && !self.settle()? {
+            return self.ended();
+        }
+        Ok(Step::Ended(Cell { status, interrupted, timed_out }))
+    }
+
+    /// Interrupts the shell and what it runs, and asks it again; false if it has ended.
+    fn interrupt(&mut self) -> io::Result<bool> {
+        kill(Pid::from_raw(0), Signal::SIGINT)?;
+        Ok(self.ask_status().is_ok())
+    }
+
+    /// Waits until the shell reads lines again after an interruption; false if it has ended.
+    fn settle(&mut self) -> io::Result<bool> {
+        self.turn += 1;
+        let mut asked = self.ask_status().is_ok();
+        while asked {
+            match self.wait(PollTimeout::from(SETTLING_MS))? {
+                Woken::Signal => {}
+                Woken::Late => asked = self.interrupt()?,
+                Woken::Shell => match self.read_report()? {
+                    Report::Status(_) => return Ok(true),
+                    Report::NotYet => {}
+                    Report::Gone => return Ok(false),
+                },
             }
         }
+        Ok(false)
+    }
+
+    fn read_report(&mut self) -> io::Result<Report> {
+        let mut chunk = [0; 256];
+        let count = self.status.read(&mut chunk)?;
+        if count == 0 {
+            return Ok(Report::Gone);
+        }
+        self.said.push_str(&String::from_utf8_lossy(chunk.get(..count).unwrap_or_default()));
+        let mut report = Report::NotYet;
+        while let Some((line, rest)) = self.said.split_once('\n') {
+            let mut words = line.split(' ').map(str::parse::<u64>);
+            let (status, turn) = (words.next(), words.next());
+            if let (Some(Ok(status)), Some(Ok(turn))) = (status, turn)
+                && turn == self.turn
+            {
+                report = Report::Status(i32::try_from(status).unwrap_or(i32::MAX));
+            }
+            self.said = rest.to_owned();
+        }
+        Ok(report)
     }
 
     fn ask_status(&mut self) -> io::Result<()> {
@@ -237,24 +297,26 @@ impl Shell {
         self.lines.write_all(line.as_bytes())
     }
 
-    /// Waits until the shell says something (false), or somebody sends SIGINT (true).
-    fn wait_for_signal(&mut self) -> io::Result<bool> {
+    /// Waits until the shell says something, or somebody else sends SIGINT.
+    fn wait(&mut self, patience: PollTimeout) -> io::Result<Woken> {
         loop {
             let mut watched = [
                 PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.status.as_fd(), PollFlags::POLLIN),
             ];
-            poll(&mut watched, PollTimeout::NONE)?;
+            if poll(&mut watched, patience)? == 0 {
+                return Ok(Woken::Late);
+            }
             let own = std::process::id();
             while let Some(signal) = self.signals.read_signal()? {
                 // One of our own comes back, because we are in the group that it goes to.
                 if signal.ssi_pid != own {
-                    return Ok(true);
+                    return Ok(Woken::Signal);
                 }
             }
             let [_, status] = watched;
             if status.any() == Some(true) {
-                return Ok(false);
+                return Ok(Woken::Shell);
             }
         }
     }
