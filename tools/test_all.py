@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,12 +58,15 @@ class Suite:
         place: Where it runs.
         command: How.
         junit: What it leaves its counts in; None if it prints them as cargo does.
+        apart: Whether its temporary files are in a folder of its own: the suite that looks for
+            what its tests left in the usual one runs at the same time.
     """
 
     name: str
     place: str
     command: tuple[str, ...]
     junit: Path | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,10 @@ def beside() -> list[Suite]:
     """Return the suites that leave this host alone, in order; first what Rust's tests need."""
     return [
         Suite("Rust, compiled", "this host", ("make", "compile-rust-tests")),
-        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
+        replace(
+            _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
+            apart=True,
+        ),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         Suite("format, lint, types, layers", "this host", ("make", "static")),
     ]
@@ -148,15 +154,21 @@ def run(suite: Suite, mark: str = "") -> Outcome:
     began_s = time.monotonic()
     if suite.junit is not None:
         suite.junit.unlink(missing_ok=True)
-    status, output = _tee(suite.command, mark)
+    with tempfile.TemporaryDirectory(prefix="unit-") as folder:
+        status, output = _tee(suite.command, {"TMPDIR": folder} if suite.apart else {}, mark)
     counts = junit.counts(suite.junit) if suite.junit else counts_of_cargo(output)
     return Outcome(suite, status == 0, time.monotonic() - began_s, counts)
 
 
-def _tee(command: tuple[str, ...], mark: str) -> tuple[int, str]:
+def _tee(command: tuple[str, ...], env: dict[str, str], mark: str) -> tuple[int, str]:
     lines = []
     with subprocess.Popen(  # noqa: S603 - ours
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         for line in process.stdout or ():
             _print(f"{mark}{line}")
