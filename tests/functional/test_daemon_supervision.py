@@ -211,7 +211,6 @@ def test_a_crash_that_nobody_waits_for_is_in_the_log_and_the_rest_goes_on(
     begin, knobs = UNATTENDED[kind]
     with FakeDaemon(fake_host, (kind, where)) as daemon:
         scene = Scene(daemon, fake_host)
-        fake_host.recipe(knobs=knobs)
         answer = scene.post("/v2/snapshots", tag=TAG, recipe=str(fake_host.recipe(knobs=knobs)))
         assert answer.status_code == 201
         scene.sandbox = scene.fork()

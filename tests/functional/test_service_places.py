@@ -203,7 +203,8 @@ async def test_a_tenant_that_bakes_all_it_can_leaves_machines_to_others(
                     if isinstance(step, Progress) and step.stage == "boot":
                         begun.release()
 
-        never, good = fake_host.recipe(knobs="boot=never"), fake_host.recipe()
+        never = fake_host.recipe(knobs="boot=never", name="never")
+        good = fake_host.recipe()
         red, blue = tenant("red"), tenant("blue")
         bakes = [asyncio.ensure_future(bake(red, f"t{n}", never)) for n in range(BAKES_MAX // 2)]
         try:
