@@ -14,9 +14,8 @@ those of the threads that it wakes.  So while a tenant that has had less time is
 within milliseconds, steps of a tenant that always has more to do wait.  What the loop so leaves
 unused counts as that tenant's time, in part, so that nobody holds up others for long.
 
-A descriptor that waits to be read stays ready, so that every look would find it again.  Beside a
-tenant with hundreds of them the looks took as long as the steps.  So what waits in the queue is
-muted until its step runs.
+A descriptor that waits to be read stays ready, so that every look would find it again.  So what
+waits in the queue is muted until its step runs.  Alone that changed no time that was measured.
 
 asyncio has no interface for the order of what is ready: the loop puts its own queue in the place of
 `BaseEventLoop._ready`, of which asyncio uses `append`, `popleft`, `clear`, the length once before
