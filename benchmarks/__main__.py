@@ -1,6 +1,7 @@
 """`make bench`: measure in one go where KVM works, show the figures, keep them.
 
-    python -m benchmarks [--quick] [--only PART,…] [--recipe FOLDER] [--output FILE]
+    python -m benchmarks [--quick] [--only PART,…] [--recipes NAME,…] [--recipe FOLDER]
+                         [--output FILE]
 
 Where this host's KVM runs a stock guest the measuring happens here, else in the helper machine.
 The image is built here in either case.  What is written: `build/bench.json`, and beside it
@@ -53,14 +54,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure forkd.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
     parser.add_argument("--only", metavar="PART,…", help=f"of {', '.join((*PARTS, *APART))}")
+    parser.add_argument(
+        "--recipes",
+        type=recipes.parse_names,
+        default=tuple(recipes.QUESTIONS),
+        metavar="NAME,…",
+        help="of the part recipes, these alone; the others keep their figures",
+    )
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        images = [options.recipe.absolute(), *(recipes.folders() if of_recipes(options) else [])]
-        bench = measure(images, chosen(options))
+        measured = (
+            [recipes.FOLDER / name for name in options.recipes] if of_recipes(options) else []
+        )
+        bench = measure([options.recipe.absolute(), *measured], chosen(options))
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False)
         return 1
@@ -83,7 +93,8 @@ def of_recipes(options: argparse.Namespace) -> bool:
 def chosen(options: argparse.Namespace) -> list[str]:
     """Return the words that tell a run what to measure."""
     only = ["--only", options.only] if options.only else []
-    return [*only, *(["--quick"] if options.quick else [])]
+    names = ["--recipes", ",".join(options.recipes)]
+    return [*only, *names, *(["--quick"] if options.quick else [])]
 
 
 def measure(images: list[Path], chosen: list[str]) -> dict[str, Any]:

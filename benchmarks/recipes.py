@@ -7,6 +7,7 @@ service, each in its cgroup and without a jail, which `walls` measures.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,15 @@ from benchmarks.questions import EVAL_TIMEOUT_S
 from benchmarks.teller import Teller, say
 from forkd.errors import EngineError
 from forkd.model.caller import local_caller
+from forkd.model.exec import ExecRequest, Stderr, Stdout
 from forkd.model.ids import parse_tag
 from forkd.model.sandbox import ForkOptions
 from forkd.service.host import open_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from forkd.model.ids import Tag
+    from forkd.model.ids import SandboxId, Tag
     from forkd.service.host import Host
     from forkd.service.settings import HostSettings
 
@@ -43,13 +45,17 @@ class Question:
     """What a child of a recipe is asked first: what the recipe is for.
 
     Attributes:
-        code: Evaluated in its warm interpreter.
-        answer: The one right value.
+        code: Evaluated in its warm runtime; a command of the shell if it has none.
+        answer: The one right value, or what the command prints.
+        runtime: The warm runtime; `NO_RUNTIME` if it has none.
     """
 
     code: str
     answer: object
+    runtime: str = "python"
 
+
+NO_RUNTIME = "none"
 
 QUESTIONS: Mapping[str, Question] = {
     "redis": Question("[cache.get('user:7'), cache.zcard('scores')]", ["name 7", 10_000]),
@@ -57,43 +63,53 @@ QUESTIONS: Mapping[str, Question] = {
     "python-data": Question(
         "int(LinearRegression().fit([[0], [1]], [1, 3]).predict([[2]])[0] + 0.5)", 5
     ),
+    "node": Question("[1, 2, 3].map((n) => n ** 2)", [1, 4, 9], "node"),
+    "postgresql": Question("sql('SELECT sum(n)::int FROM generate_series(1, 100) n')", [[5050]]),
+    "debian-minimal": Question("apt --version | cut -c1-3", "apt", NO_RUNTIME),
     "jupyter-kernel": Question("cell('np.arange(4).sum()')[0]['data']['text/plain']", "6"),
 }
 """Of each recipe that is measured."""
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How often each recipe is forked, after one fork that does not count."""
-
-    rounds: int
-    steps: int = 2 * len(QUESTIONS)
+ROUNDS = 5
+ROUNDS_QUICK = 2
+"""How often each recipe is forked, after one fork that does not count."""
 
 
-FULL = Plan(rounds=5)
-QUICK = Plan(rounds=2)
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read names of recipes, separated by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: One is not measured.
+    """
+    chosen = tuple(text.split(","))
+    for name in chosen:
+        if name not in QUESTIONS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(QUESTIONS)}")
+    return chosen
 
 
-def folders() -> list[Path]:
-    """Return the recipes that are measured."""
-    return [FOLDER / name for name in QUESTIONS]
+def steps(names: Collection[str]) -> int:
+    """Return how many steps are told of these recipes."""
+    return 2 * len(names)
 
 
-async def measure(settings: HostSettings, teller: Teller, *, quick: bool) -> Json:
+async def measure(
+    settings: HostSettings, teller: Teller, names: Iterable[str], *, quick: bool
+) -> Json:
     """Measure one recipe after the other; nothing of it is left stored.
 
     Raises:
         ForkdError: One could not be baked or forked, or answered wrongly.
     """
-    plan = QUICK if quick else FULL
+    rounds = ROUNDS_QUICK if quick else ROUNDS
     figures: Json = {}
-    for name, question in QUESTIONS.items():
-        tag = parse_tag(f"bench-{name}")
+    for name in names:
+        question, tag = QUESTIONS[name], parse_tag(f"bench-{name}")
         teller.begin(f"cold start of {name}")
         baked = await bed.bake(settings, FOLDER / name, _tell, tag)
         teller.begin(f"forks of {name}")
         async with open_host(settings) as host:
-            asked_ms = [await first_answer(host, tag, question) for _ in range(plan.rounds + 1)]
+            asked_ms = [await first_answer(host, tag, question) for _ in range(rounds + 1)]
             await host.snapshots.delete(CALLER, tag)
         figures[name] = of_recipe(baked.stages_s, asked_ms[1:])
         _tell(f"{name}: {json.dumps(figures[name])}")
@@ -112,13 +128,27 @@ async def first_answer(host: Host, tag: Tag, question: Question) -> float:
     """
     clock = Stopwatch()
     async with forked(host, tag, ForkOptions(deadline_s=FORK_DEADLINE_S), 1) as (sandbox,):
-        asked = host.guests.eval(CALLER, sandbox.id, question.code, timeout_s=EVAL_TIMEOUT_S)
-        result = await asked
+        answer, said = await ask(host, sandbox.id, question)
         taken_ms = clock.ms()
-    if result.value != question.answer:
-        said = result.repr if result.error is None else result.error.traceback
+    if answer != question.answer:
         raise EngineError(f"a sandbox of {tag} answered {said}, not {question.answer!r}")
     return taken_ms
+
+
+async def ask(host: Host, sandbox: SandboxId, question: Question) -> tuple[object, str]:
+    """Return what a sandbox answers, and the same or its error in words."""
+    if question.runtime == NO_RUNTIME:
+        command = ExecRequest(("sh", "-c", question.code))
+        async with await host.guests.exec(CALLER, sandbox, command) as session:
+            events = [event async for event in session]
+        said = b"".join(each.data for each in events if isinstance(each, (Stdout, Stderr))).decode()
+        return said.removesuffix("\n"), said
+    result = await host.guests.eval(
+        CALLER, sandbox, question.code, timeout_s=EVAL_TIMEOUT_S, runtime=question.runtime
+    )
+    if result.error is not None:
+        return None, result.error.traceback
+    return result.value, result.repr or ""
 
 
 def of_recipe(stages_s: Json, asked_ms: Iterable[float]) -> Json:
@@ -140,10 +170,12 @@ def of_recipe(stages_s: Json, asked_ms: Iterable[float]) -> Json:
 
 
 def publish(bench: Json, path: Path) -> None:
-    """Write the figures of a run to the file that the page of the documentation is made of."""
-    kept = {
-        "place": bench["machine"]["place"],
-        "started_at": bench["started_at"],
-        "recipes": bench["recipes"],
-    }
-    path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    """Write the figures of a run to the file that the page of the documentation is made of.
+
+    A recipe that was not measured keeps its own figures; each has its day and its machine.
+    """
+    kept = json.loads(path.read_text(encoding="utf-8"))["recipes"] if path.exists() else {}
+    measured = {"place": bench["machine"]["place"], "started_at": bench["started_at"]}
+    kept |= {name: figures | measured for name, figures in bench["recipes"].items()}
+    text = json.dumps({"recipes": kept}, indent=2, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -171,7 +171,7 @@ def known(values: Iterable[int | None]) -> list[int]:
 async def bench(options: argparse.Namespace) -> Json:
     """Bake, measure what is asked for, and return all figures."""
     parts = frozenset(options.only)
-    teller = Teller(steps(parts, quick=options.quick))
+    teller = Teller(steps(parts, quick=options.quick, names=options.recipes))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     proc.raise_open_files_limit()
     programs = bed.Programs(options.vmm, options.agent, options.floor)
@@ -192,7 +192,9 @@ async def bench(options: argparse.Namespace) -> Json:
             if "walls" in parts:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
             if "recipes" in parts:
-                of_services["recipes"] = await recipes.measure(host, teller, quick=options.quick)
+                of_services["recipes"] = await recipes.measure(
+                    host, teller, options.recipes, quick=options.quick
+                )
             beds = {
                 tag: await stack.enter_async_context(bed.zygote(each))
                 for tag, each in baked.items()
@@ -286,8 +288,8 @@ async def measure_forks(host_bed: bed.Bed, options: argparse.Namespace, teller: 
     return {**assemble({width.n: width for width in widths}), **trips}
 
 
-def steps(parts: frozenset[str], *, quick: bool) -> int:
-    """Return how many steps a run of these parts tells of."""
+def steps(parts: frozenset[str], *, quick: bool, names: Iterable[str] = recipes.QUESTIONS) -> int:
+    """Return how many steps a run of these parts, and of these recipes, tells of."""
     repeats = REPEATS_QUICK if quick else REPEATS
     return (
         1
@@ -302,7 +304,7 @@ def steps(parts: frozenset[str], *, quick: bool) -> int:
                 "walls": (walls.QUICK if quick else walls.FULL).steps,
                 "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
                 "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
-                "recipes": (recipes.QUICK if quick else recipes.FULL).steps,
+                "recipes": recipes.steps(tuple(names)),
             }[part]
             for part in parts
         )
@@ -357,6 +359,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--place", default="this host", help="what to call this machine")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
     parser.add_argument("--only", type=parse_parts, default=PARTS, help="parts, with commas")
+    parser.add_argument("--recipes", type=recipes.parse_names, default=tuple(recipes.QUESTIONS))
     return parser.parse_args(arguments)
 
 

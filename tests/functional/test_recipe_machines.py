@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from benchmarks.recipes import QUESTIONS
+from benchmarks.recipes import QUESTIONS, ask
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support.callers import CALLER
 from tests.support.real_host import FORK_DEADLINE_S, REAL, ROOT, baked_host, shell, value
@@ -34,7 +34,8 @@ async def host(bakes: Bakes, request: pytest.FixtureRequest) -> AsyncIterator[Re
     async with baked_host(bakes, ROOT / "recipes" / request.param) as host:
         question = QUESTIONS[request.param]
         async with host.forked(1, OPTIONS) as (sandbox,):
-            assert await value(host, sandbox.id, question.code) == question.answer
+            answer, said = await ask(host.service, sandbox.id, question)
+            assert answer == question.answer, said
         yield host
 
 

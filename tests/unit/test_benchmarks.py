@@ -223,9 +223,18 @@ def test_recipes_are_measured_only_if_they_are_asked_for() -> None:
     assert steps(frozenset({"recipes"}), quick=True) == 1 + 2 * len(recipes.QUESTIONS)
 
 
-def test_each_recipe_that_is_measured_comes_with_forkd_and_has_an_interpreter_to_ask() -> None:
-    for folder in recipes.folders():
-        assert load_recipe(folder).warmup.runtime == "python"
+def test_recipes_are_measured_by_name_and_an_unknown_name_is_refused() -> None:
+    assert recipes.parse_names("redis,python-numpy") == ("redis", "python-numpy")
+    assert steps(frozenset({"recipes"}), quick=True, names=("redis",)) == 1 + 2
+    with pytest.raises(argparse.ArgumentTypeError, match="'rediss' is none of redis, "):
+        recipes.parse_names("redis,rediss")
+
+
+@pytest.mark.parametrize("name", recipes.QUESTIONS)
+def test_each_recipe_that_is_measured_comes_with_forkd_and_is_asked_in_its_runtime(
+    name: str,
+) -> None:
+    assert load_recipe(recipes.FOLDER / name).warmup.runtime == recipes.QUESTIONS[name].runtime
 
 
 def test_the_figures_of_recipes_are_shown_and_become_a_page(
@@ -239,6 +248,23 @@ def test_the_figures_of_recipes_are_shown_and_become_a_page(
 
     shown_row = capsys.readouterr().out.splitlines()[-2]
     assert all(word in shown_row for word in ("redis", "4.00 s", "8.00 s", "0.50 s", "24.00 x"))
-    row = "| [redis](../../recipes/redis/README.md) | 4.0 s | 8.0 s | 12.0 s | 0.50 s | 24 x |"
-    assert row in page.splitlines()
-    assert "Machine: a test, 2026-11-27." in page
+    times = "4.0 s | 8.0 s | 12.0 s | 0.50 s | 24 x | 2026-11-27"
+    assert f"| [redis](../../recipes/redis/README.md) | {times} |" in page.splitlines()
+    assert "Machine: a test." in page
+
+
+def test_recipes_that_were_not_measured_keep_their_figures_and_their_day(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    bench = {"machine": machine("a test")}
+    first = {"redis": of_redis(), "python-data": of_redis()}
+    recipes.publish(bench | {"started_at": "2026-11-27T19:00", "recipes": first}, path)
+    again = {"redis": of_redis() | {"warm_s": 7.0}}
+    recipes.publish(bench | {"started_at": "2026-11-28T04:00", "recipes": again}, path)
+
+    kept = json.loads(path.read_text())["recipes"]
+
+    assert [kept[name]["warm_s"] for name in ("python-data", "redis")] == [8.0, 7.0]
+    assert [kept[name]["started_at"][:10] for name in ("python-data", "redis")] == [
+        "2026-11-27",
+        "2026-11-28",
+    ]
