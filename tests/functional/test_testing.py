@@ -98,6 +98,17 @@ def test_after():
     pass
 """
 
+ALONE = """
+import pytest
+
+seen = []
+
+@pytest.mark.parametrize("number", range(4))
+def test_sees_no_other(number):
+    seen.append(number)
+    assert seen == [number]
+"""
+
 CONFTEST = """
 import json
 import os
@@ -193,6 +204,17 @@ def test_a_test_that_ends_its_machine_is_an_error_and_the_rest_go_on(
     assert "the task was lost with its sandbox" in said
     assert "2 passed, 1 error" in said
     assert code == 1
+
+
+@pytest.mark.parametrize(("more", "ends"), [((), 1), (("--forkd-fresh",), 0)])
+def test_each_test_has_a_fork_of_its_own_if_asked(
+    more: tuple[str, ...], ends: int, daemon: FakeDaemon, project: Path
+) -> None:
+    (project / "test_alone.py").write_text(ALONE)
+
+    code, said, _ = run_pytest(daemon, project, *in_forks(project, "test_alone.py", *more))
+
+    assert code == ends, said
 
 
 def test_a_test_with_a_sandbox_of_its_own_runs_here(daemon: FakeDaemon, project: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forkd.errors import ForkdError, SandboxLost, TaskError
+from forkd.errors import Conflict, ForkdError, SandboxLost, TaskError
 from forkd.executor import ForkExecutor
 from forkd.sdk import Sandbox
 from forkd.testing import TTL_S, _guest
@@ -46,6 +46,10 @@ HERE = {"sandbox", "forkd_states"}
 RUNNER = "_forkd_pytest"
 """The name of `_guest` in guests."""
 
+_LOADED = "getattr(__import__('sys').modules.get('pytest'), '__version__', None)"
+
+_INSTALLED = "__import__('importlib.metadata').metadata.version('pytest')"
+
 
 def run(session: pytest.Session, tag: str) -> None:
     """Run the tests of a session.
@@ -65,6 +69,7 @@ def run(session: pytest.Session, tag: str) -> None:
             with ForkExecutor(
                 source,
                 workers=config.getoption("forkd_workers"),
+                fresh=config.getoption("forkd_fresh"),
                 initializer=_started(),
                 initargs=start,
                 results="json",
@@ -89,7 +94,7 @@ def _prepared(source: Sandbox, config: pytest.Config) -> tuple[Any, ...]:
     if config.getoption("forkd_path") is None:
         send(source, named(project_files(root), root), there)
     wanted = ["pytest", *config.getoption("forkd_with")]
-    if len(wanted) > 1 or not _has_our_pytest(source):
+    if len(wanted) > 1 or not has_our_pytest(source):
         send(source, distribution_files(wanted), SITE)
 
     def moved(text: str) -> str:
@@ -111,9 +116,21 @@ def _prepared(source: Sandbox, config: pytest.Config) -> tuple[Any, ...]:
     return inspect.getsource(_guest), paths, options, args, folder
 
 
-def _has_our_pytest(source: Sandbox) -> bool:
-    found = source.eval("__import__('importlib.metadata').metadata.version('pytest')")
-    return found.value == metadata.version("pytest")
+def has_our_pytest(source: Sandbox) -> bool:
+    """Return whether a sandbox has this version of pytest.
+
+    Raises:
+        Conflict: Its warm-up has imported another one, whose place none can take.
+    """
+    ours = metadata.version("pytest")
+    loaded = source.eval(_LOADED).value
+    if loaded not in {None, ours}:
+        raise Conflict(
+            f"snapshot {source.tag} has imported pytest {loaded}, and this is pytest {ours}.  "
+            f"Install pytest {loaded} here, or make the snapshot with pytest {ours}",
+            tag=source.tag,
+        )
+    return source.eval(_INSTALLED).value == ours
 
 
 def _started() -> Callable[..., None]:
@@ -150,9 +167,9 @@ def _distribute(
     session: pytest.Session, away: Sequence[pytest.Item], executor: ForkExecutor
 ) -> None:
     """Have the tests run, and tell their reports in order."""
-    task, workers = _task(), session.config.getoption("forkd_workers")
+    task = _task()
     futures: dict[pytest.Item, Future[Reports]] = {}
-    for chunk in _chunks(away, workers):
+    for chunk in _chunks(away, _most(session.config, len(away))):
         future = executor.submit(task, [each.nodeid for each in chunk])
         futures |= dict.fromkeys(chunk, future)
     told: dict[Future[Reports], Iterator[list[Any] | None]] = {}
@@ -233,9 +250,16 @@ def _check(session: pytest.Session) -> None:
         raise session.Interrupted(session.shouldstop)
 
 
-def _chunks(items: Sequence[pytest.Item], workers: int) -> Iterator[list[pytest.Item]]:
+def _most(config: pytest.Config, tests: int) -> int:
+    """Return how many tests a sandbox is given at once, at the most."""
+    if config.getoption("forkd_fresh"):
+        return 1
+    workers: int = config.getoption("forkd_workers")
+    return min(CHUNK_TESTS_MAX, max(1, tests // (workers * CHUNKS_PER_WORKER)))
+
+
+def _chunks(items: Sequence[pytest.Item], most: int) -> Iterator[list[pytest.Item]]:
     """Yield tests in order, those of one module together if they are not too many."""
-    most = min(CHUNK_TESTS_MAX, max(1, len(items) // (workers * CHUNKS_PER_WORKER)))
     chunk: list[pytest.Item] = []
     for item in items:
         if chunk and (len(chunk) == most or chunk[-1].path != item.path):

@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --forkd: how many forks run tests at the same time (default: %(default)s)",
     )
     group.addoption(
+        "--forkd-fresh",
+        action="store_true",
+        help="with --forkd: run each test in a fork of its own",
+    )
+    group.addoption(
         "--forkd-path",
         metavar="PATH",
         help="with --forkd: the snapshot has the project in this folder; without it, the project "
