@@ -115,8 +115,13 @@ test-native: build ## Tests that this host can run; K=word selects
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
 	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
-soak: build $(STAMPS)/package $(STAMPS)/runtimes ## Repeat in full what the tests repeat a few times; K=word selects
-	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security
+# Java, for `make soak`: a warm runtime that a recipe brings.
+$(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian_packages
+	@tools/install_debian_packages $<
+	@mkdir -p $(STAMPS) && touch $@
+
+soak: build $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 
 shell: build ## A shell in the helper machine

@@ -58,6 +58,7 @@ class Question:
 NO_RUNTIME = "none"
 
 QUESTIONS: Mapping[str, Question] = {
+    "java": Question("IntStream.rangeClosed(1, 10).map(n -> twice(n)).sum()", 110, "java"),
     "redis": Question("[cache.get('user:7'), cache.zcard('scores')]", ["name 7", 10_000]),
     "python-numpy": Question("numpy.zeros(5).tolist()", [0.0] * 5),
     "python-data": Question(

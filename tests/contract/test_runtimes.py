@@ -22,7 +22,16 @@ REPR_MAX, VALUE_MAX = 65_536, 262_144
 SEED, OTHER_SEED = "00" * 64, "0f" * 64
 
 
-@pytest.fixture(params=sorted(DIALECTS))
+SLOW = frozenset({"java"})
+"""Runtimes that take two seconds to start: a soak asks them."""
+
+PARAMETERS = [
+    pytest.param(name, marks=[pytest.mark.soak(only=True)] if name in SLOW else [])
+    for name in sorted(DIALECTS)
+]
+
+
+@pytest.fixture(params=PARAMETERS)
 def dialect(request: pytest.FixtureRequest) -> Dialect:
     """Each language, if this host can run it."""
     wanted = DIALECTS[request.param]

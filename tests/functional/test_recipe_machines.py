@@ -10,7 +10,15 @@ import pytest_asyncio
 from benchmarks.recipes import QUESTIONS, ask
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support.callers import CALLER
-from tests.support.real_host import FORK_DEADLINE_S, REAL, ROOT, baked_host, shell, value
+from tests.support.real_host import (
+    EVAL_TIMEOUT_S,
+    FORK_DEADLINE_S,
+    REAL,
+    ROOT,
+    baked_host,
+    shell,
+    value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,6 +75,30 @@ async def test_python_data_computes_and_draws_without_an_import(host: RealHost) 
         assert await value(host, other.id, "float(stats.norm.cdf(0))") == 0.5
         draws = [await value(host, each.id, "np.random.random()") for each in (one, other)]
         assert draws[0] != draws[1]
+
+
+@baked("java")
+async def test_java_keeps_state_in_forks_and_branches_and_draws_for_itself(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        assert await value(host, one.id, "int kept = twice(21); kept") == 42
+        refused = await host.service.guests.eval(CALLER, other.id, "kept", timeout_s=EVAL_TIMEOUT_S)
+        assert refused.error is not None
+        assert refused.error.type == "CompilationError"
+        for draw in ("Math.random()", "UUID.randomUUID().toString()", "new Random().nextLong()"):
+            assert await value(host, one.id, draw) != await value(host, other.id, draw)
+        begin = (
+            "var counted = new java.util.concurrent.atomic.AtomicInteger();"
+            "Thread counter = new Thread(() -> { while (true) counted.incrementAndGet(); });"
+            "counter.setDaemon(true); counter.start();"
+        )
+        assert await value(host, one.id, begin) is None
+        made = await host.service.branches.branch(CALLER, one.id, 1, BranchOptions())
+        (sibling,) = made.fork.sandboxes
+        # Each of the threads goes on in each machine.
+        since = "int since = counted.get(); Thread.sleep(50); kept == 42 && counted.get() > since"
+        for each in (sibling.id, one.id):
+            assert await value(host, each, since) is True
+        await host.service.sandboxes.delete(CALLER, sibling.id)
 
 
 @baked("jupyter-kernel")

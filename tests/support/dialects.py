@@ -50,6 +50,7 @@ class Dialect:
         reseeds: A name that `post_fork` gives back.
         programs: All that is on its path, by name; empty for what this host has.
         page: Where the program is, if it is an example of the documentation.
+        needs: A program that it starts, which this host may lack.
     """
 
     command: tuple[str, ...]
@@ -73,6 +74,7 @@ class Dialect:
     long: str = ""
     reseeds: str = ""
     page: str = ""
+    needs: str = ""
     programs: tuple[tuple[str, str], ...] = ()
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -191,6 +193,44 @@ SHELL = Dialect(
     reseeds="bash.RANDOM",
 )
 
+JAVA = Dialect(
+    command=(str(ROOT / "recipes" / "java" / "lib" / "runtimes" / "java"),),
+    needs="java",
+    keep='String word = "kept";',
+    recall="System.out.println(word);",
+    raises="int fail(int n) {\n    return 1 / n;\n}\n\nfail(0)",
+    fault=("java.lang.ArithmeticException", "/ by zero", "fail (cell "),
+    malformed="1 +",
+    output='System.out.println("out"); new ProcessBuilder("echo", "child").inheritIO().start()'
+    '.waitFor(); System.err.println("err");',
+    forever='System.out.println("now");\nThread.sleep(3_600_000);',
+    started='System.out.println("now");\n',
+    loops=(
+        "while (true) {}",
+        "new Object() { synchronized void hang() throws Exception { wait(); } }.hang();",
+        "while (true) { try { Thread.sleep(9_999); } catch (InterruptedException error) {} }",
+    ),
+    much=lambda size: (
+        f'for (int n = 0; n < {size // 1000}; n++) System.out.println("x".repeat(999));'
+    ),
+    descriptors='new ProcessBuilder("ls", "-l", "/proc/self/fd").inheritIO().start().waitFor();',
+    random="System.out.println(Math.random());",
+    read='System.out.println(System.in.read() < 0 ? "end" : "more");',
+    die="System.exit(3);",
+    values=(
+        ("6 * 7", 42),
+        ('Arrays.asList(1, 2.5, "a", null, Map.of("a", true))', VALUE),
+        ("new long[] {1, 2}", [1, 2]),
+        ("int a = 1; a + 1", 2),
+        ('String late = "late";\nlate', "late"),
+        ("null", None),
+    ),
+    foreign=("new Object()", "0.0 / 0", "'a'", "Set.of(1)", "List.of('a')", '"\\ud800"'),
+    silent=("int b = 1;", "void f() {}", "// nothing", "import java.time.*;", "f();"),
+    long='"x".repeat(300_000)',
+    reseeds="java.math",
+)
+
 TOOLS = ("fold", "head", "ls", "sleep", "tr")
 
 DASH = replace(
@@ -200,10 +240,17 @@ DASH = replace(
     programs=(("sh", "dash"), *((name, name) for name in TOOLS)),
 )
 
-DIALECTS = {"dash": DASH, "node": NODE, "perl": PERL, "python": PYTHON, "shell": SHELL}
+DIALECTS = {
+    "dash": DASH,
+    "java": JAVA,
+    "node": NODE,
+    "perl": PERL,
+    "python": PYTHON,
+    "shell": SHELL,
+}
 
 
 def missing(dialect: Dialect) -> str | None:
     """Return the program that this host lacks for a dialect."""
-    program = dialect.command[0]
+    program = dialect.needs or dialect.command[0]
     return None if shutil.which(program) else program

@@ -57,7 +57,15 @@ SERVICES = ROOT / "tests" / "recipes" / "services"
 RECIPES = (RECIPE,)
 """Of these, and of variants with the same image, every run bakes; their images must be cached."""
 
-WARMED = tuple(ROOT / "recipes" / name for name in ("jupyter-kernel", "python-data", "redis"))
+WARMED = tuple(
+    ROOT / "recipes" / name
+    for name in (
+        "java",
+        "jupyter-kernel",
+        "python-data",
+        "redis",
+    )
+)
 """Recipes whose own test is a soak's."""
 
 SOAK_RECIPES = (*RECIPES, POSTGRESQL, SERVICES, *WARMED)
