@@ -58,7 +58,6 @@ class Question:
 NO_RUNTIME = "none"
 
 QUESTIONS: Mapping[str, Question] = {
-    "java": Question("IntStream.rangeClosed(1, 10).map(n -> twice(n)).sum()", 110, "java"),
     "redis": Question("[cache.get('user:7'), cache.zcard('scores')]", ["name 7", 10_000]),
     "python-numpy": Question("numpy.zeros(5).tolist()", [0.0] * 5),
     "python-data": Question(
@@ -68,6 +67,7 @@ QUESTIONS: Mapping[str, Question] = {
     "postgresql": Question("sql('SELECT sum(n)::int FROM generate_series(1, 100) n')", [[5050]]),
     "debian-minimal": Question("apt --version | cut -c1-3", "apt", NO_RUNTIME),
     "jupyter-kernel": Question("cell('np.arange(4).sum()')[0]['data']['text/plain']", "6"),
+    "java": Question("IntStream.rangeClosed(1, 10).map(n -> twice(n)).sum()", 110, "java"),
 }
 """Of each recipe that is measured."""
 
