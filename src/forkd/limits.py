@@ -336,6 +336,20 @@ IMAGE_REFERENCE_CHARS_MAX = 512
 ROOM_BYTES_MIN = 256 * 1024 * 1024
 """Space that a pack or a recipe from elsewhere leaves free for the database and machines."""
 
+# Builds of Dockerfiles
+
+DOCKERFILE_BYTES_MAX = 1024 * 1024
+"""Longest Dockerfile, and longest `.dockerignore`, that is read."""
+
+DOCKERFILE_INSTRUCTIONS_MAX = 512
+"""Most instructions of a Dockerfile: several stages of as many steps as a chain has links."""
+
+BUILD_CONTEXT_ENTRIES_MAX = 100_000
+"""Most files, folders and links of a build context, without those that are left out."""
+
+BUILD_CONTEXT_BYTES_MAX = 4 * 1024 * 1024 * 1024
+"""Most bytes of the files of a build context, without those that are left out."""
+
 # Programs and code in a guest
 
 EXEC_ARGS_MAX = 4096
