@@ -87,6 +87,7 @@ SHARED = (
     "EXEC_TIMEOUT_S_MAX",
     "FORK_DEADLINE_S_DEFAULT",
     "MESSAGE_BYTES_MAX",
+    "PORT_MAX",
 )
 """Limits of the daemon that the SDK must know."""
 

@@ -90,6 +90,7 @@ async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_proje
         assert said == "hello\n42\n"
         said = await npm_project.run("node", "page.ts", FORKD_URL=served.tcp_url, FORKD_TOKEN=token)
         assert said.splitlines()[:3] == ["hello", "", "7"]
+        assert "200" in said.splitlines()
     await npm_project.check_types("readme.ts", "page.ts")
 
 

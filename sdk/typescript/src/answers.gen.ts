@@ -78,3 +78,4 @@ export const EXEC_STDIN_CHARS_MAX = 524_288;
 export const EXEC_TIMEOUT_S_MAX = 604_800;
 export const FORK_DEADLINE_S_DEFAULT = 60;
 export const MESSAGE_BYTES_MAX = 1_048_577;
+export const PORT_MAX = 65_535;

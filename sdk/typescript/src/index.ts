@@ -43,6 +43,7 @@ export type {
   TryBranchOptions,
   Ttl,
 } from "./options.js";
+export type { Forward, ForwardOptions, Port } from "./ports.js";
 export type { ExecExit, Process } from "./process.js";
 export type { EvalError, EvalResult, ExecResult, Json, Output, Result } from "./results.js";
 export type { ProgramOptions, RunOptions, StreamOptions } from "./running.js";

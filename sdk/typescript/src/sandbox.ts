@@ -21,8 +21,10 @@ import {
   type TryBranchOptions,
   type Ttl,
 } from "./options.js";
+import { checkedPort, FORWARD_OPTIONS, Forward, type ForwardOptions, Port } from "./ports.js";
 import type { Process } from "./process.js";
 import { EvalResult, type ExecResult, judged } from "./results.js";
+import { pause } from "./retries.js";
 import {
   program,
   RUN_OPTIONS,
@@ -53,6 +55,10 @@ const PROMOTION_TIMEOUT_S = 180;
 
 /** Sandboxes that are asked at the same time, unless a call says otherwise. */
 const PARALLEL_MAX = 32;
+
+/** How long after a sandbox was found alive it is looked at again; doubled each time. */
+const WAIT_PAUSE_S_MIN = 0.05;
+const WAIT_PAUSE_S_MAX = 1;
 
 /** The snapshot of a sandbox that names none. */
 const TAG_DEFAULT = "pyagent";
@@ -251,6 +257,29 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
+   * Wait until the sandbox has ended, and return why; it is asked for each second.
+   *
+   * @param options `timeoutS`: wait no longer than this; undefined: for as long as it takes.
+   * @returns Why it ended, "deleted" if the daemon knows no more of it; null if it lives still.
+   */
+  async wait(options: CallOptions & { timeoutS?: number | null } = {}): Promise<string | null> {
+    checkOptions("wait", options, { timeoutS: true, signal: true });
+    const untilMs = performance.now() + (options.timeoutS ?? Number.POSITIVE_INFINITY) * 1000;
+    for (let pauseS = WAIT_PAUSE_S_MIN; ; pauseS = Math.min(2 * pauseS, WAIT_PAUSE_S_MAX)) {
+      try {
+        const info = await this.refresh(options);
+        if (condition(info) === "exited") return info.exitReason ?? "exited";
+      } catch (error) {
+        if (error instanceof NotFound) return "deleted";
+        throw error;
+      }
+      const leftS = (untilMs - performance.now()) / 1000;
+      if (leftS <= 0) return null;
+      await pause(Math.min(pauseS, leftS), options.signal);
+    }
+  }
+
+  /**
    * End the sandbox and remove everything that was its own; return whether it was there.
    *
    * A sandbox that has ended already is no error.
@@ -414,6 +443,31 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
+   * Return a connection to the program that listens on a port.
+   *
+   * @param port A TCP port of the sandbox's loopback address, 1 to 65535.
+   * @throws {Conflict} Nothing listens on the port, or the sandbox does not run.
+   * @throws {Busy} The sandbox has too many connections to its ports.
+   */
+  async connectPort(port: number, options: CallOptions = {}): Promise<Port> {
+    return await Port.open(this.#http, this.#portPath(port), options.signal);
+  }
+
+  /**
+   * Return a port of this host that leads to a program's; it listens until it is closed.
+   *
+   * The program need not listen yet: each connection looks for it anew.
+   *
+   * @param port A TCP port of the sandbox's loopback address, 1 to 65535.
+   * @throws {InvalidRequest} The address is none, none of this host's, or needs root.
+   * @throws {Conflict} Another program listens there.
+   */
+  async forward(port: number, options: ForwardOptions = {}): Promise<Forward> {
+    checkOptions("forward", options, FORWARD_OPTIONS);
+    return await Forward.open(this.#http, this.#portPath(port), port, options);
+  }
+
+  /**
    * Run code in the warm runtime, which keeps its names from one call to the next.
    *
    * An exception that the code raises is in the result; `check: true` or `result.check()` throws
@@ -520,6 +574,10 @@ export class Sandbox implements AsyncDisposable {
 
   get #path(): string {
     return `/v2/sandboxes/${quoted(this.#info.id)}`;
+  }
+
+  #portPath(port: number): string {
+    return `${this.#path}/ports/${checkedPort(port)}`;
   }
 
   async #become(method: string, path: string, parts: object): Promise<Info<"SandboxInfo">> {
