@@ -115,3 +115,19 @@ async def test_a_jupyter_kernel_keeps_state_and_says_what_a_cell_has_done(host: 
         words = await value(host, one.id, f"{late}said = str(error)\nsaid")
         assert words == "the cell ran for more than 2 seconds"
         assert await value(host, one.id, "cell('x')[0]['data']['text/plain']") == "41"
+
+
+@baked("coding-agent")
+async def test_a_coding_agent_has_its_tools_and_each_fork_a_repository(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        broken = "open('/srv/project/slug.py', 'w').write('def slug(title):\\n    return title\\n')"
+        await value(host, one.id, broken)
+        assert await value(host, one.id, "run_tests()['exit']") == 1
+        assert "2 passed" in await value(host, other.id, "run_tests()['output']")
+        assert (await shell(host, one.id, "cd /srv/project && git commit -qam change")) == ""
+        count = "cd /srv/project && git rev-list --count HEAD"
+        assert [await shell(host, each.id, count) for each in (one, other)] == ["2\n", "1\n"]
+        lines = "make -s && build/c && build/cc && rg -c slug test_slug.py && ruff check ."
+        done = await value(host, other.id, f"sh({lines!r})")
+        assert done["output"] == "hello from C\nhello from C++\n3\nAll checks passed!\n"
+        assert await shell(host, other.id, "node -p '[1, 2].map((n) => n * 2).join()'") == "2,4\n"

@@ -60,6 +60,7 @@ RECIPES = (RECIPE,)
 WARMED = tuple(
     ROOT / "recipes" / name
     for name in (
+        "coding-agent",
         "java",
         "jupyter-kernel",
         "python-data",
