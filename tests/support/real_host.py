@@ -63,6 +63,7 @@ WARMED = tuple(
         "coding-agent",
         "java",
         "jupyter-kernel",
+        "onnx",
         "python-data",
         "redis",
     )
