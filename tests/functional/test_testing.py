@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TESTS = """
 import os
+import unittest
 import pytest
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,12 @@ def test_is_known_to_fail():
 @pytest.mark.xfail
 def test_passes_all_the_same():
     pass
+
+class TestParts(unittest.TestCase):
+    def test_parts(self):
+        for number in range(3):
+            with self.subTest("part", number=number):
+                assert number != 1
 
 class TestClass:
     def test_method(self, tmp_path, monkeypatch):
