@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +14,13 @@ import pytest_asyncio
 from benchmarks.recipes import QUESTIONS, ask
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support.callers import CALLER
+from tests.support.real_daemon import daemon_of
 from tests.support.real_host import (
     EVAL_TIMEOUT_S,
     FORK_DEADLINE_S,
     REAL,
     ROOT,
+    TAG,
     baked_host,
     shell,
     value,
@@ -22,6 +28,7 @@ from tests.support.real_host import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
@@ -117,6 +124,38 @@ async def test_a_jupyter_kernel_keeps_state_and_says_what_a_cell_has_done(host: 
         assert await value(host, one.id, "cell('x')[0]['data']['text/plain']") == "41"
 
 
+async def outcome_of(host: RealHost, project: Path, *options: str) -> tuple[int, str]:
+    """Run the tests of a recipe's project in forks; return the exit code, and what was said."""
+    async with daemon_of(host) as url:
+        words = ("-q", "-p", "no:cacheprovider", "--forkd", TAG, "--forkd-workers", "2", *options)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pytest", *words),
+            cwd=project,
+            env={**os.environ, "FORKD_URL": url, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+@baked("pytest")
+async def test_each_test_of_a_collected_project_has_a_fork_of_its_own(host: RealHost) -> None:
+    async with host.forked(1, OPTIONS) as (one,):
+        ends = await value(host, one.id, "run()")
+        assert sorted(ends.values()) == ["failed"] * 2 + ["passed"] * 4
+    project, there = ROOT / "recipes/pytest/project", ("--forkd-path", "/srv/project")
+    code, said = await outcome_of(host, project, *there, "--forkd-fresh")
+    assert (code, "6 passed" in said) == (0, True), said
+
+
+@baked("ci-parallel-pytest")
+async def test_tests_that_share_a_port_and_a_path_run_at_the_same_time(host: RealHost) -> None:
+    code, said = await outcome_of(host, ROOT / "recipes/ci-parallel-pytest/project")
+    assert (code, "24 passed" in said) == (0, True), said
+
+
 @baked("coding-agent")
 async def test_a_coding_agent_has_its_tools_and_each_fork_a_repository(host: RealHost) -> None:
     async with host.forked(2, OPTIONS) as (one, other):
@@ -131,17 +170,3 @@ async def test_a_coding_agent_has_its_tools_and_each_fork_a_repository(host: Rea
         done = await value(host, other.id, f"sh({lines!r})")
         assert done["output"] == "hello from C\nhello from C++\n3\nAll checks passed!\n"
         assert await shell(host, other.id, "node -p '[1, 2].map((n) => n * 2).join()'") == "2,4\n"
-
-
-@baked("onnx")
-async def test_a_loaded_model_infers_in_each_fork(host: RealHost) -> None:
-    async with host.forked(2, OPTIONS) as (one, other):
-        assert await value(host, one.id, 'identify(\'{"a": [1, 2, 3], "b": null}\')') == "json"
-        assert await value(host, other.id, "identify(open('/bin/ls', 'rb').read())") == "elf"
-        best = await value(host, other.id, "scores('import os\\n\\nprint(os.getcwd())\\n', 2)")
-        assert best[0][0] == "python"
-        assert best[0][1] > best[1][1]
-        shape = await value(
-            host, one.id, "session.run(None, {'bytes': _features(b'')[None]})[0].shape"
-        )
-        assert shape == [1, 214]

@@ -60,10 +60,11 @@ RECIPES = (RECIPE,)
 WARMED = tuple(
     ROOT / "recipes" / name
     for name in (
+        "ci-parallel-pytest",
         "coding-agent",
         "java",
         "jupyter-kernel",
-        "onnx",
+        "pytest",
         "python-data",
         "redis",
     )
