@@ -64,6 +64,9 @@ QUESTIONS: Mapping[str, Question] = {
         "int(LinearRegression().fit([[0], [1]], [1, 3]).predict([[2]])[0] + 0.5)", 5
     ),
     "coding-agent": Question("run_tests('/srv/project')['exit']", 0),
+    "onnx": Question(
+        "identify('def main():\\n    import os\\n    return os.getcwd()\\n')", "python"
+    ),
     "node": Question("[1, 2, 3].map((n) => n ** 2)", [1, 4, 9], "node"),
     "postgresql": Question("sql('SELECT sum(n)::int FROM generate_series(1, 100) n')", [[5050]]),
     "debian-minimal": Question("apt --version | cut -c1-3", "apt", NO_RUNTIME),

@@ -170,3 +170,17 @@ async def test_a_coding_agent_has_its_tools_and_each_fork_a_repository(host: Rea
         done = await value(host, other.id, f"sh({lines!r})")
         assert done["output"] == "hello from C\nhello from C++\n3\nAll checks passed!\n"
         assert await shell(host, other.id, "node -p '[1, 2].map((n) => n * 2).join()'") == "2,4\n"
+
+
+@baked("onnx")
+async def test_a_loaded_model_infers_in_each_fork(host: RealHost) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        assert await value(host, one.id, 'identify(\'{"a": [1, 2, 3], "b": null}\')') == "json"
+        assert await value(host, other.id, "identify(open('/bin/ls', 'rb').read())") == "elf"
+        best = await value(host, other.id, "scores('import os\\n\\nprint(os.getcwd())\\n', 2)")
+        assert best[0][0] == "python"
+        assert best[0][1] > best[1][1]
+        shape = await value(
+            host, one.id, "session.run(None, {'bytes': _features(b'')[None]})[0].shape"
+        )
+        assert shape == [1, 214]

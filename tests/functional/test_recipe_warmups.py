@@ -5,6 +5,7 @@ tests/functional/test_recipe_machines.py tries the same on real machines.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AGENT = ROOT / "recipes" / "coding-agent"
+ONNX = ROOT / "recipes" / "onnx"
 
 
 @pytest.fixture
@@ -66,3 +68,66 @@ print("slug" in sys.modules, PROJECT in sys.path)
     passed, failed, kept = ended.stdout.splitlines()
     assert passed.startswith("{'exit': 0, 'output': '..")
     assert (failed, kept) == ("1 5", "False False")
+
+
+MODEL = {
+    "target_labels_space": ["bash", "python", "txt"],
+    "beg_size": 4,
+    "block_size": 8,
+    "padding_token": 256,
+}
+
+SESSION = """
+class SessionOptions:
+    pass
+
+class InferenceSession:
+    def __init__(self, model, options, providers):
+        assert model.is_file()
+        assert options.intra_op_num_threads == options.inter_op_num_threads == 1
+
+    def run(self, _, feeds):
+        import numpy as np
+        (self.seen,) = feeds["bytes"].tolist()
+        return [np.array([[0.1, 0.7, 0.2]])]
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the warm-up of onnx offers, over a model that says what it was shown."""
+    folder = tmp_path / "magika" / "models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").touch()
+    (folder / "config.min.json").write_text(json.dumps(MODEL))
+    (tmp_path / "magika" / "__init__.py").touch()
+    (tmp_path / "onnxruntime.py").write_text(SESSION)
+    for name in ("magika", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = load_program(ONNX / "warmup.py")
+    for name in ("magika", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, name)
+    return names
+
+
+def test_a_model_says_the_likeliest_kinds_first(model: dict[str, Any]) -> None:
+    assert model["identify"]("anything") == "python"
+    assert model["scores"](b"anything", 2) == [["python", 0.7], ["txt", 0.2]]
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("", [256] * 8),
+        (" ab ", [97, 98, 32, 256, 256, 32, 97, 98]),
+        ("abcdefghij", [97, 98, 99, 100, 103, 104, 105, 106]),
+        (b"        ab        ", [256] * 8),
+    ],
+)
+def test_a_model_is_shown_the_first_and_last_bytes_without_white_space(
+    model: dict[str, Any], content: str | bytes, seen: list[int]
+) -> None:
+    model["identify"](content)
+
+    assert model["session"].seen == seen

@@ -64,6 +64,7 @@ WARMED = tuple(
         "coding-agent",
         "java",
         "jupyter-kernel",
+        "onnx",
         "pytest",
         "python-data",
         "redis",

@@ -226,7 +226,7 @@ def test_recipes_are_measured_only_if_they_are_asked_for() -> None:
 def test_recipes_are_measured_by_name_and_an_unknown_name_is_refused() -> None:
     assert recipes.parse_names("redis,python-numpy") == ("redis", "python-numpy")
     assert steps(frozenset({"recipes"}), quick=True, names=("redis",)) == 1 + 2
-    with pytest.raises(argparse.ArgumentTypeError, match="'rediss' is none of .*redis, "):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'rediss' is none of .*redis, "):
         recipes.parse_names("redis,rediss")
 
 
