@@ -12,13 +12,16 @@ import pytest
 from forkd import __version__
 from forkd.errors import HINTS
 from tests.support.docs import ROOT
-from tools import node, typescript_package
+from tests.support.npm_project import package
+from tools import node
 from tools.check_repo import HOSTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tools.typescript_package import Package
+
+__all__ = ["package"]
 
 SOURCES = node.TYPESCRIPT / "src"
 MANIFEST: dict[str, Any] = json.loads((node.TYPESCRIPT / "package.json").read_text())
@@ -28,11 +31,6 @@ OF_PYTHON = {"sandbox_lost"}
 """The code of `ForkExecutor`, which has no counterpart in TypeScript."""
 
 CLEAN_TIMEOUT_S = 50
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    return typescript_package.build(tmp_path_factory.mktemp("npm") / "built")
 
 
 @pytest.mark.needs("node")

@@ -15,6 +15,8 @@ from tools.node import PROGRAMS, TYPESCRIPT, environment, npm
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tools.typescript_package import Package
+
 INSTALL_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 120.0
 
@@ -72,11 +74,16 @@ class NpmProject:
         await self.run(str(PROGRAMS / "tsc"), "-p", ".")
 
 
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """The package, built and packed once."""
+    return typescript_package.build(tmp_path_factory.mktemp("npm") / "built")
+
+
 @pytest.fixture(scope="module")
-def npm_project(tmp_path_factory: pytest.TempPathFactory) -> NpmProject:
+def npm_project(tmp_path_factory: pytest.TempPathFactory, package: Package) -> NpmProject:
     """A project with the package, installed by npm without a network."""
     folder = tmp_path_factory.mktemp("npm")
-    package = typescript_package.build(folder / "built")
     project = folder / "project"
     project.mkdir()
     (project / "package.json").write_text('{"private": true, "type": "module"}')

@@ -1,7 +1,7 @@
 /** The options of forks and branches, and how they travel. */
 import type { CallOptions, Progress } from "./http.js";
 import type { Reach } from "./network.js";
-import { members } from "./wire.js";
+import { checkedCount, members } from "./wire.js";
 
 /** A time to live, in seconds; null: until it is killed; "default": the daemon's default. */
 export type Ttl = number | "default" | null;
@@ -170,7 +170,7 @@ export function forkRequest(
   allOrNothing: boolean,
 ): Record<string, unknown> {
   const { signal: _, ...rest } = options;
-  return { snapshot_tag: tag, ...members({ n, allOrNothing, ...rest }) };
+  return { snapshot_tag: tag, ...members({ n: checkedCount(n), allOrNothing, ...rest }) };
 }
 
 /** Return the request for a branch. */
@@ -180,5 +180,5 @@ export function branchRequest(
   allOrNothing: boolean,
 ): Record<string, unknown> {
   const { signal: _, ...rest } = options;
-  return members({ n, allOrNothing, ...rest });
+  return members({ n: checkedCount(n), allOrNothing, ...rest });
 }

@@ -123,13 +123,29 @@ export class EvalError {
   }
 }
 
-/** The value of evaluated code, under E2B's names. */
-export interface Result {
+/** The value of evaluated code in each form that there is, under E2B's names. */
+export class Result {
   /** Its `repr`. */
-  text: string;
+  readonly text: string;
   /** The value itself, where JSON can say it, else null. */
-  json: Json;
-  isMainResult: true;
+  readonly json: Json;
+  /** Whether it is the value of the last expression; always true. */
+  readonly isMainResult = true;
+
+  /** @internal */
+  constructor(text: string, json: Json) {
+    this.text = text;
+    this.json = json;
+  }
+
+  /** Return the names of the forms that it has. */
+  formats(): string[] {
+    return this.json === null ? ["text"] : ["text", "json"];
+  }
+
+  toString(): string {
+    return this.text;
+  }
 }
 
 /**
@@ -181,7 +197,7 @@ export class EvalResult {
   /** The value of the last expression, under E2B's name; empty if there is none. */
   get results(): Result[] {
     if (this.repr === null) return [];
-    return [{ text: this.repr, json: this.value, isMainResult: true }];
+    return [new Result(this.repr, this.value)];
   }
 
   /** What the code printed, under E2B's names. */

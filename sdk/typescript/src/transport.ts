@@ -172,6 +172,7 @@ class Exchange {
   }
 
   follow(request: http.ClientRequest, timeoutS: number | null): void {
+    request.on("error", (error) => this.#reject(this.#explained(error)));
     const connecting = setTimeout(() => {
       request.destroy(new Error(`not reached within ${CONNECT_TIMEOUT_S} s`));
     }, CONNECT_TIMEOUT_S * 1000);
@@ -199,7 +200,6 @@ class Exchange {
       clearTimeout(connecting);
       this.#signal?.removeEventListener("abort", abort);
     });
-    request.on("error", (error) => this.#reject(this.#explained(error)));
   }
 
   answer(response: http.IncomingMessage): Answer {

@@ -95,6 +95,13 @@ function encoded(option: string, value: unknown): unknown {
   return value;
 }
 
+/** Return how many sandboxes are wanted; plain JavaScript may have given the options in its place. */
+export function checkedCount(n: number): number {
+  if (Number.isInteger(n)) return n;
+  const given = typeof n === "object" ? "an object: options come after it" : String(n);
+  throw new InvalidRequest(`n: must be a whole number, not ${given}`, { context: { field: "n" } });
+}
+
 /** Have a call with an option that it does not have say which it has; types miss plain JavaScript. */
 export function checkOptions(
   called: string,

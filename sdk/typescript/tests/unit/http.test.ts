@@ -342,3 +342,15 @@ test("the first error of many is thrown when all have been asked", async () => {
   expect(seen.length).toBe(5);
   await expect(many.map(async () => 1, { parallelMax: 0 })).rejects.toThrow(/at least 1/);
 });
+
+test("options in the place of a number are refused before anything is asked", async () => {
+  const { client, seen } = await serve((_, response) => say(response, SANDBOX));
+  const options = { ttlS: 5 } as unknown as number;
+  const refused = client.fork("a", options);
+  await expect(refused).rejects.toThrow(InvalidRequest);
+  await expect(refused).rejects.toThrow("n: must be a whole number, not an object: options come");
+  await expect(client.tryFork("a", 1.5)).rejects.toThrow("n: must be a whole number, not 1.5");
+  expect(seen).toEqual([]);
+  const sandbox = await client.sandboxes.get("sb-1");
+  await expect(sandbox.branch(options)).rejects.toMatchObject({ context: { field: "n" } });
+});
