@@ -400,6 +400,18 @@ EVAL_WAITING_MAX = 64
 EVAL_WAIT_S_MAX = 45.0
 """Longest time that an eval waits for its turn: less than clients allow beyond its own time."""
 
+EVAL_RESULTS_MAX = 32
+"""Results of one evaluation: its value, figures, and what it displays; more are counted.
+
+See `protocol/runtime/CONTRACT.md`.
+"""
+
+EVAL_FORMS_MAX = 16
+"""Forms of one result of an evaluation, such as HTML and PNG."""
+
+EVAL_RESULTS_BYTES_MAX = 655_360
+"""Forms of all results of one evaluation, as JSON; a form that exceeds it is left out."""
+
 EVAL_OUTPUT_BYTES_MAX = 1024 * 1024
 """Most bytes kept of an evaluation's stdout, and as many of its stderr; the rest is dropped."""
 

@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, Self
 
 from forkd.errors import Conflict, GuestError, NotFound
-from forkd.model.exec import EvalFault, EvalResult, Exited, Started, Stderr, Stdout
+from forkd.model.exec import EvalFault, EvalForms, EvalResult, Exited, Started, Stderr, Stdout
 from tests.support import interpreter
 
 if TYPE_CHECKING:
@@ -133,5 +133,6 @@ def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> Ev
     output, said = interpreter.run(code, names)
     fault = None if said["error"] is None else EvalFault(**said.pop("error"))
     timed_out = timeout_s is not None and timeout_s < 1
+    results = [EvalForms(**each) for each in said.pop("results", ())]
     more = {"error": fault, "timed_out": timed_out, "stdout": output, "stderr": ""}
-    return EvalResult(**(said | more), output_truncated=False)
+    return EvalResult(**(said | more), results=results, output_truncated=False)

@@ -31,7 +31,16 @@ def run(code: str, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         "value_is_json": value is not None and text is not None,
         "error": error,
         "timed_out": False,
+        **_results(value),
     }
+
+
+def _results(value: object) -> dict[str, object]:
+    """Return a value's HTML as the runtime does; nothing without one."""
+    form = getattr(type(value), "_repr_html_", None)
+    if form is None:
+        return {}
+    return {"results": [{"is_main": True, "data": {"text/html": form(value)}, "omitted": {}}]}
 
 
 def _json(value: object) -> str | None:

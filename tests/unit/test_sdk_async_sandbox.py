@@ -409,6 +409,10 @@ async def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
     (opaque,) = (await sandbox.run_code("object")).results
     assert (str(opaque), opaque.json, opaque.formats()) == ("<class 'object'>", None, ["text"])
     assert (await sandbox.run_code("x = 1")).results == []
+    html = "class Html:\n    def _repr_html_(self): return '<b>1</b>'\nHtml()"
+    (table,) = (await sandbox.run_code(html)).results
+    assert (table.html, table.png, table.formats()) == ("<b>1</b>", None, ["text", "html"])
+    assert "Html object" in table.text
     failed = await sandbox.run_code("1 / 0")
     assert failed.error is not None
     assert (failed.error.name, failed.error.value) == ("ZeroDivisionError", "division by zero")

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd import Client, EvalError, EvalResult, ExecResult
-from forkd.sdk._notebook import REPR_CHARS_MAX, ROWS_MAX, TEXT_CHARS_MAX, table, visible
-from forkd.types import DiffInfo, FileChange, TreeInfo
+from forkd.sdk._notebook import (
+    PAGE_PIXELS_MAX,
+    REPR_CHARS_MAX,
+    ROWS_MAX,
+    TEXT_CHARS_MAX,
+    table,
+    visible,
+)
+from forkd.sdk._results import eval_result
+from forkd.types import DiffInfo, FileChange, Result, TreeInfo
+from forkd.wire import v2
 from tests.support.fake_service import some_snapshots
 
 if TYPE_CHECKING:
@@ -162,3 +171,98 @@ def test_sandboxes_and_their_tree_are_drawn(daemon: RunningDaemon) -> None:
         assert made[1].id in str(made)
         assert made[1].id in repr(made)
         assert daemon.url in repr(client)
+
+
+class Attributes(html.parser.HTMLParser):
+    """Collects the tags of HTML with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_html_of_a_guest_is_in_a_frame_that_runs_nothing() -> None:
+    hostile = f'"></iframe><script>alert(1)</script>{HOSTILE}'
+    shown = gave(repr="a frame", results=[Result("a frame", html=hostile)])
+
+    ((tag, attributes),) = Attributes(shown._repr_html_()).found
+
+    assert (tag, attributes["sandbox"], attributes["srcdoc"]) == ("iframe", "", hostile)
+    assert plain(shown) == "a frame"
+
+
+def test_the_frame_around_a_table_grows_with_it_to_a_limit() -> None:
+    looks = [
+        Attributes(Result("", html="<tr>" * rows)._repr_html_()).found[0][1]["style"]
+        for rows in (1, 2, 1000)
+    ]
+    assert len(set(looks)) == len(looks)
+    assert f"height:{PAGE_PIXELS_MAX}px" in str(looks[-1])
+
+
+@pytest.mark.parametrize(
+    ("result", "source"),
+    [
+        (
+            Result("", png='cG5n" onerror="alert(1)'),
+            'data:image/png;base64,cG5n" onerror="alert(1)',
+        ),
+        (Result("", jpeg="anBlZw=="), "data:image/jpeg;base64,anBlZw=="),
+        (Result("", svg="<svg/>"), "data:image/svg+xml;base64,PHN2Zy8+"),
+    ],
+)
+def test_pictures_of_a_guest_are_pictures_and_nothing_else(result: Result, source: str) -> None:
+    assert Attributes(result._repr_html_()).found == [("img", {"src": source})]
+
+
+def test_results_that_were_left_out_are_named() -> None:
+    large = Result("a", omitted={"image/png": 700_000})
+    shown = gave(results=[large], more_results=2)._repr_html_()
+    assert "image/png is too large: 700000 bytes" in shown
+    assert "2 more results were dropped" in shown
+
+
+def test_results_have_the_names_of_e2b() -> None:
+    forms = {
+        "text/html": "h",
+        "text/markdown": "m",
+        "image/svg+xml": "s",
+        "image/png": "p",
+        "image/jpeg": "j",
+        "application/pdf": "d",
+        "text/latex": "l",
+        "application/javascript": "c",
+        "application/json": '{"a": 1}',
+        "x/y": "own",
+    }
+    shown = v2.EvalForms(is_main=False, data={"text/plain": "t", **forms}, omitted={"a/b": 1})
+    value = v2.EvalForms(is_main=True, data={"text/html": "v", "application/json": "garbled"})
+    answer = v2.EvalResult(
+        result="the value",
+        has_value=True,
+        value_is_json=False,
+        stdout="",
+        stderr="",
+        exit_code=0,
+        results=[shown, value],
+        more_results=3,
+    )
+
+    result = eval_result(answer)
+
+    first, main = result.results
+    assert (first.text, first.json, first.is_main_result) == ("t", {"a": 1}, False)
+    names = (first.html, first.markdown, first.svg, first.png, first.jpeg, first.pdf, first.latex)
+    assert names == tuple("hmspjdl")
+    assert (first.javascript, first.extra, first.omitted) == ("c", {"x/y": "own"}, {"a/b": 1})
+    assert (main.text, main.json, main.html, main.is_main_result) == ("the value", None, "v", True)
+    assert result.more_results == 3
+    assert main.formats() == ["text", "html"]
+    assert first.formats() == [
+        *("text", "json", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex"),
+        *("javascript", "x/y"),
+    ]

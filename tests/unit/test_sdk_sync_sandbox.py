@@ -400,6 +400,10 @@ def test_a_program_written_for_e2b_runs(daemon: RunningDaemon) -> None:
     (opaque,) = (sandbox.run_code("object")).results
     assert (str(opaque), opaque.json, opaque.formats()) == ("<class 'object'>", None, ["text"])
     assert (sandbox.run_code("x = 1")).results == []
+    html = "class Html:\n    def _repr_html_(self): return '<b>1</b>'\nHtml()"
+    (table,) = (sandbox.run_code(html)).results
+    assert (table.html, table.png, table.formats()) == ("<b>1</b>", None, ["text", "html"])
+    assert "Html object" in table.text
     failed = sandbox.run_code("1 / 0")
     assert failed.error is not None
     assert (failed.error.name, failed.error.value) == ("ZeroDivisionError", "division by zero")

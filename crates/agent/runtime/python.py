@@ -30,19 +30,17 @@ import sys
 import traceback
 import types
 
+# The other half of this program is beside it, wherever the image has modules looked for.
+HERE = __file__.rpartition("/")[0]
+sys.path.insert(0, HERE)
+from _forkd_results import REPR_MAX, Results, as_json, cut, to_json  # noqa: E402 - found now
+
+sys.path.remove(HERE)
+
 REQUEST, REPLY, ERROR, CONTROL, DATA = 1, 2, 3, 5, 32
 SIGINT = int(signal.SIGINT)
 NUMBERS = sorted(set(map(int, signal.valid_signals())) - {SIGINT})
 HEADER = struct.Struct("<IB3x")
-
-REPR_MAX = 65_536
-"""Longest `repr` of a value, in characters."""
-
-VALUE_MAX = 262_144
-"""Largest JSON form of a value, in bytes."""
-
-TEXT_MAX = 65_536
-"""Longest message or traceback, in characters: two of them fit a frame however they are escaped."""
 
 CELLS_MAX = 64
 """Cells that are kept; older ones are compiled anew, and show no source in tracebacks."""
@@ -50,17 +48,11 @@ CELLS_MAX = 64
 REHEARSALS = 16
 """Runs of each path before the snapshot; the interpreter settles its bytecode within 8."""
 
-ITEMS_MAX = 1_000
-"""Parts of a value up to which the C encoder is used, which cannot be stopped half-way."""
-
 COMPILE_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 CO_COROUTINE = 0x80  # of code that awaits, as in `inspect`, which takes long to import
 
 CELL_START = "<cell "
 CELL_NAME = CELL_START + "%d>"
-
-ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-to_json = ENCODER.encode
 
 HELLO = to_json({"contract": 1, "language": "Python " + sys.version.split()[0]})
 
@@ -315,6 +307,8 @@ class Runtime:
         self._pid = os.getpid()
         self._cells = Cells()
         self._on_fork = []
+        self._results = Results()
+        self._results.install()
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         self._operations = {
@@ -353,12 +347,13 @@ class Runtime:
     def evaluate(self, code):
         """Run one cell and describe its value."""
         said = dict(NOTHING_SAID)
+        self._results.begin()
         error = self._guarded(lambda: self._describe(code, said))
         if error is not None:
             said = dict(NOTHING_SAID, error=to_json(error))
         if self._interruption.fired and self._channel.take_interrupt():
             said["timed_out"] = "true"
-        return REPLY, EVAL_REPLY % said
+        return REPLY, self._results.added_to(EVAL_REPLY % said)
 
     def refuse(self, request):
         """Refuse what only a later agent asks."""
@@ -405,15 +400,20 @@ class Runtime:
         return REPLY, to_json({"reseeded": reseeded, "hook": hook})
 
     def _describe(self, code, said):
-        value = self._run(code)
-        if value is None:
-            return
-        said["repr"] = to_json(cut(repr(value), REPR_MAX))
-        text = as_json(value)
-        if text is not None:
-            said["value"] = text
-            said["value_is_json"] = "true"
-        said["has_value"] = "true"
+        try:
+            value = self._run(code)
+        except Exception:
+            self._results.add_figures()  # those that were made until then
+            raise
+        if value is not None:
+            said["repr"] = to_json(cut(repr(value), REPR_MAX))
+            text = as_json(value)
+            if text is not None:
+                said["value"] = text
+                said["value_is_json"] = "true"
+            said["has_value"] = "true"
+            self._results.add_value(value)
+        self._results.add_figures()
 
     def _run(self, code):
         """Run `code` in the namespace; return the value of its last expression, or None."""
@@ -517,45 +517,6 @@ def reseed(seed):
     return names
 
 
-def as_json(value):
-    """Return the value as JSON text, or None if JSON cannot say it within VALUE_MAX bytes."""
-    try:
-        if count_items(value, ITEMS_MAX) >= 0:
-            text = to_json(value)
-        else:
-            text = as_json_until(VALUE_MAX, value)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return None
-    return text if len(text.encode("utf-8", "replace")) <= VALUE_MAX else None
-
-
-def as_json_until(limit, value):
-    """Return the value as JSON text, stopping soon after `limit` characters."""
-    pieces = []
-    for piece in ENCODER.iterencode(value):
-        pieces.append(piece)
-        limit -= len(piece)
-        if limit < 0:
-            break
-    return "".join(pieces)
-
-
-def count_items(value, budget):
-    """Return what is left of `budget` after counting the parts of `value`; too large is below 0."""
-    budget -= 1
-    if isinstance(value, str):
-        return budget - len(value) // 256
-    if not isinstance(value, (dict, list, tuple)):
-        return budget
-    if len(value) > budget:
-        return -1
-    for item in value.values() if isinstance(value, dict) else value:
-        budget = count_items(item, budget)
-        if budget < 0:
-            break
-    return budget
-
-
 def as_data(error):
     """Describe an exception, without our own frames in its traceback."""
     trace = error.__traceback__
@@ -568,11 +529,6 @@ def as_data(error):
     except BaseException:  # the exception's own methods may fail
         text = message = "an exception that cannot be described"
     return {"type": type(error).__qualname__, "message": cut(message), "traceback": cut(text)}
-
-
-def cut(text, limit=TEXT_MAX):
-    """Cut `text` after `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
 
 
 def flush():

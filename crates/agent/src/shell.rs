@@ -368,5 +368,7 @@ fn described(cell: &Cell) -> EvalReply {
         value_is_json: false,
         error,
         timed_out: cell.interrupted && cell.timed_out,
+        results: Vec::new(),
+        more_results: None,
     }
 }

@@ -172,7 +172,9 @@ fn replies_of_the_agent_are_read_and_written_as_recorded() {
             "reply_exec" | "reply_exec_truncated" => {
                 assert_kept::<guest::ExecReply>(vector, &payload);
             }
-            "reply_eval" | "reply_eval_error" => assert_kept::<guest::EvalReply>(vector, &payload),
+            "reply_eval" | "reply_eval_error" | "reply_eval_results" => {
+                assert_kept::<guest::EvalReply>(vector, &payload)
+            }
             "reply_entries" | "reply_entries_bytes" => {
                 assert_kept::<guest::Entries>(vector, &payload);
             }

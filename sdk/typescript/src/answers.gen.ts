@@ -12,6 +12,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
   ErrorEvent: ["error", "code"],
   Eval: ["code"],
   EvalException: ["type", "message", "traceback"],
+  EvalForms: ["data"],
   EvalResult: ["result", "has_value", "value_is_json", "stdout", "stderr", "exit_code"],
   EventInfo: ["id", "event", "at_unix", "subject", "tenant", "principal", "request_id", "detail"],
   Exec: ["args"],
@@ -71,7 +72,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
 };
 
 /** Members whose own names are the caller's, and stay as they are. */
-export const FREE_MEMBERS = ["context", "detail", "env", "label_changes", "labels", "value"] as const;
+export const FREE_MEMBERS = ["context", "data", "detail", "env", "label_changes", "labels", "omitted", "value"] as const;
 
 export const EXEC_OUTPUT_BYTES_MAX = 8_388_608;
 export const EXEC_STDIN_CHARS_MAX = 524_288;

@@ -123,24 +123,75 @@ export class EvalError {
   }
 }
 
-/** The value of evaluated code in each form that there is, under E2B's names. */
+const FORMS = {
+  "text/html": "html",
+  "text/markdown": "markdown",
+  "image/svg+xml": "svg",
+  "image/png": "png",
+  "image/jpeg": "jpeg",
+  "application/pdf": "pdf",
+  "text/latex": "latex",
+  "application/javascript": "javascript",
+} as const;
+
+function parsed(json: string | undefined): Json {
+  if (json === undefined) return null;
+  try {
+    return JSON.parse(json) as Json;
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * One thing that evaluated code showed, in each form that it has, under E2B's names: the value of
+ * the last expression, a figure of matplotlib, or what `display(…)` was given.
+ *
+ * What a guest has made is not to be trusted: HTML, SVG and JavaScript may hold anything.
+ */
 export class Result {
   /** Its `repr`. */
   readonly text: string;
   /** The value itself, where JSON can say it, else null. */
   readonly json: Json;
-  /** Whether it is the value of the last expression; always true. */
-  readonly isMainResult = true;
+  /** Whether it is the value of the last expression. */
+  readonly isMainResult: boolean;
+  readonly html: string | null = null;
+  readonly markdown: string | null = null;
+  readonly svg: string | null = null;
+  /** In base64. */
+  readonly png: string | null = null;
+  /** In base64. */
+  readonly jpeg: string | null = null;
+  /** In base64. */
+  readonly pdf: string | null = null;
+  readonly latex: string | null = null;
+  readonly javascript: string | null = null;
+  /** Its other forms, by MIME type. */
+  readonly extra: Readonly<Record<string, string>>;
+  /** Forms that were too large to be sent: their size in bytes, by MIME type. */
+  readonly omitted: Readonly<Record<string, number>>;
 
   /** @internal */
-  constructor(text: string, json: Json) {
-    this.text = text;
-    this.json = json;
+  constructor(text: string | null, value: Json, forms: Partial<Info<"EvalForms">> = {}) {
+    const { "text/plain": plain = "", "application/json": json, ...others } = forms.data ?? {};
+    this.text = text ?? plain;
+    this.json = value ?? parsed(json);
+    this.isMainResult = forms.isMain ?? false;
+    const extra: Record<string, string> = {};
+    for (const [kind, form] of Object.entries(others)) {
+      const name = FORMS[kind as keyof typeof FORMS];
+      if (name) this[name] = form;
+      else extra[kind] = form;
+    }
+    this.extra = extra;
+    this.omitted = forms.omitted ?? {};
   }
 
   /** Return the names of the forms that it has. */
   formats(): string[] {
-    return this.json === null ? ["text"] : ["text", "json"];
+    const names = ["text", "json", ...Object.values(FORMS)] as const;
+    return [...names.filter((name) => this[name] !== null), ...Object.keys(this.extra)];
   }
 
   toString(): string {
@@ -171,6 +222,10 @@ export class EvalResult {
   readonly timedOut: boolean;
   /** Some output was dropped, because there was too much. */
   readonly truncated: boolean;
+  /** What it showed: figures, what it displayed, and the value, in their order. */
+  readonly results: Result[];
+  /** How many results were dropped, because there were too many. */
+  readonly moreResults: number;
 
   /** @internal */
   constructor(answer: Info<"EvalResult">) {
@@ -182,6 +237,12 @@ export class EvalResult {
     this.valueIsJson = answer.valueIsJson;
     this.timedOut = answer.timedOut ?? false;
     this.truncated = answer.truncated ?? false;
+    this.results = (answer.results ?? []).map((forms) =>
+      forms.isMain ? new Result(this.repr, this.value, forms) : new Result(null, null, forms),
+    );
+    this.moreResults = answer.moreResults ?? 0;
+    if (this.repr !== null && !this.results.some((each) => each.isMainResult))
+      this.results.push(new Result(this.repr, this.value, { isMain: true }));
   }
 
   /** Whether the code ran to its end. */
@@ -192,12 +253,6 @@ export class EvalResult {
   /** Same as `repr`, under E2B's name. */
   get text(): string | null {
     return this.repr;
-  }
-
-  /** The value of the last expression, under E2B's name; empty if there is none. */
-  get results(): Result[] {
-    if (this.repr === null) return [];
-    return [new Result(this.repr, this.value)];
   }
 
   /** What the code printed, under E2B's names. */

@@ -1316,6 +1316,32 @@ export interface components {
             type: string;
         };
         /**
+         * EvalForms
+         * @description One thing that the code showed: its value, a figure, or what it displayed.
+         */
+        EvalForms: {
+            /**
+             * Data
+             * @description By MIME type: text; base64 of PNG, JPEG and PDF; JSON as text.
+             */
+            data: {
+                [key: string]: string;
+            };
+            /**
+             * Is Main
+             * @description It is the value of the last expression.
+             * @default false
+             */
+            is_main: boolean;
+            /**
+             * Omitted
+             * @description MIME types of forms that were too large, with bytes.
+             */
+            omitted?: {
+                [key: string]: number;
+            };
+        };
+        /**
          * EvalResult
          * @description What the code gave.  An exception is a result too.
          */
@@ -1334,10 +1360,21 @@ export interface components {
             /** Has Value */
             has_value: boolean;
             /**
+             * More Results
+             * @description Results beyond the limit; they are lost.
+             * @default 0
+             */
+            more_results: number;
+            /**
              * Result
              * @description `repr` of the last expression; None without one.
              */
             result: string | null;
+            /**
+             * Results
+             * @description What the code showed, in its order; the value only if it has further forms.
+             */
+            results?: components["schemas"]["EvalForms"][];
             /** Stderr */
             stderr: string;
             /** Stdout */

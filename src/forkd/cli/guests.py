@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forkd import EvalResult, ExecResult, Sandbox
     from forkd.cli.help_text import Commands
     from forkd.sdk._requests import ExecOptions
+    from forkd.types import Result
 
 SIGNAL_EXIT_BASE = 128
 
@@ -298,7 +299,14 @@ def _as_json(result: EvalResult) -> dict[str, object]:
         else {"type": error.type, "message": error.message, "traceback": error.traceback},
         "timed_out": result.timed_out,
         "truncated": result.truncated,
+        "results": [_forms(each) for each in result.results],
+        "more_results": result.more_results,
     }
+
+
+def _forms(result: Result) -> dict[str, object]:
+    names = ["is_main_result", *result.formats(), "omitted"]
+    return {name: result.extra.get(name, getattr(result, name, None)) for name in names}
 
 
 def _show(result: EvalResult) -> None:
@@ -309,7 +317,20 @@ def _show(result: EvalResult) -> None:
         sys.stderr.write(result.error.traceback.rstrip("\n") + "\n")
     elif result.timed_out:
         render.note("timed out; names that were defined are kept; --timeout sets the time")
-    elif result.repr not in {None, "None"}:
-        typer.echo(result.repr)
+    _show_results(result)
     if result.truncated:
         render.note("some output was dropped, because there was too much")
+    if result.more_results:
+        render.note(f"{result.more_results} more results were dropped, because there were too many")
+
+
+def _show_results(result: EvalResult) -> None:
+    """Print the text of what the code showed; a terminal has no pictures."""
+    for each in result.results:
+        if each.text and each.text != "None":
+            typer.echo(each.text)
+        forms = [name for name in each.formats() if name not in {"text", "json"}]
+        if forms:
+            render.note(f"it is also there as {', '.join(forms)}: --json prints it")
+        for kind, size in each.omitted.items():
+            render.note(f"{kind} was dropped: it has {size} bytes, which is too much")

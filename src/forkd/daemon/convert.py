@@ -512,6 +512,11 @@ def eval_result(result: model_exec.EvalResult) -> v2.EvalResult:
         error=None if fault is None else f"{fault.type}: {fault.message}",
         exception=None if fault is None else _exception(fault),
         timed_out=result.timed_out,
+        results=[
+            v2.EvalForms(is_main=each.is_main, data=dict(each.data), omitted=dict(each.omitted))
+            for each in result.results
+        ],
+        more_results=result.more_results,
         exit_code=1 if fault is not None or result.timed_out else 0,
     )
 

@@ -24,7 +24,7 @@ from forkd.engine.frames import Kind
 from forkd.engine.replies import Echo, Empty, Evaluated, GuestTime, Pong, Reply
 from forkd.errors import Busy, Conflict, EngineError, EngineExited
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EVAL_WAIT_S_MAX, EVAL_WAITING_MAX, SHORT_RETRY_S
-from forkd.model.exec import EvalFault, EvalResult
+from forkd.model.exec import EvalFault, EvalForms, EvalResult
 from forkd.model.guest import GuestStatus
 from forkd.model.output import Kept
 from forkd.telemetry import tracing
@@ -349,4 +349,6 @@ def _eval_result(
         output_truncated=output_truncated,
         error=None if error is None else EvalFault(error.type, error.message, error.traceback),
         timed_out=reply.timed_out,
+        results=[EvalForms(each.is_main, each.data, each.omitted) for each in reply.results],
+        more_results=reply.more_results,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forkd.errors import EngineError
+from forkd.limits import EVAL_FORMS_MAX, EVAL_RESULTS_MAX
 from forkd.model.files import EntryKind
 from forkd.model.guest import RuntimeStatus
 
@@ -56,6 +57,7 @@ Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 Milliseconds = Annotated[float, Field(ge=0, le=SECONDS_MAX * 1_000)]
 Base64 = Annotated[str, Field(max_length=8 * 1024, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Mime = Annotated[str, Field(pattern=r"^[!-~ ]{1,128}$")]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,31}$")]
 
 
@@ -129,6 +131,14 @@ class EvalException(Reply):
     traceback: str
 
 
+class EvalForms(Reply):
+    """One result of evaluated code, by MIME type."""
+
+    is_main: bool = False
+    data: Annotated[dict[Mime, str], Field(max_length=EVAL_FORMS_MAX)]
+    omitted: Annotated[dict[Mime, Count], Field(max_length=EVAL_FORMS_MAX)] = {}
+
+
 class Evaluated(Reply):
     """To `eval`."""
 
@@ -138,6 +148,8 @@ class Evaluated(Reply):
     value_is_json: bool = False
     error: EvalException | None = None
     timed_out: bool = False
+    results: Annotated[list[EvalForms], Field(max_length=EVAL_RESULTS_MAX)] = []
+    more_results: Count = 0
 
 
 class Warmed(Reply):

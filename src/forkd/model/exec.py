@@ -10,7 +10,7 @@ from forkd.errors import InvalidRequest
 from forkd.model.checks import in_range, length_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forkd.model.json import JsonValue
 
@@ -175,6 +175,21 @@ class EvalFault:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalForms:
+    """One thing that evaluated code showed: its value, a figure, or what it displayed.
+
+    Attributes:
+        is_main: Whether it is the value of the last expression.
+        data: Its forms by MIME type, besides its `repr`: texts; of pictures, base64.
+        omitted: Forms that were too large, with their size in bytes.
+    """
+
+    is_main: bool
+    data: Mapping[str, str]
+    omitted: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class EvalResult:
     """What an evaluation gave.
 
@@ -188,6 +203,8 @@ class EvalResult:
         output_truncated: Whether some of either was dropped.
         error: The exception that escaped; None if none did.
         timed_out: Whether it was interrupted because its time was over.
+        results: What it showed.
+        more_results: How many results were too many.
     """
 
     has_value: bool
@@ -199,3 +216,5 @@ class EvalResult:
     output_truncated: bool
     error: EvalFault | None
     timed_out: bool
+    results: Sequence[EvalForms] = ()
+    more_results: int = 0

@@ -7,6 +7,7 @@ written as escapes, such as `\x1b`.
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from typing import TYPE_CHECKING
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 TEXT_CHARS_MAX = 100_000
 """Characters of one text that a notebook cell shows; the end is kept, where errors are."""
+
+PAGE_PIXELS_MAX = 400
+"""Height of the frame around HTML of a guest; the frame scrolls."""
+
+PAGE_ROW_PIXELS = 28
+"""Height of a row of a table, about."""
 
 ROWS_MAX = 1_000
 """Rows of one table that a notebook cell shows."""
@@ -94,6 +101,24 @@ def faint(text: str) -> str:
 def red(text: str) -> str:
     """Return an error as a block in red."""
     return block(text, _RED)
+
+
+def picture(*, png: str | None, jpeg: str | None, svg: str | None) -> str:
+    """Return a picture; as the source of `<img>`, an SVG runs no scripts and loads nothing."""
+    if png is not None:
+        kind, data = "png", png
+    elif jpeg is not None:
+        kind, data = "jpeg", jpeg
+    else:
+        kind, data = "svg+xml", base64.b64encode((svg or "").encode()).decode()
+    return f'<img src="data:image/{kind};base64,{html.escape(data)}"/>'
+
+
+def page(text: str) -> str:
+    """Return HTML of a guest in a frame of its own, which runs no scripts and has no origin."""
+    height = min(PAGE_PIXELS_MAX, PAGE_ROW_PIXELS * (2 + text.count("<tr") + text.count("<p")))
+    looks = f"width:100%;height:{height}px;border:0"
+    return f'<iframe sandbox="" style="{looks}" srcdoc="{html.escape(text)}"></iframe>'
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, AnyStr, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, field_serializer
@@ -15,7 +17,7 @@ from forkd.wire import v2, v2_files, v2_trees
 from forkd.wire.text import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pydantic import JsonValue
 
@@ -184,26 +186,85 @@ class EvalError:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The value of evaluated code in each form that there is, under E2B's names.
+    """One thing that evaluated code showed, in each form that it has, under E2B's names.
 
-    Charts, images and HTML are not extracted.
+    The value of the last expression, a figure of matplotlib, or what `display(…)` was given.
+    What a guest has made is not to be trusted: HTML, SVG and JavaScript may hold anything.
 
     Attributes:
         text: Its `repr`.
         json: The value itself, where JSON can say it, else None.
-        is_main_result: Whether it is the value of the last expression; always true.
+        is_main_result: Whether it is the value of the last expression.
+        html: As HTML, such as a table of pandas.
+        markdown: As Markdown.
+        svg: As SVG.
+        png: As PNG, in base64.
+        jpeg: As JPEG, in base64.
+        pdf: As PDF, in base64.
+        latex: As LaTeX.
+        javascript: As JavaScript.
+        extra: Its other forms, by MIME type.
+        omitted: Forms that were too large to be sent: their size in bytes, by MIME type.
     """
 
     text: str
     json: JsonValue = None
     is_main_result: bool = True
+    html: str | None = None
+    markdown: str | None = None
+    svg: str | None = None
+    png: str | None = None
+    jpeg: str | None = None
+    pdf: str | None = None
+    latex: str | None = None
+    javascript: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+    omitted: Mapping[str, int] = field(default_factory=dict)
 
     def formats(self) -> list[str]:
         """Return the names of the forms that it has."""
-        return ["text"] if self.json is None else ["text", "json"]
+        names = ("text", "json", *_FORMS.values())
+        return [name for name in names if getattr(self, name) is not None] + list(self.extra)
 
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        if self.png is not None or self.jpeg is not None or self.svg is not None:
+            shown = _notebook.picture(png=self.png, jpeg=self.jpeg, svg=self.svg)
+        elif self.html is not None:
+            shown = _notebook.page(self.html)
+        else:
+            shown = _notebook.block(self.markdown or self.latex or self.text)
+        left = (f"{kind} is too large: {size} bytes" for kind, size in self.omitted.items())
+        return shown + _notebook.faint("\n".join(left))
+
+
+_FORMS = {
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/javascript": "javascript",
+}
+_TEXT, _JSON = "text/plain", "application/json"
+
+
+def _result(forms: v2.EvalForms, text: str | None, value: JsonValue) -> Result:
+    """Return one thing that was shown; of the value, with its `repr` and what JSON says of it."""
+    data, named = dict(forms.data), {}
+    text = data.pop(_TEXT, "") if text is None else text
+    said = data.pop(_JSON, None)
+    if value is None and said is not None:
+        with suppress(ValueError):
+            value = json.loads(said)
+    for kind, name in _FORMS.items():
+        if kind in data:
+            named[name] = data.pop(kind)
+    return Result(text, value, forms.is_main, **named, extra=data, omitted=forms.omitted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +296,8 @@ class EvalResult(Shown):
         value_is_json: Whether `value` is the value, and not None because it is no JSON.
         timed_out: It was interrupted; its namespace lives on.
         truncated: Some output was dropped, because there was too much.
+        results: What it showed: figures, what it displayed, and the value, in their order.
+        more_results: How many results were dropped, because there were too many.
     """
 
     value: JsonValue
@@ -245,6 +308,14 @@ class EvalResult(Shown):
     value_is_json: bool = False
     timed_out: bool = False
     truncated: bool = False
+    results: list[Result] = field(default_factory=list)
+    more_results: int = 0
+
+    def __post_init__(self) -> None:
+        """Have the value among the results, also if it has only a `repr`."""
+        if self.repr is not None and not any(each.is_main_result for each in self.results):
+            results = [*self.results, Result(self.repr, self.value)]
+            object.__setattr__(self, "results", results)
 
     @property
     def ok(self) -> bool:
@@ -255,11 +326,6 @@ class EvalResult(Shown):
     def text(self) -> str | None:
         """Same as `repr`, under E2B's name."""
         return self.repr
-
-    @property
-    def results(self) -> list[Result]:
-        """The value of the last expression, under E2B's name; empty if there is none."""
-        return [] if self.repr is None else [Result(self.repr, self.value)]
 
     @property
     def logs(self) -> Logs:
@@ -302,14 +368,13 @@ class EvalResult(Shown):
 
     def _remark(self) -> str:
         words = "timed out; variables that were set are kept" if self.timed_out else ""
-        return _joined(words, "output truncated" if self.truncated else "")
-
-    def _result(self) -> str:
-        return "" if self.error is not None or self.repr in {None, "None"} else self.repr or ""
+        more = f"{self.more_results} more results were dropped" if self.more_results else ""
+        return _joined(words, "output truncated" if self.truncated else "", more)
 
     def _shown_text(self) -> str:
         fault = "" if self.error is None else self.error.traceback
-        said = (self.stdout, self.stderr, self._result(), fault, self._remark())
+        texts = (each.text for each in self.results if each.text != "None")
+        said = (self.stdout, self.stderr, *texts, fault, self._remark())
         return _notebook.visible("\n".join(each.rstrip("\n") for each in said if each))
 
     def _repr_html_(self) -> str:
@@ -318,7 +383,7 @@ class EvalResult(Shown):
             (
                 _notebook.block(self.stdout),
                 _notebook.red(self.stderr),
-                _notebook.block(self._result()),
+                *(each._repr_html_() for each in self.results if each.text != "None"),
                 _notebook.red(fault),
                 _notebook.faint(self._remark()),
             )
@@ -394,6 +459,12 @@ def _text(said: str | bytes) -> str:
 def eval_result(answer: v2.EvalResult) -> EvalResult:
     """Return the daemon's answer as callers see it."""
     fault = answer.exception
+    results = [
+        _result(
+            each, answer.result if each.is_main else None, answer.value if each.is_main else None
+        )
+        for each in answer.results
+    ]
     return EvalResult(
         value=answer.value,
         repr=answer.result,
@@ -403,6 +474,8 @@ def eval_result(answer: v2.EvalResult) -> EvalResult:
         value_is_json=answer.value_is_json,
         timed_out=answer.timed_out,
         truncated=answer.truncated,
+        results=results,
+        more_results=answer.more_results,
     )
 
 

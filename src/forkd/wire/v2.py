@@ -534,6 +534,7 @@ class Pong(Answer):
 
 Eval = v2_exec.Eval
 EvalException = v2_exec.EvalException
+EvalForms = v2_exec.EvalForms
 EvalResult = v2_exec.EvalResult
 Exec = v2_exec.Exec
 ExecControl = v2_exec.ExecControl

@@ -118,6 +118,18 @@ class EvalException(Answer):
     traceback: str
 
 
+class EvalForms(Answer):
+    """One thing that the code showed: its value, a figure, or what it displayed."""
+
+    is_main: bool = Field(default=False, description="It is the value of the last expression.")
+    data: dict[str, str] = Field(
+        description="By MIME type: text; base64 of PNG, JPEG and PDF; JSON as text."
+    )
+    omitted: dict[str, int] = Field(
+        default_factory=dict, description="MIME types of forms that were too large, with bytes."
+    )
+
+
 class EvalResult(Answer):
     """What the code gave.  An exception is a result too."""
 
@@ -131,4 +143,9 @@ class EvalResult(Answer):
     error: str | None = Field(default=None, description="`type: message` of `exception`.")
     exception: EvalException | None = None
     timed_out: bool = False
+    results: list[EvalForms] = Field(
+        default_factory=list,
+        description="What the code showed, in its order; the value only if it has further forms.",
+    )
+    more_results: int = Field(default=0, description="Results beyond the limit; they are lost.")
     exit_code: int = Field(description="0; 1 if there was an exception or the time ran out.")

@@ -80,7 +80,7 @@ impl Process {
         folder: &Path,
     ) -> Outcome<Self> {
         let no_start = |error: io::Error| refused("cannot start the runtime", &error);
-        if let Some((name, text)) = spec.script {
+        for (name, text) in spec.scripts {
             fs::write(folder.join(name), text).map_err(no_start)?;
         }
         let (ours, theirs) = UnixStream::pair().map_err(no_start)?;

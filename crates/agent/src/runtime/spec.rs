@@ -15,14 +15,24 @@ use crate::failure::{Outcome, failure};
 /// Where an image has runtimes of its own.
 pub const FOLDER: &str = "/usr/lib/forkd/runtimes";
 
-/// A name, a program with arguments, and the name and text of a script.
-type Known = (&'static str, &'static [&'static str], Option<(&'static str, &'static str)>);
+/// The name and text of a script.
+type Script = (&'static str, &'static str);
+
+/// A name, a program with arguments, and scripts: the first is the program's argument, the others
+/// are its parts.
+type Known = (&'static str, &'static [&'static str], &'static [Script]);
+
+const PYTHON: &[Script] = &[
+    ("runtime.py", include_str!("../../runtime/python.py")),
+    ("_forkd_results.py", include_str!("../../runtime/_forkd_results.py")),
+];
+const NODE: &[Script] = &[("runtime.js", include_str!("../../runtime/node.js"))];
 
 /// The agent's own.
 const OURS: [Known; 3] = [
-    ("python", &["python3"], Some(("runtime.py", include_str!("../../runtime/python.py")))),
-    ("node", &["node"], Some(("runtime.js", include_str!("../../runtime/node.js")))),
-    ("shell", &["/proc/self/exe", "shell"], None),
+    ("python", &["python3"], PYTHON),
+    ("node", &["node"], NODE),
+    ("shell", &["/proc/self/exe", "shell"], &[]),
 ];
 
 /// How a runtime is started.
@@ -31,15 +41,15 @@ pub struct Spec {
     /// What it is called.
     pub name: String,
     program: Vec<String>,
-    /// The name and text of a file that its program gets as an argument.
-    pub(super) script: Option<(&'static str, &'static str)>,
+    /// Files that are put beside each other; its program gets the first as an argument.
+    pub(super) scripts: &'static [Script],
 }
 
 impl Spec {
     /// Python, which snapshots had before there were others.
     pub fn python() -> Self {
-        let [(name, program, script), ..] = OURS;
-        Self::ours(name, program, script)
+        let [(name, program, scripts), ..] = OURS;
+        Self::ours(name, program, scripts)
     }
 
     /// The runtime of this name.
@@ -52,13 +62,14 @@ impl Spec {
     }
 
     fn find_in(name: &str, folder: &Path) -> Outcome<Self> {
-        if let Some((name, program, script)) = OURS.into_iter().find(|(known, ..)| *known == name) {
-            return Ok(Self::ours(name, program, script));
+        if let Some((name, program, scripts)) = OURS.into_iter().find(|(known, ..)| *known == name)
+        {
+            return Ok(Self::ours(name, program, scripts));
         }
         let program = folder.join(name);
         if program.is_file() {
             let program = vec![program.to_string_lossy().into_owned()];
-            return Ok(Self { name: name.to_owned(), program, script: None });
+            return Ok(Self { name: name.to_owned(), program, scripts: &[] });
         }
         let known = OURS.map(|(name, ..)| name).join(", ");
         let message = format!(
@@ -68,9 +79,9 @@ impl Spec {
         Err(failure(ErrorCode::NotFound, message))
     }
 
-    fn ours(name: &str, program: &[&str], script: Option<(&'static str, &'static str)>) -> Self {
+    fn ours(name: &str, program: &[&str], scripts: &'static [Script]) -> Self {
         let program = program.iter().map(|part| (*part).to_owned()).collect();
-        Self { name: name.to_owned(), program, script }
+        Self { name: name.to_owned(), program, scripts }
     }
 
     /// Whether it is Python, whose answers are known to be as they should.
@@ -85,7 +96,7 @@ impl Spec {
 
     /// Its command line, when its script is in `folder` and its socket is `fd`.
     pub(super) fn args(&self, folder: &Path, fd: RawFd) -> Vec<Text> {
-        let script = self.script.map(|(file, _)| folder.join(file).into_os_string());
+        let script = self.scripts.first().map(|(file, _)| folder.join(file).into_os_string());
         let mut args: Vec<Text> = self.program.iter().map(|part| part.as_str().into()).collect();
         args.extend(script.map(Into::into));
         args.push(fd.to_string().into());

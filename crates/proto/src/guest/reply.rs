@@ -1,5 +1,7 @@
 //! What the agent answers.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -147,6 +149,25 @@ pub struct EvalReply {
     /// Whether that was the interruption after `timeout_s`.
     #[serde(default)]
     pub timed_out: bool,
+    /// What the code showed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<EvalForms>,
+    /// How many results were too many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more_results: Option<u64>,
+}
+
+/// One thing that evaluated code showed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvalForms {
+    /// Whether it is the value of the last expression.
+    #[serde(default)]
+    pub is_main: bool,
+    /// Its forms, by MIME type.
+    pub data: BTreeMap<String, String>,
+    /// Forms that were too large, with their size in bytes.
+    #[serde(default)]
+    pub omitted: BTreeMap<String, u64>,
 }
 
 /// A Python exception, as data.

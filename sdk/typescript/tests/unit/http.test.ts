@@ -354,3 +354,30 @@ test("options in the place of a number are refused before anything is asked", as
   const sandbox = await client.sandboxes.get("sb-1");
   await expect(sandbox.branch(options)).rejects.toMatchObject({ context: { field: "n" } });
 });
+
+test("what code showed comes in the forms that it has", async () => {
+  const { client } = await serve((one, response) => {
+    if (!one.path.endsWith("/eval")) return say(response, [SANDBOX]);
+    say(response, {
+      ...{ result: "the value", stdout: "", stderr: "", has_value: true, exit_code: 0 },
+      ...{ value: null, value_is_json: false, more_results: 2 },
+      results: [
+        {
+          data: { "text/plain": "a", "image/png": "cG5n", "x_y/z": "own" },
+          omitted: { "a_b/c": 7 },
+        },
+        { is_main: true, data: { "text/html": "<b>", "application/json": '{"a_b": 1}' } },
+      ],
+    });
+  });
+
+  const [made] = await client.fork("python");
+  const shown = await made?.eval("x");
+
+  const [first, main] = shown?.results ?? [];
+  expect(first).toMatchObject({ text: "a", png: "cG5n", json: null, isMainResult: false });
+  expect(first).toMatchObject({ extra: { "x_y/z": "own" }, omitted: { "a_b/c": 7 } });
+  expect(first?.formats()).toEqual(["text", "png", "x_y/z"]);
+  expect(main).toMatchObject({ text: "the value", html: "<b>", json: { a_b: 1 } });
+  expect([main?.isMainResult, shown?.results.length, shown?.moreResults]).toEqual([true, 2, 2]);
+});
