@@ -539,6 +539,7 @@ class FakeService:
             bandwidth_limit_mbit=options.bandwidth_limit_mbit,
             spawn=SpawnTimes(0.5, 1, 0.25, 3, 4.75),
             expires_at=end_of(options.ttl_s, THEN, 300.0),
+            idle_ttl_s=options.idle_ttl_s,
             name=options.name,
             labels=options.labels,
             env=options.env,

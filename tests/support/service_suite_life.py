@@ -28,10 +28,11 @@ class LifeSuite:
     ) -> None:
         sandboxes = subject.host.sandboxes
         name, other = parse_sandbox_name("web"), parse_sandbox_name("db")
-        labelled = ForkOptions(name=name, labels={"team": "a", "run": "7"})
+        labelled = ForkOptions(name=name, labels={"team": "a", "run": "7"}, idle_ttl_s=60.0)
         (made,) = await subject.fork(1, labelled)
 
         assert await sandboxes.named(CALLER, name) == made.id
+        assert made.idle_ttl_s == 60.0
         assert await sandboxes.find(CALLER, "web") == made
         with pytest.raises(Conflict, match="the name web is taken by sandbox sb-") as taken:
             await subject.fork(1, labelled)
@@ -41,9 +42,9 @@ class LifeSuite:
             assert await sandboxes.list(CALLER, wanted) == found
 
         changed = await sandboxes.change(
-            CALLER, made.id, SandboxChange(name=other, labels={}, ttl_s=60.0)
+            CALLER, made.id, SandboxChange(name=other, labels={}, ttl_s=60.0, idle_ttl_s=30.0)
         )
-        assert (changed.name, changed.labels) == (other, {})
+        assert (changed.name, changed.labels, changed.idle_ttl_s) == (other, {}, 30.0)
         assert changed.expires_at is not None
         assert await sandboxes.get(CALLER, made.id) == changed
         with pytest.raises(NotFound):

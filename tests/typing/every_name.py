@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 def first_lines() -> None:
     assert_type(forkd.__version__, str)
-    with Sandbox("numpy", ttl_s=60, network="internet", env={"A": "b"}) as sandbox:
+    with Sandbox("numpy", ttl_s=60, idle_ttl_s=30, network="internet", env={"A": "b"}) as sandbox:
         assert_type(sandbox, Sandbox)
         assert_type(sandbox.run("ls | wc -l"), ExecResult[str])
         assert_type(sandbox.run("ls", text=False).stdout, bytes)
@@ -168,6 +168,7 @@ def one_sandbox(sandbox: Sandbox) -> None:
     assert_type(sandbox.pause(), SandboxInfo)
     assert_type(sandbox.resume(), SandboxInfo)
     assert_type(sandbox.set_ttl("default"), SandboxInfo)
+    assert_type(sandbox.set_idle_ttl(60), SandboxInfo)
     assert_type(sandbox.rename(None), SandboxInfo)
     assert_type(sandbox.set_labels({"a": "b"}), SandboxInfo)
     assert_type(sandbox.change_labels({"a": "b", "c": None}), SandboxInfo)

@@ -173,6 +173,25 @@ def test_the_end_of_a_sandbox_is_shown_and_moved(forkd: Forkd, sandbox: str) -> 
     assert forked["expires_at_unix"] - forked["created_at_unix"] == 300
 
 
+def test_a_sandbox_is_ended_when_nobody_uses_it(forkd: Forkd, sandbox: str) -> None:
+    assert forkd("ttl", sandbox, "--idle", "10m").out == "after 10m without use\n"
+    assert forkd("ttl", sandbox, "--json").document["idle_ttl_secs"] == 600
+    both = forkd("ttl", sandbox, "1h").out
+    assert both.endswith(", or after 10m without use\n")
+    assert forkd("ttl", sandbox, "never", "--idle", "never").out == "never\n"
+    forked = forkd("fork", "warm", "--idle-ttl", "90s", "--json").document[0]
+    assert forked["idle_ttl_secs"] == 90
+    for typed, said in (
+        ("5 parsecs", "--idle: '5 parsecs' is not a duration"),
+        ("400d", "--idle: 400d is out of range; it must be at most 365d"),
+    ):
+        refused = forkd("ttl", sandbox, "--idle", typed)
+        assert (refused.code, refused.out) == (2, "")
+        assert said in refused.err
+    refused = forkd("fork", "warm", "--idle-ttl", "400d")
+    assert (refused.code, "--idle-ttl: 400d is out of range" in refused.err) == (2, True)
+
+
 def test_a_sandbox_is_paused_and_goes_on(forkd: Forkd, sandbox: str) -> None:
     other = forkd("fork", "warm").out.strip()
 

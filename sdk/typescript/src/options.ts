@@ -40,6 +40,8 @@ export interface ForkOptions extends LimitOptions, CallOptions {
   labels?: Readonly<Record<string, string>>;
   /** It is ended after this time. */
   ttlS?: Ttl;
+  /** It is ended once nobody has used it for this time, in seconds; null: never. */
+  idleTtlS?: number | null;
   /** Time it has until its agent has answered, in seconds. */
   deadlineS?: number;
   /** Wait for a snapshot that is being written (the default), instead of throwing `Conflict`. */
@@ -123,6 +125,7 @@ export const FORK_OPTIONS: Record<keyof ForkOptions, true> = {
   env: true,
   labels: true,
   ttlS: true,
+  idleTtlS: true,
   deadlineS: true,
   wait: true,
 };

@@ -299,6 +299,17 @@ export class Sandbox implements AsyncDisposable {
     return await this.#change({ ttl_secs: null, ...members({ ttlS }) }, options);
   }
 
+  /**
+   * Change for how long nobody may use it before it is ended (null: it is not), and return it as
+   * it is then.
+   */
+  async setIdleTtl(
+    idleTtlS: number | null,
+    options: CallOptions = {},
+  ): Promise<Info<"SandboxInfo">> {
+    return await this.#change({ idle_ttl_secs: null, ...members({ idleTtlS }) }, options);
+  }
+
   /** Do what `setTtl` does, under E2B's name: in milliseconds. */
   async setTimeout(timeoutMs: number, options: CallOptions = {}): Promise<void> {
     await this.setTtl(timeoutMs / 1000, options);

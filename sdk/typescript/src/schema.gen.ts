@@ -2268,6 +2268,11 @@ export interface components {
              */
             hold_egress: boolean;
             /**
+             * Idle Ttl Secs
+             * @description Each is ended once nobody has used it for this time; null: never. Programs, evaluations, files, connections and changes are use; a ping is not.
+             */
+            idle_ttl_secs?: number | null;
+            /**
              * Io Limit Mib S
              * @description What a sandbox reads, and what it writes, of its disk, in MiB a second.
              */
@@ -2412,7 +2417,7 @@ export interface components {
             egress_held: boolean;
             /**
              * Exit Reason
-             * @description `ttl` if its time had come.
+             * @description `ttl` if its time had come, `idle` if nobody had used it.
              */
             exit_reason?: string | null;
             /**
@@ -2435,6 +2440,11 @@ export interface components {
             hostname: string;
             /** Id */
             id: string;
+            /**
+             * Idle Ttl Secs
+             * @description It is ended once nobody has used it for this time.
+             */
+            idle_ttl_secs?: number | null;
             /**
              * Io Limit Mib S
              * @description Null if not limited.
@@ -2506,6 +2516,11 @@ export interface components {
          * @description Change a sandbox; members that are left out stay as they are.
          */
         SandboxPatch: {
+            /**
+             * Idle Ttl Secs
+             * @description It is ended once nobody has used it for this time; null: never.
+             */
+            idle_ttl_secs?: number | null;
             /**
              * Label Changes
              * @description Labels to set, and with null those to remove; all others stay.

@@ -35,6 +35,7 @@ const MEMBERS: Readonly<Record<string, string>> = {
   deadlineS: "deadline_secs",
   execTimeoutS: "exec_timeout_secs",
   expiresInS: "expires_in_secs",
+  idleTtlS: "idle_ttl_secs",
   timeoutS: "timeout_secs",
   ttlS: "ttl_secs",
 };

@@ -51,32 +51,53 @@ def ttl(
         ),
     ] = None,
     *,
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            "--idle",
+            metavar="DURATION",
+            help="End it once nobody has used it for this time; `never` ends that.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show or change when a sandbox ends by itself.
+
+    Programs, evaluations, files, connections and changes are use.  `ping` is not.
 
     Examples:
       forkd ttl sb-7q66th9abcde
       forkd ttl sb-7q66th9abcde 1h
       forkd ttl sb-7q66th9abcde never
+      forkd ttl sb-7q66th9abcde --idle 10m
     """
     ttl_s: float | Literal["default"] | None = None
     if end == "default":
         ttl_s = "default"
-    elif end not in {None, NEVER}:
-        try:
-            ttl_s = duration(end)
-        except typer.BadParameter as error:
-            words = f"DURATION: {error.message}, or `default` or `never`"
-            raise InvalidRequest(words, field="ttl_secs") from None
-        shared.typed["DURATION"] = ttl_s
+    elif end is not None:
+        ttl_s = _time(end, "DURATION", "`default` or `never`")
+    idle_ttl_s = None if idle is None else _time(idle, "--idle", "`never`")
     with shared.client(as_json=json) as client:
         found = client.sandboxes.get(sandbox)
         info = found.info if end is None else found.set_ttl(ttl_s)
+        info = info if idle is None else found.set_idle_ttl(idle_ttl_s)
     if json:
         render.document(info)
     else:
         typer.echo(expiry_shown(info) or NEVER)
+
+
+def _time(typed: str, where: str, others: str) -> float | None:
+    """Return a time in seconds; None for never."""
+    if typed == NEVER:
+        return None
+    try:
+        time_s = duration(typed)
+    except typer.BadParameter as error:
+        field = "ttl_secs" if where == "DURATION" else "idle_ttl_secs"
+        raise InvalidRequest(f"{where}: {error.message}, or {others}", field=field) from None
+    shared.typed[where] = time_s
+    return time_s
 
 
 def rename(

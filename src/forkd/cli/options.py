@@ -8,7 +8,7 @@ import typer
 
 from forkd.cli import complete
 from forkd.cli.names import network_rule
-from forkd.cli.units import rate_mbit, size_mib, time_to_live
+from forkd.cli.units import duration, rate_mbit, size_mib, time_to_live
 
 LIMITS = "Limits"
 """The section of the help that has what a sandbox may take of its host."""
@@ -87,6 +87,15 @@ Ttl = Annotated[
         parser=time_to_live,
         help="End each sandbox after this time (never unless set); `default` is the daemon's "
         "default.",
+    ),
+]
+IdleTtl = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-ttl",
+        metavar="DURATION",
+        parser=duration,
+        help="End each sandbox once nobody has used it for this time (never unless set).",
     ),
 ]
 Name = Annotated[

@@ -32,6 +32,7 @@ from forkd.cli.options import (
     Cwd,
     Disk,
     Env,
+    IdleTtl,
     Io,
     IoOps,
     Json,
@@ -125,6 +126,7 @@ def run(  # noqa: PLR0913 - one for each option
     keep: Keep = False,
     rm: Annotated[bool, typer.Option("--rm", hidden=True)] = False,  # noqa: ARG001 - as above
     ttl: End = None,
+    idle_ttl: IdleTtl = None,
     name: Name = None,
     label: Label = None,
     publish: Publish = None,
@@ -172,6 +174,7 @@ def run(  # noqa: PLR0913 - one for each option
         "network": network or None,
         "secrets": secret or None,
         "ttl_s": ttl if ttl is not None or keep else "default",
+        "idle_ttl_s": idle_ttl,
     }
     with failing_as_a_shell(as_json=json):
         options["labels"] = pairs(label, "--label") or None

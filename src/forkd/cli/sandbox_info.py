@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkd.cli import render
 from forkd.cli.tables import Column, time_shown
-from forkd.cli.units import MIB, counted, shown_size
+from forkd.cli.units import MIB, counted, shown_duration, shown_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,11 @@ def labels_shown(of: SandboxInfo) -> str:
 
 def expiry_shown(of: SandboxInfo) -> str | None:
     """Return when a sandbox ends by itself; None for never."""
-    ends = of.expires_at_unix
-    return None if ends is None else f"{time_shown(ends)} (in {render.until(ends)})"
+    ends, idle_s = of.expires_at_unix, of.idle_ttl_secs
+    shown = [] if ends is None else [f"{time_shown(ends)} (in {render.until(ends)})"]
+    if idle_s is not None:
+        shown.append(f"after {shown_duration(idle_s)} without use")
+    return ", or ".join(shown) or None
 
 
 def details(of: SandboxInfo) -> list[tuple[str, object]]:

@@ -22,6 +22,7 @@ from forkd.cli.options import (
     Env,
     HoldEgress,
     Id,
+    IdleTtl,
     Io,
     IoOps,
     Json,
@@ -90,6 +91,7 @@ def fork(  # noqa: PLR0913 - one for each option
     hold_egress: HoldEgress = False,
     secret: Secret = None,
     ttl: Ttl = None,
+    idle_ttl: IdleTtl = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Fail at once if the snapshot is still being written.")
     ] = False,
@@ -111,7 +113,7 @@ def fork(  # noqa: PLR0913 - one for each option
 
     Examples:
       forkd fork numpy
-      forkd fork numpy -n 100 --memory 512m --ttl 1h
+      forkd fork numpy -n 100 --memory 512m --ttl 1h --idle-ttl 5m
       forkd fork numpy --name db --label team=search -e MODE=test
       forkd fork numpy --network pypi.example.org:443 --network 192.0.2.0/24
     """
@@ -130,6 +132,7 @@ def fork(  # noqa: PLR0913 - one for each option
         "labels": pairs(label, "--label") or None,
         "env": pairs(env, "--env") or None,
         "ttl_s": ttl,
+        "idle_ttl_s": idle_ttl,
         "wait": not no_wait,
     }
     if name is not None and n != 1:

@@ -73,6 +73,8 @@ FIELDS: Mapping[str, Option] = {
     "timeout_secs": Option("--timeout", shown_duration),
     "exec_timeout_s": Option("--exec-timeout", shown_duration),
     "exec_timeout_secs": Option("--exec-timeout", shown_duration),
+    "idle_ttl_s": Option("--idle-ttl", shown_duration, others=("--idle",)),
+    "idle_ttl_secs": Option("--idle-ttl", shown_duration, others=("--idle",)),
     "expires_in_s": Option("--expires-in", shown_duration),
     "expires_in_secs": Option("--expires-in", shown_duration),
     "vcpus": Option("--vcpus"),

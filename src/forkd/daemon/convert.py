@@ -113,6 +113,7 @@ def fork_options(request: v2.SandboxCreate) -> ForkOptions:
         all_or_nothing=request.all_or_nothing,
         deadline_s=request.deadline_secs,
         ttl_s=_ttl(request.ttl_secs),
+        idle_ttl_s=request.idle_ttl_secs,
         wait=request.wait,
         secrets=tuple(request.secrets),
         name=None if request.name is None else parse_sandbox_name(request.name),
@@ -130,6 +131,7 @@ def sandbox_change(request: v2.SandboxPatch) -> SandboxChange:
         labels=request.labels if "labels" in given else Keep.KEEP,
         label_changes=request.label_changes,
         ttl_s=_ttl(request.ttl_secs) if "ttl_secs" in given else Keep.KEEP,
+        idle_ttl_s=request.idle_ttl_secs if "idle_ttl_secs" in given else Keep.KEEP,
     )
 
 
@@ -372,6 +374,7 @@ def sandbox(live: Sandbox) -> v2.SandboxInfo:
         parent_id=live.parent,
         branched_at_unix_ms=None if live.branched_at is None else _unix_ms(live.branched_at),
         expires_at_unix=None if live.expires_at is None else unix(live.expires_at),
+        idle_ttl_secs=live.idle_ttl_s,
         tenant=live.owner.tenant,
         created_by=live.owner.principal,
         network=None if live.network is None else list(live.network.rules()),

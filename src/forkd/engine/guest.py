@@ -30,7 +30,7 @@ from forkd.model.output import Kept
 from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
     from pathlib import Path
 
     from forkd.engine.channel import Explain
@@ -64,6 +64,9 @@ CLOCK_TRIES_MAX = 8
 IDLE_CHANNELS_MAX = 4
 """Most idle connections kept per guest; more at once are opened and closed as needed."""
 
+OWN_OPERATIONS = frozenset({"adjust_time", "limit", "ping", "watch"})
+"""What the daemon asks of its own accord, and a liveness probe: nobody uses the guest by that."""
+
 _HANDSHAKE_BYTES_MAX = 64
 
 R = TypeVar("R", bound=Reply)
@@ -74,6 +77,7 @@ class Guest:
 
     Attributes:
         vsock: The machine's socket.
+        used_at: When the last operation of a user has ended, by the event loop.
 
     Args:
         vsock: The machine's socket.
@@ -93,8 +97,25 @@ class Guest:
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Channel] = []
         self._in_use = 0
+        self._users = 0
+        self.used_at = 0.0
         self._evaluation = asyncio.Lock()
         self._evals_waiting = 0
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the last operation of a user has ended, by the event loop; None while one runs."""
+        return None if self._users else self.used_at
+
+    @contextlib.contextmanager
+    def used(self) -> Generator[None, None, None]:
+        """Count the block as use of the guest."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self.used_at = asyncio.get_running_loop().time()
 
     @property
     def in_use(self) -> int:
@@ -119,7 +140,8 @@ class Guest:
             EngineExited: The machine is gone, or its agent does not listen.
             Busy: The agent has too many connections.
         """
-        with tracing.span(f"agent {op}"):
+        using = contextlib.nullcontext() if op in OWN_OPERATIONS else self.used()
+        with tracing.span(f"agent {op}"), using:
             async with self._lent() as channel:
                 request = {name: value for name, value in members.items() if value is not None}
                 try:

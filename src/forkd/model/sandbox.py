@@ -112,6 +112,7 @@ class Sandbox:
             last, whether they are still there or not; empty if it was forked from a snapshot.
         branched_at: At which instant of its parent's life it was branched; None for a fork.
         expires_at: When it is ended; None for never.
+        idle_ttl_s: How long nobody may use it before it is ended; None for no limit.
         cpu_limit: Limit of CPU time, in cores; None if none was set.
         cpu_weight: Its share of CPU time beside other sandboxes; None for the kernel's default.
         pids_limit: Limit of the VMM's threads; None if none was set.
@@ -145,6 +146,7 @@ class Sandbox:
     ancestors: tuple[SandboxId, ...] = ()
     branched_at: datetime | None = None
     expires_at: datetime | None = None
+    idle_ttl_s: float | None = None
     cpu_limit: float | None = None
     cpu_weight: int | None = None
     pids_limit: int | None = None
@@ -198,6 +200,7 @@ class ForkOptions:
         all_or_nothing: If one child fails, end the others too, and raise.
         deadline_s: For each child, from its clone until its agent has answered.
         ttl_s: How long each child lives before it is ended; None for no end.
+        idle_ttl_s: How long nobody may use a child before it is ended; None for no limit.
         name: What a single child is called.
         labels: Those of each child.
         env: What is added to the environment of each exec in them.
@@ -222,6 +225,7 @@ class ForkOptions:
     all_or_nothing: bool = False
     deadline_s: float = limits.FORK_DEADLINE_S_DEFAULT
     ttl_s: Ttl = None
+    idle_ttl_s: float | None = None
     wait: bool = True
     die_with_daemon: bool = False
     secrets: tuple[str, ...] = ()
@@ -252,6 +256,7 @@ class ForkOptions:
             "deadline_s", self.deadline_s, limits.FORK_DEADLINE_S_MIN, limits.FORK_DEADLINE_S_MAX
         )
         _check_ttl(self.ttl_s)
+        _check_idle_ttl(self.idle_ttl_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +268,7 @@ class SandboxChange:
         labels: All its labels from now on.
         label_changes: Labels to set, and with None those to remove; the others stay.
         ttl_s: How long it lives from now on; None for no end.
+        idle_ttl_s: How long nobody may use it, from now on; None for no limit.
 
     Raises:
         InvalidRequest: A value is out of range, and is named; or all are to stay.
@@ -272,12 +278,15 @@ class SandboxChange:
     labels: Mapping[str, str] | Keep = Keep.KEEP
     label_changes: Mapping[str, str | None] = field(default_factory=dict)
     ttl_s: Ttl | Keep = Keep.KEEP
+    idle_ttl_s: float | Keep | None = Keep.KEEP
 
     def __post_init__(self) -> None:
-        kept = self.name is Keep.KEEP and self.labels is Keep.KEEP and self.ttl_s is Keep.KEEP
+        values = (self.name, self.labels, self.ttl_s, self.idle_ttl_s)
+        kept = all(each is Keep.KEEP for each in values)
         if kept and not self.label_changes:
             raise InvalidRequest(
-                "there is nothing to change: give name, labels, label_changes or ttl_secs",
+                "there is nothing to change: give name, labels, label_changes, ttl_secs or "
+                "idle_ttl_secs",
                 field="name",
             )
         if self.labels is not Keep.KEEP:
@@ -287,6 +296,8 @@ class SandboxChange:
         check_labels({key: value or "" for key, value in self.label_changes.items()})
         if self.ttl_s is not Keep.KEEP:
             _check_ttl(self.ttl_s)
+        if self.idle_ttl_s is not Keep.KEEP:
+            _check_idle_ttl(self.idle_ttl_s)
 
     def of(self, sandbox: Sandbox, now: datetime, default_ttl_s: float) -> Sandbox:
         """Return a sandbox with what is to become different.
@@ -306,6 +317,8 @@ class SandboxChange:
             changed = replace(changed, labels=left)
         if self.ttl_s is not Keep.KEEP:
             changed = replace(changed, expires_at=end_of(self.ttl_s, now, default_ttl_s))
+        if self.idle_ttl_s is not Keep.KEEP:
+            changed = replace(changed, idle_ttl_s=self.idle_ttl_s)
         return changed
 
 
@@ -323,6 +336,11 @@ def end_of(ttl_s: Ttl, now: datetime, default_ttl_s: float) -> datetime | None:
 def _check_ttl(ttl_s: Ttl) -> None:
     if isinstance(ttl_s, int | float):
         in_range("ttl_s", ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
+
+
+def _check_idle_ttl(idle_ttl_s: float | None) -> None:
+    if idle_ttl_s is not None:
+        in_range("idle_ttl_s", idle_ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +480,7 @@ class BranchOptions:
             all_or_nothing=self.all_or_nothing,
             deadline_s=self.deadline_s,
             ttl_s=self.ttl_s,
+            idle_ttl_s=source.idle_ttl_s,
             secrets=source.secrets,
             die_with_daemon=self.die_with_daemon,
             labels=source.labels if self.labels is None else self.labels,

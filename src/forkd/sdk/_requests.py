@@ -30,6 +30,7 @@ ARGUMENTS = {
     "deadline_secs": "deadline_s",
     "exec_timeout_secs": "exec_timeout_s",
     "expires_in_secs": "expires_in_s",
+    "idle_ttl_secs": "idle_ttl_s",
     "snapshot_tag": "tag",
     "timeout_secs": "timeout_s",
     "ttl_secs": "ttl_s",
@@ -57,6 +58,7 @@ class ForkOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     labels: Mapping[str, str] | None
     ttl_s: float | Literal["default"] | None
+    idle_ttl_s: float | None
     deadline_s: float | None
     wait: bool
 
@@ -206,6 +208,8 @@ def _wire(options: ForkOptions | NamedForkOptions | BranchOptions) -> dict[str, 
     members: dict[str, Any] = dict(options)
     members["deadline_secs"] = members.pop("deadline_s", None)
     members["ttl_secs"] = members.pop("ttl_s", None)
+    if "idle_ttl_s" in members:
+        members["idle_ttl_secs"] = members.pop("idle_ttl_s")
     for name in ("env", "labels"):
         if members.get(name) is not None:
             members[name] = dict(members[name])

@@ -129,6 +129,10 @@ CREATE TABLE answers (
 ) STRICT;
 """
 
+_IDLE = """
+ALTER TABLE sandboxes ADD COLUMN idle_ttl_s REAL;
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -143,6 +147,7 @@ MIGRATIONS = (
     _EVENTS_OF_TENANTS,
     _NAMES,
     _ANSWERS,
+    _IDLE,
 )
 """What makes version n + 1 of version n."""
 

@@ -126,6 +126,7 @@ def _label_changes(given: object) -> dict[str, str | None]:
 
 
 SandboxName = Annotated[str, Field(pattern=limits.SANDBOX_NAME_PATTERN)]
+IdleTtlSecs = Annotated[Number, Field(ge=limits.TTL_S_MIN, le=limits.TTL_S_MAX)]
 TtlSecs = Annotated[
     float | Literal["default"],
     PlainValidator(_ttl),

@@ -21,6 +21,7 @@ from forkd.wire.parts import (
     Answer,
     DiskMib,
     Env,
+    IdleTtlSecs,
     ImageName,
     LabelChanges,
     Labels,
@@ -390,6 +391,11 @@ class SandboxCreate(LimitsPatch):
         description="Each is ended after this time; null: never, `default`: after the daemon's "
         "`FORKD_SANDBOX_TTL_S`.",
     )
+    idle_ttl_secs: IdleTtlSecs | None = Field(
+        default=None,
+        description="Each is ended once nobody has used it for this time; null: never. Programs, "
+        "evaluations, files, connections and changes are use; a ping is not.",
+    )
     name: SandboxName | None = Field(
         default=None,
         description="Its name, for `n` of 1: wherever an id of a sandbox is asked for, the name "
@@ -444,6 +450,10 @@ class SandboxPatch(Request):
         description="It is ended so long after this request; null: never, `default`: after the "
         "daemon's `FORKD_SANDBOX_TTL_S`.",
     )
+    idle_ttl_secs: IdleTtlSecs | None = Field(
+        default=None,
+        description="It is ended once nobody has used it for this time; null: never.",
+    )
 
 
 class ForkTimes(Answer):
@@ -484,10 +494,15 @@ class SandboxInfo(Answer):
     bandwidth_limit_mbit: int | None = Field(default=None, description="Null if not limited.")
     fork_ms: ForkTimes | None
     attempts: int = Field(default=1, description="How often it was forked until it was ready.")
-    exit_reason: str | None = Field(default=None, description="`ttl` if its time had come.")
+    exit_reason: str | None = Field(
+        default=None, description="`ttl` if its time had come, `idle` if nobody had used it."
+    )
     parent_id: str | None = Field(default=None, description="What it was branched from.")
     branched_at_unix_ms: int | None = Field(default=None, description="At which instant.")
     expires_at_unix: int | None = Field(default=None, description="When it will be ended.")
+    idle_ttl_secs: float | None = Field(
+        default=None, description="It is ended once nobody has used it for this time."
+    )
     tenant: str = "default"
     created_by: str = Field(default="", description="Whose request made it: a token, a user.")
     network: list[str] | None = Field(

@@ -43,6 +43,7 @@ class AsyncForks(AsyncConnection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = None,
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> AsyncSandboxes:
@@ -70,6 +71,7 @@ class AsyncForks(AsyncConnection):
             labels: Names and values by which sandboxes can be found.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: Each is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time each has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -93,6 +95,7 @@ class AsyncForks(AsyncConnection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }
@@ -121,6 +124,7 @@ class AsyncForks(AsyncConnection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = None,
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> tuple[AsyncSandboxes, list[SandboxFailure]]:
@@ -145,6 +149,7 @@ class AsyncForks(AsyncConnection):
             labels: Names and values by which sandboxes can be found.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: Each is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time each has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -168,6 +173,7 @@ class AsyncForks(AsyncConnection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }
@@ -195,6 +201,7 @@ class AsyncForks(AsyncConnection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = "default",
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> AsyncSandbox:
@@ -223,6 +230,7 @@ class AsyncForks(AsyncConnection):
             labels: Names and values by which it can be found.
             ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time it has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -247,6 +255,7 @@ class AsyncForks(AsyncConnection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }

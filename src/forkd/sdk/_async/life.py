@@ -167,6 +167,20 @@ class AsyncLife(AsyncOpening, Shown):
         """
         return await self._change(ttl_secs=ttl_s)
 
+    async def set_idle_ttl(self, idle_ttl_s: float | None) -> SandboxInfo:
+        """Change for how long nobody may use it before it is ended; return it as it is then.
+
+        Programs, evaluations, files, connections to ports, a followed console and changes of the
+        sandbox are use.  A ping is not.  The time goes on while the sandbox is paused.
+
+        Args:
+            idle_ttl_s: In seconds; None: it is not ended for that.
+
+        Raises:
+            InvalidRequest: The time is out of range.
+        """
+        return await self._change(idle_ttl_secs=idle_ttl_s)
+
     async def set_timeout(self, timeout: float) -> None:
         """Do what `set_ttl` does, under E2B's name."""
         await self.set_ttl(timeout)

@@ -44,6 +44,7 @@ class Forks(Connection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = None,
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Sandboxes:
@@ -71,6 +72,7 @@ class Forks(Connection):
             labels: Names and values by which sandboxes can be found.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: Each is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time each has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -94,6 +96,7 @@ class Forks(Connection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }
@@ -122,6 +125,7 @@ class Forks(Connection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = None,
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> tuple[Sandboxes, list[SandboxFailure]]:
@@ -146,6 +150,7 @@ class Forks(Connection):
             labels: Names and values by which sandboxes can be found.
             ttl_s: Each is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: Each is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time each has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -169,6 +174,7 @@ class Forks(Connection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }
@@ -196,6 +202,7 @@ class Forks(Connection):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = "default",
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Sandbox:
@@ -224,6 +231,7 @@ class Forks(Connection):
             labels: Names and values by which it can be found.
             ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time it has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
 
@@ -248,6 +256,7 @@ class Forks(Connection):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }

@@ -84,6 +84,7 @@ class Sandbox(Place):
         labels: Names and values by which it can be found.
         ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
             "default": after the daemon's default, five minutes unless it was set.
+        idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
         deadline_s: Time it has until its agent has answered, in seconds.
         wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
         client: The client whose daemon is asked; None for the daemon that `Client()` finds, over
@@ -130,6 +131,7 @@ class Sandbox(Place):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = "default",
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
         client: Connection | None = None,
@@ -151,6 +153,7 @@ class Sandbox(Place):
             "env": env,
             "labels": labels,
             "ttl_s": ttl_s,
+            "idle_ttl_s": idle_ttl_s,
             "deadline_s": deadline_s,
             "wait": wait,
         }
@@ -194,6 +197,7 @@ class Sandbox(Place):
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | Literal["default"] | None = "default",
+        idle_ttl_s: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
         client: Connection | None = None,
@@ -230,6 +234,7 @@ class Sandbox(Place):
             labels: Names and values by which it can be found.
             ttl_s: It is ended after this time, in seconds; None: it lives until it is killed;
                 "default": after the daemon's default, five minutes unless it was set.
+            idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
             deadline_s: Time it has until its agent has answered, in seconds.
             wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
             client: The client whose daemon is asked; None for the daemon that `Client()` finds,
@@ -240,6 +245,7 @@ class Sandbox(Place):
         made = cls(
             either("tag", tag, "template", template),
             ttl_s=ttl_s if timeout is None else timeout,
+            idle_ttl_s=idle_ttl_s,
             labels=either("labels", labels, "metadata", metadata),
             env=either("env", env, "envs", envs),
             image=image,

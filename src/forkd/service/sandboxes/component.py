@@ -224,7 +224,7 @@ class Sandboxes:
         def alive() -> bool:
             return owner.sandbox.state.has_machine
 
-        with self.log_followers.take(caller):
+        with self.log_followers.take(caller), owner.guest.used():
             async with contextlib.aclosing(console.follow(owner.lease.directory, alive)) as pieces:
                 async for piece in pieces:
                     yield piece

@@ -459,6 +459,7 @@ def _new_sandbox(  # noqa: PLR0913, PLR0917 - what a sandbox is made of
         disk_limit_mib=options.disk_limit_mib,
         ancestors=origin.ancestors,
         expires_at=expires_at,
+        idle_ttl_s=options.idle_ttl_s,
         cpu_limit=options.cpu_limit,
         cpu_weight=options.cpu_weight,
         io_limit_mib_s=options.io_limit_mib_s,

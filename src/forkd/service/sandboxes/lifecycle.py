@@ -15,6 +15,7 @@ Pure; `service.owner` is the only caller that acts on it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,11 @@ _NEXT: dict[tuple[SandboxState, LifeEvent], SandboxState] = {
     (SandboxState.EXITED, LifeEvent.LOSE): SandboxState.STOPPING,
     (SandboxState.STOPPING, LifeEvent.ENDED): SandboxState.STOPPING,
 }
+
+
+def after(sandbox: Sandbox, event: LifeEvent) -> Sandbox:
+    """Return a sandbox in the state that an event leads to; raises as `next_state`."""
+    return replace(sandbox, state=next_state(sandbox.state, event))
 
 
 def next_state(state: SandboxState, event: LifeEvent) -> SandboxState:

@@ -31,7 +31,8 @@ from forkd.service.sandboxes.agent_state import (
     AgentState,
     state_of_agent,
 )
-from forkd.service.sandboxes.lifecycle import LifeEvent, next_state, paused
+from forkd.service.sandboxes.idle import IdleWatch
+from forkd.service.sandboxes.lifecycle import LifeEvent, after, paused
 from forkd.service.turns import Turns
 from forkd.store.database import SandboxRow
 
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 REASON_TTL = "ttl"
 """Why a sandbox ended that has lived as long as it was given."""
+
+REASON_IDLE = "idle"
+"""Why a sandbox ended that nobody had used for as long as that was allowed."""
 
 REASON_DELETED = "deleted"
 """Why a sandbox ended that somebody asked to end."""
@@ -106,6 +110,8 @@ class SandboxOwner:
         self._turns = Turns()
         self._process: Process | None = None
         self._timer: WallTimer | asyncio.TimerHandle | None = None
+        due = partial(self._post, "end idle", self._end_idle)
+        self._idle = IdleWatch(self.guest, lambda: self.sandbox, due)
         self._ending: str | None = None
         self._gone = False
         self._ended = asyncio.Event()
@@ -127,7 +133,8 @@ class SandboxOwner:
         """Own the sandbox until it is deleted; the task's whole life."""
         try:
             self._watch()
-            self.watch_expiry()
+            with self.guest.used():  # by whom it was made, or left to this daemon
+                self.watch_expiry()
             await self._turns.run()
         finally:
             self._close()
@@ -156,8 +163,9 @@ class SandboxOwner:
         Raises:
             NotFound: The sandbox was deleted before.
         """
-        async with self._turns.exclusive(f"{purpose} {self.sandbox.id}"):
-            yield self.sandbox
+        with self.guest.used():
+            async with self._turns.exclusive(f"{purpose} {self.sandbox.id}"):
+                yield self.sandbox
 
     def running_guest(self) -> Guest:
         """Return the agent of the sandbox, which must run.
@@ -255,6 +263,15 @@ class SandboxOwner:
         if expires_at is not None and self.sandbox.state.has_machine:
             expire = partial(self._post, "expire", self._expire)
             self._timer = self._tools.clock.call_at(expires_at, expire)
+        self._idle.arm()
+
+    async def end_if_idle(self) -> None:
+        """End the sandbox if nobody has used it for as long as that is allowed."""
+        await self._turns.ask(f"end idle {self.sandbox.id}", self._end_idle)
+
+    async def _end_idle(self) -> None:
+        if self._idle.is_over() and not await self._end(REASON_IDLE):
+            self._idle.arm(RETRY_S)
 
     def _watch(self) -> None:
         """Have the end of the machine's process noticed."""
@@ -267,7 +284,7 @@ class SandboxOwner:
             else:
                 self._process.watch(self._note_end)
         except ForkdError as error:
-            log.warning("sandbox not watched", extra=self._about(error))
+            log.warning("sandbox not watched", extra=_about(self.sandbox, error))
             asyncio.get_running_loop().call_later(RETRY_S, self._watch_again)
 
     def _watch_again(self) -> None:
@@ -301,7 +318,7 @@ class SandboxOwner:
             await self._stop(self.sandbox.pid)
         except ForkdError as error:
             self._ending = None
-            log.warning("sandbox not ended", extra=self._about(error))
+            log.warning("sandbox not ended", extra=_about(self.sandbox, error))
             return False
         await self._exit(reason)
         return True
@@ -311,8 +328,7 @@ class SandboxOwner:
             return
         if reason is None:
             reason = await self._reason()
-        self._publish(LifeEvent.ENDED)
-        self.sandbox = replace(self.sandbox, pid=None, exit_reason=reason)
+        self.sandbox = replace(after(self.sandbox, LifeEvent.ENDED), pid=None, exit_reason=reason)
         self._tell()
         log.info("sandbox exited", extra={"sandbox": self.sandbox.id, "reason": reason})
         self._note(EventKind.SANDBOX_EXITED, reason=reason)
@@ -321,7 +337,7 @@ class SandboxOwner:
             await self._tools.leases.release_one(self.lease, keep_console=True)
             await self._tools.records.put([self.row])
         except ForkdError as error:
-            log.warning("sandbox not cleaned", extra=self._about(error))
+            log.warning("sandbox not cleaned", extra=_about(self.sandbox, error))
         self._tools.exited(self)
 
     async def _reason(self) -> str:
@@ -336,7 +352,7 @@ class SandboxOwner:
         self._ending = self.sandbox.exit_reason or REASON_DELETED
         self._tell()
         if self.sandbox.state is not SandboxState.STOPPING:
-            self._publish(LifeEvent.DELETE)
+            self.sandbox = after(self.sandbox, LifeEvent.DELETE)
             await self._remember_deletion()
         self._close()
         if pid is not None:
@@ -358,10 +374,7 @@ class SandboxOwner:
             await self._tools.records.put([self.row])
         except ForkdError as error:
             # A sandbox can be ended on a full disk, too; one that is not finished has exited then.
-            log.warning("deletion not noted", extra=self._about(error))
-
-    def _publish(self, event: LifeEvent) -> None:
-        self.sandbox = replace(self.sandbox, state=next_state(self.sandbox.state, event))
+            log.warning("deletion not noted", extra=_about(self.sandbox, error))
 
     def _close(self) -> None:
         if self._process is not None:
@@ -370,13 +383,15 @@ class SandboxOwner:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._idle.close()
         self.guest.close()
 
     def _note(self, kind: EventKind, **detail: str) -> None:
         self._tools.journal.note(kind, self.sandbox.id, self.sandbox.owner, **detail)
 
-    def _about(self, error: ForkdError) -> dict[str, str]:
-        return {"sandbox": self.sandbox.id, "error": str(error)}
+
+def _about(sandbox: Sandbox, error: ForkdError) -> dict[str, str]:
+    return {"sandbox": sandbox.id, "error": str(error)}
 
 
 def has_exited(sandbox: SandboxId, reason: str) -> str:

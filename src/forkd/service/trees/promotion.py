@@ -233,6 +233,7 @@ def in_place_of(child: Sandbox, parent: Sandbox, slot: Slot | None) -> Sandbox:
         ancestors=parent.ancestors,
         branched_at=parent.branched_at,
         expires_at=parent.expires_at,
+        idle_ttl_s=parent.idle_ttl_s,
         name=parent.name,
         owner=parent.owner,
         egress_held=parent.egress_held,
