@@ -136,7 +136,14 @@ machine-down: ## Stop it
 in-machine: setup ## Run CMD='…' in it
 	@$(IN_MACHINE) run -- sh -c '$(CMD)'
 
-bench: build ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
+# pytest-xdist, which the benchmarks compare forks with.
+$(STAMPS)/bench: benchmarks/requirements.txt | $(STAMPS)/venv
+	@rm -rf build/bench-tools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/bench-tools -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+bench: build $(STAMPS)/bench ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 demo: build ## Fork a hundred Linux machines from a warm one

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import recipes, report
+from benchmarks import pools, recipes, report
 from benchmarks.run import APART, PARTS
 from forkd import programs
 from forkd.errors import EngineError, ForkdError, HostError
@@ -33,8 +33,7 @@ from forkd.machine import Machine
 from forkd.machine.build import build_image
 from forkd.machine.kernel import default_cache
 from forkd.machine.lifecycle import why_not_native
-from tools import in_machine
-from tools.gen_recipe_times import FIGURES, PAGE
+from tools import gen_executor_times, gen_recipe_times, in_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,8 +77,11 @@ def main() -> int:
     options.output.write_text(json.dumps(bench, indent=2) + "\n")
     report.show(bench)
     if of_recipes(options) and not options.quick:
-        recipes.publish(bench, FIGURES)
-        console.print(f"written: {FIGURES}; `make gen` makes {PAGE} of it")
+        recipes.publish(bench, gen_recipe_times.FIGURES)
+        console.print(f"written: {gen_recipe_times.FIGURES}; `make gen` makes a page of it")
+    if "executor" in bench and not options.quick:
+        pools.publish(bench, gen_executor_times.FIGURES)
+        console.print(f"written: {gen_executor_times.FIGURES}; `make gen` makes tables of it")
     plots = report.plot(bench, options.output.parent)
     console.print(f"written: {options.output}, {', '.join(path.name for path in plots)}")
     return 0

@@ -1,88 +1,126 @@
 """Compare an executor of forks with a process pool.
 
-    python -m benchmarks.executor TAG       prints a table; the daemon is that of `Client()`
+`make bench ARGS='--only executor'` measures over real machines, and writes the figures of
+docs/howto/run-tasks-in-forks.md.
 
 Three figures, each of a pool of processes and of an executor over the snapshot TAG, which has
 numpy imported.  Processes are started by `spawn`, as on macOS and Windows and, for programs with
-threads, on Linux: each imports numpy by itself.
+threads, on Linux: each imports numpy by itself.  They would also import the main module of the
+program, so that `measured` starts one that has none.
 
 | figure | from | until |
 |---|---|---|
 | `start_ms` | the executor is called | each of its workers has summed a numpy array |
-| `task_ms` | a map over small tasks begins | the last result is there; per task |
+| `task_ms` | each worker has run a task, and a map over small ones begins | its end; per task |
 | `fresh_ms` | the same, each task in a worker that has run nothing before | likewise |
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
+import os
 import statistics
+import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from benchmarks import tasks
+from forkd.errors import EngineError
 from forkd.executor import ForkExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
+ROOT = Path(__file__).resolve().parent.parent
+
 WORKERS = 4
 TASKS = 200
 FRESH_TASKS = 20
 ROUNDS = 3
-
-SIDE = 4
+ROUNDS_QUICK = 1
+"""How often each figure is taken."""
 
 DEADLINE_S = 300.0
 """How long a fork has to answer, where a processor is emulated."""
 
 
-def total(number: int) -> int:
-    """Return what numpy makes of a number; the same in each kind of worker."""
-    import numpy  # noqa: ICN001, PLC0415 - in a worker, not here
-
-    return int(numpy.full((SIDE, SIDE), number).sum())
-
-
-def processes(*, fresh: bool) -> Executor:
+def pool_of_processes(*, fresh: bool) -> Executor:
     """Return a pool of processes."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(WORKERS, context, max_tasks_per_child=1 if fresh else None)
 
 
-def measure(forks: Callable[..., Executor]) -> dict[str, dict[str, float]]:
+def measured(tag: str, url: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+    """Return what `measure` does in a program of its own.
+
+    Args:
+        tag: A snapshot with numpy imported, and this program's Python.
+        url: Of the daemon.
+        rounds: Of whose times the medians are taken.
+
+    Raises:
+        EngineError: It failed.
+    """
+    code = f"from benchmarks import executor; executor.tell({tag!r}, {rounds})"
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "FORKD_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise EngineError(f"comparing tasks failed: {done.stderr}")
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
+def tell(tag: str, rounds: int) -> None:
+    """Measure with the daemon of `Client()`, and print the figures."""
+    sys.stdout.write(json.dumps(measure(of_tag(tag), rounds)))
+
+
+def measure(forks: Callable[..., Executor], rounds: int) -> dict[str, dict[str, float]]:
     """Return each figure of both, and the ratio of forks to processes.
 
     Args:
         forks: Makes an executor of forks; of fresh ones if asked.
+        rounds: Of whose times the medians are taken.
     """
     figures: dict[str, dict[str, float]] = {}
     for name, one in (("start_ms", start_ms), ("task_ms", task_ms), ("fresh_ms", fresh_ms)):
-        rounds: dict[str, list[float]] = {"forks": [], "processes": []}
-        for _ in range(ROUNDS):  # in turn: whatever else the host does hits both
-            rounds["forks"].append(one(forks))
-            rounds["processes"].append(one(processes))
-        medians = {side: statistics.median(times) for side, times in rounds.items()}
-        figures[name] = {**medians, "ratio": medians["forks"] / medians["processes"]}
+        times: dict[str, list[float]] = {"forks": [], "processes": []}
+        for _ in range(rounds):  # in turn: whatever else the host does hits both
+            times["forks"].append(one(forks))
+            times["processes"].append(one(pool_of_processes))
+        figures[name] = compared(times["forks"], times["processes"])
     return figures
+
+
+def compared(forks_ms: Sequence[float], processes_ms: Sequence[float]) -> dict[str, float]:
+    """Return the medians of both, and the ratio of forks to processes."""
+    forks, processes = statistics.median(forks_ms), statistics.median(processes_ms)
+    return {"forks": forks, "processes": processes, "ratio": forks / processes}
 
 
 def start_ms(make: Callable[..., Executor]) -> float:
     """Return how long it takes until each worker has done something."""
     began = time.perf_counter()
     with make(fresh=False) as executor:
-        _check(executor, range(WORKERS))
+        begin(executor)
         return _ms_since(began)
 
 
 def task_ms(make: Callable[..., Executor]) -> float:
     """Return how long a small task takes, all workers together, once they have begun."""
     with make(fresh=False) as executor:
-        _check(executor, range(WORKERS))
+        begin(executor)
         began = time.perf_counter()
         _check(executor, range(TASKS))
         return _ms_since(began) / TASKS
@@ -91,10 +129,21 @@ def task_ms(make: Callable[..., Executor]) -> float:
 def fresh_ms(make: Callable[..., Executor]) -> float:
     """Return how long a small task takes in a worker of its own."""
     with make(fresh=True) as executor:
-        _check(executor, range(WORKERS))
+        begin(executor)
         began = time.perf_counter()
         _check(executor, range(FRESH_TASKS))
         return _ms_since(began) / FRESH_TASKS
+
+
+def begin(executor: Executor) -> None:
+    """Keep all workers busy until each one has run a task; one that is quick does not run all."""
+    seen: set[str] = set()
+    pending = {executor.submit(tasks.worker) for _ in range(WORKERS)}
+    while len(seen) < WORKERS:
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        seen |= {each.result() for each in done}
+        if len(seen) < WORKERS:
+            pending |= {executor.submit(tasks.worker) for _ in done}
 
 
 def _ms_since(began: float) -> float:
@@ -102,28 +151,13 @@ def _ms_since(began: float) -> float:
 
 
 def _check(executor: Executor, numbers: Sequence[int]) -> None:
-    found = list(executor.map(total, numbers))
-    if found != [SIDE * SIDE * number for number in numbers]:
+    found = list(executor.map(tasks.total, numbers))
+    if found != [tasks.SIDE * tasks.SIDE * number for number in numbers]:
         raise SystemExit(f"wrong results: {found}")
 
 
-def main() -> None:
-    """Measure, and print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("tag", help="a snapshot with numpy imported, and this program's Python")
-    tag = parser.parse_args().tag
-    # Sent whole: guests have no such module.
-    found: Any = measure(of_tag(tag))
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
-
-
 def of_tag(tag: str) -> Callable[..., Executor]:
-    """Return what makes executors of forks of a snapshot, in which this module's tasks run."""
-    here = sys.modules[__name__]
+    """Return what makes executors of forks of a snapshot, in which `benchmarks.tasks` can run."""
     return lambda *, fresh: ForkExecutor(
-        tag, workers=WORKERS, fresh=fresh, modules=[here], deadline_s=DEADLINE_S
+        tag, workers=WORKERS, fresh=fresh, modules=[tasks], deadline_s=DEADLINE_S
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed, branch, chain, clients, hogs, questions, recipes, tenants, walls
+from benchmarks import (
+    bed,
+    branch,
+    chain,
+    clients,
+    hogs,
+    pools,
+    questions,
+    recipes,
+    tenants,
+    walls,
+)
 from benchmarks.floor import Floor
 from benchmarks.harness import (
     MIB,
@@ -51,10 +62,12 @@ WIDTH = 100
 PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "tenants", "walls")
 """What can be measured by itself, in the order in which it is."""
 
-APART = ("recipes",)
-"""What is measured only if it is asked for: it builds an image for each recipe."""
+APART = ("recipes", "executor")
+"""What is measured only if it is asked for: it builds images, or measures what is not ours, too."""
 
-SMALL_PARTS = frozenset({"fork", "branch", "chain", "reset", "clients", "hogs", "tenants", "walls"})
+SMALL_PARTS = frozenset(
+    {"fork", "branch", "chain", "reset", "clients", "hogs", "tenants", "walls", "executor"}
+)
 LARGE_PARTS = frozenset({"branch", "snapshot"})
 """Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
 
@@ -191,6 +204,10 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services["tenants"] = await measured
             if "walls" in parts:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
+            if "executor" in parts:
+                of_services |= await asyncio.to_thread(
+                    pools.measure, host, bed.TAG, teller, quick=options.quick
+                )
             if "recipes" in parts:
                 of_services["recipes"] = await recipes.measure(
                     host, teller, options.recipes, quick=options.quick
@@ -305,6 +322,7 @@ def steps(parts: frozenset[str], *, quick: bool, names: Iterable[str] = recipes.
                 "hogs": (hogs.QUICK if quick else hogs.FULL).steps,
                 "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
                 "recipes": recipes.steps(tuple(names)),
+                "executor": pools.STEPS,
             }[part]
             for part in parts
         )

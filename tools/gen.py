@@ -23,6 +23,7 @@ from forkd.daemon.reference.app import create_reference
 from tools import (
     async_to_sync,
     gen_docs,
+    gen_executor_times,
     gen_limits,
     gen_llms,
     gen_plots,
@@ -67,6 +68,7 @@ def outputs() -> dict[Path, str]:
         **gen_python.outputs(),
         **gen_typescript.outputs(openapi(), error_codes()),
         **gen_recipe_times.outputs(),
+        **gen_executor_times.outputs(),
     }
 
 

@@ -126,11 +126,9 @@ async def test_of_a_thousand_tasks_over_fifty_machines_one_is_lost_with_its_mach
     assert results == [lost if n == 500 else n * n for n in range(1000)]
 
 
-async def test_forks_and_processes_are_compared(
-    real_host: RealHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(real_host, monkeypatch):
-        found = await asyncio.to_thread(benchmark.measure, benchmark.of_tag(TAG))
+async def test_forks_and_processes_are_compared(real_host: RealHost) -> None:
+    async with daemon_of(real_host) as url:
+        found = await asyncio.to_thread(benchmark.measured, TAG, url, 1)
 
     logger.warning("executor: %s", json.dumps(found))
     assert all(each["ratio"] > 0 for each in found.values())

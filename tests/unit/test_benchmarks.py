@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import branch, chain, clients, hogs, recipes, tenants, walls
+from benchmarks import branch, chain, clients, executor, hogs, recipes, tenants, testing, walls
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -86,6 +86,10 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "reset": chain.reset_figures([6.0], [12.0]),
         "clients": of_clients().figures(),
         "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
+        "executor": dict.fromkeys(
+            ("start_ms", "task_ms", "fresh_ms"), executor.compared([30.0, 20.0], [10.0])
+        ),
+        "testing": testing.compared({way: [2.0, 4.0] for way in testing.ways("tag")}),
         "tenants": tenants.lay_out([10.0, 20.0], [15.0, 30.0], [12.0], {}),
         **walls.lay_out(
             {"bare": [200.0, 180.0, 220.0], "walled": [210.0], "linked": [252.0]},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forkd.errors import Conflict
-from forkd.testing import _forks
+from forkd.testing import _forks, plugin
 
 
 def here(code: str) -> SimpleNamespace:
@@ -22,6 +22,18 @@ SANDBOX: Any = SimpleNamespace(tag="old", eval=here)
 
 def test_the_pytest_of_a_snapshot_is_used_if_it_is_ours() -> None:
     assert _forks.has_our_pytest(SANDBOX)
+
+
+def test_a_sandbox_is_not_told_of_our_plugin_and_our_options() -> None:
+    given = {
+        "forkd": "tag",
+        "forkd_fresh": True,
+        "plugins": ["x", plugin.__name__],
+        "tbstyle": "no",
+    }
+    config: Any = SimpleNamespace(option=SimpleNamespace(**given, file=sys.stdout))
+
+    assert _forks.options_of(config) == {"plugins": ["x"], "tbstyle": "no"}
 
 
 def test_a_snapshot_without_pytest_is_sent_ours(monkeypatch: pytest.MonkeyPatch) -> None:

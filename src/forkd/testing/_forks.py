@@ -19,7 +19,7 @@ import pytest
 from forkd.errors import Conflict, ForkdError, SandboxLost, TaskError
 from forkd.executor import ForkExecutor
 from forkd.sdk import Sandbox
-from forkd.testing import TTL_S, _guest
+from forkd.testing import TTL_S, _guest, plugin
 from forkd.testing._archive import distribution_files, named, project_files, send
 
 if TYPE_CHECKING:
@@ -100,20 +100,28 @@ def _prepared(source: Sandbox, config: pytest.Config) -> tuple[Any, ...]:
     def moved(text: str) -> str:
         return there + text[len(str(root)) :] if Path(text).is_relative_to(root) else text
 
-    options = {}
-    for name, value in vars(config.option).items():
-        if not name.startswith("forkd"):
-            try:
-                options[name] = json.loads(json.dumps(value))
-            except (TypeError, ValueError):
-                continue  # what is no text and no number is no option of the command line
     options = {
-        name: moved(value) if isinstance(value, str) else value for name, value in options.items()
+        name: moved(value) if isinstance(value, str) else value
+        for name, value in options_of(config).items()
     }
     paths = [SITE, *(moved(each) for each in sys.path if each and Path(each).is_relative_to(root))]
     args = [moved(each) for each in config.args]
     folder = moved(str(config.invocation_params.dir))
     return inspect.getsource(_guest), paths, options, args, folder
+
+
+def options_of(config: pytest.Config) -> dict[str, Any]:
+    """Return the options of the command line that a session in a sandbox has, too."""
+    found = {}
+    for name, value in vars(config.option).items():
+        if not name.startswith("forkd"):
+            try:
+                found[name] = json.loads(json.dumps(value))
+            except (TypeError, ValueError):
+                continue  # what is no text and no number is no option of the command line
+    # A sandbox need not have our plugin, and does not use it.
+    found["plugins"] = [each for each in found.get("plugins") or () if each != plugin.__name__]
+    return found
 
 
 def has_our_pytest(source: Sandbox) -> bool:
