@@ -418,7 +418,7 @@ function main() {
   const onFork = (callback) => {
     if (typeof callback !== "function") throw new TypeError("onFork needs a function");
     runtime.onFork.push(callback);
-    runtime.channel.write(CONTROL, { on_fork: true });
+    if (runtime.onFork.length === 1) runtime.channel.write(CONTROL, { on_fork: true });
   };
   Object.defineProperty(globalThis, "forkd", { value: Object.freeze({ onFork }) });
 }

@@ -459,7 +459,7 @@ class Runtime:
             if not callable(callback):
                 raise TypeError("on_fork needs a callable")
             self._on_fork.append(callback)
-            if os.getpid() == self._pid:
+            if os.getpid() == self._pid and len(self._on_fork) == 1:
                 self._channel.write(CONTROL, '{"on_fork": true}')
             return callback
 

@@ -36,7 +36,7 @@ use forkd_proto::limits::EVAL_QUEUE_MAX;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use self::process::{Drained, Process};
+use self::process::{Drained, HEARD_BYTES, Process};
 use crate::child::{Ended, signal_one};
 use crate::failure::{Outcome, failure, recoded};
 use crate::image::Surroundings;
@@ -66,6 +66,9 @@ const LOOK_AFTER: Duration = Duration::from_millis(100);
 
 /// The version of the contract with runtimes.
 const CONTRACT: u64 = 1;
+
+/// What is wrong with an answer to nothing.
+const UNASKED: &str = "it sent an answer without a request";
 
 /// The first request to an interpreter.
 const HELLO: &[u8] = br#"{"op": "hello", "contract": 1}"#;
@@ -321,12 +324,28 @@ impl Runtime {
         } else {
             self.queue.push_back(job);
         }
+        self.refuse_unasked();
         self.start_next(now);
         Ok(())
     }
 
+    /// Ends a runtime that has sent an answer to nothing, which would pass for that to its next
+    /// job.  Python's are the agent's own.
+    fn refuse_unasked(&mut self) {
+        let idle = self.current.is_none() && self.answered.is_none();
+        let is_python = self.origin.as_ref().is_none_or(|(spec, ..)| spec.is_python());
+        let Some(process) = self.process.as_mut().filter(|_| idle && !is_python) else { return };
+        process.stream.readable = true;
+        if process.take_answer(&mut [0; HEARD_BYTES]).is_some() {
+            process.break_off(UNASKED.to_owned());
+        }
+    }
+
     fn start_next(&mut self, now: Instant) {
         let (None, Some(process)) = (&self.current, &mut self.process) else { return };
+        if process.broken.is_some() {
+            return; // its end tells whoever waits
+        }
         self.look_at = None;
         if self.queue.front().is_some_and(|job| job.purpose != Purpose::PostFork) {
             self.dormant = false;
@@ -434,7 +453,7 @@ impl Runtime {
         }
         let Some((kind, payload)) = self.answered.take() else { return (None, false) };
         let Some(current) = self.current.take() else {
-            process.break_off("it sent an answer without a request".to_owned());
+            process.break_off(UNASKED.to_owned());
             return (None, false);
         };
         let is_python = self.origin.as_ref().is_none_or(|(spec, ..)| spec.is_python());

@@ -21,11 +21,15 @@ use crate::spawn::{Launch, Launcher, Standard};
 use crate::stream::{BACKLOG_MAX, Stream};
 
 /// Bytes read at once from an interpreter that has nothing to say.
-const HEARD_BYTES: usize = 64;
+pub(super) const HEARD_BYTES: usize = 64;
 
 /// Most bytes that are read of a process' `status`.  What comes later is not seen, and a process
 /// that says too late what is looked for is not taken for dormant.
 const STATUS_BYTES_MAX: usize = 2048;
+
+/// Most messages of a runtime's own before its next answer.  Each is taken at once, so one that
+/// never stops would have the agent do nothing else.
+const CONTROLS_MAX: u32 = 1024;
 
 /// The signals that the script has a handler for, as a mask: SIGINT.
 const CAUGHT: u64 = 1 << (Signal::SIGINT as u64 - 1);
@@ -43,6 +47,8 @@ pub(super) struct Process {
     pub status: Option<File>,
     /// It has said that code of its own is to run in forks.
     pub hooked: bool,
+    /// Messages of its own since its last answer.
+    pub controls: u32,
     /// What it did that its contract does not allow, for which it was killed.
     pub broken: Option<String>,
 }
@@ -110,6 +116,7 @@ impl Process {
             verdict: started.verdict,
             status: File::open(format!("/proc/{pid}/status")).ok(),
             hooked: false,
+            controls: 0,
             broken: None,
         })
     }
@@ -130,17 +137,26 @@ impl Process {
     pub fn take_answer(&mut self, scratch: &mut [u8]) -> Option<(Kind, Vec<u8>)> {
         loop {
             match self.stream.next_frame() {
-                Ok(Some((Kind::Control, _))) => {
-                    self.hooked = true;
-                    continue;
-                }
                 // What was sent after it broke its contract counts no more.
                 Ok(Some(_)) if self.broken.is_some() => return None,
+                Ok(Some((Kind::Control, _))) => {
+                    self.hooked = true;
+                    self.controls += 1;
+                    if self.controls > CONTROLS_MAX {
+                        let what = format!("it sent {} messages without an answer", self.controls);
+                        self.break_off(what);
+                        return None;
+                    }
+                    continue;
+                }
                 Ok(Some((kind, _))) if !matches!(kind, Kind::Reply | Kind::Error) => {
                     self.break_off(format!("it sent a frame of kind {kind:?}"));
                     return None;
                 }
-                Ok(Some(frame)) => return Some(frame),
+                Ok(Some(frame)) => {
+                    self.controls = 0;
+                    return Some(frame);
+                }
                 Ok(None) => {}
                 Err(error) => {
                     self.break_off(format!("it sent what is no frame: {error}"));

@@ -24,6 +24,7 @@ fn ready() -> (Runtime, Stream, File) {
         verdict: None,
         status: Some(status.try_clone().unwrap()),
         hooked: false,
+        controls: 0,
         broken: None,
     };
     let mut runtime = Runtime { process: Some(process), ..Runtime::none() };

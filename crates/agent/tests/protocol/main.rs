@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, reason = "a helper of a test that panics is a test that fails")]
 
 mod archive;
+mod broken_runtime;
 mod connect;
 mod crowd;
 mod exec;
