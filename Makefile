@@ -59,7 +59,8 @@ $(STAMPS)/package: tests/package/requirements.txt | $(STAMPS)/venv
 		--require-hashes -d build/package -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
-# Bun, for `make soak`: its package has the program itself, and needs no script to run.
+# Bun, Deno and testers of MCP servers, for `make soak`: the packages have the programs themselves,
+# and need no script to run.
 $(STAMPS)/runtimes: tests/runtimes/package-lock.json | $(STAMPS)/venv
 	@mkdir -p build/runtimes && cp tests/runtimes/package*.json tests/runtimes/.npmrc build/runtimes
 	@$(BIN)/python -m tools.node install build/runtimes

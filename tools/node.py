@@ -17,8 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TYPESCRIPT = ROOT / "sdk/typescript"
 
-BUN = ROOT / "build/runtimes/node_modules/@oven/bun-linux-x64/bin/bun"
-"""Bun, on which tests run the TypeScript SDK, too; `make soak` installs it."""
+RUNTIMES = ROOT / "build/runtimes/node_modules"
+"""What `make soak` installs: other runtimes for the TypeScript SDK, and testers of MCP servers."""
+
+BUN = RUNTIMES / "@oven/bun-linux-x64/bin/bun"
+DENO = RUNTIMES / "@deno/linux-x64-glibc/deno"
+"""The programs themselves, which the packages have inside: no script need run to install them."""
+
+MCP_TESTERS = RUNTIMES / "@modelcontextprotocol"
+"""The inspector of the Model Context Protocol, and its conformance suite."""
 
 PROGRAMS = TYPESCRIPT / "node_modules/.bin"
 

@@ -10,9 +10,9 @@ import pytest
 
 from forkd.daemon.settings import Bind
 from tests.support.docs import ROOT, blocks
-from tests.support.npm_project import NpmProject, npm_project
+from tests.support.npm_project import NpmProject, npm_project, package
 from tests.support.served_host import served_host
-from tools.node import BUN, TYPESCRIPT, environment
+from tools.node import BUN, DENO, TYPESCRIPT, environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.served_host import Served
     from tests.support.service_host import FakeHost
 
-__all__ = ["npm_project"]
+__all__ = ["npm_project", "package"]
 
 VITEST_TIMEOUT_S = 150.0
 """Time for one project: seconds alone, and much more beside all that runs in `make test`."""
@@ -94,17 +94,23 @@ async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_proje
     await npm_project.check_types("readme.ts", "page.ts")
 
 
-@pytest.mark.parametrize(
-    "runtime",
-    ["node", pytest.param("bun", marks=[pytest.mark.needs("bun"), pytest.mark.soak(only=True)])],
-)
+def only_in_soak(runtime: str) -> object:
+    """Return a runtime as a parameter of tests that run it with `--soak` alone."""
+    return pytest.param(runtime, marks=[pytest.mark.needs(runtime), pytest.mark.soak(only=True)])
+
+
+@pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
 async def test_the_package_runs_on(
     runtime: str, fake_host: FakeHost, npm_project: NpmProject
 ) -> None:
     program = npm_project.folder / "program.mjs"
     program.write_bytes((TYPESCRIPT / "tests/runtimes/program.mjs").read_bytes())
-    words = {"node": "node", "bun": str(BUN)}[runtime], program.name
+    words = {
+        "node": ("node",),
+        "bun": (str(BUN),),
+        "deno": (str(DENO), "run", "--allow-all", "--no-prompt"),
+    }[runtime]
 
     async with serving(fake_host) as (served, token):
-        assert await npm_project.run(*words, served.url) == "ok\n"
-        assert await npm_project.run(*words, served.tcp_url, token) == "ok\n"
+        assert await npm_project.run(*words, program.name, served.url) == "ok\n"
+        assert await npm_project.run(*words, program.name, served.tcp_url, token) == "ok\n"

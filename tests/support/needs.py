@@ -89,6 +89,8 @@ PROBES: dict[str, Callable[[], bool]] = {
     "reference": (ROOT / "build" / "reference-client" / "forkd_mcp").exists,
     "node": node.installed,
     "bun": node.BUN.exists,
+    "deno": node.DENO.exists,
+    "mcp-testers": node.MCP_TESTERS.exists,
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
