@@ -280,6 +280,8 @@ def test_apt_works_in_the_image_and_keeps_leaving_documentation_out(debian: Buil
     assert "apt-get" in listing(image, "/usr/bin")
     assert b"bookworm-security" in read(image, "/etc/apt/sources.list")
     assert b"path-exclude=/usr/share/man/*" in read(image, "/etc/dpkg/dpkg.cfg.d/99mmdebstrap")
+    # Packages make links in this folder: without it, Java's do not install.
+    assert set(listing(image, "/usr/share/man/man1")) == {".", ".."}
     assert check(image) == ""
 
 

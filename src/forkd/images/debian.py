@@ -35,6 +35,9 @@ LEFT_OUT = (
 )
 KEPT_AFTER_ALL = ("/usr/share/locale/locale.alias", "/usr/share/doc/*/copyright")
 
+MANUAL_FOLDERS = 'mkdir -p "$1"/usr/share/man/man1 "$1"/usr/share/man/man7'
+"""Packages with alternatives, such as Java's, make links in these, and fail where they are not."""
+
 BLANKED = ("etc/hostname", "etc/resolv.conf", "etc/machine-id")
 """Files that say something of the host, or of one machine; the agent fills them in."""
 
@@ -81,6 +84,7 @@ def build_debian(
         *(f"--variant={source.variant}", '--aptopt=Acquire::Languages "none"'),
         *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
         *(f"--dpkgopt=path-include={path}" for path in KEPT_AFTER_ALL),
+        f"--essential-hook={MANUAL_FOLDERS}",
         *((f"--include={','.join(packages)}", _found_early(packages)) if packages else ()),
         *(source.suite, archive),
     ]
