@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,11 +16,14 @@ from forkd import Client
 from forkd.errors import SandboxLost
 from forkd.executor import ForkExecutor
 from forkd.host import proc
-from tests.support.fake_daemon import FakeDaemon
-from tests.support.service_host import TAG, make_host
+from tests.support.forked_daemon import with_snapshot
+from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.fake_daemon import FakeDaemon
 
 TASKS, FORKS, FATAL = 1000, 50, 500
 
@@ -31,14 +32,8 @@ TASKS, FORKS, FATAL = 1000, 50, 500
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDaemon]:
     """A daemon with a snapshot that has been forked."""
     proc.raise_open_files_limit()
-    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as run_dir:
-        host = make_host(tmp_path_factory.mktemp("host"), Path(run_dir))
-        with FakeDaemon(host) as made:
-            body = {"tag": TAG, "recipe": str(host.recipe())}
-            assert made.http.post("/v2/snapshots", json=body).status_code == 201
-            with Client(made.url) as client:
-                client.fork(TAG, 1).kill()
-            yield made
+    with with_snapshot(tmp_path_factory.mktemp("host")) as daemon:
+        yield daemon
 
 
 @pytest.fixture

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd import Client
 from tests.support.docs import ROOT
-from tests.support.fake_daemon import FakeDaemon
-from tests.support.service_host import make_host
+from tests.support.forked_daemon import with_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.support.fake_daemon import FakeDaemon
 
 PYTEST = ROOT / "recipes/pytest"
 CI = ROOT / "recipes/ci-parallel-pytest"
@@ -33,13 +32,9 @@ touch "$CALLS.made"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDaemon]:
-    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as run_dir:
-        host = make_host(tmp_path_factory.mktemp("host"), Path(run_dir))
-        with FakeDaemon(host) as daemon:
-            with Client(daemon.url) as client:
-                client.snapshots.create("tests", host.recipe())
-            yield daemon
-        assert host.left_over() == []
+    """A daemon with a snapshot that has been forked."""
+    with with_snapshot(tmp_path_factory.mktemp("host"), "tests") as daemon:
+        yield daemon
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -6,18 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forkd import Client
-from tests.support.fake_daemon import FakeDaemon
-from tests.support.service_host import TAG, make_host
+from tests.support.forked_daemon import with_snapshot
+from tests.support.service_host import TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.fake_daemon import FakeDaemon
 
 TESTS = """
 import os
@@ -133,14 +133,8 @@ def pytest_runtest_logreport(report):
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDaemon]:
     """A daemon with a snapshot that has been forked."""
-    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as run_dir:
-        host = make_host(tmp_path_factory.mktemp("host"), Path(run_dir))
-        with FakeDaemon(host) as made:
-            body = {"tag": TAG, "recipe": str(host.recipe())}
-            assert made.http.post("/v2/snapshots", json=body).status_code == 201
-            with Client(made.url) as client:
-                client.fork(TAG, 1).kill()
-            yield made
+    with with_snapshot(tmp_path_factory.mktemp("host")) as daemon:
+        yield daemon
 
 
 @pytest.fixture

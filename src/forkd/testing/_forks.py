@@ -11,6 +11,7 @@ import json
 import sys
 from concurrent.futures import CancelledError
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,18 +52,24 @@ _LOADED = "getattr(__import__('sys').modules.get('pytest'), '__version__', None)
 _INSTALLED = "__import__('importlib.metadata').metadata.version('pytest')"
 
 
-def run(session: pytest.Session, tag: str) -> None:
+def goes_away(item: pytest.Item) -> bool:
+    """Return whether a test runs in a fork."""
+    return not HERE & set(getattr(item, "fixturenames", ()))
+
+
+def run(session: pytest.Session, away: Sequence[pytest.Item], tag: str) -> None:
     """Run the tests of a session.
+
+    Args:
+        session: What was collected.
+        away: Those of its tests that run in forks.
+        tag: The snapshot.
 
     Raises:
         UsageError: The snapshot cannot run them.
         Failed, Interrupted: As many have failed as may, or pytest was told to stop.
     """
     config = session.config
-    away = [each for each in session.items if not HERE & set(getattr(each, "fixturenames", ()))]
-    if not away:
-        _run_here(session.items, None)
-        return
     try:
         with Sandbox(tag, ttl_s=TTL_S, deadline_s=DEADLINE_S) as source:
             start = _prepared(source, config)
@@ -93,8 +100,8 @@ def _prepared(source: Sandbox, config: pytest.Config) -> tuple[Any, ...]:
     there = config.getoption("forkd_path") or str(root)
     if config.getoption("forkd_path") is None:
         send(source, named(project_files(root), root), there)
-    wanted = ["pytest", *config.getoption("forkd_with")]
-    if len(wanted) > 1 or not has_our_pytest(source):
+    wanted = [*([] if has_our_pytest(source) else ["pytest"]), *config.getoption("forkd_with")]
+    if wanted:
         send(source, distribution_files(wanted), SITE)
 
     def moved(text: str) -> str:
@@ -176,21 +183,17 @@ def _distribute(
 ) -> None:
     """Have the tests run, and tell their reports in order."""
     task = _task()
-    futures: dict[pytest.Item, Future[Reports]] = {}
+    reports: dict[pytest.Item, Iterator[list[Any] | None]] = {}
     for chunk in _chunks(away, _most(session.config, len(away))):
         future = executor.submit(task, [each.nodeid for each in chunk])
-        futures |= dict.fromkeys(chunk, future)
-    told: dict[Future[Reports], Iterator[list[Any] | None]] = {}
-    here = [each for each in session.items if each not in futures]
+        reports |= dict.fromkeys(chunk, _reports(executor, task, future, chunk))
+    here = [each for each in session.items if each not in reports]
+    following = dict(pairwise([*here, None]))
     for item in session.items:
-        if item not in futures:
-            _run_here([item], next(iter(here[here.index(item) + 1 :]), None))
+        if item in reports:
+            _tell(item, next(reports[item]))
         else:
-            future = futures[item]
-            if future not in told:
-                chunk = [each for each, other in futures.items() if other is future]
-                told[future] = iter(_reports(executor, task, future, chunk))
-            _tell(item, next(told[future]))
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following[item])
         _check(session)
 
 
@@ -200,7 +203,10 @@ def _reports(
     future: Future[Reports],
     chunk: Sequence[pytest.Item],
 ) -> Iterator[list[Any] | None]:
-    """Yield the reports of each test; those whose sandbox was lost are run again, one by one."""
+    """Yield the reports of each test; those whose sandbox was lost are run again, one by one.
+
+    Begins when the first is asked for, and yields to each test of the chunk in turn.
+    """
     try:
         yield from future.result()
     except SandboxLost as error:
@@ -242,12 +248,6 @@ def _with_tuples(report: Any) -> None:  # noqa: ANN401 - what it has, too, pytes
     report.location = tuple(report.location)
     report.sections = [tuple(each) for each in report.sections]
     report.user_properties = [tuple(each) for each in report.user_properties]
-
-
-def _run_here(items: Sequence[pytest.Item], after: pytest.Item | None) -> None:
-    for item, following in zip(items, [*items[1:], after], strict=True):
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        _check(item.session)
 
 
 def _check(session: pytest.Session) -> None:

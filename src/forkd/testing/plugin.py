@@ -79,9 +79,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     if session.testsfailed and not config.option.continue_on_collection_errors:
         return None  # pytest's own loop says so
-    from forkd.testing._forks import run  # noqa: PLC0415 - see above
+    from forkd.testing._forks import goes_away, run  # noqa: PLC0415 - see above
 
-    run(session, tag)
+    away = [each for each in session.items if goes_away(each)]
+    if not away:
+        return None  # nor does pytest's own loop need a sandbox
+    run(session, away, tag)
     return True
 
 
