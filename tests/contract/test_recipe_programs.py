@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,4 +71,23 @@ def test_a_coding_agent_keeps_the_first_patch_that_passes_or_none(
 
     assert ("+    return title.lower().replace(' ', '-')" in change) is kept
     assert (change == "") is not kept
+    assert daemon.service.running == {}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "ended", "last"),
+    [
+        ("numpy", "{'scores': [1, 3, 5], 'kept': 3723}", "kill_sandbox: {"),
+        ("nowhere", "{'error': ", "spawn_sandboxes: no snapshot 'nowhere'"),
+    ],
+)
+def test_an_agent_over_mcp_keeps_the_branch_that_reads_most_or_hears_why_not(
+    daemon: RunningDaemon, snapshot: str, ended: str, last: str
+) -> None:
+    program = [sys.executable, str(ROOT / "recipes/mcp-agent/run.py"), snapshot]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout  # noqa: S603 - ours
+
+    *calls, end = said.splitlines()
+    assert end.startswith(ended)
+    assert calls[-1].startswith(last)
     assert daemon.service.running == {}

@@ -112,3 +112,15 @@ async def test_the_program_of_a_recipe_does_on_real_machines_what_its_page_says(
         result = await asyncio.to_thread(main, str(TAG))
 
     assert PROGRAMS[name](result)
+
+
+@pytest.mark.soak(only=True)
+async def test_an_agent_over_mcp_does_on_real_machines_what_its_page_says(
+    real_host: RealHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_of(real_host) as url:
+        monkeypatch.setenv("FORKD_URL", url)
+        main = load_program(ROOT / "recipes" / "mcp-agent" / "run.py")["main"]
+        ended = await main(str(TAG))
+
+    assert ended == {"scores": [1, 3, 5], "kept": 3723}
