@@ -64,6 +64,7 @@ QUESTIONS: Mapping[str, Question] = {
         "int(LinearRegression().fit([[0], [1]], [1, 3]).predict([[2]])[0] + 0.5)", 5
     ),
     "coding-agent": Question("run_tests('/srv/project')['exit']", 0),
+    "chromium": Question("visit('data:text/html,<title>hi</title>')['title']", "hi"),
     "onnx": Question(
         "identify('def main():\\n    import os\\n    return os.getcwd()\\n')", "python"
     ),

@@ -184,3 +184,24 @@ async def test_a_loaded_model_infers_in_each_fork(host: RealHost) -> None:
             host, one.id, "session.run(None, {'bytes': _features(b'')[None]})[0].shape"
         )
         assert shape == [1, 214]
+
+
+@baked("chromium")
+async def test_a_browser_shows_pages_and_each_fork_has_its_own(host: RealHost) -> None:
+    page = "data:text/html,<title>one</title><p>first</p><script>var x = 41</script>"
+    async with host.forked(2, OPTIONS) as (one, other):
+        went = await value(host, one.id, f"visit({page!r})")
+        assert (went["title"], went["text"]) == ("one", "first")
+        assert await value(host, one.id, "js('x + 1')") == 42
+        assert await value(host, other.id, "js('location.href')") == "about:blank"
+        drawn = "open(screenshot(), 'rb').read()[1:4].decode()"
+        assert await value(host, other.id, drawn) == "PNG"
+        words = "js('[...crypto.getRandomValues(new Uint32Array(4)), Math.random()]')"
+        draws = [await value(host, each.id, words) for each in (one, other)]
+        assert not set(draws[0]) & set(draws[1])
+        made = await host.service.branches.branch(CALLER, one.id, 1, BranchOptions())
+        (sibling,) = made.fork.sandboxes
+        assert await value(host, sibling.id, "js('x + 2')") == 43
+        await host.service.sandboxes.delete(CALLER, sibling.id)
+        users = "grep -l chromium /proc/[0-9]*/comm | xargs stat -c %U | sort -u"
+        assert await shell(host, other.id, users) == "browser\n"

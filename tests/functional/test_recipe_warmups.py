@@ -5,10 +5,13 @@ tests/functional/test_recipe_machines.py tries the same on real machines.
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
 import sys
+import types
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AGENT = ROOT / "recipes" / "coding-agent"
+CHROMIUM = ROOT / "recipes" / "chromium"
 ONNX = ROOT / "recipes" / "onnx"
 
 
@@ -131,3 +135,111 @@ def test_a_model_is_shown_the_first_and_last_bytes_without_white_space(
     model["identify"](content)
 
     assert model["session"].seen == seen
+
+
+class FakeBrowser(types.ModuleType):
+    """The module `websocket`, whose one connection leads to a browser of few words."""
+
+    class WebSocketTimeoutException(Exception):
+        """Nothing came in time."""
+
+    def __init__(self) -> None:
+        super().__init__("websocket")
+        self.said: deque[dict[str, Any]] = deque()
+        self.timeout_s = 0.0
+        self.title = ""
+
+    def create_connection(self, address: str, *, suppress_origin: bool) -> FakeBrowser:
+        assert (address, suppress_origin) == ("ws://browser", True)
+        return self
+
+    def settimeout(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+    def send(self, text: str) -> None:
+        asked = json.loads(text)
+        self.said.append({"method": "Page.frameResized"})  # which nobody waits for
+        match asked["method"], asked["params"]:
+            case "Page.navigate", {"url": url}:
+                self.go(asked, url)
+            case "Runtime.evaluate", {"expression": "throw 1"}:
+                self.answer(asked, {"exceptionDetails": {"text": "Uncaught 1"}})
+            case "Runtime.evaluate", {"expression": expression}:
+                value = {"title": self.title} if "document.title" in expression else expression
+                self.answer(asked, {"result": {"value": value}})
+            case "Page.captureScreenshot", {"format": "png"}:
+                self.answer(asked, {"data": base64.b64encode(b"a picture").decode()})
+            case "Page.enable" | "Page.setLifecycleEventsEnabled", _:
+                self.answer(asked, {})
+            case _:
+                self.said.append({"id": asked["id"], "error": {"message": "wasn't found"}})
+
+    def go(self, asked: dict[str, Any], url: str) -> None:
+        """Load a page, which other pages than `slow` do at once."""
+        if url == "http://nowhere/":
+            self.answer(asked, {"loaderId": "n", "errorText": "net::ERR_NAME_NOT_RESOLVED"})
+        elif "#" in url:
+            self.answer(asked, {"frameId": "main"})
+        else:
+            self.title = url
+            loaded = [] if url == "data:slow" else [self.event(url)]
+            self.said.append(self.event("the page before"))
+            self.said += loaded if "early" in url else []
+            self.answer(asked, {"loaderId": url})
+            self.said += [] if "early" in url else loaded
+
+    def event(self, loader: str) -> dict[str, Any]:
+        """Return the event that a page has loaded."""
+        return {"method": "Page.lifecycleEvent", "params": {"name": "load", "loaderId": loader}}
+
+    def answer(self, asked: dict[str, Any], result: dict[str, Any]) -> None:
+        self.said.append({"id": asked["id"], "result": result})
+
+    def recv(self) -> str:
+        assert self.timeout_s > 0
+        if not self.said:
+            raise self.WebSocketTimeoutException
+        return json.dumps(self.said.popleft())
+
+
+@pytest.fixture
+def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the warm-up of chromium offers, over a browser that is none."""
+    monkeypatch.setitem(sys.modules, "websocket", FakeBrowser())
+    replaced = {"Page(_start())": 'Page("ws://browser")', "/tmp/": f"{tmp_path}/"}
+    return load_program(CHROMIUM / "warmup.py", replaced=replaced)
+
+
+@pytest.mark.parametrize("url", ["data:late", "data:early"])
+def test_a_browser_has_visited_a_page_once_that_page_has_loaded(
+    browser: dict[str, Any], url: str
+) -> None:
+    assert browser["visit"](url) == {"title": url}
+    assert browser["visit"](f"{url}#there") == {"title": url}
+    assert browser["js"]("1 + 1") == "1 + 1"
+
+
+def test_a_browser_draws_into_a_file(browser: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "drawn.png"
+
+    assert browser["screenshot"](path) == path
+    assert path.read_bytes() == b"a picture"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        ("visit('http://nowhere/')", RuntimeError, "http://nowhere/: net::ERR_NAME_NOT_RESOLVED"),
+        ("visit('data:slow')", TimeoutError, "the browser had no answer in time: data:slow"),
+        ("js('throw 1')", RuntimeError, "Uncaught 1"),
+        ("cdp('No.such')", RuntimeError, "No.such: wasn't found"),
+    ],
+)
+def test_a_browsers_refusal_is_an_error_in_its_words_and_it_goes_on(
+    browser: dict[str, Any], code: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        eval(code, browser)  # noqa: S307 - our own
+
+    assert str(caught.value) == words
+    assert browser["visit"]("data:next") == {"title": "data:next"}

@@ -60,6 +60,7 @@ RECIPES = (RECIPE,)
 WARMED = tuple(
     ROOT / "recipes" / name
     for name in (
+        "chromium",
         "ci-parallel-pytest",
         "coding-agent",
         "java",

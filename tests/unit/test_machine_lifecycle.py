@@ -230,7 +230,7 @@ def test_the_image_of_a_recipe_for_our_helper_machine_is_built_here(tmp_path: Pa
 
     def prepared(recipe: Path | str) -> Path | str:
         return build.prepare(
-            recipe, daemon(tmp_path).url, tmp_path, str, build=lambda path, _: built.append(path)
+            recipe, daemon(tmp_path).url, tmp_path, str, build=lambda path, *_: built.append(path)
         )
 
     assert prepared(tmp_path) == tmp_path
