@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forkd.errors import BuildError, ForkdError
+from forkd import programs
+from forkd.errors import BuildError, ForkdError, InvalidRequest
 from forkd.host.process import Cancel
 from forkd.images import kernel
 from forkd.images.builder import build, build_rootfs
@@ -19,6 +20,7 @@ from forkd.images.keys import image_key
 from forkd.images.layout import PARTIAL_PREFIX, Cache
 from forkd.images.recipe import load_recipe, parse_recipe
 from forkd.images.steps import Build
+from forkd.machine.build import Memory, Step, build_image
 from tests.support.ext4 import check, listing, read
 from tests.support.oci import regular, write_layout
 
@@ -332,3 +334,50 @@ def test_waiting_for_another_builder_can_be_cancelled(recipe_folder: Path, tmp_p
             progress=lambda event: cancel.set() if "waiting for" in event.message else None,
             cancel=cancel,
         )
+
+
+SMALL = """
+name = "small"
+image.debian.packages = []
+machine.memory_mib = 4096
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked_mib", "wants_mib", "source"),
+    [(None, 4096, "machine.memory_mib"), (5000, 5000, "--memory")],
+)
+def test_a_machine_that_does_not_fit_the_helper_machine_is_refused_before_its_image_is_built(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_mib: int | None,
+    wants_mib: int,
+    source: str,
+) -> None:
+    (tmp_path / "recipe.toml").write_text(SMALL)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(programs, "find", lambda _: tmp_path / "agent")
+    steps: list[Step] = []
+
+    with pytest.raises(InvalidRequest) as caught:
+        build_image(tmp_path, steps.append, Memory(lambda: 4095, asked_mib))
+
+    assert str(caught.value) == (
+        f"the recipe small asks for {wants_mib} MiB of memory ({source}), but the helper machine "
+        f"has 4095 MiB; lower {source}, or run `forkd down`, set FORKD_MACHINE_MEMORY_MIB, and run "
+        "`forkd up`"
+    )
+    assert caught.value.context == {"field": "machine.memory_mib"}
+    assert steps == []
+
+
+@pytest.mark.parametrize("memory", [Memory(lambda: 4096), Memory(lambda: 128, asked_mib=128), None])
+def test_a_machine_that_fits_goes_on_to_its_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Memory | None
+) -> None:
+    (tmp_path / "recipe.toml").write_text(f'{SMALL}machine.kernel = "{tmp_path}/no-kernel"\n')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(programs, "find", lambda _: tmp_path / "agent")
+
+    with pytest.raises(BuildError, match="no-kernel"):
+        build_image(tmp_path, lambda _: None, memory)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from forkd.machine.build import Memory
     from tests.support.cli import Ended
     from tests.support.daemon import RunningDaemon
 
@@ -160,3 +161,25 @@ def test_a_request_that_makes_no_sense_is_one_error(
         answer = http.post("/v2/snapshots", json={"tag": "new", **members})
 
     assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("options", "asked_mib"), [((), None), (("--memory", "3g"), 3072)], ids=["recipe", "option"]
+)
+def test_an_image_that_is_built_here_is_checked_against_the_daemons_memory(
+    forkd: Forkd,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    asked_mib: int | None,
+) -> None:
+    told: list[tuple[int, int | None]] = []
+
+    def prepare(recipe: str, *_: object, memory: Memory) -> str:
+        told.append((memory.max_mib(), memory.asked_mib))
+        return recipe
+
+    monkeypatch.setattr("forkd.cli.host.image_building.prepare", prepare)
+
+    assert forkd("snapshot", "create", "a", "-r", "good", *options).code == 0
+    total_mib = forkd("host", "-o", "{memory_total_mib}").out.strip()
+    assert told == [(int(total_mib), asked_mib)]

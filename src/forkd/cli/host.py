@@ -123,10 +123,23 @@ def build(
         render.note(f"image {made.name}: {made.key}")
 
 
-def prepared(recipe: str, client: Client, steps: render.Steps) -> Path | str:
+def prepared(
+    recipe: str,
+    client: Client,
+    steps: render.Steps,
+    memory: image_building.Memory | None = None,
+) -> Path | str:
     """Return what a client is given for a recipe, its image built here if it should be."""
     found = find_local(recipe) or recipe
-    return image_building.prepare(found, client.endpoint.url, state_dir(), steps)
+    return image_building.prepare(found, client.endpoint.url, state_dir(), steps, memory=memory)
+
+
+def prepared_to_bake(
+    recipe: str, client: Client, steps: render.Steps, memory_mib: int | None
+) -> Path | str:
+    """Return the same for a recipe whose machine is baked, if there is memory for it."""
+    room = image_building.Memory(lambda: client.host().memory_total_mib, memory_mib)
+    return prepared(recipe, client, steps, room)
 
 
 def host(*, output: Output = None, json: Json = False) -> None:

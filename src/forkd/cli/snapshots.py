@@ -9,7 +9,7 @@ import typer
 from forkd.cli import complete, render, tables
 from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
-from forkd.cli.host import prepared
+from forkd.cli.host import prepared_to_bake
 from forkd.cli.images import Image, MachineDisk, MachineMemory, Ready, Run, Vcpus
 from forkd.cli.names import machine, network_rule
 from forkd.cli.options import Json, NewTag, NoTrunc, Output, Tag, Tags
@@ -108,7 +108,7 @@ def create(  # noqa: PLR0913 - one for each option
         if source is None:
             made = client.snapshots.create(
                 tag,
-                None if recipe is None else prepared(recipe, client, steps),
+                None if recipe is None else prepared_to_bake(recipe, client, steps, memory),
                 image=image,
                 run=run or (),
                 ready=ready,

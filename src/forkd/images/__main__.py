@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkd.errors import ForkdError
+from forkd.errors import ForkdError, InvalidRequest
 from forkd.host import files, folders, signals
 from forkd.host.process import Cancel
 from forkd.images import namespace
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forkd.images.apart import Cells
+    from forkd.images.recipe import Recipe
     from forkd.model.progress import Progress
 
 
@@ -68,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     image = commands.add_parser("build", parents=[common], help="build the image of a recipe")
     image.add_argument("recipe", type=Path, metavar="RECIPE", help="recipe file or its folder")
     image.add_argument("--agent", type=Path, help="the static guest agent")
+    image.add_argument("--memory-mib", type=int, help="of its machine, in place of the recipe's")
+    image.add_argument("--memory-mib-max", type=int, help="of the helper machine that bakes it")
     image.set_defaults(command=_build_image)
     fetch = commands.add_parser("kernel", parents=[common], help="fetch Debian's kernel")
     fetch.set_defaults(command=_fetch_kernel)
@@ -81,7 +84,25 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build_image(options: argparse.Namespace, steps: Build, cells: Cells | None) -> dict[str, Any]:
     recipe, cache = load_recipe(options.recipe), Cache.open(options.cache)
+    _check_memory(recipe, options.memory_mib, options.memory_mib_max)
     return built_event(build_recipe(recipe, cache, options.agent, steps, cells))
+
+
+def _check_memory(recipe: Recipe, asked_mib: int | None, max_mib: int | None) -> None:
+    """Return if the machine of a recipe fits the helper machine; known before its image is built.
+
+    Raises:
+        InvalidRequest: It does not.
+    """
+    wants_mib = recipe.machine.memory_mib if asked_mib is None else asked_mib
+    if max_mib is not None and wants_mib > max_mib:
+        source = "machine.memory_mib" if asked_mib is None else "--memory"
+        raise InvalidRequest(
+            f"the recipe {recipe.name} asks for {wants_mib} MiB of memory ({source}), but the "
+            f"helper machine has {max_mib} MiB; lower {source}, or run `forkd down`, set "
+            "FORKD_MACHINE_MEMORY_MIB, and run `forkd up`",
+            field="machine.memory_mib",
+        )
 
 
 def _make_planned(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forkd import programs
-from forkd.errors import BuildError, NotFound
+from forkd.errors import BuildError, InvalidRequest, NotFound
 from forkd.machine import lifecycle
 from forkd.machine.kernel import default_cache
 
@@ -37,13 +37,32 @@ class Step:
 Progress = Callable[[Step], object]
 
 
-def prepare(
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the machine that is baked may have, so that one too large is refused before its build.
+
+    Attributes:
+        max_mib: Of the helper machine, asked for only if an image is built here.
+        asked_mib: Of the machine, in place of the recipe's.
+    """
+
+    max_mib: Callable[[], int]
+    asked_mib: int | None = None
+
+    def arguments(self) -> list[str]:
+        """Return how the image builder is told."""
+        asked = [] if self.asked_mib is None else ["--memory-mib", str(self.asked_mib)]
+        return [*asked, "--memory-mib-max", str(self.max_mib())]
+
+
+def prepare(  # noqa: PLR0913 - a recipe, where it goes, and how it is built
     recipe: Path | str,
     url: str,
     state_dir: Path,
     progress: Progress,
     *,
-    build: Callable[[Path, Progress], object] | None = None,
+    memory: Memory | None = None,
+    build: Callable[[Path, Progress, Memory | None], object] | None = None,
 ) -> Path | str:
     """Return what a client of the daemon at `url` is given for a recipe.
 
@@ -55,17 +74,19 @@ def prepare(
         url: Where the daemon is.
         state_dir: That of `forkd up`.
         progress: Called with each step.
+        memory: Of the machine that is baked; None if none is.
         build: What builds an image; `build_image` if None.
 
     Raises:
         BuildError: The image could not be built.
+        InvalidRequest: The recipe says something it may not, or asks for too much memory.
     """
     if not _is_our_helper(url, state_dir):
         return recipe
     path = recipe if isinstance(recipe, Path) else programs.RECIPES / recipe
     if not (isinstance(recipe, Path) or path.is_dir()):
         return recipe
-    (build or build_image)(path, progress)
+    (build or build_image)(path, progress, memory)
     return path
 
 
@@ -85,15 +106,17 @@ def _is_our_helper(url: str, state_dir: Path) -> bool:
     return daemon.mode == "helper" and daemon.url == url
 
 
-def build_image(recipe: Path, progress: Progress) -> dict[str, Any]:
+def build_image(recipe: Path, progress: Progress, memory: Memory | None = None) -> dict[str, Any]:
     """Build a recipe's image into this host's cache, unless it is there; return what it is.
 
     Raises:
         BuildError: It could not be built.
+        InvalidRequest: The recipe says something it may not, or asks for too much memory.
     """
     command = [
         *(sys.executable, "-m", "forkd.images", "build", str(recipe), "--json"),
         *("--cache", str(default_cache()), "--agent", str(programs.find(programs.AGENT))),
+        *(() if memory is None else memory.arguments()),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - ours
         try:
@@ -112,7 +135,9 @@ def _follow(process: subprocess.Popen[bytes], progress: Progress) -> dict[str, A
             case "built":
                 return said
             case "failed":
-                raise BuildError(said["message"], **said["context"])
+                refused = said["code"] == InvalidRequest.code
+                error = InvalidRequest if refused else BuildError
+                raise error(said["message"], **said["context"])
     raise BuildError("the image builder ended without a result")
 
 
