@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forkd.errors import BuildError
+from forkd.errors import BuildError, HostError
 from forkd.images import layout
 from forkd.images.layout import PARTIAL_PREFIX, Cache
 
@@ -44,6 +44,20 @@ def test_a_sweep_removes_what_nobody_is_building(cache: Cache) -> None:
         cache.sweep()
 
     assert [each.name for each in cache.images.iterdir()] == [f"{PARTIAL_PREFIX}alive"]
+
+
+def test_what_a_sweep_cannot_remove_is_in_the_way_of_nothing(cache: Cache) -> None:
+    for name in ("a", "b"):
+        (cache.images / f"{PARTIAL_PREFIX}{name}").mkdir()
+
+    def remove(path: Path) -> None:
+        if path.name.endswith("a"):
+            raise HostError("Read-only file system")
+        path.rmdir()
+
+    cache.sweep(remove)
+
+    assert [each.name for each in cache.images.iterdir()] == [f"{PARTIAL_PREFIX}a"]
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

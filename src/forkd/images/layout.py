@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError, HostError
+from forkd.errors import BuildError, ForkdError, HostError
 from forkd.host import files, folders, proc
 
 if TYPE_CHECKING:
@@ -99,9 +99,14 @@ class Cache:
             remove(aside)
 
     def sweep(self, remove: Callable[[Path], None] = files.remove_tree) -> None:
-        """Remove what crashed builders of root file systems left and nobody is building now."""
+        """Remove what crashed builders of root file systems left and nobody is building now.
+
+        What cannot be removed stays, as in a cache that we only read and others build in: it is
+        in the way of no other image.
+        """
         for aside in folders.matching(self.images, f"{PARTIAL_PREFIX}*"):
             name = f"image-{aside.name.removeprefix(PARTIAL_PREFIX)}"
             with files.try_lock(self.locks / f"{name}.lock") as mine:
                 if mine:
-                    remove(aside)
+                    with contextlib.suppress(ForkdError):
+                        remove(aside)
