@@ -347,6 +347,12 @@ DOCKERFILE_INSTRUCTIONS_MAX = 512
 BUILD_CONTEXT_ENTRIES_MAX = 100_000
 """Most files, folders and links of a build context, without those that are left out."""
 
+IMAGE_CONFIG_BYTES_MAX = 256 * 1024
+"""Longest configuration of an image that a snapshot keeps, as JSON: variables, labels, program."""
+
+BUILD_KEY_PATTERN = r"^[0-9a-f]{64}$"
+"""Keys of steps of builds."""
+
 BUILD_CONTEXT_BYTES_MAX = 4 * 1024 * 1024 * 1024
 """Most bytes of the files of a build context, without those that are left out."""
 

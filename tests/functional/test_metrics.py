@@ -23,13 +23,13 @@ from forkd.limits import BUILDS_MAX
 from forkd.model.caller import DEFAULT_TENANT, TENANT_SCOPES, Caller, Scope
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import SandboxId, parse_tag
-from forkd.model.image import ImageSnapshotRequest
+from forkd.model.image import ImageConfig, ImageSnapshotRequest
 from forkd.model.network import NetworkChange
 from forkd.model.pack import UnpackRequest
 from forkd.model.recipe import RecipeChanges
 from forkd.model.sandbox import BranchOptions, ForkOptions, NewLimits, SandboxChange
 from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
-from forkd.model.snapshot import LinkRequest, SnapshotRequest
+from forkd.model.snapshot import BuildLinkRequest, LinkRequest, SnapshotRequest
 from forkd.model.tenant import Quotas, QuotasChange, parse_tenant
 from forkd.model.token import TokenRequest
 from forkd.service import figures
@@ -287,6 +287,11 @@ async def _snapshot_image(world: World) -> None:
     await drain(world.host.image_snapshots.for_image(CALLER, request))
 
 
+async def _build_link(world: World) -> None:
+    request = BuildLinkRequest("0" * 64, ImageConfig(), world.sandbox)
+    await world.host.build_links.link(CALLER, request)
+
+
 async def _console(world: World) -> None:
     await world.host.sandboxes.console_log(CALLER, world.sandbox)
     await _first(world.host.sandboxes.follow_console_log(CALLER, world.sandbox))
@@ -319,6 +324,7 @@ OPERATIONS: list[tuple[dict[str, str], Callable[[World], Awaitable[object]]]] = 
         lambda w: _refused(w.host.image_cache.remove(CALLER, "0" * 32)),
     ),
     ({"snapshot_image": "ok"}, _snapshot_image),
+    ({"build_link": "ok"}, _build_link),
     ({"list_snapshots": "ok"}, lambda w: w.host.snapshots.list(CALLER)),
     ({"tidy": "ok"}, lambda w: w.host.snapshots.tidy(CALLER)),
     ({"pack": "ok", "unpack": "ok"}, _unpack),

@@ -85,6 +85,7 @@ DECISIONS = {
     "v2 list_images": Decision((READ,)),
     "v2 remove_image": Decision((SNAPSHOTS,)),
     "v2 snapshot_image": Decision((SNAPSHOTS,), {"image": "none-such"}),
+    "v2 build_link": Decision((SNAPSHOTS, RUN), {"key": "0" * 64}),
     "v2 list_recipes": Decision((SNAPSHOTS,)),
     "v2 upload_recipe": Decision((SNAPSHOTS,), b""),
     "v2 get_recipe": Decision((SNAPSHOTS,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict, NotFound
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from forkd.model.caller import Caller
     from forkd.model.image import ImageSnapshotRequest
-    from forkd.model.snapshot import Snapshot
+    from forkd.model.snapshot import BuildLinkRequest, Snapshot
 
 KEY, NEEDED = "0" * 32, "1" * 32
 
@@ -77,3 +78,22 @@ class FakeImageSnapshots:
             raise NotFound(f"no image {request.image}: there is none", image=str(request.image))
         yield Progress("resolve", None, f"asking for {request.image}")
         yield self._make(f"image-{len(self.asked):012x}")
+
+
+class FakeBuildLinks:
+    """Results of steps of builds, kept by `make`; `made` has them by their keys."""
+
+    def __init__(self, make: Callable[[str], Snapshot]) -> None:
+        self.made: dict[str, Snapshot] = {}
+        self._make = make
+
+    async def link(self, caller: Caller, request: BuildLinkRequest) -> Snapshot:
+        caller.require(Scope.SNAPSHOTS)
+        caller.require(Scope.RUN)
+        if request.key not in self.made:
+            if request.sandbox is None:
+                raise NotFound(f"no step of a build has the key {request.key}", key=request.key)
+            made = self._make(request.tag or f"image-{request.key[:12]}")
+            made = replace(made, build_key=request.key, config=request.config)
+            self.made[request.key] = replace(made, cached=request.tag is None)
+        return self.made[request.key]

@@ -65,7 +65,7 @@ from tests.support import fake_packs
 from tests.support.fake_answers import FakeAnswers
 from tests.support.fake_guests import Contents, FakeGuest, FakeGuests
 from tests.support.fake_history import MIB, THEN, FakeJournal, FakeUsages
-from tests.support.fake_images import FakeImageCache, FakeImageSnapshots
+from tests.support.fake_images import FakeBuildLinks, FakeImageCache, FakeImageSnapshots
 from tests.support.fake_networks import FakeNetworks
 from tests.support.fake_recipes import FakeRecipes
 from tests.support.no_records import no_records, records_in_memory
@@ -457,6 +457,7 @@ class FakeService:
         self.asked: SnapshotRequest | None = None
         self.image_cache = FakeImageCache()
         self.image_snapshots = FakeImageSnapshots(self.keep_cached)
+        self.build_links = FakeBuildLinks(self.keep_cached)
         self.snapshots = FakeSnapshots(self)
         self.chains = FakeChains(self)
         self.packs = FakePacks(self)

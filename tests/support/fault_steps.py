@@ -17,9 +17,10 @@ from forkd.errors import NotFound
 from forkd.host.files import remove_tree
 from forkd.model.exec import ExecRequest
 from forkd.model.ids import Tag, parse_tag
+from forkd.model.image import ImageConfig
 from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import BranchOptions, ForkOptions, ForkResult, SandboxState
-from forkd.model.snapshot import LinkRequest, SnapshotRequest
+from forkd.model.snapshot import BuildLinkRequest, LinkRequest, SnapshotRequest
 from tests.support import archives
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG, until
@@ -195,6 +196,13 @@ async def branch_and_write(world: World, _: object) -> None:
 async def write_in_background(world: World, _: object) -> None:
     options = BranchOptions()
     await world.host.branches.branch(CALLER, world.source, 0, options, tag=LINK, wait=False)
+
+
+async def write_step(world: World, _: object) -> None:
+    """Write the result of a step of a build, and find it."""
+    for sandbox in (world.source, None):
+        request = BuildLinkRequest("a" * 64, ImageConfig(), sandbox)
+        await world.host.build_links.link(CALLER, request)
 
 
 async def a_child(world: World) -> SandboxId:
@@ -374,6 +382,7 @@ STEPS: dict[str, Step] = {
     "branch": Step(branch),
     "branch with a tag": Step(branch_and_write),
     "snapshot in the background": Step(write_in_background),
+    "step of a build": Step(write_step),
     "promote": Step(promote, a_child),
     "compare": Step(compare),
     "bake": Step(bake),

@@ -157,7 +157,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
         "exceeds",
         lambda folder: (folder / "manifest.json").write_bytes(bytes(MANIFEST_BYTES_MAX + 1)),
     ),
-    ("version 3", lambda folder: damage_manifest(folder, lambda m: m.update(version=3))),
+    ("version 4", lambda folder: damage_manifest(folder, lambda m: m.update(version=4))),
     ("speaks of", lambda folder: damage_manifest(folder, lambda m: m.update(tag="other"))),
     ("damaged", lambda folder: damage_manifest(folder, lambda m: m.update(vcpus=0))),
     ("damaged", lambda folder: damage_manifest(folder, lambda m: m.update(parent="../x"))),

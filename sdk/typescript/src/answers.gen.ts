@@ -5,6 +5,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
   Amounts: ["sandboxes", "vcpus", "memory_mib", "disk_mib", "snapshot_mib", "forks_per_minute"],
   ArchiveWritten: ["entries", "bytes", "skipped"],
   BranchInfo: ["pause_ms", "branched_at_unix_ms", "sandboxes"],
+  BuildLink: ["key"],
   CachedImageInfo: ["key", "name", "reference", "digest", "bytes", "last_used_unix", "snapshots", "tenant"],
   DiffCreate: ["a", "b"],
   DiffInfo: ["changes", "more", "pages_apart"],
@@ -72,7 +73,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
 };
 
 /** Members whose own names are the caller's, and stay as they are. */
-export const FREE_MEMBERS = ["context", "data", "detail", "env", "label_changes", "labels", "omitted", "value"] as const;
+export const FREE_MEMBERS = ["context", "data", "detail", "env", "healthcheck", "label_changes", "labels", "omitted", "value"] as const;
 
 export const EXEC_OUTPUT_BYTES_MAX = 8_388_608;
 export const EXEC_STDIN_CHARS_MAX = 524_288;

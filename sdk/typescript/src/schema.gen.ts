@@ -813,6 +813,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v2/snapshots:build": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Build Link
+         * @description Return the result of a step of a build, written from a sandbox unless there is one.
+         */
+        post: operations["build_link"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v2/snapshots:gc": {
         parameters: {
             query?: never;
@@ -1148,6 +1168,29 @@ export interface components {
              * @description Why `stall_ms` is not known.
              */
             stall_unknown?: string | null;
+        };
+        /**
+         * BuildLink
+         * @description The result of a step of a build: look for it, or have it written.
+         */
+        BuildLink: {
+            /** @description What the image says of programs: what those in forks begin with. */
+            config?: components["schemas"]["ImageConfig"];
+            /**
+             * Key
+             * @description Names the step and all before it, among those of one tenant.
+             */
+            key: string;
+            /**
+             * Sandbox
+             * @description The sandbox that it is written from, unless it is there; null: look only.
+             */
+            sandbox?: string | null;
+            /**
+             * Tag
+             * @description Its name; null: one of the daemon's, and it may be removed for want of room.
+             */
+            tag?: string | null;
         };
         /**
          * CachedImageInfo
@@ -1789,6 +1832,154 @@ export interface components {
              * @description Name of a recipe of the daemon's host, absolute path in one of its folders of recipes, or the `recipe` that an upload answered.
              */
             recipe: string;
+        };
+        /**
+         * ImageConfig
+         * @description What an image says of programs in it.
+         */
+        ImageConfig: {
+            /**
+             * Cmd
+             * @description Its arguments, or the program if there is no entrypoint.
+             */
+            cmd?: string[] | null;
+            /**
+             * Cwd
+             * @description Where programs start.
+             * @default /
+             */
+            cwd: string;
+            /**
+             * Entrypoint
+             * @description The program that the image is for; null if it names none.
+             */
+            entrypoint?: string[] | null;
+            /**
+             * Env
+             * @description Variables of programs.
+             */
+            env?: {
+                [key: string]: string;
+            };
+            /**
+             * Healthcheck
+             * @description `test` with its arguments, `interval`, `retries`, …
+             */
+            healthcheck?: {
+                [key: string]: string | string[];
+            };
+            /**
+             * Labels
+             * @description Text by key.
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Ports
+             * @description Ports that programs listen on, as `80/tcp`.
+             */
+            ports?: string[];
+            /**
+             * Shell
+             * @description What reads lines in Dockerfiles.
+             * @default [
+             *       "/bin/sh",
+             *       "-c"
+             *     ]
+             */
+            shell: string[];
+            /**
+             * Stop Signal
+             * @description What ends the program; empty: SIGTERM.
+             * @default
+             */
+            stop_signal: string;
+            /**
+             * User
+             * @description Who they run as: a name, or `uid[:gid]`.
+             * @default root
+             */
+            user: string;
+            /**
+             * Volumes
+             * @description Folders that are data.
+             */
+            volumes?: string[];
+        };
+        /**
+         * ImageConfigInfo
+         * @description What an image says of programs in it.
+         */
+        ImageConfigInfo: {
+            /**
+             * Cmd
+             * @description Its arguments, or the program if there is no entrypoint.
+             */
+            cmd?: string[] | null;
+            /**
+             * Cwd
+             * @description Where programs start.
+             * @default /
+             */
+            cwd: string;
+            /**
+             * Entrypoint
+             * @description The program that the image is for; null if it names none.
+             */
+            entrypoint?: string[] | null;
+            /**
+             * Env
+             * @description Variables of programs.
+             */
+            env?: {
+                [key: string]: string;
+            };
+            /**
+             * Healthcheck
+             * @description `test` with its arguments, `interval`, `retries`, …
+             */
+            healthcheck?: {
+                [key: string]: string | string[];
+            };
+            /**
+             * Labels
+             * @description Text by key.
+             */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Ports
+             * @description Ports that programs listen on, as `80/tcp`.
+             */
+            ports?: string[];
+            /**
+             * Shell
+             * @description What reads lines in Dockerfiles.
+             * @default [
+             *       "/bin/sh",
+             *       "-c"
+             *     ]
+             */
+            shell: string[];
+            /**
+             * Stop Signal
+             * @description What ends the program; empty: SIGTERM.
+             * @default
+             */
+            stop_signal: string;
+            /**
+             * User
+             * @description Who they run as: a name, or `uid[:gid]`.
+             * @default root
+             */
+            user: string;
+            /**
+             * Volumes
+             * @description Folders that are data.
+             */
+            volumes?: string[];
         };
         /**
          * ImageEvent
@@ -2732,8 +2923,14 @@ export interface components {
              */
             bootable: boolean;
             /**
+             * Build Key
+             * @description The key of the step of a build that made it.
+             * @default null
+             */
+            build_key: string | null;
+            /**
              * Cached
-             * @description Made of an image without a name; removed for want of room.
+             * @description Made without a name; removed for want of room.
              * @default false
              */
             cached: boolean;
@@ -2835,8 +3032,13 @@ export interface components {
              */
             bootable: boolean;
             /**
+             * Build Key
+             * @description The key of the step of a build that made it.
+             */
+            build_key?: string | null;
+            /**
              * Cached
-             * @description Made of an image without a name; removed for want of room.
+             * @description Made without a name; removed for want of room.
              * @default false
              */
             cached: boolean;
@@ -2850,6 +3052,8 @@ export interface components {
              * @description How many snapshots are under it.
              */
             chain_depth: number;
+            /** @description What its image says of programs; null if that is not known. */
+            config?: components["schemas"]["ImageConfigInfo"] | null;
             /** Created At Unix */
             created_at_unix: number;
             /**
@@ -5441,6 +5645,48 @@ export interface operations {
         responses: {
             /** @description Successful Response */
             200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
+            /** @description The request, or the guest, is at fault */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The host, the store or the machine is at fault */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    build_link: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BuildLink"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -5,6 +5,7 @@ Requests become model values, which check themselves once more; model values bec
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
@@ -26,7 +27,7 @@ from forkd.model.sandbox import (
     SandboxState,
 )
 from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotRequest, SnapshotStatus
-from forkd.wire import parts, v2, v2_files, v2_packs, v2_trees
+from forkd.wire import parts, v2, v2_builds, v2_files, v2_packs, v2_trees
 from forkd.wire.text import encoded, is_utf8, readable
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.host import HostInfo
+    from forkd.model.image import ImageConfig
     from forkd.model.pack import Unpacked
     from forkd.model.progress import Progress
     from forkd.model.recipe import StoredRecipe
@@ -289,6 +291,7 @@ def snapshot(stored: Snapshot) -> v2.SnapshotInfo:
         created_by=stored.owner.principal,
         shared=stored.shared,
         cached=stored.cached,
+        build_key=stored.build_key,
     )
 
 
@@ -306,7 +309,13 @@ def snapshot_detail(
         ancestors=list(ancestors),
         dependents=[each.tag for each in by_tag.values() if each.parent == stored.tag],
         sandbox_ids=[each.id for each in forks],
+        config=None if stored.config is None else image_config(stored.config),
     )
+
+
+def image_config(found: ImageConfig) -> v2_builds.ImageConfigInfo:
+    """Return what an image says of programs as clients see it."""
+    return v2_builds.ImageConfigInfo.model_validate(asdict(found))
 
 
 def removed(things: Iterable[Removed]) -> v2.SnapshotGcInfo:

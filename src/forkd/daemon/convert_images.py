@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forkd.model.image import ImageSnapshotRequest
+from forkd.model.ids import parse_tag
+from forkd.model.image import ImageConfig, ImageSnapshotRequest
 from forkd.model.recipe import RecipeChanges, parse_image_source
-from forkd.wire import v2_images
+from forkd.model.snapshot import BuildLinkRequest
+from forkd.wire import v2_builds, v2_images
 
 if TYPE_CHECKING:
+    from forkd.model.ids import SandboxId
     from forkd.model.image import CachedImage
     from forkd.model.recipe import RecipeEntry
 
@@ -41,3 +44,26 @@ def host_recipe(recipe: RecipeEntry) -> v2_images.HostRecipe:
     return v2_images.HostRecipe(
         name=recipe.name, description=recipe.description, error=recipe.error
     )
+
+
+def build_link_request(request: v2_builds.BuildLink, sandbox: SandboxId | None) -> BuildLinkRequest:
+    """Return which result of a step is wanted, of a sandbox that was looked up."""
+    said = request.config
+    config = ImageConfig(
+        env=said.env,
+        cwd=said.cwd,
+        user=said.user,
+        entrypoint=None if said.entrypoint is None else tuple(said.entrypoint),
+        cmd=None if said.cmd is None else tuple(said.cmd),
+        ports=tuple(said.ports),
+        labels=said.labels,
+        healthcheck={
+            name: value if isinstance(value, str) else tuple(value)
+            for name, value in said.healthcheck.items()
+        },
+        stop_signal=said.stop_signal,
+        volumes=tuple(said.volumes),
+        shell=tuple(said.shell),
+    )
+    tag = None if request.tag is None else parse_tag(request.tag)
+    return BuildLinkRequest(request.key, config, sandbox, tag)

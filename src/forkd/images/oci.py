@@ -58,6 +58,8 @@ class OciConfig:
     env: dict[str, str]
     cwd: str
     user: str
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +236,24 @@ def parse_config(data: bytes) -> OciConfig:
         system, architecture = document["os"], document["architecture"]
         settings: dict[str, Any] = document.get("config") or {}
         env = dict(line.split("=", 1) for line in settings.get("Env") or [])
-        config = OciConfig(env, settings.get("WorkingDir") or "/", settings.get("User") or "root")
+        program = [_program(settings.get(name)) for name in ("Entrypoint", "Cmd")]
+        cwd, user = settings.get("WorkingDir") or "/", settings.get("User") or "root"
+        config = OciConfig(env, cwd, user, *program)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BuildError(f"the image's configuration is damaged: {error}") from error
     if (system, architecture) != ("linux", "amd64"):
         raise BuildError(f"the image is for {system} on {architecture}, not linux on amd64")
     return config
+
+
+def _program(words: object) -> tuple[str, ...] | None:
+    """Return a program and its arguments; None for none.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not words:
+        return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise TypeError("a program is a list of strings")
+    return tuple(words)

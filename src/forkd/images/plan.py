@@ -47,12 +47,20 @@ class ImageConfig(_Frozen):
         cwd: Working directory.
         user: Name, or `uid[:gid]`.
         post_fork_command: Run in each child; empty for none.
+        entrypoint: The program that the image is for; None if it names none.
+        cmd: Its arguments, or the program.
     """
 
     env: Mapping[str, str]
     cwd: str
     user: str
     post_fork_command: tuple[str, ...]
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+
+    def for_agent(self) -> bytes:
+        """Return what the agent reads of it in the guest."""
+        return to_json(self.model_dump(mode="json", exclude={"entrypoint", "cmd"}))
 
 
 class PlannedFile(_Frozen):
@@ -111,6 +119,8 @@ class Plan(_Frozen):
             cwd=self.cwd or base.cwd,
             user=self.user or base.user,
             post_fork_command=self.post_fork_command,
+            entrypoint=base.entrypoint,
+            cmd=base.cmd,
         )
 
 
@@ -194,7 +204,7 @@ def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
         modules.install(plan.modules, folder, workshop.scratch, build)
     for each in plan.files:
         rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
-    rootfs.install(folder, IMAGE_JSON, to_json(config.model_dump(mode="json")), 0o644)
+    rootfs.install(folder, IMAGE_JSON, config.for_agent(), 0o644)
     target, disk_mib = workshop.image, plan.disk_mib or disk_mib_for(layers_bytes)
     rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=plan.key, build=build)
     return Made(config=config, packages=packages)

@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from forkd import limits
+from forkd.errors import InvalidRequest
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from forkd.model.caller import Tenant
     from forkd.model.ids import Tag
     from forkd.model.recipe import RecipeChanges, RecipeSource
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What an image says of programs in it; forks of its snapshots begin with it.
+
+    Attributes:
+        env: Variables.
+        cwd: Where programs start.
+        user: Who they run as: a name, or `uid[:gid]`.
+        entrypoint: The program that the image is for; None if it names none.
+        cmd: Its arguments, or the program if there is no entrypoint; None for none.
+        ports: Ports that programs listen on, as `80/tcp`.
+        labels: Text by key.
+        healthcheck: How it is asked whether all is well; empty for not at all.
+        stop_signal: What ends the program; empty for the usual one.
+        volumes: Folders that are data.
+        shell: What reads lines in Dockerfiles.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    user: str = "root"
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    ports: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    healthcheck: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    stop_signal: str = ""
+    volumes: tuple[str, ...] = ()
+    shell: tuple[str, ...] = ("/bin/sh", "-c")
+
+    def check(self) -> None:
+        """Return if a snapshot can keep it.
+
+        Raises:
+            InvalidRequest: It is too long.
+        """
+        length = len(json.dumps(asdict(self)))
+        if length > limits.IMAGE_CONFIG_BYTES_MAX:
+            raise InvalidRequest(
+                f"config has {length} bytes; at most {limits.IMAGE_CONFIG_BYTES_MAX} are kept",
+                field="config",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.model.ids import SandboxId, Tag
+    from forkd.model.image import ImageConfig
     from forkd.model.network import NetworkPolicy
     from forkd.model.recipe import RecipeSource
 
@@ -57,6 +58,8 @@ class Snapshot:
         owner: Whose it is.
         shared: Whether every tenant may use it.
         cached: Whether it may be removed for want of room, as nobody has named it.
+        config: What its image says of programs; None if that is not known.
+        build_key: The key of the step of a build that it is the result of; None for others.
     """
 
     tag: Tag
@@ -80,6 +83,8 @@ class Snapshot:
     owner: Owner = DEFAULT_OWNER
     shared: bool = False
     cached: bool = False
+    config: ImageConfig | None = None
+    build_key: str | None = None
 
     @property
     def shared_fraction(self) -> float:
@@ -108,6 +113,7 @@ CACHED_PREFIX = "image-"
 CACHED_DIGITS = 12
 """The name of a snapshot that may go: this, and so many hex digits of what it is made of."""
 
+_KEY = re.compile(limits.BUILD_KEY_PATTERN.removesuffix("$"))
 _CACHED = re.compile(rf"{CACHED_PREFIX}[0-9a-f]{{{CACHED_DIGITS}}}")
 
 
@@ -170,6 +176,46 @@ class LinkRequest:
     def of_sandbox(self) -> bool:
         """Whether `source` is a sandbox, which a snapshot of the same name does not hide."""
         return is_sandbox_id(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLink:
+    """What a link is that a build has made.
+
+    Attributes:
+        key: Names the step that it is the result of, and all before it.
+        config: What its image says of programs.
+        cached: Whether it may be removed for want of room.
+    """
+
+    key: str
+    config: ImageConfig
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLinkRequest:
+    """The result of a step of a build.
+
+    Attributes:
+        key: Names it, among those of its tenant.
+        config: What its image says of programs.
+        sandbox: What it is written from, unless it is there; None to look only.
+        tag: Its name; None for one of the daemon's, under which it may be removed again.
+
+    Raises:
+        InvalidRequest: The key is malformed, or the configuration too long.
+    """
+
+    key: str
+    config: ImageConfig
+    sandbox: SandboxId | None = None
+    tag: Tag | None = None
+
+    def __post_init__(self) -> None:
+        if _KEY.fullmatch(self.key) is None:
+            raise InvalidRequest("key is not 64 hex digits", field="key")
+        self.config.check()
 
 
 @dataclass(frozen=True, slots=True)

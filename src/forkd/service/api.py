@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from forkd.model.snapshot import LinkRequest, Removed, Snapshot, SnapshotRequest
     from forkd.service.answers import Answers
-    from forkd.service.api_images import ImageCache, Images, ImageSnapshots, Recipes
+    from forkd.service.api_images import BuildLinks, ImageCache, Images, ImageSnapshots, Recipes
     from forkd.service.api_streams import ExecSession, FileReader, PortSession
     from forkd.service.api_team import Figures, Journal, Networks, System, Tenants, Tokens, Usages
     from forkd.service.api_trees import Comparisons, Promotions, Trees
@@ -488,6 +488,11 @@ class Host(Protocol):
     @property
     def image_snapshots(self) -> ImageSnapshots:
         """Snapshots of images."""
+        ...
+
+    @property
+    def build_links(self) -> BuildLinks:
+        """Results of steps of builds."""
         ...
 
     @property

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from forkd.model.image import CachedImage, Image, ImageSnapshotRequest
     from forkd.model.progress import Progress
     from forkd.model.recipe import RecipeEntry, RecipeSource, StoredRecipe, UploadedRecipe
-    from forkd.model.snapshot import Snapshot
+    from forkd.model.snapshot import BuildLinkRequest, Snapshot
 
 
 class Recipes(Protocol):
@@ -84,5 +84,25 @@ class ImageSnapshots(Protocol):
             BuildError: The image could not be built, or its machine not be baked.
             QuotaExceeded: The tenant may not have so much stored.
             CapacityError: Too many are made, or the disk is full.
+        """
+        ...
+
+
+class BuildLinks(Protocol):
+    """Results of steps of builds.  Scopes `snapshots` and `run`."""
+
+    async def link(self, caller: Caller, request: BuildLinkRequest) -> Snapshot:
+        """Return the result of a step of a build, written from a sandbox unless there is one.
+
+        The sandbox goes on, with the configuration as its programs' defaults.  A result without a
+        name may be removed for want of room as long as nothing depends on it, but not within ten
+        minutes after it was asked for.
+
+        Raises:
+            NotFound: There is no such result, and no sandbox to write it from.
+            Conflict: The name is taken, the chain is as long as it may be, or the sandbox does not
+                run.
+            QuotaExceeded: The tenant may not have so much stored.
+            CapacityError: The disk is full; nothing was left on it.
         """
         ...

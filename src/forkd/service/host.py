@@ -29,6 +29,7 @@ from forkd.network.upstream import Upstreams
 from forkd.service import names, rootless
 from forkd.service.admission import Admission
 from forkd.service.answers import Answers
+from forkd.service.build_links import BuildLinks
 from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.chains import Chains
@@ -127,6 +128,7 @@ class Host:
     secrets: Secrets
     image_cache: ImageCache
     image_snapshots: ImageSnapshots
+    build_links: BuildLinks
     answers: Answers
     telemetry: Telemetry
     tasks: Supervisor
@@ -329,10 +331,7 @@ def _open_leases(
 
 
 async def _compose(
-    settings: HostSettings,
-    telemetry: Telemetry,
-    ground: _Ground,
-    stack: contextlib.AsyncExitStack,
+    settings: HostSettings, telemetry: Telemetry, ground: _Ground, stack: contextlib.AsyncExitStack
 ) -> tuple[Host, tuple[SandboxRow, ...]]:
     """Reap and tidy, and give each component what it works with."""
     store, pending, records, jail = ground.store, ground.pending, ground.records, ground.jail
@@ -366,8 +365,8 @@ async def _compose(
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
-    for_bakes = (store, catalog, images, upkeep, bakes)
-    snapshots = Snapshots(telemetry, settings, tasks, admission, *for_bakes)
+    for_bakes = (admission, store, catalog, images, upkeep, bakes)
+    snapshots = Snapshots(telemetry, settings, tasks, *for_bakes)
     image_cache = ImageCache(telemetry, settings, images, catalog, upkeep, store, tasks)
     for_images = (recipes, images, snapshots, image_cache, catalog, store)
     for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
@@ -395,6 +394,7 @@ async def _compose(
         secrets=secrets,
         image_cache=image_cache,
         image_snapshots=ImageSnapshots(telemetry, settings, tasks, *for_images),
+        build_links=BuildLinks(telemetry, roster, branches, image_cache, catalog, store),
         answers=await _open_answers(records, tasks),
         telemetry=telemetry,
         tasks=tasks,

@@ -1,9 +1,9 @@
 """The image cache: what is in it, and what goes when it takes more than it may.
 
 Two kinds of things may go, the one that was used longest ago first: images that no snapshot needs,
-and snapshots that were made of an image without a name of their own (`image_snapshots`), as long as
-no sandbox and no other snapshot goes back to them.  Both stay for `IMAGE_KEPT_S` after they were
-used.  What named snapshots need stays, and does not count.
+and snapshots without a name of their own, of images (`image_snapshots`) and of steps of builds
+(`build_links`), as long as no sandbox and no other snapshot goes back to them.  Both stay for
+`IMAGE_KEPT_S` after they were used.  What named snapshots need stays, and does not count.
 """
 
 from __future__ import annotations
@@ -133,8 +133,15 @@ class ImageCache:
     async def _taken_bytes(self) -> int:
         known = self._catalog.shelf.known.values()
         named = {each.image_key for each in known if not each.cached}
+        needed = {
+            under.tag
+            for each in known
+            if not each.cached
+            for under in self._catalog.shelf.ancestors(each)
+        }
         images = await self._images.stored()
-        return sum(each.stored_bytes for each in known if each.cached) + sum(
+        may_go = (each for each in known if each.cached and each.tag not in needed)
+        return sum(each.stored_bytes for each in may_go) + sum(
             each.stored_bytes for each in images if each.key not in named
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forkd.errors import InvalidRequest, StoreError
 from forkd.host import files
+from forkd.limits import BUILD_KEY_PATTERN
 from forkd.model.ids import parse_tag
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
 MANIFEST_FILE = "manifest.json"
 
-MANIFEST_VERSION = 2
-"""Latest version that is read; 2 added `link`, and a manifest without one is still written as 1."""
+MANIFEST_VERSION = 3
+"""Latest version that is read; 2 added `link`, 3 `config` and `build_key`.  A manifest without
+these is still written as 1, or 2."""
 
 MANIFEST_BYTES_MAX = 1024 * 1024
 """Longest manifest that is read; ours have some kilobytes, but stores are copied around."""
@@ -29,6 +32,7 @@ REPLACES_MAX = 1024
 """Most digests that one snapshot stands in for: one is added each time that it is compacted."""
 
 _LINK_VERSION = 2
+_CONFIG_VERSION = 3
 
 
 class _Part(BaseModel):
@@ -68,6 +72,22 @@ class Link(_Part):
     pause_ms: float | None = Field(default=None, ge=0)
 
 
+class Config(_Part):
+    """What the snapshot's image says of programs; `model.image.ImageConfig` describes each."""
+
+    env: Mapping[str, str]
+    cwd: str
+    user: str
+    entrypoint: tuple[str, ...] | None
+    cmd: tuple[str, ...] | None
+    ports: tuple[str, ...]
+    labels: Mapping[str, str]
+    healthcheck: Mapping[str, str | tuple[str, ...]]
+    stop_signal: str
+    volumes: tuple[str, ...]
+    shell: tuple[str, ...]
+
+
 class Manifest(_Part):
     """What a snapshot is.
 
@@ -86,6 +106,8 @@ class Manifest(_Part):
         parent: The snapshot that it is a difference against; None for a base.
         files: What else is in the folder.
         link: What ties it to other snapshots; None for one that was baked.
+        config: What its image says of programs; None if that is not known.
+        build_key: The key of the step of a build that made it; None for others.
     """
 
     version: int = 1
@@ -102,6 +124,8 @@ class Manifest(_Part):
     parent: str | None = None
     files: tuple[StoredFile, ...]
     link: Link | None = None
+    config: Config | None = None
+    build_key: str | None = Field(default=None, pattern=BUILD_KEY_PATTERN)
 
     @property
     def stored_bytes(self) -> int:
@@ -124,11 +148,13 @@ class Manifest(_Part):
 
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest's file, in the oldest version that can say it."""
-    if manifest.link is None:
-        text = manifest.model_dump_json(indent=2, exclude={"link"})
-    else:
-        text = manifest.model_copy(update={"version": _LINK_VERSION}).model_dump_json(indent=2)
-    return text.encode() + b"\n"
+    version, absent = 1, {"link", "config", "build_key"}
+    if manifest.link is not None:
+        version, absent = _LINK_VERSION, absent - {"link"}
+    if manifest.config is not None or manifest.build_key is not None:
+        version, absent = _CONFIG_VERSION, absent - {"config", "build_key"}
+    said = manifest.model_copy(update={"version": version})
+    return said.model_dump_json(indent=2, exclude=absent).encode() + b"\n"
 
 
 def load(folder: Path) -> Manifest:

@@ -48,8 +48,9 @@ EXEC = "exec"
 """The operation of a command, from its start to its end; its use case only starts it."""
 
 OPERATION_NAMES = frozenset({
-    EXEC, "bake", "branch", "build", "change_network", "change_quotas", "change_sandbox", "compact",
-    "compare", "connect_port", "console_log", "create_token", "delete_sandbox", "delete_snapshot",
+    EXEC, "bake", "branch", "build", "build_link", "change_network", "change_quotas",
+    "change_sandbox", "compact", "compare", "connect_port", "console_log", "create_token",
+    "delete_sandbox", "delete_snapshot",
     "draw_trees", "echo", "eval", "extend", "find_sandbox", "follow_console_log", "follow_events",
     "fork", "get_network", "get_recipe", "get_sandbox", "get_snapshot", "get_usage", "host_info",
     "list_dir", "list_images", "list_recipes", "list_sandboxes", "list_secrets", "list_snapshots",

@@ -40,6 +40,7 @@ from forkd.wire.parts import (
     TtlSecs,
     Vcpus,
 )
+from forkd.wire.v2_builds import ImageConfigInfo
 
 SandboxStatus = Literal["starting", "running", "stopping", "exited"]
 """Closed: clients that were published refuse a status that they do not know."""
@@ -180,7 +181,10 @@ class SnapshotInfo(Answer):
     created_by: str = Field(default="", description="Whose request made it: a token, a user.")
     shared: bool = Field(default=False, description="Every tenant may use it.")
     cached: bool = Field(
-        default=False, description="Made of an image without a name; removed for want of room."
+        default=False, description="Made without a name; removed for want of room."
+    )
+    build_key: str | None = Field(
+        default=None, description="The key of the step of a build that made it."
     )
 
 
@@ -193,6 +197,9 @@ class SnapshotInfoDetail(SnapshotInfo):
     ancestors: list[str] = Field(description="Its chain without itself, base first.")
     dependents: list[str] = Field(description="Snapshots that name it as their parent.")
     sandbox_ids: list[str] = Field(description="Live forks of it.")
+    config: ImageConfigInfo | None = Field(
+        default=None, description="What its image says of programs; null if that is not known."
+    )
 
 
 class SnapshotDelete(Query):

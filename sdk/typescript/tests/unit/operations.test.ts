@@ -24,7 +24,7 @@ function documented(): Map<string, Operation> {
 }
 
 /** What an operator's monitoring asks, and no program of a user. */
-const LEFT_OUT = ["health", "metrics", "ready"];
+const LEFT_OUT = ["build_link", "health", "metrics", "ready"];
 
 async function drained(pieces: AsyncIterable<unknown>): Promise<void> {
   for await (const _ of pieces);

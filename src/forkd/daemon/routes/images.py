@@ -10,12 +10,15 @@ from forkd.daemon import convert, convert_images, streaming
 from forkd.daemon.bodies import takes_body
 from forkd.daemon.pages import PAGED, by_last_use, page_of
 from forkd.daemon.routes import (
+    BuildLinksOf,
     CallerOf,
     ImageCacheOf,
     ImageSnapshotsOf,
     ImagesOf,
     PageOf,
+    SandboxesOf,
     router,
+    sandbox_of,
     streamed,
     wants_stream,
 )
@@ -24,7 +27,7 @@ from forkd.model.caller import Scope
 from forkd.model.image import Image
 from forkd.model.recipe import parse_recipe_source
 from forkd.model.snapshot import Snapshot
-from forkd.wire import v2, v2_images
+from forkd.wire import v2, v2_builds, v2_images
 
 routes = router("images")
 
@@ -82,3 +85,16 @@ async def snapshot_image(
     if wants_stream(request):
         return await streaming.events(source, convert.snapshot_event)
     return convert.snapshot(await streaming.last(source, Snapshot))
+
+
+@routes.post("/v2/snapshots:build", operation_id="build_link", status_code=201)
+@takes_body(Scope.SNAPSHOTS, Scope.RUN, creates=True)
+async def build_link(
+    body: v2_builds.BuildLink, caller: CallerOf, links: BuildLinksOf, sandboxes: SandboxesOf
+) -> v2.SnapshotInfo:
+    """Return the result of a step of a build, written from a sandbox unless there is one."""
+    found = None
+    if body.sandbox is not None:
+        found = await sandbox_of(caller, sandboxes, body.sandbox, field="sandbox")
+    request = convert_images.build_link_request(body, found)
+    return convert.snapshot(await links.link(caller, request))

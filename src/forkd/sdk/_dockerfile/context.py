@@ -62,7 +62,7 @@ class Context:
         self.root = root
         self._ignore = ignore or Ignore()
         self._found: dict[str, Entry] | None = None
-        self._digests: dict[str, str] = {}
+        self._contents: dict[str, str] = {}
 
     def host_path(self, path: str) -> str:
         """Return where a thing is on this host."""
@@ -104,16 +104,8 @@ class Context:
         """
         if entry.kind == "other":
             raise ValueError(f"{entry.path!r} is neither a file, a folder nor a link")
-        known = self._digests.get(entry.path)
-        if known is None:
-            content = f"{entry.kind} {entry.mode:o} "
-            if entry.kind == "file":
-                content += self._contents(entry)
-            else:
-                content += entry.target
-            known = hashlib.sha256(os.fsencode(content)).hexdigest()
-            self._digests[entry.path] = known
-        return known
+        said = self.contents(entry) if entry.kind == "file" else entry.target
+        return hashlib.sha256(os.fsencode(f"{entry.kind} {entry.mode:o} {said}")).hexdigest()
 
     def is_archive(self, entry: Entry) -> bool:
         """Whether a file is an archive that ADD unpacks: a tar file, compressed or not."""
@@ -194,7 +186,14 @@ class Context:
             )
         raise ValueError(f"no {said!r} in the context {self.root}")
 
-    def _contents(self, entry: Entry) -> str:
+    def contents(self, entry: Entry) -> str:
+        """Return the digest of the contents that a file had when it was first asked for.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        if (known := self._contents.get(entry.path)) is not None:
+            return known
         digest = hashlib.sha256()
         try:
             with open(self.host_path(entry.path), "rb") as file:  # noqa: PTH123 - as above
@@ -202,7 +201,7 @@ class Context:
                     digest.update(piece)
         except OSError as error:
             raise ValueError(f"cannot read {entry.path!r}: {error.strerror}") from error
-        return digest.hexdigest()
+        return self._contents.setdefault(entry.path, digest.hexdigest())
 
 
 def _entry(path: str, found: os.DirEntry[str]) -> Entry:

@@ -46,7 +46,8 @@ class CopyAction:
         parts: What is copied.
         target: To where; absolute.
         is_folder: Whether `target` is a folder for certain; else that depends on what is there.
-        owner: Whose the copies are: names or numbers, with `:` and a group or without.
+        owner: Whose the copies are: a name or a number, with `:` and a group or without; None
+            for root, and for whom an unpacked archive says.
         mode: Their permissions; None for those that they have.
     """
 
@@ -54,7 +55,7 @@ class CopyAction:
     parts: tuple[Part, ...]
     target: str
     is_folder: bool
-    owner: str
+    owner: str | None
     mode: int | None
 
     def said(self) -> list[object]:
@@ -79,8 +80,8 @@ def copy_action(
         ValueError: It is malformed, or there are no such files.
     """
     flags = dict(each.flags)
-    owner = words.word(flags.get("chown") or "0:0")
-    if _OWNER.fullmatch(owner) is None:
+    owner = words.word(flags["chown"] or "") if "chown" in flags else None
+    if owner is not None and _OWNER.fullmatch(owner) is None:
         raise ValueError(f"--chown is USER or USER:GROUP, not {owner[:80]!r}")
     texts = each.words if each.words is not None else tuple(each.rest.split())
     if len(texts) < 2:  # noqa: PLR2004 - a source and a target

@@ -12,13 +12,14 @@ from forkd.errors import ForkdError
 from forkd.host import proc
 from forkd.limits import BAKES_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
+from forkd.model.image import ImageConfig
 from forkd.model.progress import Progress
 from forkd.service.ledger import most_stored_bytes
 from forkd.service.places import Places
 from forkd.service.snapshots.bake import BakePlan, bake
 from forkd.service.snapshots.disclosure import shown
 from forkd.service.snapshots.stored import from_manifest
-from forkd.service.snapshots.writing import store_error, stored_files
+from forkd.service.snapshots.writing import config_of, store_error, stored_files
 from forkd.service.staging import staged_folder
 from forkd.service.streams import progress_of
 from forkd.service.supervision import TaskKind, to_end
@@ -148,6 +149,7 @@ class Snapshots:
             built = await self.images.built(
                 caller, request.recipe, tell, request.changes, self.store.keep_rootfs
             )
+            _config(built).check()
             shape = _shape(self.catalog.get(request.tag), built)
             most_bytes = most_stored_bytes(shape, self.settings.disks.limit_mib)
             self.catalog.expect(request.tag, most_bytes)
@@ -193,4 +195,13 @@ def _manifest(tag: Tag, created_at: datetime, built: BuiltImage, baked: Baked) -
         runtime=baked.runtime,
         cpu=Cpu(model=cpu.model, features=cpu.features),
         files=stored_files(baked.files),
+        config=config_of(_config(built)),
+    )
+
+
+def _config(built: BuiltImage) -> ImageConfig:
+    """Return what an image says of programs in it."""
+    said = built.config
+    return ImageConfig(
+        env=said.env, cwd=said.cwd, user=said.user, entrypoint=said.entrypoint, cmd=said.cmd
     )

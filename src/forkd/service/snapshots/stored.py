@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import ChainError, StoreError
 from forkd.model.ids import SandboxId, Tag, parse_tag
+from forkd.model.image import ImageConfig
 from forkd.model.snapshot import Snapshot, SnapshotStatus
 from forkd.store.snapshots import check_link
 
@@ -112,6 +113,8 @@ def from_manifest(manifest: Manifest, store: SnapshotStore, *, cached: bool = Fa
         source=None if link is None or link.source is None else SandboxId(link.source),
         pause_ms=None if link is None else link.pause_ms,
         cached=cached,
+        config=None if manifest.config is None else ImageConfig(**manifest.config.model_dump()),
+        build_key=manifest.build_key,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from forkd.service.ledger import most_stored_bytes, seed_key
 from forkd.service.snapshots.stored import from_manifest
 from forkd.service.staging import staged_folder
 from forkd.service.supervision import TaskKind, to_end
-from forkd.store.manifest import Link, StoredFile
+from forkd.store.manifest import Config, Link, StoredFile
 from forkd.store.pending import Record
 from forkd.store.snapshots import MEMORY_FILE
 
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from forkd.engine.replies import SavedFile
     from forkd.model.caller import Owner, Tenant
     from forkd.model.ids import Tag
+    from forkd.model.image import ImageConfig
     from forkd.model.sandbox import Sandbox
-    from forkd.model.snapshot import Snapshot
+    from forkd.model.snapshot import BuiltLink, Snapshot
     from forkd.model.tenant import Amounts
     from forkd.service.ledger import Ledger
     from forkd.service.seeds import Seed
@@ -69,7 +70,13 @@ class LinkWriter:
 
     @contextlib.asynccontextmanager
     async def claim(
-        self, tag: Tag, source: Sandbox, owner: Owner, *, wait: bool
+        self,
+        tag: Tag,
+        source: Sandbox,
+        owner: Owner,
+        *,
+        wait: bool,
+        built: BuiltLink | None = None,
     ) -> AsyncGenerator[Claim, None]:
         """Claim a tag for a durable snapshot of a sandbox, before anything is made for it.
 
@@ -80,6 +87,7 @@ class LinkWriter:
             source: The sandbox.
             owner: Whose the snapshot will be.
             wait: Whether somebody waits until it is written; else a failure stays to be seen.
+            built: What it is, if a build makes it.
 
         Raises:
             Conflict: The tag is taken, the snapshot under it not ready, or the chain too long.
@@ -88,9 +96,11 @@ class LinkWriter:
             ForkdError: The snapshot under it is missing or damaged.
         """
         expected_bytes = most_stored_bytes(self.catalog.get(source.tag), source.disk_limit_mib)
-        await self.catalog.claim(tag, owner, source.tag, source.id, expected_bytes=expected_bytes)
+        cached = built is not None and built.cached
+        about = (tag, owner, source.tag, source.id)
+        await self.catalog.claim(*about, expected_bytes=expected_bytes, cached=cached)
         record = Record(tag=tag, created_at=datetime.now(UTC), parent=source.tag, source=source.id)
-        claim = Claim(self, record, tag, source.tag, keep_error=not wait)
+        claim = Claim(self, record, tag, source.tag, keep_error=not wait, built=built)
         try:
             await self._put(record)
             yield claim
@@ -131,7 +141,7 @@ class LinkWriter:
         finally:
             await seed.release()
         # Cancelled, we are being stopped: the record stays and becomes a failure.
-        snapshot = from_manifest(manifest, self.store)
+        snapshot = from_manifest(manifest, self.store, cached=claim.cached)
         try:
             await to_end(asyncio.to_thread(self.pending.remove, claim.tag))
         except ForkdError as error:  # the next start sees that the snapshot is there
@@ -148,6 +158,8 @@ class LinkWriter:
             saved = await seed.save(staged, memory=memory, disk_layers=1 + len(chain))
             self.catalog.expect(claim.tag, sum(file.bytes for file in saved))
             manifest = _manifest(claim, chain[-1], saved, seed.pause_ms)
+            if claim.cached:
+                await asyncio.to_thread(store.mark_cached, staged)
             await to_end(asyncio.to_thread(store.publish, staged, manifest))
             return manifest
 
@@ -167,6 +179,7 @@ class Claim:
         tag: Its name.
         parent: What it is a difference against.
         keep_error: Whether a failure stays to be seen, because nobody waits for it.
+        built: What it is, if a build makes it.
         writing: The task that writes it; None before that.
     """
 
@@ -175,7 +188,13 @@ class Claim:
     tag: Tag
     parent: Tag
     keep_error: bool
+    built: BuiltLink | None = None
     writing: Task[None] | None = None
+
+    @property
+    def cached(self) -> bool:
+        """Whether it may be removed for want of room."""
+        return self.built is not None and self.built.cached
 
     def write(self, seed: Seed) -> None:
         """Have a seed write what was claimed, in the background.
@@ -238,6 +257,11 @@ def stored_files(saved: Iterable[SavedFile]) -> tuple[StoredFile, ...]:
     )
 
 
+def config_of(config: ImageConfig) -> Config:
+    """Return an image's configuration as manifests have it."""
+    return Config(**asdict(config))
+
+
 def _memory(store: SnapshotStore, link: Manifest) -> Path:
     return store.folder(parse_tag(link.tag)) / MEMORY_FILE
 
@@ -247,11 +271,14 @@ def _manifest(
 ) -> Manifest:
     """Return the manifest of a link over `parent`, which it is alike."""
     link = Link(parent_digest=parent.digest, source=claim.record.source, pause_ms=pause_ms)
-    changed = {
+    changed: dict[str, object] = {
         "tag": claim.tag,
         "created_at": claim.record.created_at,
         "parent": claim.parent,
         "files": stored_files(saved),
         "link": link,
+        "build_key": None,
     }
+    if (built := claim.built) is not None:
+        changed |= {"config": config_of(built.config), "build_key": built.key}
     return parent.model_copy(update=changed)

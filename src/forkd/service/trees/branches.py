@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forkd.model.caller import Caller
     from forkd.model.ids import SandboxId, Tag
     from forkd.model.sandbox import Sandbox
-    from forkd.model.snapshot import Snapshot
+    from forkd.model.snapshot import BuiltLink, Snapshot
     from forkd.service.sandboxes.component import Sandboxes
     from forkd.service.sandboxes.owner import SandboxOwner
     from forkd.service.seeds import Seed
@@ -48,6 +48,7 @@ class _Plan:
         options: How they are made.
         tag: Name of the snapshot; None for none.
         wait: Whether to wait until that is written.
+        built: What the snapshot is, if a build makes it.
     """
 
     owner: Owner
@@ -55,6 +56,7 @@ class _Plan:
     options: BranchOptions
     tag: Tag | None
     wait: bool
+    built: BuiltLink | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,22 @@ class Branches:
             raise InvalidRequest("a branch without siblings needs a tag", field="tag")
         return result.snapshot
 
+    async def write_built(
+        self, caller: Caller, sandbox: SandboxId, tag: Tag, built: BuiltLink
+    ) -> Snapshot:
+        """Take a durable snapshot that is the result of a step of a build.
+
+        Raises:
+            ForkdError: As `branch`.
+        """
+        source = self.sandboxes.roster.get(caller, sandbox)
+        check(source.sandbox, LifeEvent.BRANCH)
+        plan = _Plan(_heir(caller, source), 0, BranchOptions(), tag, wait=True, built=built)
+        work = self._branch(source, plan)
+        result = await self.tasks.run(TaskKind.BRANCH, work, f"a step of {sandbox}")
+        assert result.snapshot is not None  # noqa: S101 - there is a tag
+        return result.snapshot
+
     async def _branch(self, source: SandboxOwner, plan: _Plan) -> BranchResult:
         sandbox, options = source.sandbox, plan.options.of(source.sandbox)
         snapshot = self.sandboxes.catalog.get(sandbox.tag)
@@ -124,7 +142,8 @@ class Branches:
             enter = stack.enter_async_context
             claim = None
             if plan.tag is not None:
-                claiming = self.writer.claim(plan.tag, sandbox, plan.owner, wait=plan.wait)
+                about = (plan.tag, sandbox, plan.owner)
+                claiming = self.writer.claim(*about, wait=plan.wait, built=plan.built)
                 claim = await enter(claiming)
             await enter(self.growth.reserve(sandbox, plan.count))
             await self._prepare_siblings(source, plan.count)
