@@ -173,7 +173,7 @@ fn replies_of_the_agent_are_read_and_written_as_recorded() {
                 assert_kept::<guest::ExecReply>(vector, &payload);
             }
             "reply_eval" | "reply_eval_error" | "reply_eval_results" => {
-                assert_kept::<guest::EvalReply>(vector, &payload)
+                assert_kept::<guest::EvalReply>(vector, &payload);
             }
             "reply_entries" | "reply_entries_bytes" => {
                 assert_kept::<guest::Entries>(vector, &payload);
