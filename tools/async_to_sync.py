@@ -48,6 +48,7 @@ NAMES = {
     "AsyncPlace": "Place",
     "AsyncPort": "Port",
     "AsyncProcess": "Process",
+    "AsyncContexts": "Contexts",
     "AsyncPrograms": "Programs",
     "AsyncRecipes": "Recipes",
     "AsyncSandbox": "Sandbox",

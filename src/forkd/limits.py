@@ -400,6 +400,12 @@ EVAL_CODE_BYTES_MAX = 512 * 1024
 RUNTIME_NAME_PATTERN = r"^[a-z][a-z0-9._-]{0,31}$"
 """Names of warm runtimes: one of forkd's, or a program of the image's that is called so."""
 
+EVAL_CONTEXT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+"""Names of contexts, in which code has names and a working directory of its own."""
+
+EVAL_CONTEXTS_MAX = 64
+"""Contexts of one warm runtime, beside that of the warm-up."""
+
 EVAL_WAITING_MAX = 64
 """Most evals that wait for the one interpreter of a sandbox; one more is refused."""
 
@@ -407,10 +413,7 @@ EVAL_WAIT_S_MAX = 45.0
 """Longest time that an eval waits for its turn: less than clients allow beyond its own time."""
 
 EVAL_RESULTS_MAX = 32
-"""Results of one evaluation: its value, figures, and what it displays; more are counted.
-
-See `protocol/runtime/CONTRACT.md`.
-"""
+"""Results of one evaluation: its value, figures, and what it displays; more are counted."""
 
 EVAL_FORMS_MAX = 16
 """Forms of one result of an evaluation, such as HTML and PNG."""

@@ -21,6 +21,7 @@ from forkd.sdk._endpoint import Endpoint
 from forkd.sdk._forwarding import AsyncForward, Forward
 from forkd.sdk._results import (
     Branch,
+    CodeContext,
     DiffInfo,
     EvalError,
     EvalResult,
@@ -83,6 +84,7 @@ __all__ = [
     "AsyncTokens",
     "Branch",
     "CachedImageInfo",
+    "CodeContext",
     "Commands",
     "Connection",
     "Copied",

@@ -282,3 +282,19 @@ async def test_a_machine_that_ends_while_something_has_the_sandbox_is_explained(
         os.kill(sandbox.pid, signal.SIGKILL)
         with pytest.raises(EngineExited, match=f"{held.id} has exited: {ENDINGS['killed']}"):
             await owner.guest.ping()
+
+
+async def test_code_in_a_context_has_names_of_its_own(fake_host: FakeHost) -> None:
+    async with fake_host.service() as host:
+        await fake_host.bake(host, fake_host.recipe())
+        made = (await host.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes[0]
+        await host.guests.eval(CALLER, made.id, "x = 1", context="draft")
+        found = await host.guests.eval(CALLER, made.id, "x", context="draft", runtime="python")
+        assert found.value == 1
+        elsewhere = await host.guests.eval(CALLER, made.id, "x")
+        assert elsewhere.error is not None
+        for name in ("", "A", "a b", "a" * 64):
+            with pytest.raises(InvalidRequest) as refused:
+                await host.guests.eval(CALLER, made.id, "x", context=name)
+            assert refused.value.context["field"] == "context"
+        await host.sandboxes.delete(CALLER, made.id)

@@ -42,6 +42,7 @@ class Agent:
         self.knobs = knobs
         self.configured: Members = {}
         self.namespace: dict[str, Any] = {"identity": identity}
+        self.contexts: dict[str, dict[str, Any]] = {}
         self.files: dict[str, bytes] = {}
         self.frozen, self.top = False, 0
         self.clock_off_ns = 10**9
@@ -121,7 +122,9 @@ class Agent:
             raise Refused(
                 "no_runtime", f"there is no runtime '{wanted}' in this sandbox: it is python"
             )
-        output, members = interpreter.run(request["code"], self.namespace)
+        context = request.get("context")
+        names = self.namespace if context is None else self.contexts.setdefault(context, {})
+        output, members = interpreter.run(request["code"], names)
         if output:
             peer.send_bytes(encode(Kind.STDOUT, output.encode()))
         peer.send(Kind.REPLY, members)

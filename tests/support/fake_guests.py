@@ -16,7 +16,7 @@ from forkd.model.caller import Scope
 from forkd.model.checks import in_range
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
-from tests.support.fake_programs import FakeExec, evaluate
+from tests.support.fake_programs import FakeExec, evaluate_in
 from tests.support.file_tree import FileTree, Refused
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ class Contents:
 
     files: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
+    contexts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def copy(self) -> Contents:
         plain = {name: value for name, value in self.names.items() if name != "__builtins__"}
         modules = {name: value for name, value in plain.items() if isinstance(value, ModuleType)}
         own = {name: value for name, value in plain.items() if name not in modules}
-        return Contents(dict(self.files), {**modules, **copy.deepcopy(own)})
+        names = {**modules, **copy.deepcopy(own)}
+        return Contents(dict(self.files), names, {name: {} for name in self.contexts})
 
 
 @dataclass
@@ -146,13 +148,15 @@ class FakeGuests:
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
+        context: str | None = None,
     ) -> EvalResult:
         if runtime not in {None, "python"}:
             raise Conflict(
                 f"there is no runtime '{runtime}' in this sandbox: its warm runtime is python",
                 guest_code="no_runtime",
             )
-        result = evaluate(code, self.world.running_guest(caller, sandbox).contents.names, timeout_s)
+        contents = self.world.running_guest(caller, sandbox).contents
+        result = evaluate_in(contents.contexts, contents.names, context, code, timeout_s)
         if kept is not None:
             kept[0].add(result.stdout.encode())
             return replace(result, output_truncated=kept[0].truncated)

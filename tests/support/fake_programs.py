@@ -6,9 +6,11 @@ import asyncio
 import json
 import shlex
 import signal
-from typing import TYPE_CHECKING, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
 
-from forkd.errors import Conflict, GuestError, NotFound
+from forkd.errors import Conflict, GuestError, InvalidRequest, NotFound
+from forkd.limits import EVAL_CONTEXTS_MAX
 from forkd.model.exec import EvalFault, EvalForms, EvalResult, Exited, Started, Stderr, Stdout
 from tests.support import interpreter
 
@@ -126,6 +128,28 @@ class FakeExec:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def evaluate_in(
+    contexts: dict[str, dict[str, Any]],
+    names: dict[str, Any],
+    context: str | None,
+    code: str,
+    timeout_s: float | None,
+) -> EvalResult:
+    """Run `code` here, in a context that its first use makes."""
+    if context is not None:
+        if context not in contexts and len(contexts) >= EVAL_CONTEXTS_MAX:
+            raise InvalidRequest(f"there are {EVAL_CONTEXTS_MAX} contexts", field="context")
+        return evaluate(code, contexts.setdefault(context, {}), timeout_s)
+    module = SimpleNamespace(
+        contexts=lambda: [{"id": name, "cwd": "/"} for name in contexts],
+        remove_context=lambda name: contexts.pop(name, None) is not None,
+    )
+    about = "__import__('forkd')"
+    if about in code:
+        return evaluate(code.replace(about, "module"), {"module": module}, timeout_s)
+    return evaluate(code, names, timeout_s)
 
 
 def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> EvalResult:

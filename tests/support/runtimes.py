@@ -140,6 +140,10 @@ class RuntimeProcess:
         self.start(code)
         return self.answer()
 
+    def eval_in(self, context: str, code: str) -> Answer:
+        """Have code evaluated in a context."""
+        return self.ask("eval", code=code, context=context)
+
     def interrupt(self, *, told: bool = True) -> None:
         """Interrupt as the agent does; not `told`: as any other program would."""
         if told:

@@ -47,6 +47,7 @@ from forkd.types import (
     AsyncTenants,
     AsyncTokens,
     CachedImageInfo,
+    CodeContext,
     Commands,
     Connection,
     Copied,
@@ -115,6 +116,12 @@ def first_lines() -> None:
         assert_type(sandbox.eval("1").error, EvalError | None)
         assert_type(sandbox.run_code("1", timeout=3).logs, Logs)
         assert_type(sandbox.run_code("1").results, list[Result])
+        context = sandbox.create_code_context(cwd="/tmp", language="python")
+        assert_type(context, CodeContext)
+        assert_type(sandbox.run_code("1", language="python", context=context).text, str | None)
+        assert_type(sandbox.list_code_contexts(), list[CodeContext])
+        assert_type(sandbox.restart_code_context(context), CodeContext)
+        assert_type(sandbox.remove_code_context(context), bool)
         with sandbox.branch(2) as (left, right):
             assert_type(left, Sandbox)
             right.eval("x = 1", check=True)

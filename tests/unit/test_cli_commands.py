@@ -333,17 +333,6 @@ def test_an_evaluation_as_json_has_its_value(forkd: Forkd, sandbox: str) -> None
     assert (document["value"], document["error"]) == ([1, "x"], None)
 
 
-def test_an_evaluation_says_which_forms_there_are(forkd: Forkd, sandbox: str) -> None:
-    code = "class Html:\n    def _repr_html_(self): return '<b>1</b>'\nHtml()"
-
-    ended = forkd("eval", sandbox, code)
-
-    assert (ended.code, ended.out.count("\n")) == (0, 1)
-    assert "it is also there as html: --json prints it" in ended.err
-    (result,) = forkd("eval", sandbox, code, "--json").document["results"]
-    assert (result["html"], result["is_main_result"]) == ("<b>1</b>", True)
-
-
 def test_code_out_of_time_ends_with_124(forkd: Forkd, sandbox: str) -> None:
     assert forkd("eval", sandbox, "0", "--timeout", "0.5").code == 124
 

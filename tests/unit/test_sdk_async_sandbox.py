@@ -18,6 +18,7 @@ from forkd.errors import (
     InvalidRequest,
     NotFound,
 )
+from forkd.limits import EVAL_CONTEXTS_MAX
 from forkd.model.ids import SandboxId
 from forkd.model.sandbox import SandboxState
 from tests.support.fake_service import some_snapshots
@@ -528,3 +529,40 @@ async def test_a_sandbox_is_waited_for_until_it_has_ended(
     assert await sandbox.wait() == "ttl"
     await sandbox.kill()
     assert await sandbox.wait() == "deleted"
+
+
+async def test_code_contexts_are_those_of_e2b(sandbox: AsyncSandbox) -> None:
+    context = await sandbox.create_code_context(cwd="/")
+    assert (context.language, context.cwd) == ("python", "/")
+    await sandbox.run_code("x = 1", context=context)
+    assert (await sandbox.run_code("x", context=context)).text == "1"
+    assert (await sandbox.eval("x", context=context.id)).value == 1
+    other = await sandbox.run_code("x")
+    assert other.error is not None
+    assert [each.id for each in await sandbox.list_code_contexts()] == [context.id]
+
+    again = await sandbox.restart_code_context(context)
+    assert again == context
+    emptied = await sandbox.run_code("x", context=again)
+    assert emptied.error is not None
+    assert await sandbox.remove_code_context(again)
+    assert not await sandbox.remove_code_context(again.id)
+    assert await sandbox.list_code_contexts() == []
+
+
+async def test_a_code_context_that_cannot_be_made_is_one_error_and_none(
+    sandbox: AsyncSandbox,
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"cwd: FileNotFoundError: .*/nowhere"):
+        await sandbox.create_code_context(cwd="/nowhere")
+    assert await sandbox.list_code_contexts() == []
+    with pytest.raises(Conflict, match="no runtime 'node'"):
+        await sandbox.create_code_context(language="node")
+    for name in ("", "A", "a" * 64):
+        with pytest.raises(InvalidRequest) as refused:
+            await sandbox.eval("1", context=name)
+        assert refused.value.context["field"] == "context"
+    for number in range(EVAL_CONTEXTS_MAX):
+        await sandbox.eval("1", context=f"c{number}")
+    with pytest.raises(InvalidRequest, match="64 contexts"):
+        await sandbox.eval("1", context="more")

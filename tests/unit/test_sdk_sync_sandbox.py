@@ -19,6 +19,7 @@ from forkd.errors import (
     InvalidRequest,
     NotFound,
 )
+from forkd.limits import EVAL_CONTEXTS_MAX
 from forkd.model.ids import SandboxId
 from forkd.model.sandbox import SandboxState
 from tests.support.fake_service import some_snapshots
@@ -517,3 +518,40 @@ def test_a_sandbox_is_waited_for_until_it_has_ended(
     assert sandbox.wait() == "ttl"
     sandbox.kill()
     assert sandbox.wait() == "deleted"
+
+
+def test_code_contexts_are_those_of_e2b(sandbox: Sandbox) -> None:
+    context = sandbox.create_code_context(cwd="/")
+    assert (context.language, context.cwd) == ("python", "/")
+    sandbox.run_code("x = 1", context=context)
+    assert (sandbox.run_code("x", context=context)).text == "1"
+    assert (sandbox.eval("x", context=context.id)).value == 1
+    other = sandbox.run_code("x")
+    assert other.error is not None
+    assert [each.id for each in sandbox.list_code_contexts()] == [context.id]
+
+    again = sandbox.restart_code_context(context)
+    assert again == context
+    emptied = sandbox.run_code("x", context=again)
+    assert emptied.error is not None
+    assert sandbox.remove_code_context(again)
+    assert not sandbox.remove_code_context(again.id)
+    assert sandbox.list_code_contexts() == []
+
+
+def test_a_code_context_that_cannot_be_made_is_one_error_and_none(
+    sandbox: Sandbox,
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"cwd: FileNotFoundError: .*/nowhere"):
+        sandbox.create_code_context(cwd="/nowhere")
+    assert sandbox.list_code_contexts() == []
+    with pytest.raises(Conflict, match="no runtime 'node'"):
+        sandbox.create_code_context(language="node")
+    for name in ("", "A", "a" * 64):
+        with pytest.raises(InvalidRequest) as refused:
+            sandbox.eval("1", context=name)
+        assert refused.value.context["field"] == "context"
+    for number in range(EVAL_CONTEXTS_MAX):
+        sandbox.eval("1", context=f"c{number}")
+    with pytest.raises(InvalidRequest, match="64 contexts"):
+        sandbox.eval("1", context="more")

@@ -33,6 +33,7 @@ import types
 # The other half of this program is beside it, wherever the image has modules looked for.
 HERE = __file__.rpartition("/")[0]
 sys.path.insert(0, HERE)
+from _forkd_contexts import CONTEXTS_MAX, Context, folder_of  # noqa: E402 - found now
 from _forkd_results import REPR_MAX, Results, as_json, cut, to_json  # noqa: E402 - found now
 
 sys.path.remove(HERE)
@@ -54,7 +55,7 @@ CO_COROUTINE = 0x80  # of code that awaits, as in `inspect`, which takes long to
 CELL_START = "<cell "
 CELL_NAME = CELL_START + "%d>"
 
-HELLO = to_json({"contract": 1, "language": "Python " + sys.version.split()[0]})
+HELLO = to_json({"contract": 1, "language": "Python " + sys.version.split()[0], "contexts": True})
 
 # The answer to `eval`, and what its parts are, as JSON text, until the code has said otherwise.
 # Put together by hand: a value is encoded while it is measured, and twice is once too many.
@@ -309,17 +310,17 @@ class Runtime:
         self._on_fork = []
         self._results = Results()
         self._results.install()
-        main = types.ModuleType("__main__")
-        main.__dict__["__builtins__"] = __builtins__
+        self._main = self._current = Context()
+        self._contexts = {}
+        self._folder = folder_of(os.getcwd)
         self._operations = {
             "hello": lambda _: (REPLY, HELLO),
             "warm": self.warm,
             "freeze": self.freeze,
             "post_fork": self.post_fork,
+            "eval": self.evaluate_in,
         }
-        # Pickles and dataclasses look their module up by name.
-        sys.modules["__main__"] = main
-        self._namespace = main.__dict__
+        sys.modules["__main__"] = self._main.module
         sys.modules["forkd"] = self._guest_module()
 
     def serve(self):
@@ -355,6 +356,26 @@ class Runtime:
             said["timed_out"] = "true"
         return REPLY, self._results.added_to(EVAL_REPLY % said)
 
+    def evaluate_in(self, request):
+        """Run one cell in a context, which is made by its first."""
+        name = request["context"]
+        context = self._contexts.get(name)
+        if context is None:
+            if len(self._contexts) >= CONTEXTS_MAX:
+                message = (
+                    f"there are {CONTEXTS_MAX} contexts, and no more are possible: remove some"
+                )
+                refused = {"code": "invalid_request", "message": message, "field": "context"}
+                return ERROR, to_json(refused)
+            context = self._contexts[name] = Context(self._folder)
+        self._current = context
+        context.enter(self._main)
+        try:
+            return self.evaluate(request["code"])
+        finally:
+            self._current = self._main
+            self._main.enter(context)
+
     def refuse(self, request):
         """Refuse what only a later agent asks."""
         return refusal("protocol", f"this runtime does not know {request['op']}")
@@ -373,7 +394,7 @@ class Runtime:
             self.evaluate("1 / 0")
             # Nothing is lost: whatever state the generators have, each fork will reseed them.
             to_json({"reseeded": reseed(os.urandom(64)), "hook": json.loads('"none"')})
-        self._namespace.pop("_", None)
+        self._current.namespace.pop("_", None)
         self._cells.clear()
         # A collection in a child would write to the header of every object that it visits, and so
         # copy every page.  What is frozen is never visited again.
@@ -421,13 +442,13 @@ class Runtime:
         if awaits(statements) or awaits(expression):
             return self._awaiting.run(self._run_in_loop(statements, expression))
         if statements is not None:
-            exec(statements, self._namespace)
-        return None if expression is None else eval(expression, self._namespace)
+            exec(statements, self._current.namespace)
+        return None if expression is None else eval(expression, self._current.namespace)
 
     async def _run_in_loop(self, statements, expression):
         """Run both parts of a cell in the loop, whichever of them awaits."""
         for code in (statements, expression):
-            value = None if code is None else eval(code, self._namespace)
+            value = None if code is None else eval(code, self._current.namespace)
             if awaits(code):
                 value = await value
         return value
@@ -463,7 +484,17 @@ class Runtime:
                 self._channel.write(CONTROL, '{"on_fork": true}')
             return callback
 
+        def contexts():
+            """Return the contexts of this runtime, and where code in each goes on."""
+            return [{"id": name, "cwd": each.folder} for name, each in self._contexts.items()]
+
+        def remove_context(name):
+            """Forget a context with all its names; say whether there was one."""
+            return self._contexts.pop(name, None) is not None
+
         module.on_fork = on_fork
+        module.contexts = contexts
+        module.remove_context = remove_context
         return module
 
 

@@ -83,6 +83,8 @@ pub enum Purpose {
     Hello,
     /// `eval`.
     Eval,
+    /// `eval` in a context, whose payload is that of a REQUEST.
+    EvalIn,
     /// The warm-up's code.
     Warm,
     /// The end of the warm-up.
@@ -91,6 +93,13 @@ pub enum Purpose {
     PostFork,
     /// The same, put off until the first job; nobody waits for it.
     Reseed,
+}
+
+impl Purpose {
+    /// Whether it is code of a client's.
+    pub fn is_eval(self) -> bool {
+        matches!(self, Self::Eval | Self::EvalIn)
+    }
 }
 
 /// One request to the interpreter.
@@ -144,6 +153,8 @@ pub struct Runtime {
     origin: Option<(Spec, Surroundings, PathBuf)>,
     /// Why it has ended, if nobody was told.
     untold: Option<ErrorBody>,
+    /// It has said that it knows contexts.
+    has_contexts: bool,
 }
 
 /// What became of the namespace that the image's warm-up has made.
@@ -174,6 +185,7 @@ impl Runtime {
             namespace: Namespace::Unmade,
             origin: None,
             untold: None,
+            has_contexts: false,
         }
     }
 
@@ -253,6 +265,18 @@ impl Runtime {
         };
         let message = format!("there is no runtime '{name}' in this sandbox: {found}");
         Err(failure(ErrorCode::NoRuntime, message))
+    }
+
+    /// Returns if code can have a context in this runtime.
+    ///
+    /// # Errors
+    ///
+    /// `no_runtime`: it knows none.
+    pub fn check_contexts(&self) -> Outcome<()> {
+        if self.has_contexts || self.process.is_none() {
+            return Ok(());
+        }
+        Err(failure(ErrorCode::NoRuntime, format!("{} has no contexts", self.title())))
     }
 
     /// Whether it has yet to say that it is a runtime at all.
@@ -462,7 +486,9 @@ impl Runtime {
             self.current = Some(current);
             return (None, false);
         }
-        if current.purpose != Purpose::Hello {
+        if current.purpose == Purpose::Hello {
+            self.has_contexts = knows_contexts(&payload);
+        } else {
             self.state = RuntimeState::Ready;
         }
         match (current.purpose, kind) {
@@ -489,7 +515,7 @@ impl Runtime {
             _ => {}
         }
         self.start_next(now);
-        if current.purpose == Purpose::Eval && self.current.is_none() {
+        if current.purpose.is_eval() && self.current.is_none() {
             self.look_at = Some(now + LOOK_AFTER);
         }
         let result = if kind == Kind::Reply {
@@ -587,14 +613,22 @@ fn flaw(purpose: Purpose, kind: Kind, payload: &[u8], is_python: bool) -> Option
         (Purpose::Hello, _) => wrong("it refused hello", &String::from_utf8_lossy(payload)),
         // Python's answers are ours, and reading each would be work that nobody needs.
         (_, _) if is_python => None,
-        (Purpose::Eval, Kind::Reply) => serde_json::from_slice::<EvalReply>(payload)
-            .err()
-            .and_then(|error| wrong("its answer to an evaluation is not as it should be", &error)),
+        (Purpose::Eval | Purpose::EvalIn, Kind::Reply) => {
+            serde_json::from_slice::<EvalReply>(payload).err().and_then(|error| {
+                wrong("its answer to an evaluation is not as it should be", &error)
+            })
+        }
         (_, Kind::Error) => serde_json::from_slice::<ErrorBody>(payload)
             .err()
             .and_then(|error| wrong("its error is not as it should be", &error)),
         (_, _) => None,
     }
+}
+
+/// Whether the answer to hello says that the runtime evaluates in contexts.
+fn knows_contexts(payload: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(payload)
+        .is_ok_and(|said| said.get("contexts") == Some(&serde_json::Value::Bool(true)))
 }
 
 /// What probably ended an interpreter, from the way it ended.

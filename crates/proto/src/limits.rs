@@ -21,6 +21,9 @@ pub const EVAL_QUEUE_MAX: usize = 16;
 /// Longest name of a runtime, in bytes.
 pub const RUNTIME_NAME_MAX: usize = 32;
 
+/// Longest name of a context of evaluations, in bytes.
+pub const EVAL_CONTEXT_MAX: usize = 63;
+
 /// Longest `repr` of a value, in characters.
 pub const REPR_MAX: usize = 65_536;
 

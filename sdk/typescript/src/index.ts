@@ -45,7 +45,15 @@ export type {
 } from "./options.js";
 export type { Forward, ForwardOptions, Port } from "./ports.js";
 export type { ExecExit, Process } from "./process.js";
-export type { EvalError, EvalResult, ExecResult, Json, Output, Result } from "./results.js";
+export type {
+  CodeContext,
+  EvalError,
+  EvalResult,
+  ExecResult,
+  Json,
+  Output,
+  Result,
+} from "./results.js";
 export type { ProgramOptions, RunOptions, StreamOptions } from "./running.js";
 export {
   type Branch,

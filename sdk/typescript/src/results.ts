@@ -199,6 +199,23 @@ export class Result {
   }
 }
 
+/** Where code has names and a working directory of its own, under E2B's names. */
+export class CodeContext {
+  /** Its name. */
+  readonly id: string;
+  /** The warm runtime's. */
+  readonly language: string;
+  /** Where its code started. */
+  readonly cwd: string;
+
+  /** @internal */
+  constructor(id: string, language: string, cwd: string) {
+    this.id = id;
+    this.language = language;
+    this.cwd = cwd;
+  }
+}
+
 /**
  * What code evaluated in a sandbox gave.
  *

@@ -1,4 +1,5 @@
 /** A sandbox: fork it, branch it, run programs and code in it, read and write its files, end it. */
+import { randomBytes } from "node:crypto";
 import { EXEC_TIMEOUT_S_MAX, FORK_DEADLINE_S_DEFAULT } from "./answers.gen.js";
 import type { Client } from "./client.js";
 import { EngineError, InvalidRequest, NotFound } from "./errors.js";
@@ -23,7 +24,7 @@ import {
 } from "./options.js";
 import { checkedPort, FORWARD_OPTIONS, Forward, type ForwardOptions, Port } from "./ports.js";
 import type { Process } from "./process.js";
-import { EvalResult, type ExecResult, judged } from "./results.js";
+import { CodeContext, EvalResult, type ExecResult, judged } from "./results.js";
 import { pause } from "./retries.js";
 import {
   program,
@@ -63,10 +64,22 @@ const WAIT_PAUSE_S_MAX = 1;
 /** The snapshot of a sandbox that names none. */
 const TAG_DEFAULT = "pyagent";
 
+/** The warm runtime that has contexts. */
+const CONTEXTS_RUNTIME = "python";
+
+function nameOf(context: string | CodeContext): string {
+  return typeof context === "string" ? context : context.id;
+}
+
 /** How code is evaluated. */
 export interface EvalOptions extends CallOptions {
   /** Refuse the code if the warm runtime is another one, such as "node"; undefined: any. */
   runtime?: string;
+  /**
+   * Where it runs, with names and a working directory of their own: what `createCodeContext`
+   * returned, or a name, whose first use makes it.
+   */
+  context?: string | CodeContext;
   /**
    * True: also throw `GuestError` for an exception in the code.  False: throw nothing, not even
    * `ExecTimeout`.
@@ -98,6 +111,7 @@ export interface Branch {
 
 const EVAL_OPTIONS: Record<keyof EvalOptions, true> = {
   runtime: true,
+  context: true,
   check: true,
   timeoutS: true,
   signal: true,
@@ -492,8 +506,9 @@ export class Sandbox implements AsyncDisposable {
   async eval(code: string, options: EvalOptions = {}): Promise<EvalResult> {
     checkOptions("eval", options, EVAL_OPTIONS);
     const { runtime, timeoutS = null } = options;
+    const context = options.context === undefined ? undefined : nameOf(options.context);
     const answer = await this.#http.call("EvalResult", "POST", `${this.#path}/eval`, {
-      body: { code, ...members({ runtime, timeoutS: timeoutS ?? EXEC_TIMEOUT_S_MAX }) },
+      body: { code, ...members({ runtime, context, timeoutS: timeoutS ?? EXEC_TIMEOUT_S_MAX }) },
       timeoutS: timeoutS === null ? null : timeoutS + TIMEOUT_MARGIN_S,
       signal: options.signal,
     });
@@ -503,10 +518,77 @@ export class Sandbox implements AsyncDisposable {
   /** Run code as `eval` does, under E2B's name; `timeoutMs` is in milliseconds. */
   async runCode(
     code: string,
-    options: CallOptions & { timeoutMs?: number } = {},
+    options: CallOptions & {
+      timeoutMs?: number;
+      language?: string;
+      context?: string | CodeContext;
+    } = {},
   ): Promise<EvalResult> {
-    const { timeoutMs, signal } = options;
-    return await this.eval(code, { timeoutS: seconds(timeoutMs), signal });
+    const { timeoutMs, language, context, signal } = options;
+    return await this.eval(code, {
+      runtime: language,
+      context,
+      timeoutS: seconds(timeoutMs),
+      signal,
+    });
+  }
+
+  /**
+   * Make a context: code in it has names and a working directory of its own.
+   *
+   * Contexts are in one process: modules are loaded once for all, one evaluation runs at a time,
+   * and code that ends the process ends all of them.  Branches of the sandbox have its contexts.
+   *
+   * @throws {InvalidRequest} There is no folder `cwd`, or there are too many contexts.
+   * @throws {Conflict} The warm runtime is not Python.
+   */
+  async createCodeContext(
+    options: CallOptions & { cwd?: string; language?: string } = {},
+  ): Promise<CodeContext> {
+    const { cwd = "", language = CONTEXTS_RUNTIME, signal } = options;
+    const made = new CodeContext(`ctx-${randomBytes(8).toString("hex")}`, language, cwd);
+    return await this.#beginContext(made, { signal });
+  }
+
+  async #beginContext(context: CodeContext, options: CallOptions): Promise<CodeContext> {
+    const { id, language, cwd } = context;
+    const move = cwd === "" ? "" : `__import__('os').chdir(${JSON.stringify(cwd)})\n`;
+    const made = await this.eval(`${move}__import__('os').getcwd()`, {
+      ...options,
+      runtime: language,
+      context,
+    });
+    if (made.error !== null) {
+      await this.removeCodeContext(context);
+      throw new InvalidRequest(`cwd: ${made.error}`, { context: { field: "cwd" } });
+    }
+    return new CodeContext(id, language, String(made.value));
+  }
+
+  /** Return the contexts that there are, besides that of the warm-up. */
+  async listCodeContexts(options: CallOptions = {}): Promise<CodeContext[]> {
+    const found = (await this.#ofContexts("contexts()", options)) as { id: string; cwd: string }[];
+    return found.map(({ id, cwd }) => new CodeContext(id, CONTEXTS_RUNTIME, cwd ?? ""));
+  }
+
+  /** Forget a context with all its names; say whether there was one. */
+  async removeCodeContext(
+    context: string | CodeContext,
+    options: CallOptions = {},
+  ): Promise<boolean> {
+    const call = `remove_context(${JSON.stringify(nameOf(context))})`;
+    return Boolean(await this.#ofContexts(call, options));
+  }
+
+  /** Empty a context: its names are forgotten, and its code starts in its first folder. */
+  async restartCodeContext(context: CodeContext, options: CallOptions = {}): Promise<CodeContext> {
+    await this.removeCodeContext(context, options);
+    return await this.#beginContext(context, options);
+  }
+
+  async #ofContexts(call: string, options: CallOptions): Promise<unknown> {
+    const code = `__import__('forkd').${call}`;
+    return (await this.eval(code, { ...options, runtime: CONTEXTS_RUNTIME, check: true })).value;
   }
 
   /**

@@ -1336,6 +1336,11 @@ export interface components {
             /** Code */
             code: string;
             /**
+             * Context
+             * @description Run it with names and a working directory of their own, which the first code there makes; null: those of the warm-up.
+             */
+            context?: string | null;
+            /**
              * Runtime
              * @description Refuse the code if the warm runtime is another one; null: whatever it is.
              */

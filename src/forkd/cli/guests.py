@@ -231,6 +231,14 @@ def eval_(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     *,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run the code with names and a working directory of their own; the first use of "
+            "a name makes them.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run code in the sandbox's warm interpreter and print the result.
@@ -245,11 +253,12 @@ def eval_(  # noqa: PLR0913 - one for each option
       forkd eval sb-7q66th9abcde --file analysis.py --timeout 10m
       echo 'print("hi")' | forkd eval sb-7q66th9abcde -
       forkd eval sb-7q66th9abcde --runtime node 'process.version'
+      forkd eval sb-7q66th9abcde --context draft 'x = 1'
     """
     text = _code(code, file)
     with shared.client(as_json=json) as client:
         result = client.sandboxes.get(sandbox).eval(
-            text, runtime=runtime, timeout_s=timeout, check=False
+            text, runtime=runtime, context=context, timeout_s=timeout, check=False
         )
     if json:
         render.document(_as_json(result))

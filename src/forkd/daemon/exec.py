@@ -104,6 +104,7 @@ async def evaluate(
         timeout_s=request.timeout_secs,
         kept=kept,
         runtime=request.runtime,
+        context=request.context,
     )
     return with_outputs(convert.eval_result(result), {"stdout": stdout, "stderr": stderr})
 

@@ -239,6 +239,7 @@ class Guest:
         kept: tuple[Kept, Kept] | None = None,
         *,
         runtime: str | None = None,
+        context: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
 
@@ -250,9 +251,11 @@ class Guest:
             timeout_s: How long it may take, from when its turn has come.
             kept: What takes its outputs; None to keep them for the result alone.
             runtime: Refuse it if the warm runtime has another name; None: whatever it is.
+            context: Whose names and folder it has, and makes if it is the first; None: those
+                of the warm-up.
 
         Raises:
-            Conflict: The guest has no runtime, or another one.
+            Conflict: The guest has no runtime, or another one, or one that knows no contexts.
             Busy: Too many wait, or its turn has not come in time; the code did not run.
             EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
             ForkdError: As `ask`.
@@ -260,21 +263,27 @@ class Guest:
         kept = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
         async with self._turn():
             try:
-                reply = await self._eval(code, timeout_s, kept, runtime)
+                reply = await self._eval(code, timeout_s, kept, runtime, context)
             except Conflict as error:
                 if runtime != PYTHON or error.context.get("field") != "runtime":
                     raise
                 # The agent is older than the member: Python is all that it has.
-                reply = await self._eval(code, timeout_s, kept, None)
+                reply = await self._eval(code, timeout_s, kept, None, context)
         stdout, stderr = kept
         dropped = stdout.truncated or stderr.truncated
         return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
 
     async def _eval(
-        self, code: str, timeout_s: float, kept: tuple[Kept, Kept], runtime: str | None
+        self,
+        code: str,
+        timeout_s: float,
+        kept: tuple[Kept, Kept],
+        runtime: str | None,
+        context: str | None,
     ) -> Evaluated:
         streams = dict(zip((Kind.STDOUT, Kind.STDERR), kept, strict=True))
         members: JsonObject = {"code": code, "timeout_s": timeout_s, "runtime": runtime}
+        members["context"] = context
         async with (
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
             self.operation("eval", members) as channel,

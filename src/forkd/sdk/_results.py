@@ -268,6 +268,21 @@ def _result(forms: v2.EvalForms, text: str | None, value: JsonValue) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeContext:
+    """Where code has names and a working directory of its own, under E2B's names.
+
+    Attributes:
+        id: Its name.
+        language: The warm runtime's.
+        cwd: Where its code started.
+    """
+
+    id: str
+    language: str
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
 class Logs:
     """What evaluated code printed, under E2B's names.
 

@@ -352,13 +352,15 @@ class Guests(Protocol):
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
+        context: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; its exceptions are data in the result.
 
         `kept` takes stdout and stderr if given, so that they can be counted.
 
         Raises:
-            Conflict: There is no runtime, or none that is called `runtime`.
+            Conflict: There is no runtime, or none that is called `runtime`, or it knows no
+                contexts.
         """
         ...
 

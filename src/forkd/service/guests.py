@@ -18,6 +18,7 @@ from forkd.engine.guest_port import GuestPort
 from forkd.errors import Busy, InvalidRequest
 from forkd.limits import (
     EVAL_CODE_BYTES_MAX,
+    EVAL_CONTEXT_PATTERN,
     EVALS_MAX,
     EXEC_TIMEOUT_S_MAX,
     EXECS_MAX,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from forkd.telemetry.telemetry import Telemetry
 
 _RUNTIME = re.compile(RUNTIME_NAME_PATTERN.removesuffix("$"))
+
+_CONTEXT = re.compile(EVAL_CONTEXT_PATTERN.removesuffix("$"))
 
 FILE_BYTES_MAX = 1 << 63
 """Beyond any offset or length that a file can have."""
@@ -109,6 +112,7 @@ class Guests:
         timeout_s: float | None = None,
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
+        context: str | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
         if unicode_length("code", code) > EVAL_CODE_BYTES_MAX:
@@ -117,9 +121,11 @@ class Guests:
         in_range("timeout_s", timeout_s, 0.001, EXEC_TIMEOUT_S_MAX)
         if runtime is not None and _RUNTIME.fullmatch(runtime) is None:
             raise InvalidRequest(f"{runtime[:80]!r} is not the name of a runtime", field="runtime")
+        if context is not None and _CONTEXT.fullmatch(context) is None:
+            raise InvalidRequest(f"{context[:80]!r} is not the name of a context", field="context")
         guest = self._guest(caller, sandbox)
         with self.evals.take(caller):
-            return await guest.eval(code, timeout_s, kept, runtime=runtime)
+            return await guest.eval(code, timeout_s, kept, runtime=runtime, context=context)
 
     @use_case("connect_port", Scope.RUN)
     async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> GuestPort:

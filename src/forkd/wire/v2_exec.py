@@ -107,6 +107,12 @@ class Eval(Request):
         pattern=limits.RUNTIME_NAME_PATTERN,
         description="Refuse the code if the warm runtime is another one; null: whatever it is.",
     )
+    context: str | None = Field(
+        default=None,
+        pattern=limits.EVAL_CONTEXT_PATTERN,
+        description="Run it with names and a working directory of their own, which the first code "
+        "there makes; null: those of the warm-up.",
+    )
     timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
 
 

@@ -24,6 +24,7 @@ type Known = (&'static str, &'static [&'static str], &'static [Script]);
 
 const PYTHON: &[Script] = &[
     ("runtime.py", include_str!("../../runtime/python.py")),
+    ("_forkd_contexts.py", include_str!("../../runtime/_forkd_contexts.py")),
     ("_forkd_results.py", include_str!("../../runtime/_forkd_results.py")),
 ];
 const NODE: &[Script] = &[("runtime.js", include_str!("../../runtime/node.js"))];

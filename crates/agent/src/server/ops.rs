@@ -207,7 +207,7 @@ impl Server {
     pub(super) fn deliver(&mut self, answer_: Answer) {
         let Some(mut conn) = self.conns.remove(&answer_.owner) else { return };
         match (answer_.purpose, answer_.result) {
-            (Purpose::Eval, Ok(payload)) => conn.reply_raw(&payload),
+            (Purpose::Eval | Purpose::EvalIn, Ok(payload)) => conn.reply_raw(&payload),
             (Purpose::Warm, Ok(_)) => self.run_ready(&mut conn),
             (Purpose::Freeze, Ok(_)) => {
                 if let Op::Warm(warm) = &conn.op {
@@ -321,8 +321,16 @@ impl Server {
         if let Err(body) = named.map_or(Ok(()), |name| self.runtime.check_name(name)) {
             return conn.fail(&body);
         }
+        let Some(context) = eval.context else {
+            conn.op = Op::Eval;
+            return self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
+        };
+        if let Err(body) = self.runtime.check_contexts() {
+            return conn.fail(&body);
+        }
         conn.op = Op::Eval;
-        self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
+        let request = json!({ "op": "eval", "code": eval.code, "context": context });
+        self.submit(conn, Purpose::EvalIn, request.to_string().into_bytes(), eval.timeout_s);
     }
 
     fn submit(
@@ -333,7 +341,7 @@ impl Server {
         timeout_s: Option<f64>,
     ) {
         let job = Job { owner: conn.id, purpose, payload, timeout: timeout_s.map(timeout) };
-        if purpose == Purpose::Eval {
+        if purpose.is_eval() {
             match self.runtime.restart_if_lost(&mut self.launcher, self.now) {
                 Ok(true) => {
                     self.watch_runtime();

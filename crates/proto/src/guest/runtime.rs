@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Env, check_args, check_surroundings, check_timeout};
 use crate::Text;
 use crate::error::InvalidRequest;
-use crate::limits::RUNTIME_NAME_MAX;
+use crate::limits::{EVAL_CONTEXT_MAX, RUNTIME_NAME_MAX};
 
 /// `eval`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct Eval {
     /// Refuse it if the warm runtime is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
+    /// In a state of its own, which the first code there makes; default: that of the warm-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<String>,
     /// Interrupt after so long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
@@ -24,6 +27,7 @@ pub struct Eval {
 impl Eval {
     pub(super) fn check(&self) -> Result<(), InvalidRequest> {
         self.runtime.as_deref().map_or(Ok(()), check_name)?;
+        self.context.as_deref().map_or(Ok(()), check_context)?;
         check_timeout(self.timeout_s)
     }
 }
@@ -114,6 +118,21 @@ fn check_name(name: &str) -> Result<(), InvalidRequest> {
     Ok(())
 }
 
+fn check_context(name: &str) -> Result<(), InvalidRequest> {
+    let starts = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    if name.len() > EVAL_CONTEXT_MAX
+        || !name.as_bytes().first().is_some_and(starts)
+        || !name.bytes().all(|byte| starts(&byte) || b"-_.".contains(&byte))
+    {
+        let rule = format!(
+            "not the name of a context: a small letter or digit, then small letters, digits, '-', \
+             '_' and '.', at most {EVAL_CONTEXT_MAX} in all"
+        );
+        return Err(InvalidRequest::field("context", rule));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Request;
@@ -130,6 +149,17 @@ mod tests {
         }
         for name in ["", "../x", "a/b", "Node", "7z", "a b", &"a".repeat(33)] {
             assert_eq!(refused(&eval(name)).as_deref(), Some("runtime"), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_context_has_a_longest() {
+        let eval = |name: &str| format!(r#"{{"op":"eval","code":"","context":"{name}"}}"#);
+        for name in ["a", "7", "a.b-c_d", &"a".repeat(63)] {
+            assert_eq!(refused(&eval(name)), None, "{name}");
+        }
+        for name in ["", "-a", "A", "a b", "é", &"a".repeat(64)] {
+            assert_eq!(refused(&eval(name)).as_deref(), Some("context"), "{name}");
         }
     }
 

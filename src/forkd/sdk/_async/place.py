@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import EngineError
 from forkd.sdk import _requests
-from forkd.sdk._async.programs import AsyncPrograms
+from forkd.sdk._async.contexts import AsyncContexts
 from forkd.sdk._async.running import TIMEOUT_MARGIN_S
 from forkd.sdk._requests import build
 from forkd.wire.v2_trees import BranchCreate, BranchInfo, PromotionInfo, Reset, ResetInfo
@@ -25,7 +25,7 @@ PROMOTION_TIMEOUT_S = 180.0
 """Time that ending the losers of a promotion and renaming its winner may take."""
 
 
-class AsyncPlace(AsyncPrograms):
+class AsyncPlace(AsyncContexts):
     """The part of a sandbox that concerns its tree; `AsyncSandbox` has all of it."""
 
     async def snapshot(self, tag: str, *, wait: bool = True) -> SnapshotInfo:

@@ -11,7 +11,7 @@ from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._async.running import TIMEOUT_MARGIN_S, Run
 from forkd.sdk._forwarding import AsyncForward, listen
 from forkd.sdk._requests import build, checked_port, explicit, program, shell
-from forkd.sdk._results import eval_result, judged
+from forkd.sdk._results import CodeContext, eval_result, judged
 from forkd.wire import v2
 
 if TYPE_CHECKING:
@@ -276,6 +276,7 @@ class AsyncPrograms(AsyncLife):
         code: str,
         *,
         runtime: str | None = None,
+        context: str | CodeContext | None = None,
         check: bool | None = None,
         timeout_s: float | None = None,
     ) -> EvalResult:
@@ -288,6 +289,8 @@ class AsyncPrograms(AsyncLife):
             code: Statements; a last expression is the value.
             runtime: Refuse the code if the warm runtime is another one, such as `node`; None:
                 whatever it is.
+            context: Where it runs, with names and a working directory of their own: what
+                `create_code_context` returned, or a name, whose first use makes it.
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
@@ -302,6 +305,7 @@ class AsyncPrograms(AsyncLife):
             v2.Eval,
             code=code,
             runtime=runtime,
+            context=context.id if isinstance(context, CodeContext) else context,
             timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s,
         )
         answer = await self._http.call(
@@ -312,16 +316,6 @@ class AsyncPrograms(AsyncLife):
             timeout_s=None if limit_s is None else limit_s + TIMEOUT_MARGIN_S,
         )
         return judged(eval_result(answer), check=check)
-
-    @explicit
-    async def run_code(self, code: str, *, timeout: float | None = None) -> EvalResult:
-        """Run code as `eval` does, under E2B's name.
-
-        Args:
-            code: Statements; a last expression is the value.
-            timeout: Interrupt the code after this time, in seconds; None: never.
-        """
-        return await self.eval(code, timeout_s=timeout)
 
 
 class AsyncCommands:

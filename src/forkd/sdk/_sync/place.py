@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import EngineError
 from forkd.sdk import _requests
 from forkd.sdk._requests import build
-from forkd.sdk._sync.programs import Programs
+from forkd.sdk._sync.contexts import Contexts
 from forkd.sdk._sync.running import TIMEOUT_MARGIN_S
 from forkd.wire.v2_trees import BranchCreate, BranchInfo, PromotionInfo, Reset, ResetInfo
 
@@ -26,7 +26,7 @@ PROMOTION_TIMEOUT_S = 180.0
 """Time that ending the losers of a promotion and renaming its winner may take."""
 
 
-class Place(Programs):
+class Place(Contexts):
     """The part of a sandbox that concerns its tree; `Sandbox` has all of it."""
 
     def snapshot(self, tag: str, *, wait: bool = True) -> SnapshotInfo:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from forkd.limits import EXEC_TIMEOUT_S_MAX
 from forkd.sdk._forwarding import Forward, listen
 from forkd.sdk._requests import build, checked_port, explicit, program, shell
-from forkd.sdk._results import eval_result, judged
+from forkd.sdk._results import CodeContext, eval_result, judged
 from forkd.sdk._sync.life import Life
 from forkd.sdk._sync.ports import Port
 from forkd.sdk._sync.process import Process
@@ -277,6 +277,7 @@ class Programs(Life):
         code: str,
         *,
         runtime: str | None = None,
+        context: str | CodeContext | None = None,
         check: bool | None = None,
         timeout_s: float | None = None,
     ) -> EvalResult:
@@ -289,6 +290,8 @@ class Programs(Life):
             code: Statements; a last expression is the value.
             runtime: Refuse the code if the warm runtime is another one, such as `node`; None:
                 whatever it is.
+            context: Where it runs, with names and a working directory of their own: what
+                `create_code_context` returned, or a name, whose first use makes it.
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
@@ -303,6 +306,7 @@ class Programs(Life):
             v2.Eval,
             code=code,
             runtime=runtime,
+            context=context.id if isinstance(context, CodeContext) else context,
             timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s,
         )
         answer = self._http.call(
@@ -313,16 +317,6 @@ class Programs(Life):
             timeout_s=None if limit_s is None else limit_s + TIMEOUT_MARGIN_S,
         )
         return judged(eval_result(answer), check=check)
-
-    @explicit
-    def run_code(self, code: str, *, timeout: float | None = None) -> EvalResult:
-        """Run code as `eval` does, under E2B's name.
-
-        Args:
-            code: Statements; a last expression is the value.
-            timeout: Interrupt the code after this time, in seconds; None: never.
-        """
-        return self.eval(code, timeout_s=timeout)
 
 
 class Commands:
