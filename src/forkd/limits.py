@@ -338,23 +338,11 @@ ROOM_BYTES_MIN = 256 * 1024 * 1024
 
 # Builds of Dockerfiles
 
-DOCKERFILE_BYTES_MAX = 1024 * 1024
-"""Longest Dockerfile, and longest `.dockerignore`, that is read."""
-
-DOCKERFILE_INSTRUCTIONS_MAX = 512
-"""Most instructions of a Dockerfile: several stages of as many steps as a chain has links."""
-
-BUILD_CONTEXT_ENTRIES_MAX = 100_000
-"""Most files, folders and links of a build context, without those that are left out."""
-
 IMAGE_CONFIG_BYTES_MAX = 256 * 1024
 """Longest configuration of an image that a snapshot keeps, as JSON: variables, labels, program."""
 
 BUILD_KEY_PATTERN = r"^[0-9a-f]{64}$"
 """Keys of steps of builds."""
-
-BUILD_CONTEXT_BYTES_MAX = 4 * 1024 * 1024 * 1024
-"""Most bytes of the files of a build context, without those that are left out."""
 
 # Programs and code in a guest
 

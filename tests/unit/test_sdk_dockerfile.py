@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forkd import limits
 from forkd.errors import InvalidRequest
+from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.reading import read
 from forkd.sdk._dockerfile.settings import Config, apply
 from forkd.sdk._dockerfile.stages import parse

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd import limits
 from forkd.errors import InvalidRequest
+from forkd.limits import CHAIN_DEPTH_MAX
+from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.context import Context
 from forkd.sdk._dockerfile.copying import CopyAction
 from forkd.sdk._dockerfile.ignore import parse_ignore
@@ -353,7 +354,7 @@ def test_an_entrypoint_has_no_arguments_of_the_base_image(root: Path) -> None:
 
 
 def test_a_chain_has_as_many_links_as_chains_may_have(root: Path) -> None:
-    most = limits.CHAIN_DEPTH_MAX - 1
+    most = CHAIN_DEPTH_MAX - 1
     planned("FROM a\n" + "RUN x\n" * most, root)
     with pytest.raises(InvalidRequest, match=rf"^D:{most + 2}: RUN: this is step {most + 1}"):
         planned("FROM a\n" + "RUN x\n" * (most + 1), root)

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from forkd import limits
+from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.ignore import Ignore, glob
 
 if TYPE_CHECKING:

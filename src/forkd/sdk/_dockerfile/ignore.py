@@ -11,7 +11,7 @@ import posixpath
 import re
 from dataclasses import dataclass
 
-from forkd import limits
+from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.faults import wrong
 
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd import limits
+from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.faults import wrong
 from forkd.sdk._dockerfile.words import Expander, raw_words
 
