@@ -2,6 +2,7 @@
 
     python -m tools.node install [FOLDER]  install the npm packages of a folder's lock file
     python -m tools.node check NAME …      run a program of them, which is heard if it fails
+    python -m tools.node npm …             run its npm, for whoever has none
 
 The folder is sdk/typescript, unless another is named.
 """
@@ -109,6 +110,8 @@ def main() -> int:
         match sys.argv[1:]:
             case ["install", *folder]:
                 return install(*map(Path, folder))
+            case ["npm", *words]:
+                return subprocess.call([*npm(), *words], env=environment())  # noqa: S603 - npm
             case ["check", program, *args]:
                 return check(program, *args)
             case _:

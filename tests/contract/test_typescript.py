@@ -91,14 +91,25 @@ def test_every_error_class_can_be_imported() -> None:
     assert classes == {each["class"] for each in codes.values()}
 
 
+@pytest.mark.parametrize("words", [("install",), ("npm", "install", "x")])
 def test_without_nodejs_the_error_says_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(node, "find_spec", lambda _: None)
-    monkeypatch.setattr("sys.argv", ["node", "install"])
+    monkeypatch.setattr("sys.argv", ["node", *words])
 
     assert node.main() == 1
     assert capsys.readouterr().err == node.MISSING
+
+
+@pytest.mark.needs("node")
+def test_npm_can_be_run_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["node", "npm", "--version"])
+
+    assert node.main() == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capfd.readouterr().out)
 
 
 def test_a_program_that_fails_is_heard(

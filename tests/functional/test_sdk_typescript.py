@@ -27,6 +27,15 @@ VITEST_TIMEOUT_S = 150.0
 
 pytestmark = [pytest.mark.needs("node"), pytest.mark.timeout(VITEST_TIMEOUT_S + 30)]
 
+DENO_FLAGS = (
+    "--no-prompt",
+    "--allow-env",
+    "--allow-net",
+    "--allow-read",
+    "--allow-write",
+)
+"""What the package needs of Deno: a Unix socket is read and written."""
+
 README = TYPESCRIPT / "README.md"
 PAGE = ROOT / "docs/howto/use-typescript.md"
 
@@ -108,7 +117,7 @@ async def test_the_package_runs_on(
     words = {
         "node": ("node",),
         "bun": (str(BUN),),
-        "deno": (str(DENO), "run", "--allow-all", "--no-prompt"),
+        "deno": (str(DENO), "run", *DENO_FLAGS),
     }[runtime]
 
     async with serving(fake_host) as (served, token):

@@ -84,6 +84,7 @@ export class Transport {
   readonly #tls: Tls;
 
   constructor(endpoint: Endpoint) {
+    checkRuntime(endpoint);
     this.endpoint = endpoint;
     this.#base = new URL(endpoint.httpUrl);
     this.#tls = tlsOf(endpoint);
@@ -149,6 +150,22 @@ export class Transport {
       ...this.#tls,
     });
     return opened(made, this.endpoint, signal);
+  }
+}
+
+/** Refuse a runtime that lacks what this package uses, before a call fails for that in its middle. */
+function checkRuntime(endpoint: Endpoint): void {
+  if (typeof String.prototype.isWellFormed !== "function") {
+    throw new InvalidRequest(
+      `@forkd/sdk needs Node.js 20 or later, Bun or Deno; this is Node.js ${process.version}`,
+    );
+  }
+  if (endpoint.socket !== undefined && process.platform === "win32") {
+    throw new InvalidRequest(
+      `url: ${endpoint.url} is a Unix socket, which JavaScript cannot use on Windows; give the ` +
+        "daemon's TCP address, such as http://127.0.0.1:8889, as `url` or FORKD_URL",
+      { context: { field: "url" } },
+    );
   }
 }
 

@@ -59,4 +59,5 @@ try {
   await sandbox.kill();
 }
 await assert.rejects(sandbox.refresh(), NotFound);
+client.close(); // Deno does not end while a connection is kept
 process.stdout.write("ok\n");

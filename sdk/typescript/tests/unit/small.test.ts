@@ -2,12 +2,13 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test, vi } from "vitest";
-import { discover } from "../../src/endpoint.js";
+import { discover, Endpoint } from "../../src/endpoint.js";
 import { ERRORS_BY_CODE } from "../../src/error-codes.gen.js";
 import * as errors from "../../src/errors.js";
 import { ExecResult } from "../../src/results.js";
 import { program, shell } from "../../src/running.js";
 import { asBase64, fromBase64, onWire } from "../../src/text.js";
+import { Transport } from "../../src/transport.js";
 import { argument } from "../../src/wire.js";
 
 let folder: string;
@@ -132,4 +133,18 @@ test("a result quotes what a program said, without what acts on a terminal", () 
   const late = new ExecResult({ ...parts, exitCode: 137, stderr: "", args, timedOut: true });
   expect(() => late.check()).toThrow(/was killed after 1.3 s: its time ran out/);
   expect(late.ok).toBe(false);
+});
+
+test("a runtime that lacks something is told what to use", () => {
+  const socket = new Endpoint({ url: "unix:///run/forkd.sock" });
+  vi.spyOn(process, "platform", "get").mockReturnValue("win32");
+  expect(() => new Transport(socket)).toThrow(/a Unix socket, which JavaScript cannot use on Win/);
+  expect(() => new Transport(socket)).toThrow(/TCP address, such as http:\/\/127.0.0.1:8889/);
+  const { isWellFormed } = String.prototype;
+  onTestFinished(() => {
+    vi.restoreAllMocks();
+    Object.assign(String.prototype, { isWellFormed });
+  });
+  Object.assign(String.prototype, { isWellFormed: undefined });
+  expect(() => new Transport(socket)).toThrow(/needs Node.js 20 or later, Bun or Deno; this is N/);
 });
