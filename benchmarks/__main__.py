@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument(
         "--recipes",
         type=recipes.parse_names,
-        default=tuple(recipes.QUESTIONS),
+        default=recipes.everything(),
         metavar="NAME,…",
         help="of the part recipes, these alone; the others keep their figures",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bed
+from benchmarks import bed, programs
 from benchmarks.harness import Json, Stopwatch, median
 from benchmarks.hogs import forked
 from benchmarks.questions import EVAL_TIMEOUT_S
@@ -86,22 +86,39 @@ ROUNDS_QUICK = 2
 """How often each recipe is forked, after one fork that does not count."""
 
 
+def everything() -> tuple[str, ...]:
+    """Return the recipes, and the programs that need no packages or have theirs."""
+    return (*QUESTIONS, *(name for name in programs.PROGRAMS if programs.is_ready(name)))
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Read names of recipes, separated by commas.
 
     Raises:
-        argparse.ArgumentTypeError: One is not measured.
+        argparse.ArgumentTypeError: One is not measured, or lacks its packages.
     """
     chosen = tuple(text.split(","))
     for name in chosen:
-        if name not in QUESTIONS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(QUESTIONS)}")
+        if name not in QUESTIONS and name not in programs.PROGRAMS:
+            known = ", ".join((*QUESTIONS, *programs.PROGRAMS))
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {known}")
+        if name in programs.PROGRAMS and not programs.is_ready(name):
+            raise argparse.ArgumentTypeError(
+                f"{name} needs its packages in {programs.PACKAGES / name}: run "
+                "tests/functional/test_recipe_frameworks.py with --soak first"
+            )
     return chosen
+
+
+def folders(names: Iterable[str]) -> list[Path]:
+    """Return the recipes whose images are needed."""
+    return [FOLDER / (name if name in QUESTIONS else programs.BASE) for name in names]
 
 
 def steps(names: Collection[str]) -> int:
     """Return how many steps are told of these recipes."""
-    return 2 * len(names)
+    run = len([name for name in names if name in programs.PROGRAMS])
+    return 2 * (len(names) - run) + (1 + run if run else 0)
 
 
 async def measure(
@@ -114,7 +131,8 @@ async def measure(
     """
     rounds = ROUNDS_QUICK if quick else ROUNDS
     figures: Json = {}
-    for name in names:
+    names = list(names)
+    for name in [each for each in names if each in QUESTIONS]:
         question, tag = QUESTIONS[name], parse_tag(f"bench-{name}")
         teller.begin(f"cold start of {name}")
         baked = await bed.bake(settings, FOLDER / name, _tell, tag)
@@ -124,6 +142,30 @@ async def measure(
             await host.snapshots.delete(CALLER, tag)
         figures[name] = of_recipe(baked.stages_s, asked_ms[1:])
         _tell(f"{name}: {json.dumps(figures[name])}")
+    run = [each for each in names if each in programs.PROGRAMS]
+    return figures | (await measure_programs(settings, teller, run) if run else {})
+
+
+async def measure_programs(settings: HostSettings, teller: Teller, names: Iterable[str]) -> Json:
+    """Run programs over one snapshot, which is gone after.
+
+    Raises:
+        ForkdError: The snapshot could not be baked, or a program failed.
+    """
+    figures: Json = {}
+    tag = parse_tag("bench-programs")
+    teller.begin(f"cold start of {programs.BASE}")
+    baked = await bed.bake(settings, FOLDER / programs.BASE, _tell, tag)
+    cold_s = baked.stages_s["boot"] + baked.stages_s["warm"]
+    async with open_host(settings) as host:
+        async with forked(host, tag, ForkOptions(deadline_s=FORK_DEADLINE_S), 1):
+            pass  # the first fork starts the zygote
+        for name in names:
+            teller.begin(name)
+            taken_s = await programs.run(settings, host, tag, name)
+            figures[name] = programs.of_program(name, cold_s, taken_s)
+            _tell(f"{name}: {json.dumps(figures[name])}")
+        await host.snapshots.delete(CALLER, tag)
     return figures
 
 

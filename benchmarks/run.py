@@ -377,7 +377,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--place", default="this host", help="what to call this machine")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no thousand")
     parser.add_argument("--only", type=parse_parts, default=PARTS, help="parts, with commas")
-    parser.add_argument("--recipes", type=recipes.parse_names, default=tuple(recipes.QUESTIONS))
+    parser.add_argument("--recipes", type=recipes.parse_names, default=recipes.everything())
     return parser.parse_args(arguments)
 
 

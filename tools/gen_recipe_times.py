@@ -37,6 +37,18 @@ CLOCKS = """\
 The questions are in `benchmarks/recipes.py`.
 """
 
+PROGRAMS = """
+## Programs
+
+An agent's program forks one sandbox and branches it. *With cold starts* is the same program if each
+of its sandboxes were a cold start of `python-numpy`: the measured time, and that many cold starts
+of the same run. A program's time includes the start of Python and of its framework, which the
+helper machine emulates, too.
+
+| program | sandboxes | with cold starts | with forks | saves | measured |
+|---|---:|---:|---:|---:|---|
+{rows}"""
+
 
 def outputs() -> dict[Path, str]:
     """Return the page with its contents; nothing before the first measurement."""
@@ -49,12 +61,19 @@ def page(measured: dict[str, Any]) -> str:
     """Return the page of these figures."""
     places = sorted({figures["place"] for figures in measured["recipes"].values()})
     head = WORDS.format(places=", ".join(places))
-    rows = [row(name, figures) for name, figures in sorted(measured["recipes"].items())]
+    all_figures = sorted(measured["recipes"].items())
+    rows = [row(name, figures) for name, figures in all_figures if "boot_s" in figures]
+    programs = [
+        program_row(name, figures) for name, figures in all_figures if "boot_s" not in figures
+    ]
     table = (
         "| recipe | boot | warm-up | cold start | fork to first answer | saves | measured |\n"
         "|---|---:|---:|---:|---:|---:|---|\n"
     )
-    return f"{MARK}\n# Recipes: cold start and fork\n\n{head}\n{table}{''.join(rows)}\n{CLOCKS}"
+    end = PROGRAMS.format(rows="".join(programs)) if programs else ""
+    return (
+        f"{MARK}\n# Recipes: cold start and fork\n\n{head}\n{table}{''.join(rows)}\n{CLOCKS}{end}"
+    )
 
 
 def row(name: str, figures: dict[str, Any]) -> str:
@@ -64,3 +83,11 @@ def row(name: str, figures: dict[str, Any]) -> str:
     day = figures["started_at"].partition("T")[0]
     cells = " | ".join((*times, answer, ratio, day))
     return f"| [{name}](../../recipes/{name}/README.md) | {cells} |\n"
+
+
+def program_row(name: str, figures: dict[str, Any]) -> str:
+    """Return the line of one program."""
+    times = [f"{figures[each]:.1f} s" for each in ("without_s", "program_s")]
+    day = figures["started_at"].partition("T")[0]
+    cells = (str(figures["sandboxes"]), *times, f"{figures['ratio']:.1f} x", day)
+    return f"| [{name}](../../recipes/{name}/README.md) | {' | '.join(cells)} |\n"

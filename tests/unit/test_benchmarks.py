@@ -2,10 +2,22 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import branch, chain, clients, executor, hogs, recipes, tenants, testing, walls
+from benchmarks import (
+    branch,
+    chain,
+    clients,
+    executor,
+    hogs,
+    programs,
+    recipes,
+    tenants,
+    testing,
+    walls,
+)
 from benchmarks.bed import Child, Herd, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
@@ -14,6 +26,7 @@ from benchmarks.run import PARTS, Width, assemble, parse_parts, steps
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
 from forkd.engine.replies import SpawnStages
+from forkd.errors import EngineError
 from forkd.host import proc
 from forkd.images.recipe import load_recipe
 from tools import gen_recipe_times
@@ -272,3 +285,59 @@ def test_recipes_that_were_not_measured_keep_their_figures_and_their_day(tmp_pat
         "2026-11-27",
         "2026-11-28",
     ]
+
+
+def of_mcp() -> dict[str, Any]:
+    return programs.of_program("mcp-agent", 50.0, 20.0)
+
+
+def test_a_program_saves_a_cold_start_for_each_of_its_sandboxes() -> None:
+    assert of_mcp() == {
+        "sandboxes": 4,
+        "program_s": 20.0,
+        "cold_s": 50.0,
+        "without_s": 220.0,
+        "ratio": 11.0,
+    }
+
+
+def test_a_program_that_ends_with_other_words_is_refused() -> None:
+    programs.check("mcp-agent", "a call\n{'scores': [1, 3, 5], 'kept': 3723}\n", 0)
+    for said, status in (("a call\n{'error': 'x'}\n", 0), ("", 0), (programs.BASE, 1)):
+        with pytest.raises(EngineError, match=f"mcp-agent ended with {status}: "):
+            programs.check("mcp-agent", said, status)
+
+
+def test_every_program_is_measured_once_it_has_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "PACKAGES", tmp_path)
+    there = {path.parent.name for path in recipes.FOLDER.glob("*/run.py")}
+    assert there == set(programs.PROGRAMS)
+    with pytest.raises(argparse.ArgumentTypeError, match="crewai-fanout needs its packages in "):
+        recipes.parse_names("crewai-fanout")
+    assert "crewai-fanout" not in recipes.everything()
+    (tmp_path / "crewai-fanout").mkdir()
+    (tmp_path / "crewai-fanout" / "requirements.txt").touch()
+    assert recipes.parse_names("crewai-fanout") == ("crewai-fanout",)
+    assert recipes.folders(("redis", "mcp-agent")) == [
+        recipes.FOLDER / "redis",
+        recipes.FOLDER / "python-numpy",
+    ]
+    assert recipes.steps(("redis", "mcp-agent", "crewai-fanout")) == 2 + 1 + 2
+
+
+def test_the_figures_of_programs_are_shown_and_get_a_table_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"redis": of_redis(), "mcp-agent": of_mcp()}
+    bench = {"machine": machine("a test"), "started_at": "2026-11-28T05:00", "recipes": figures}
+    show(bench)
+    recipes.publish(bench, tmp_path / "figures.json")
+
+    page = gen_recipe_times.page(json.loads((tmp_path / "figures.json").read_text()))
+
+    assert "mcp-agent" in capsys.readouterr().out
+    row = "| [mcp-agent](../../recipes/mcp-agent/README.md) | 4 | 220.0 s | 20.0 s | 11.0 x |"
+    assert f"{row} 2026-11-28 |" in page.splitlines()
+    assert page.index("## Programs") > page.index("[redis]")
