@@ -26,6 +26,7 @@ PUBLIC = [
     "ExecResult",
     "ExecTimeout",
     "ForkdError",
+    "Image",
     "Output",
     "Process",
     "Sandbox",

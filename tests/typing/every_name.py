@@ -22,6 +22,7 @@ from forkd import (
     ExecResult,
     ExecTimeout,
     ForkdError,
+    Image,
     Output,
     Process,
     Sandbox,
@@ -116,6 +117,11 @@ def first_lines() -> None:
         assert_type(sandbox.eval("1").error, EvalError | None)
         assert_type(sandbox.run_code("1", timeout=3).logs, Logs)
         assert_type(sandbox.run_code("1").results, list[Result])
+        image = Image.debian().apt_install("git").pip_install(["six"]).env(A="b").env({"C": "d"})
+        image = image.run_commands("true").workdir("/").user("root").warm_up("import six")
+        image = image.add_local_file("a", "/a", mode=0o644).add_local_dir("b", "/b")
+        assert_type(image, Image)
+        assert_type(Image.from_registry("alpine").recipe(), dict[str, Any])
         context = sandbox.create_code_context(cwd="/tmp", language="python")
         assert_type(context, CodeContext)
         assert_type(sandbox.run_code("1", language="python", context=context).text, str | None)

@@ -13,6 +13,7 @@ from forkd.sdk._async.process import AsyncProcess
 from forkd.sdk._async.sandbox import AsyncSandbox, AsyncSandboxes
 from forkd.sdk._endpoint import Endpoint, discover
 from forkd.sdk._forwarding import AsyncForward, Forward
+from forkd.sdk._image import Image
 from forkd.sdk._results import Branch, EvalError, EvalResult, ExecResult, Output
 from forkd.sdk._sync.client import Client
 from forkd.sdk._sync.files import Files
@@ -36,6 +37,7 @@ __all__ = [
     "ExecResult",
     "Files",
     "Forward",
+    "Image",
     "Output",
     "Port",
     "Process",

@@ -18,7 +18,7 @@ from forkd.errors import InvalidRequest, NotFound
 from forkd.limits import RECIPE_ENTRIES_MAX, RECIPE_UPLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from os import PathLike
 
 RECIPE_FILE = "recipe.toml"
@@ -115,6 +115,33 @@ class Archive:
                 *(_entry(each, f"{name}/{each.relative_to(path).as_posix()}") for each in inner),
             )
             return cls._with(entries, path, "image", "; push it to a registry instead")
+
+    @classmethod
+    def of_parts(
+        cls, text: bytes, texts: Mapping[str, bytes], files: Mapping[str, Path]
+    ) -> Archive:
+        """Return the archive of a recipe of this text, and what goes along.
+
+        Args:
+            text: The recipe.
+            texts: Files by their names in the archive.
+            files: Files and folders of this host, likewise.
+
+        Raises:
+            InvalidRequest: As `of`.
+        """
+
+        def entries() -> Iterator[_Entry]:
+            yield _text_entry(text, RECIPE_FILE)
+            for name, said in texts.items():
+                yield _text_entry(said, name)
+            for name, path in files.items():
+                yield _entry(path, name)
+                for each in _walk(path) if path.is_dir() else ():
+                    yield _entry(each, f"{name}/{each.relative_to(path).as_posix()}")
+
+        with _readable("image"):
+            return cls._with(entries(), Path("image"), "image", ": add less of this host")
 
     @classmethod
     def _with(cls, entries: Iterable[_Entry], of: Path, field: str, way_out: str) -> Archive:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forkd.sdk._async.http import AsyncHttp
     from forkd.sdk._async.recipes import AsyncRecipes
     from forkd.sdk._async.sandbox import AsyncSandbox
+    from forkd.sdk._image import Image
     from forkd.wire.v2 import SandboxCondition
 
 WRITE_TIMEOUT_S = 3_600.0
@@ -61,9 +62,9 @@ class AsyncSnapshots:
     async def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
-        recipe: str | PathLike[str] | None = None,
+        recipe: str | PathLike[str] | Image | None = None,
         *,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         run: Sequence[str] = (),
         ready: str | None = None,
         memory_mib: int | None = None,
@@ -81,7 +82,7 @@ class AsyncSnapshots:
                 a recipe of the daemon's host, or a path in one of its folders of recipes.
             image: Instead of a recipe: an image of a registry, such as `python:3.12-slim`; the path
                 of an OCI layout folder, an OCI archive or a `docker save` archive on this host,
-                which is uploaded; or a recipe.
+                which is uploaded; a recipe; or an `Image`.
             run: Shell lines that run in the machine, in order, before it is frozen. The machine has
                 no network.
             ready: Shell command that is repeated until it exits with 0; the machine is frozen then.
@@ -115,7 +116,7 @@ class AsyncSnapshots:
     @explicit
     async def for_image(  # noqa: PLR0913 - one for each member
         self,
-        image: str | PathLike[str],
+        image: str | PathLike[str] | Image,
         *,
         memory_mib: int | None = None,
         vcpus: int | None = None,
@@ -315,14 +316,14 @@ class AsyncImages:
 
     async def build(
         self,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | Image,
         *,
         on_progress: Callable[[ProgressEvent], object] | None = None,
     ) -> ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
         Args:
-            recipe: As for `snapshots.create`.
+            recipe: As for `snapshots.create`, or an `Image`.
             on_progress: Called with each step, as it comes.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.errors import InvalidRequest, NotFound
+from forkd.sdk._image import Image
 from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._requests import build
@@ -89,20 +90,24 @@ class AsyncRecipes:
 
     async def reference(
         self,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | Image,
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for a recipe: one of this host is uploaded first."""
+        if isinstance(recipe, Image):
+            return await self.image_reference(recipe, on_progress)
         if not self._http.local_files or find_local(recipe) is None:
             return str(recipe)
         return (await self.upload(recipe, on_progress=on_progress)).recipe
 
     async def image_reference(
         self,
-        image: str | PathLike[str],
+        image: str | PathLike[str] | Image,
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for an image: one of this host is uploaded first."""
+        if isinstance(image, Image):
+            return (await self._upload(image.archive(), on_progress)).recipe
         local = find_local_image(image) if self._http.local_files else str(image)
         if isinstance(local, str):
             return local
@@ -137,7 +142,7 @@ async def image_snapshot(
 async def snapshot_of(
     http: AsyncHttp,
     tag: str | None,
-    image: str | PathLike[str] | None,
+    image: str | PathLike[str] | Image | None,
     on_progress: Callable[[ProgressEvent], object] | None,
 ) -> str:
     """Return the snapshot of a tag or an image; the one to take, if there is neither.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from forkd.sdk._async.connection import AsyncConnection
     from forkd.sdk._async.http import AsyncHttp
+    from forkd.sdk._image import Image
     from forkd.sdk._requests import BranchOptions, NamedForkOptions
     from forkd.sdk._results import EvalResult, ExecResult
     from forkd.wire.v2 import ProgressEvent
@@ -62,9 +63,9 @@ class AsyncSandbox(AsyncPlace):
             one, `FORKD_TARGET`.  This is the reference's; new code calls `connect`.
         timeout: Time limit of an `eval` that names none, in seconds; None for none.
         spawn: Whether to fork one.
-        image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path of an
-            OCI layout or a `docker save` archive on this host; or a recipe.  Its snapshot is made
-            the first time, and kept for as long as the daemon has room.
+        image: Instead of a tag: an `Image`; an image of a registry, such as `python:3.12-slim`; the
+            path of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
+            snapshot is made the first time, and kept for as long as the daemon has room.
         on_progress: Called with each step, if the image's snapshot has to be made.
         name: What it can be found by, beside its id; no other live one may have it.
         memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
@@ -86,8 +87,7 @@ class AsyncSandbox(AsyncPlace):
         idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
         deadline_s: Time it has until its agent has answered, in seconds.
         wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
-        client: The client whose daemon is asked; None for the daemon that `Client()` finds, over
-            connections that live as long as the program.
+        client: The client whose daemon is asked; None for the daemon that `Client()` finds.
 
     Attributes:
         info: The sandbox as the daemon last described it; `refresh` asks again.
@@ -113,7 +113,7 @@ class AsyncSandbox(AsyncPlace):
         timeout: float | None = None,
         *,
         spawn: bool = True,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
@@ -179,7 +179,7 @@ class AsyncSandbox(AsyncPlace):
         metadata: Mapping[str, str] | None = None,
         envs: Mapping[str, str] | None = None,
         allow_internet_access: bool | None = None,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
@@ -213,8 +213,8 @@ class AsyncSandbox(AsyncPlace):
             envs: E2B's name for `env`.
             allow_internet_access: True is `network="internet"`.
             image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path
-                of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
-                snapshot is made the first time, and kept for as long as the daemon has room.
+                of an OCI layout or a `docker save` archive on this host; a recipe; or an `Image`.
+                Its snapshot is made the first time, and kept for as long as the daemon has room.
             on_progress: Called with each step, if the image's snapshot has to be made.
             name: What it can be found by, beside its id; no other live one may have it.
             memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.

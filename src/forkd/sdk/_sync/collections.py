@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
+    from forkd.sdk._image import Image
     from forkd.sdk._sync.http import Http
     from forkd.sdk._sync.recipes import Recipes
     from forkd.sdk._sync.sandbox import Sandbox
@@ -62,9 +63,9 @@ class Snapshots:
     def create(  # noqa: PLR0913 - one for each member
         self,
         tag: str,
-        recipe: str | PathLike[str] | None = None,
+        recipe: str | PathLike[str] | Image | None = None,
         *,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         run: Sequence[str] = (),
         ready: str | None = None,
         memory_mib: int | None = None,
@@ -82,7 +83,7 @@ class Snapshots:
                 a recipe of the daemon's host, or a path in one of its folders of recipes.
             image: Instead of a recipe: an image of a registry, such as `python:3.12-slim`; the path
                 of an OCI layout folder, an OCI archive or a `docker save` archive on this host,
-                which is uploaded; or a recipe.
+                which is uploaded; a recipe; or an `Image`.
             run: Shell lines that run in the machine, in order, before it is frozen. The machine has
                 no network.
             ready: Shell command that is repeated until it exits with 0; the machine is frozen then.
@@ -114,7 +115,7 @@ class Snapshots:
     @explicit
     def for_image(  # noqa: PLR0913 - one for each member
         self,
-        image: str | PathLike[str],
+        image: str | PathLike[str] | Image,
         *,
         memory_mib: int | None = None,
         vcpus: int | None = None,
@@ -312,14 +313,14 @@ class Images:
 
     def build(
         self,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | Image,
         *,
         on_progress: Callable[[ProgressEvent], object] | None = None,
     ) -> ImageInfo:
         """Build the image of a recipe, unless it is built already.
 
         Args:
-            recipe: As for `snapshots.create`.
+            recipe: As for `snapshots.create`, or an `Image`.
             on_progress: Called with each step, as it comes.
 
         Raises:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
+    from forkd.sdk._image import Image
     from forkd.sdk._requests import ForkOptions, NamedForkOptions
     from forkd.sdk._sync.sandbox import Sandbox, Sandboxes
     from forkd.wire.v2 import ProgressEvent, SandboxFailure
@@ -185,7 +186,7 @@ class Forks(Connection):
         self,
         tag: str | None = None,
         *,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
@@ -211,8 +212,8 @@ class Forks(Connection):
         Args:
             tag: The snapshot to fork.
             image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path
-                of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
-                snapshot is made the first time, and kept for as long as the daemon has room.
+                of an OCI layout or a `docker save` archive on this host; a recipe; or an `Image`.
+                Its snapshot is made the first time, and kept for as long as the daemon has room.
             on_progress: Called with each step, if the image's snapshot has to be made.
             name: What it can be found by, beside its id; no other live one may have it.
             memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.

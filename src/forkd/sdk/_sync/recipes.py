@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.errors import InvalidRequest, NotFound
+from forkd.sdk._image import Image
 from forkd.sdk._images import LocalImage, find_local_image
 from forkd.sdk._recipes import UPLOADED, Archive, find_local
 from forkd.sdk._requests import build
@@ -90,20 +91,24 @@ class Recipes:
 
     def reference(
         self,
-        recipe: str | PathLike[str],
+        recipe: str | PathLike[str] | Image,
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for a recipe: one of this host is uploaded first."""
+        if isinstance(recipe, Image):
+            return self.image_reference(recipe, on_progress)
         if not self._http.local_files or find_local(recipe) is None:
             return str(recipe)
         return (self.upload(recipe, on_progress=on_progress)).recipe
 
     def image_reference(
         self,
-        image: str | PathLike[str],
+        image: str | PathLike[str] | Image,
         on_progress: Callable[[ProgressEvent], object] | None,
     ) -> str:
         """Return what a request says for an image: one of this host is uploaded first."""
+        if isinstance(image, Image):
+            return (self._upload(image.archive(), on_progress)).recipe
         local = find_local_image(image) if self._http.local_files else str(image)
         if isinstance(local, str):
             return local
@@ -138,7 +143,7 @@ def image_snapshot(
 def snapshot_of(
     http: Http,
     tag: str | None,
-    image: str | PathLike[str] | None,
+    image: str | PathLike[str] | Image | None,
     on_progress: Callable[[ProgressEvent], object] | None,
 ) -> str:
     """Return the snapshot of a tag or an image; the one to take, if there is neither.

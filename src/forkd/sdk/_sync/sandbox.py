@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
+    from forkd.sdk._image import Image
     from forkd.sdk._requests import BranchOptions, NamedForkOptions
     from forkd.sdk._results import EvalResult, ExecResult
     from forkd.sdk._sync.connection import Connection
@@ -63,9 +64,9 @@ class Sandbox(Place):
             one, `FORKD_TARGET`.  This is the reference's; new code calls `connect`.
         timeout: Time limit of an `eval` that names none, in seconds; None for none.
         spawn: Whether to fork one.
-        image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path of an
-            OCI layout or a `docker save` archive on this host; or a recipe.  Its snapshot is made
-            the first time, and kept for as long as the daemon has room.
+        image: Instead of a tag: an `Image`; an image of a registry, such as `python:3.12-slim`; the
+            path of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
+            snapshot is made the first time, and kept for as long as the daemon has room.
         on_progress: Called with each step, if the image's snapshot has to be made.
         name: What it can be found by, beside its id; no other live one may have it.
         memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
@@ -87,8 +88,7 @@ class Sandbox(Place):
         idle_ttl_s: It is ended once nobody has used it for so many seconds; None: never.
         deadline_s: Time it has until its agent has answered, in seconds.
         wait: Wait for a snapshot that is being written, instead of raising `Conflict`.
-        client: The client whose daemon is asked; None for the daemon that `Client()` finds, over
-            connections that live as long as the program.
+        client: The client whose daemon is asked; None for the daemon that `Client()` finds.
 
     Attributes:
         info: The sandbox as the daemon last described it; `refresh` asks again.
@@ -114,7 +114,7 @@ class Sandbox(Place):
         timeout: float | None = None,
         *,
         spawn: bool = True,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
@@ -180,7 +180,7 @@ class Sandbox(Place):
         metadata: Mapping[str, str] | None = None,
         envs: Mapping[str, str] | None = None,
         allow_internet_access: bool | None = None,
-        image: str | PathLike[str] | None = None,
+        image: str | PathLike[str] | Image | None = None,
         on_progress: Callable[[ProgressEvent], object] | None = None,
         name: str | None = None,
         memory_limit_mib: int | None = None,
@@ -214,8 +214,8 @@ class Sandbox(Place):
             envs: E2B's name for `env`.
             allow_internet_access: True is `network="internet"`.
             image: Instead of a tag: an image of a registry, such as `python:3.12-slim`; the path
-                of an OCI layout or a `docker save` archive on this host; or a recipe.  Its
-                snapshot is made the first time, and kept for as long as the daemon has room.
+                of an OCI layout or a `docker save` archive on this host; a recipe; or an `Image`.
+                Its snapshot is made the first time, and kept for as long as the daemon has room.
             on_progress: Called with each step, if the image's snapshot has to be made.
             name: What it can be found by, beside its id; no other live one may have it.
             memory_limit_mib: Memory of the sandbox and its VMM, in MiB; no swap.
