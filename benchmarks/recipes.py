@@ -78,6 +78,9 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "ci-parallel-pytest": Question("check()", 0),
     "java": Question("IntStream.rangeClosed(1, 10).map(n -> twice(n)).sum()", 110, "java"),
+    "code-interpreter": Question(
+        "[int(pd.Series([1, 2, 4]).sum()), js('[1, 2, 4].length')]", [7, 3]
+    ),
 }
 """Of each recipe that is measured."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import subprocess
 import sys
@@ -82,6 +83,40 @@ async def test_python_data_computes_and_draws_without_an_import(host: RealHost) 
         assert await value(host, other.id, "float(stats.norm.cdf(0))") == 0.5
         draws = [await value(host, each.id, "np.random.random()") for each in (one, other)]
         assert draws[0] != draws[1]
+
+
+@baked("code-interpreter")
+async def test_cells_of_two_languages_keep_state_and_show_what_a_notebook_shows(
+    host: RealHost,
+) -> None:
+    async with host.forked(2, OPTIONS) as (one, other):
+        draws = [await value(host, each.id, "js('crypto.randomUUID()')") for each in (one, other)]
+        assert draws[0] != draws[1]
+        show = "print('hi'); plt.plot([1, 2]); table = pd.DataFrame({'a': [1]}); table"
+        shown = await value(host, one.id, f"cell({show!r})")
+        assert [each["type"] for each in shown] == ["stream", "display_data", "execute_result"]
+        assert shown[0]["text"] == "hi\n"
+        assert base64.b64decode(shown[1]["data"]["image/png"])[1:4] == b"PNG"
+        assert "<table" in shown[2]["data"]["text/html"]
+        (failed,) = await value(host, one.id, "cell('1 / 0')")
+        assert (failed["ename"], failed["evalue"]) == ("ZeroDivisionError", "division by zero")
+        assert failed["traceback"].count("File") == 1
+
+        assert await value(host, one.id, "cell('let n = 41', 'javascript')") == []
+        (result,) = await value(host, one.id, "cell('await 0; [n + 1]', 'javascript')")
+        assert result["data"] == {"text/plain": "[ 42 ]", "application/json": [42]}
+        (failed,) = await value(host, other.id, "cell('n', 'javascript')")
+        assert failed["ename"] == "ReferenceError"
+
+        made = await host.service.branches.branch(CALLER, one.id, 1, BranchOptions())
+        (sibling,) = made.fork.sandboxes
+        assert await value(host, sibling.id, "[js('n'), len(table)]") == [41, 1]
+        await host.service.sandboxes.delete(CALLER, sibling.id)
+
+        eval_ = host.service.guests.eval
+        late = await eval_(CALLER, one.id, "js('while (true) {}')", timeout_s=1)
+        assert late.timed_out
+        assert await value(host, one.id, "[js('n'), len(table)]") == [41, 1]
 
 
 @baked("java")

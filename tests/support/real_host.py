@@ -62,6 +62,7 @@ WARMED = tuple(
     for name in (
         "chromium",
         "ci-parallel-pytest",
+        "code-interpreter",
         "coding-agent",
         "java",
         "jupyter-kernel",
