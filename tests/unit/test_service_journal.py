@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from forkd.service.journal import Journal
 from forkd.service.records import Records
 from forkd.store import history
 from forkd.store.database import Database
+from forkd.store.schema import MIGRATIONS
 from forkd.telemetry.telemetry import Telemetry
 from tests.support.callers import CALLER
 from tests.support.service_host import until
@@ -27,12 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from forkd.model.event import Event, EventBatch
+    from forkd.model.event import Event
 
 DEADLINE_S = 20.0
 READY = EventKind.SANDBOX_READY
 OTHERS = Owner(Tenant("others"), "somebody")
 TENANT = Caller("a", Tenant("default"), frozenset({Scope.READ}), "r")
+
+
+CRASHED = (
+    (CALLER, lambda _: journals.IDS_RESERVED),
+    (TENANT, lambda last: last + journals.IDS_SKIPPED),
+)
+"""Up to which id events are missing after a crash, for whom, given the last that is not."""
 
 
 @pytest.fixture(autouse=True)
@@ -188,9 +197,9 @@ async def test_a_crash_does_not_age_what_was_before_it(
         host.note("c")
         await host.written()
 
-        for caller in (CALLER, TENANT):
+        for caller, skipped in CRASHED:
             events = await host.read(0, 4, caller)
-            assert said(events) == ["a", "b", f"gap 2-{journals.IDS_RESERVED}", "c"]
+            assert said(events) == ["a", "b", f"gap 2-{skipped(2)}", "c"]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -293,7 +302,7 @@ async def test_a_tenant_hears_of_its_own_and_of_gaps(tmp_path: Path) -> None:
         host.note("theirs too", owner=OTHERS)
         host.note("mine too")
 
-        gap = f"gap 2-{journals.IDS_RESERVED}"
+        gap = f"gap 1-{1 + journals.IDS_SKIPPED}"
         assert said(await host.read(0, 3, TENANT)) == ["mine", gap, "mine too"]
         assert len(await host.read(0, 5)) == 5  # an admin hears of all
 
@@ -326,9 +335,9 @@ async def test_a_follower_sleeps_on_while_others_events_come(
     looked: list[str] = []
     after = Journal._after  # noqa: SLF001 - no other wants to know
 
-    async def look(self: Journal, caller: Caller, seen: int) -> EventBatch:
+    async def look(self: Journal, caller: Caller, place: journals._Place) -> object:
         looked.append(caller.tenant)
-        return await after(self, caller, seen)
+        return await after(self, caller, place)
 
     monkeypatch.setattr(Journal, "_after", look)
     others = replace(TENANT, tenant=OTHERS.tenant)
@@ -368,19 +377,100 @@ async def test_who_reads_the_history_holds_up_nobody_who_writes(tmp_path: Path) 
     assert said(list(found.events)) == ["a"]
 
 
-async def test_who_hears_of_nothing_is_told_how_far_the_history_has_come(
+async def test_who_hears_of_nothing_is_told_how_far_its_history_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "IDLE_S", 0.01)
     async with (
         opened(tmp_path) as host,
         asyncio.timeout(DEADLINE_S),
+        contextlib.aclosing(host.journal.follow(CALLER)) as everything,
         contextlib.aclosing(host.journal.follow(TENANT)) as batches,
     ):
+        host.note("mine")
+        for number in range(3):
+            host.note("theirs", owner=OTHERS)
+            batch = await anext(batches)
+            assert (batch.events, batch.up_to) == ((), 1), number
+        batch = await anext(everything)
+        assert (batch.events, batch.up_to) == ((), 4)
+
+
+async def test_ids_tell_a_tenant_nothing_of_others(tmp_path: Path) -> None:
+    for crash in (True, False):  # on two hosts alike, of which one is busy
+        for folder, theirs in ((tmp_path / "idle", 0), (tmp_path / "busy", 30)):
+            folder.mkdir(exist_ok=True)
+            async with opened(folder, crash=crash) as host:
+                for each in "abc":
+                    host.note(*(f"theirs {number}" for number in range(theirs)), owner=OTHERS)
+                    host.note(each)
+                await host.written()
+    told = []
+    for name in ("idle", "busy"):
+        async with opened(tmp_path / name) as host:
+            events = await host.read(0, 7, TENANT)
+            told.append([(each.id, each.kind, each.subject, each.detail) for each in events])
+
+    assert told[0] == told[1]
+    skipped = journals.IDS_SKIPPED
+    ids = [1, 2, 3, skipped + 3, skipped + 4, skipped + 5, skipped + 6]
+    assert [id_ for id_, *_ in told[0]] == ids
+
+
+@pytest.mark.parametrize("recent", [1, 2_000])
+async def test_a_tenant_goes_on_from_any_of_its_own_ids_and_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
+) -> None:
+    monkeypatch.setattr(journals, "RECENT_MAX", recent)
+    async with opened(tmp_path) as host:
+        for number in range(6):
+            host.note("theirs", owner=OTHERS)
+            host.note(str(number))
+        await host.written()
+        everybodys = await host.read(0, 12)
+        for after in range(6):
+            mine = await host.read(after, 6 - after, TENANT)
+            assert said(mine) == [str(number) for number in range(after, 6)]
+            assert [each.id for each in mine] == list(range(after + 1, 7))
+    async with opened(tmp_path) as host:
+        for after in range(6):
+            mine = await host.read(after, 6 - after, TENANT)
+            assert said(mine) == [str(number) for number in range(after, 6)]
+        assert [each.id for each in await host.read(0, 12)] == [each.id for each in everybodys]
+        host.note("at last")
+        last = (await host.read(6, 1, TENANT))[0]
+        assert (last.subject, last.id) == ("at last", 7)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_an_id_of_a_forkd_before_tenants_had_histories_is_still_a_place(
+    tmp_path: Path, *, killed: bool
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "forkd.db")) as older, older:
+        before = next(n for n, step in enumerate(MIGRATIONS) if "tenant_histories" in step)
+        older.executescript("".join(MIGRATIONS[:before]))
+        older.execute(f"PRAGMA user_version = {before}")
+        row = "INSERT INTO events VALUES (?, ?, 'sandbox.ready', ?, ?, 'p', NULL, '{}')"
+        at = datetime.now(UTC).isoformat()
+        for id_, tenant in ((5, "default"), (6, "others"), (7, "default"), (8, "others")):
+            older.execute(row, (id_, at, f"old {id_}", tenant))
+        reserved = 1_000_008 if killed else 8
+        older.execute("INSERT INTO host VALUES ('events_reserved', ?)", (str(reserved),))
+    gap = f"gap {{}}-{reserved + journals.IDS_SKIPPED}"
+    async with opened(tmp_path) as host:
         host.note("theirs", owner=OTHERS)
-        while (batch := await anext(batches)).up_to == 0:
-            assert batch.events == ()
-        assert (batch.events, batch.up_to) == ((), 1)
+        host.note("new")
+
+        for after, old in ((4, ["old 5", "old 7"]), (5, ["old 7"]), (6, ["old 7"])):
+            wanted = [*old, *([gap.format(7)] if killed else []), "new"]
+            assert said(await host.read(after, len(wanted), TENANT)) == wanted
+        for after in (7, 8):  # 8 was told as the place up to which there was nothing for it
+            wanted = [*([gap.format(after)] if killed else []), "new"]
+            found = await host.read(after, len(wanted), TENANT)
+            assert said(found) == wanted
+            assert found[-1].id == reserved + 1 + (journals.IDS_SKIPPED if killed else 0)
+        assert said(await host.read(2, 3, TENANT))[:3] == ["gap 2-4", "old 5", "old 7"]
+        assert (await host.read(8, 1))[0].id == (reserved if killed else 9)
 
 
 async def test_a_caller_without_the_scope_follows_nothing(tmp_path: Path) -> None:

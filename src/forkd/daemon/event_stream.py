@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from forkd.model.caller import Tenant
     from forkd.model.event import EventBatch
 
 EVENT_STREAM = "text/event-stream"
@@ -59,7 +60,7 @@ class EventTexts:
     """Events as they are sent, each rendered once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Event, bytes]] = {}
+        self._known: dict[tuple[Tenant, int], tuple[Event, bytes]] = {}
 
     async def stream(self, batches: AsyncGenerator[EventBatch, None]) -> Response:
         """Return `batches` as an answer.
@@ -88,11 +89,12 @@ class EventTexts:
     def _event(self, event: Event) -> bytes:
         if event.kind is EventKind.GAP:  # its id may be that of an event, for others
             return _event(event)
-        known = self._known.get(event.id)
+        key = event.owner.tenant, event.id
+        known = self._known.get(key)
         if known is None or known[0] != event:
             if len(self._known) >= RENDERED_MAX:
                 self._known.clear()
-            known = self._known[event.id] = event, _event(event)
+            known = self._known[key] = event, _event(event)
         return known[1]
 
 

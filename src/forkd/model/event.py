@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -38,13 +38,15 @@ class Event:
     """One event.
 
     Attributes:
-        id: Its place in the host's history; greater than that of every earlier event.
+        id: Its place in a history, that of the host or of a tenant; greater than that of every
+            earlier event.
         at: When it happened, UTC.
         kind: What happened.
         subject: The sandbox's id or the snapshot's tag; of a gap, empty.
         owner: Whose the subject is.
         request_id: The request that it was a part of; None for what happened by itself.
         detail: What else there is to say: a reason, a parent, a time in milliseconds.
+        tenant_id: Its place in the history of its owner's tenant.
     """
 
     id: int
@@ -54,6 +56,13 @@ class Event:
     owner: Owner = DEFAULT_OWNER
     request_id: str | None = None
     detail: Mapping[str, str | int | float] = field(default_factory=dict)
+    tenant_id: int = 0
+
+    def as_told_to_tenant(self) -> Event:
+        """Return the event with its place in its tenant's history alone."""
+        if self.kind is EventKind.GAP:
+            return gap(self.tenant_id - 1, self.tenant_id, self.at)
+        return replace(self, id=self.tenant_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,8 @@ class EventBatch:
 
     Attributes:
         events: In the order of their ids; may be none.
-        up_to: The id from which to go on: of the last of them, or of a later one that the caller
-            may not see.
+        up_to: The id from which to go on, in the history that the caller sees: of the last of
+            them, or of one before that it was given already.
     """
 
     events: tuple[Event, ...]

@@ -6,6 +6,10 @@ for what came after the last id that it has seen.  Where an id is missing (its e
 or a daemon was killed before it was written down) there is a *gap*: whoever reads notices it by
 the ids alone, and is told.
 
+There are two numbers for that: the place in the history of the host, which callers with `admin` are
+told, and the place in that of a tenant, which its own callers are told: ids of the host would tell
+them how much others do.  docs/adr/0045-tenants-have-histories-of-their-own.md has the reasons.
+
 Followers read one shared history, each at its own pace: an event costs the same whether one
 follows or five hundred, and a slow follower reads from the database what is in memory no more: its
 tenant's events alone, by a connection that nobody waits for who writes.
@@ -17,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -74,6 +79,10 @@ IDLE_S = 15.0
 IDS_RESERVED = 1_000_000
 """How many ids are reserved at a time, so that none is given twice after a crash."""
 
+IDS_SKIPPED = 2 * IDS_RESERVED
+"""How many ids each tenant's history leaves out after a crash: more than may have been given out
+and not written down, and the same whatever others did."""
+
 READS_MAX = 2
 """Most reads of the database at once: one tenant's leave a place to the next one's."""
 
@@ -81,6 +90,34 @@ BATCH_MAX = 500
 """Most events that a follower is given at once."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a follower has come.
+
+    Attributes:
+        seen: In the history of the host.
+        told: In the history that it sees.
+    """
+
+    seen: int
+    told: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A part of the host's history.
+
+    Attributes:
+        events: Those of it that a caller may see.
+        up_to: The last id of the part.
+        oldest: The first id that there is an event of, if that was looked for.
+    """
+
+    events: tuple[Event, ...]
+    up_to: int
+    oldest: int | None = None
 
 
 class Journal:
@@ -99,16 +136,18 @@ class Journal:
         self._waiting: dict[asyncio.Future[None], Caller] = {}
         self._untold: dict[Tenant, Owner] = {}
         self._ended = False
-        self._missing: list[tuple[int, int]] = []
+        self._shared = self._begin = 0
+        self._tenants: dict[Tenant, int] = {}
         self._reads = Places("reads of the history", READS_MAX, SHORT_RETRY_S)
         self.followers = 0
 
     async def begin(self) -> None:
         """Go on where the last daemon ended; after what it may have given out if it was killed."""
         extent = await self._records.ask(history.extent)
-        self._missing = await self._records.ask(history.missing)
         if extent.reserved > extent.last:
-            self._missing.append((extent.last + 1, extent.reserved))
+            await self._records.ask(lambda db: history.skip(db, IDS_SKIPPED))
+            extent = await self._records.ask(history.extent)
+        self._shared, self._begin, self._tenants = extent.shared, extent.begin, extent.tenants
         self._next_id = max(extent.last, extent.reserved) + 1
         await self._reserve(IDS_RESERVED)
 
@@ -155,7 +194,9 @@ class Journal:
     ) -> None:
         """Record what happened; never blocks and never fails."""
         said = {name: value for name, value in detail.items() if value is not None}
-        event = Event(self._next_id, datetime.now(UTC), kind, subject, owner, request_id(), said)
+        tenant_id = self._tenants[owner.tenant] = self._last_of(owner.tenant) + 1
+        now, request = datetime.now(UTC), request_id()
+        event = Event(self._next_id, now, kind, subject, owner, request, said, tenant_id)
         self._next_id += 1
         self._recent.append(event)
         self._unwritten.append(event)
@@ -186,14 +227,13 @@ class Journal:
             raise CapacityError(f"{FOLLOWERS_MAX} clients follow events already")
         self.followers += 1
         try:
-            seen = self._next_id - 1 if after is None else after
+            place = await self._place(caller, after)
             time_s, heard_s = asyncio.get_running_loop().time, -IDLE_S
             while not self._ended:
-                batch = await self._after(caller, seen)
-                seen = batch.up_to
-                visible = tuple(each for each in batch.events if _may_see(caller, each))
-                if visible or time_s() - heard_s >= IDLE_S:
-                    yield EventBatch(visible, seen)
+                place, events = await self._after(caller, place)
+                seen = place.seen
+                if events or time_s() - heard_s >= IDLE_S:
+                    yield EventBatch(events, place.told)
                     heard_s = time_s()
                 if seen == self._next_id - 1 and not self._ended:
                     if not follow:
@@ -218,15 +258,59 @@ class Journal:
             if not each.done():
                 each.set_result(None)
 
-    async def _after(self, caller: Caller, seen: int) -> EventBatch:
-        """Return what came after an id, or some of it; of the database, what a caller may see."""
-        if seen >= self._next_id:  # the caller's history is of another host, or another state
-            return EventBatch((gap(seen, self._next_id - 1, datetime.now(UTC)),), self._next_id - 1)
+    def _last_of(self, tenant: Tenant | None) -> int:
+        """Return the last id of the history of a tenant, or of the host."""
+        return self._next_id - 1 if tenant is None else self._tenants.get(tenant, self._begin)
+
+    async def _place(self, caller: Caller, after: int | None) -> _Place:
+        """Return where a caller stands that has seen an id of the history that it sees."""
+        tenant = _history_of(caller)
+        last = self._last_of(tenant)
+        if after is None or after == last:
+            return _Place(self._next_id - 1, last)
+        if tenant is None or after > last:
+            return _Place(min(after, self._next_id - 1), after)
+        for event in (*reversed(self._recent), *reversed(self._unwritten)):
+            if event.owner.tenant == tenant and event.tenant_id <= after:
+                return _Place(event.id, after)
+        async with self._reads.wait(caller):
+            seen = await self._records.read(lambda db: history.reached(db, tenant, after))
+        return _Place(seen, after)
+
+    async def _after(self, caller: Caller, place: _Place) -> tuple[_Place, tuple[Event, ...]]:
+        """Return what came after a place, or some of it, and the place after that.
+
+        The events have the ids of the history that the caller sees.
+        """
+        tenant, now = _history_of(caller), datetime.now(UTC)
+        last = self._last_of(tenant)
+        if place.told > last:  # the caller's history is of another host, or another state
+            return _Place(self._next_id - 1, last), (gap(place.told, last, now),)
+        read = await self._read(caller, place.seen)
+        events, told = read.events, place.told
+        if tenant is None:
+            events = tuple(_with_gaps(events, told, read.up_to))
+            return _Place(read.up_to, read.up_to), events
+        early: tuple[Event, ...] = ()
+        until = min((read.oldest or 1) - 1, self._shared)
+        if told < until:  # it was told ids of the host, and not all that came after is kept
+            early, told = (gap(told, until, now),), until
+        own = [each.as_told_to_tenant() for each in events]
+        if read.up_to == self._next_id - 1:
+            up_to = self._last_of(tenant)
+        else:
+            up_to = own[-1].id if own else told
+        found = (*early, *_with_gaps(own, told, up_to, self._shared))
+        return _Place(read.up_to, up_to), found
+
+    async def _read(self, caller: Caller, seen: int) -> _Read:
+        """Return what came after an id of the host's, or some of it, that a caller may see."""
         first = self._recent[0].id if self._recent else self._next_id
         if seen + 1 >= first:
-            events = self._since(seen)[:BATCH_MAX]
-            return EventBatch(tuple(events), events[-1].id if events else seen)
-        tenant = None if caller.is_admin else caller.tenant
+            since = self._since(seen)[:BATCH_MAX]
+            visible = tuple(each for each in since if _may_see(caller, each))
+            return _Read(visible, since[-1].id if since else seen)
+        tenant = _history_of(caller)
         unwritten = [
             each for each in self._unwritten if seen < each.id < first and _may_see(caller, each)
         ]
@@ -239,24 +323,8 @@ class Journal:
             last = found[-1].id if found else seen
             found = (*found, *(each for each in unwritten if each.id > last))[:BATCH_MAX]
         up_to = found[-1].id if len(found) == BATCH_MAX else first - 1
-        if tenant is None:
-            return EventBatch(tuple(_with_gaps(found, seen, up_to)), up_to)
         oldest = read.oldest or min((each.id for each in self._unwritten), default=first)
-        gaps = self._gaps(seen, up_to, oldest)
-        return EventBatch(tuple(sorted((*found, *gaps), key=lambda each: each.id)), up_to)
-
-    def _gaps(self, seen: int, up_to: int, oldest: int) -> Iterator[Event]:
-        """Yield a gap for each run of ids without any tenant's event, after one id up to another.
-
-        Args:
-            seen: After which one.
-            up_to: Up to which one.
-            oldest: The first that there is an event of.
-        """
-        for first, last in ((1, oldest - 1), *self._missing):
-            after, until = max(seen, first - 1), min(up_to, last)
-            if after < until:
-                yield gap(after, until, datetime.now(UTC))
+        return _Read(found, up_to, oldest)
 
     def _since(self, seen: int) -> list[Event]:
         """Return the events in memory after an id; quick for who has seen almost all of them."""
@@ -286,10 +354,7 @@ class Journal:
 
     def _drop_unwritten(self) -> None:
         """Forget events that cannot be written down, so that memory stays bounded: a gap."""
-        lost = self._unwritten[:-UNWRITTEN_MAX]
-        if lost:
-            self._missing.append((lost[0].id, lost[-1].id))
-            del self._unwritten[: len(lost)]
+        del self._unwritten[:-UNWRITTEN_MAX]
 
     async def _put(self, events: list[Event]) -> None:
         await self._records.ask(lambda db: history.put(db, events))
@@ -310,12 +375,20 @@ def _may_see(caller: Caller, event: Event) -> bool:
     return event.kind is EventKind.GAP or caller.may_touch(event.owner)
 
 
-def _with_gaps(events: Iterable[Event], seen: int, up_to: int) -> Iterator[Event]:
-    """Yield events after one id up to another, with a gap where ids are missing."""
+def _history_of(caller: Caller) -> Tenant | None:
+    """Return whose history a caller sees: its tenant's, or None for the host's."""
+    return None if caller.is_admin else caller.tenant
+
+
+def _with_gaps(events: Iterable[Event], seen: int, up_to: int, sparse: int = 0) -> Iterator[Event]:
+    """Yield events after one id up to another, with a gap where ids are missing.
+
+    Those up to `sparse` are missing because they are others'.
+    """
     for event in events:
-        if event.id > seen + 1:
+        if event.id > max(seen, sparse) + 1:
             yield gap(seen, event.id - 1, datetime.now(UTC))
         yield event
         seen = event.id
-    if seen < up_to:
+    if max(seen, sparse) < up_to:
         yield gap(seen, up_to, datetime.now(UTC))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,12 @@ AGED_AT_ONCE = 1_000
 
 _RESERVED = "events_reserved"
 
+_SHARED = "events_shared"
+"""Up to which id tenants were told the host's ids: by a forkd without histories of their own."""
+
+_BEGIN = "events_begin"
+"""After which id the history of a tenant begins that has none yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -32,18 +38,51 @@ class Extent:
     Attributes:
         last: The greatest of an event that is there; 0 without one.
         reserved: Up to which they may have been given out, whatever is there.
+        shared: Up to which tenants were told the host's ids.
+        begin: After which id the history of a tenant begins that is not in `tenants`.
+        tenants: The last id of the history of each tenant.
     """
 
     last: int
     reserved: int
+    shared: int
+    begin: int
+    tenants: dict[Tenant, int]
 
 
 def extent(database: Database) -> Extent:
     """Return which ids were given out."""
     with database.transaction() as connection:
         (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
-        row = connection.execute("SELECT value FROM host WHERE name = ?", (_RESERVED,)).fetchone()
-        return Extent(last, 0 if row is None else int(row[0]))
+        named = dict(
+            connection.execute(
+                "SELECT name, CAST(value AS INTEGER) FROM host WHERE name IN (?, ?, ?)",
+                (_RESERVED, _SHARED, _BEGIN),
+            ).fetchall()
+        )
+        tenants = connection.execute("SELECT tenant, last FROM tenant_histories").fetchall()
+    reserved, shared, begin = (named.get(name, 0) for name in (_RESERVED, _SHARED, _BEGIN))
+    return Extent(last, reserved, shared, begin, {Tenant(name): id_ for name, id_ in tenants})
+
+
+def skip(database: Database, count: int) -> None:
+    """Leave out so many ids in the history of every tenant, of future ones as well."""
+    with database.transaction() as connection:
+        connection.execute("UPDATE tenant_histories SET last = last + ?", (count,))
+        connection.execute(
+            "UPDATE host SET value = CAST(CAST(value AS INTEGER) + ? AS TEXT) WHERE name = ?",
+            (count, _BEGIN),
+        )
+
+
+def reached(database: Database, tenant: Tenant, tenant_id: int) -> int:
+    """Return the id of a tenant's last event up to one of its own ids; 0 without one."""
+    with database.reading() as connection:
+        row = connection.execute(
+            "SELECT id FROM events WHERE tenant = ? AND tenant_id <= ? ORDER BY id DESC LIMIT 1",
+            (tenant, tenant_id),
+        ).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def reserve(database: Database, up_to: int) -> None:
@@ -59,8 +98,8 @@ def put(database: Database, events: Sequence[Event]) -> None:
     with database.transaction(durable=False) as connection:
         connection.executemany(
             "INSERT OR REPLACE INTO events "
-            "(id, at, kind, subject, tenant, principal, request_id, detail) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "(id, at, kind, subject, tenant, principal, request_id, detail, tenant_id) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     event.id,
@@ -71,9 +110,15 @@ def put(database: Database, events: Sequence[Event]) -> None:
                     event.owner.principal,
                     event.request_id,
                     json.dumps(dict(event.detail)),
+                    event.tenant_id,
                 )
                 for event in events
             ],
+        )
+        connection.executemany(
+            "INSERT INTO tenant_histories VALUES (?, ?) "
+            "ON CONFLICT (tenant) DO UPDATE SET last = max(last, excluded.last)",
+            {event.owner.tenant: event.tenant_id for event in events}.items(),
         )
         _remove_aged(connection)
         if events[0].id // COUNTED_EVERY != (events[-1].id + 1) // COUNTED_EVERY:
@@ -110,16 +155,6 @@ def between(
     return Found(tuple(map(_event, rows)), oldest)
 
 
-def missing(database: Database) -> list[tuple[int, int]]:
-    """Return which ids have no event between two that have one: the first and last of each run."""
-    with database.reading() as connection:
-        rows = connection.execute(
-            "SELECT before + 1, id - 1 FROM "
-            "(SELECT id, lag(id) OVER (ORDER BY id) AS before FROM events) WHERE id > before + 1"
-        )
-        return [(first, last) for first, last in rows]
-
-
 def _remove_aged(connection: Connection) -> None:
     oldest = (datetime.now(UTC) - timedelta(seconds=EVENTS_KEPT_S)).isoformat()
     connection.execute(
@@ -147,6 +182,8 @@ def _event(row: Row) -> Event:
             owner=Owner(Tenant(row["tenant"]), row["principal"]),
             request_id=row["request_id"],
             detail=json.loads(row["detail"]),
+            tenant_id=row["tenant_id"],
         )
     except ValueError:
-        return gap(row["id"] - 1, row["id"], datetime.now(UTC))
+        missing = gap(row["id"] - 1, row["id"], datetime.now(UTC))
+        return replace(missing, tenant_id=row["tenant_id"])

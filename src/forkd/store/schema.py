@@ -133,6 +133,20 @@ _IDLE = """
 ALTER TABLE sandboxes ADD COLUMN idle_ttl_s REAL;
 """
 
+_TENANT_HISTORIES = """
+ALTER TABLE events ADD COLUMN tenant_id INTEGER NOT NULL DEFAULT 0;
+UPDATE events SET tenant_id = id;
+CREATE TABLE tenant_histories (
+    tenant TEXT PRIMARY KEY,
+    last INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO host (name, value) SELECT 'events_shared', CAST(max(
+    coalesce((SELECT CAST(value AS INTEGER) FROM host WHERE name = 'events_reserved'), 0),
+    coalesce((SELECT max(id) FROM events), 0)
+) AS TEXT);
+INSERT INTO host (name, value) SELECT 'events_begin', value FROM host WHERE name = 'events_shared';
+"""
+
 MIGRATIONS = (
     _SANDBOXES,
     _LINEAGE,
@@ -148,6 +162,7 @@ MIGRATIONS = (
     _NAMES,
     _ANSWERS,
     _IDLE,
+    _TENANT_HISTORIES,
 )
 """What makes version n + 1 of version n."""
 
