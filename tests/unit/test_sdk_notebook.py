@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd import Client, EvalError, EvalResult, ExecResult
+from forkd import Client, EvalError, EvalResult, ExecResult, Image
 from forkd.sdk._notebook import (
     PAGE_PIXELS_MAX,
     REPR_CHARS_MAX,
@@ -266,3 +266,33 @@ def test_results_have_the_names_of_e2b() -> None:
         *("text", "json", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex"),
         *("javascript", "x/y"),
     ]
+
+
+def test_a_result_is_short_in_a_list() -> None:
+    picture = Result("<Figure>", png="iVBORw0KGgo" * 10_000, extra={"x/y": "own"})
+    assert repr([picture]) == "[<Result '<Figure>' and as png, x/y>]"
+    assert repr(Result("a" * 1000)) == f"<Result {repr('a' * 1000)[: REPR_CHARS_MAX - 1]}…>"
+
+
+def test_a_sandbox_that_was_killed_says_so(daemon: RunningDaemon) -> None:
+    daemon.service.stored = some_snapshots("warm")
+    with Client(daemon.url) as client:
+        sandbox = client.sandbox("warm")
+        assert "running" in sandbox._repr_html_()
+        sandbox.kill()
+        assert (sandbox.info.status, sandbox.info.exit_reason) == ("exited", "deleted")
+        assert "running" not in sandbox._repr_html_()
+
+
+def test_a_list_of_files_has_a_line_for_each(daemon: RunningDaemon) -> None:
+    daemon.service.stored = some_snapshots("warm")
+    with Client(daemon.url) as client, client.sandbox("warm") as sandbox:
+        sandbox.files.write("/tmp/note", "text")
+        (note,) = sandbox.files.list("/tmp")
+        assert repr(note) == "<FileEntry '/tmp/note' file of 4 bytes>"
+
+
+def test_an_image_shows_its_recipe() -> None:
+    shown = Image.debian().apt_install("git")
+    assert '"git"' in plain(shown)
+    assert "&quot;git&quot;" in shown._repr_html_()

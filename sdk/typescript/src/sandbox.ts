@@ -299,13 +299,16 @@ export class Sandbox implements AsyncDisposable {
    * A sandbox that has ended already is no error.
    */
   async kill(options: CallOptions = {}): Promise<boolean> {
+    let wasThere = true;
     try {
       await this.#http.send("DELETE", this.#path, { signal: options.signal });
-      return true;
     } catch (error) {
-      if (error instanceof NotFound) return false;
-      throw error;
+      if (!(error instanceof NotFound)) throw error;
+      wasThere = false;
     }
+    const gone = { status: "exited", paused: false, pid: null, exitReason: "deleted" } as const;
+    this.#info = { ...this.#info, ...gone };
+    return wasThere;
   }
 
   /** Change when it is ended, and return it as it is then. */

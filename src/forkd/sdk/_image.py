@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forkd.errors import InvalidRequest
+from forkd.sdk._notebook import Shown
 from forkd.sdk._recipes import Archive
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _Local:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Image:
+class Image(Shown):
     """An image, described step by step; every method returns another one.
 
         image = Image.debian().apt_install("git").pip_install("numpy").env(MODE="test")

@@ -38,6 +38,9 @@ class FileEntry(v2_files.FileEntry):
 
     path: str = Field(default="", description="Its path in the guest, as it was asked for.")
 
+    def __repr__(self) -> str:
+        return f"<FileEntry {shortened(self.path)} {self.kind} of {self.size_bytes} bytes>"
+
     @field_serializer("path")
     def _readable_path(self, text: str) -> str:
         return readable(text)
@@ -184,7 +187,7 @@ class EvalError:
         return f"{self.type}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """One thing that evaluated code showed, in each form that it has, under E2B's names.
 
@@ -228,6 +231,11 @@ class Result:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        forms = self.formats()[1:]  # a picture would be pages of base64
+        others = f" and as {', '.join(forms)}" if forms else ""
+        return f"<Result {shortened(self.text)}{others}>"
 
     def _repr_html_(self) -> str:
         if self.png is not None or self.jpeg is not None or self.svg is not None:

@@ -153,9 +153,12 @@ class Life(Opening, Shown):
             return False
         try:
             self._http.send("DELETE", self._path)
+            was_there = True
         except NotFound:
-            return False
-        return True
+            was_there = False
+        gone = {"status": "exited", "paused": False, "pid": None, "exit_reason": "deleted"}
+        self.info = self.info.model_copy(update=gone)
+        return was_there
 
     def set_ttl(self, ttl_s: float | Literal["default"] | None) -> SandboxInfo:
         """Change when it is ended, and return it as it is then.
