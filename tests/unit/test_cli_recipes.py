@@ -6,6 +6,7 @@ import os
 import tomllib
 from typing import TYPE_CHECKING
 
+from forkd import programs
 from forkd.cli import render
 from forkd.images.recipe import parse_recipe
 from forkd.machine import lifecycle
@@ -88,6 +89,23 @@ def test_recipes_that_are_built_on_this_host_are_listed_with_those_of_a_helper(
     assert with_helper == sorted(with_helper)
     for other in (listed("native", daemon.url), listed("helper", "http://elsewhere")):
         assert not any("python-numpy" in each for each in other)
+
+
+def test_every_recipe_that_comes_with_forkd_is_listed_with_a_helper_and_shown(
+    forkd: Forkd, daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKD_HOME", str(tmp_path))
+    process = ProcessId.of(os.getpid())
+    assert process is not None
+    lifecycle.publish(tmp_path, lifecycle.RunningDaemon(daemon.url, None, "helper", process))
+    ours = [path.parent.name for path in programs.RECIPES.glob("*/recipe.toml")]
+
+    listed = forkd("recipe", "ls", "--json").document
+
+    described = {each["name"] for each in listed if each["description"]}
+    assert set(ours) <= described
+    for name in ours:
+        assert f'name = "{name}"' in forkd("recipe", "show", name).out
 
 
 def test_a_step_is_told_once_though_both_the_builder_and_the_daemon_tell_it(
