@@ -32,6 +32,7 @@ DROPPED = {"async", "await"}
 
 NAMES = {
     "AsyncBeside": "Beside",
+    "AsyncBuilds": "Builds",
     "AsyncClient": "Client",
     "AsyncCommands": "Commands",
     "AsyncConnection": "Connection",
@@ -70,6 +71,7 @@ NAMES = {
     "aiter_lines": "iter_lines",
     "anext": "next",
     "aread": "read",
+    "async_aside": "sync_aside",
     "async_default": "sync_default",
     "async_http": "sync_http",
     "async_map": "sync_map",

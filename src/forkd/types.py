@@ -4,6 +4,7 @@ Their members are the API's: members are added, never renamed or removed.
 """
 
 from forkd.sdk._archive import Copied
+from forkd.sdk._async.builds import AsyncBuilds
 from forkd.sdk._async.collections import (
     AsyncImages,
     AsyncSandboxCollection,
@@ -21,6 +22,8 @@ from forkd.sdk._endpoint import Endpoint
 from forkd.sdk._forwarding import AsyncForward, Forward
 from forkd.sdk._results import (
     Branch,
+    BuildResult,
+    BuildStep,
     CodeContext,
     DiffInfo,
     EvalError,
@@ -32,6 +35,7 @@ from forkd.sdk._results import (
     Result,
     TreeInfo,
 )
+from forkd.sdk._sync.builds import Builds
 from forkd.sdk._sync.collections import Images, SandboxCollection, Snapshots
 from forkd.sdk._sync.connection import Connection
 from forkd.sdk._sync.files import Files
@@ -57,6 +61,7 @@ from forkd.wire.v2 import (
     SnapshotInfoDetail,
     Version,
 )
+from forkd.wire.v2_builds import ImageConfigInfo
 from forkd.wire.v2_events import EventInfo, UsageInfo
 from forkd.wire.v2_files import ArchiveWritten, SkippedEntry
 from forkd.wire.v2_images import CachedImageInfo, HostRecipe
@@ -69,6 +74,7 @@ from forkd.wire.v2_trees import FileChange, TreeLimits, TreeNode
 __all__ = [
     "Amounts",
     "ArchiveWritten",
+    "AsyncBuilds",
     "AsyncCommands",
     "AsyncConnection",
     "AsyncFiles",
@@ -83,6 +89,9 @@ __all__ = [
     "AsyncTenants",
     "AsyncTokens",
     "Branch",
+    "BuildResult",
+    "BuildStep",
+    "Builds",
     "CachedImageInfo",
     "CodeContext",
     "Commands",
@@ -102,6 +111,7 @@ __all__ = [
     "Forward",
     "HostInfo",
     "HostRecipe",
+    "ImageConfigInfo",
     "ImageInfo",
     "Images",
     "Logs",

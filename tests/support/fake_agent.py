@@ -271,20 +271,23 @@ class Agent:
             peer.send_bytes(encode(Kind.DATA, part[at : at + 65536]))
         peer.send(Kind.REPLY, {"bytes": len(part)})
 
-    def op_write_archive(self, peer: Peer, _: Members) -> None:
-        """Take an archive, and say that its one member could not be made."""
-        received = 0
+    def op_write_archive(self, peer: Peer, request: Members) -> None:
+        """Make what an archive has; owners and permissions are forgotten."""
+        received = bytearray()
         while (frame := peer.receive()) is not None and frame.kind is Kind.DATA:
-            received += len(frame.payload)
-        if frame is not None:
-            skipped = [{"path": "member", "reason": "the fake agent makes nothing"}]
-            peer.send(Kind.REPLY, {"entries": 0, "bytes": received, "skipped": skipped})
+            received += frame.payload
+        if frame is None:
+            return
+        made = self.tree.unpack(str(request["path"]), bytes(received) or bytes(1024))
+        skipped = [{"path": path, "reason": reason} for path, reason in made.skipped]
+        peer.send(Kind.REPLY, {"entries": made.entries, "bytes": made.bytes, "skipped": skipped})
 
-    def op_read_archive(self, peer: Peer, _: Members) -> None:
-        """Send an archive without members."""
+    def op_read_archive(self, peer: Peer, request: Members) -> None:
+        packed = self.tree.pack(str(request["path"]))
         peer.send(Kind.EVENT, {"event": "archive", "size_bytes": 0, "mode": 0})
-        peer.send_bytes(encode(Kind.DATA, bytes(1024)))
-        peer.send(Kind.REPLY, {"bytes": 1024})
+        for at in range(0, len(packed), 65536):
+            peer.send_bytes(encode(Kind.DATA, packed[at : at + 65536]))
+        peer.send(Kind.REPLY, {"bytes": len(packed)})
 
     def op_stat(self, peer: Peer, request: Members) -> None:
         peer.send(Kind.REPLY, self.tree.entry(str(request["path"])))

@@ -34,6 +34,7 @@ from forkd import (
 from forkd.types import (
     Amounts,
     ArchiveWritten,
+    AsyncBuilds,
     AsyncCommands,
     AsyncConnection,
     AsyncFiles,
@@ -47,6 +48,9 @@ from forkd.types import (
     AsyncSnapshots,
     AsyncTenants,
     AsyncTokens,
+    BuildResult,
+    Builds,
+    BuildStep,
     CachedImageInfo,
     CodeContext,
     Commands,
@@ -63,6 +67,7 @@ from forkd.types import (
     Forward,
     HostInfo,
     HostRecipe,
+    ImageConfigInfo,
     ImageInfo,
     Images,
     Logs,
@@ -239,6 +244,11 @@ def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
     assert_type(client.snapshots.gc().removed, list[RemovedInfo])
     assert_type(client.snapshots.unpack("a", pack), Unpacked)
     assert_type(client.snapshots.unpack("a", pack).links, list[UnpackedLink])
+    assert_type(client.builds, Builds)
+    built = client.builds.build(path, tag="app", build_args={"V": "1"}, network="internet")
+    assert_type(built, BuildResult)
+    assert_type(list(built.steps), list[BuildStep])
+    assert_type(client.snapshots.info("app").config, ImageConfigInfo | None)
     assert_type(client.images, Images)
     assert_type(client.images.build(path), ImageInfo)
     assert_type(client.images.list(), list[CachedImageInfo])
@@ -298,6 +308,7 @@ async def asynchronous(client: AsyncClient) -> None:
     assert_type(connection.endpoint, Endpoint)
     assert_type(client.sandboxes, AsyncSandboxCollection)
     assert_type(client.snapshots, AsyncSnapshots)
+    assert_type(client.builds, AsyncBuilds)
     assert_type(client.images, AsyncImages)
     assert_type(client.recipes, AsyncRecipes)
     assert_type(client.secrets, AsyncSecrets)

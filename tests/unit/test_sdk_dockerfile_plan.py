@@ -15,7 +15,7 @@ from forkd.sdk._dockerfile import limits
 from forkd.sdk._dockerfile.context import Context
 from forkd.sdk._dockerfile.copying import CopyAction
 from forkd.sdk._dockerfile.ignore import parse_ignore
-from forkd.sdk._dockerfile.plan import Base, Plan, RunAction, Wish, plan, shown_steps
+from forkd.sdk._dockerfile.plan import Base, Plan, RunAction, Wish, plan
 from forkd.sdk._dockerfile.settings import Config
 from forkd.sdk._dockerfile.stages import parse
 
@@ -329,7 +329,8 @@ def test_only_stages_that_are_needed_are_planned(root: Path) -> None:
     made = planned(STAGES, root)
     assert [stage.stage.index for stage in made.stages] == [0, 2]
     assert made.total == 6
-    assert [number for number, _, _ in shown_steps(made)] == [1, 2, 3, 4, 5, 6]
+    assert [[note[0] for note in stage.notes] for stage in made.stages] == [[1], [3, 6]]
+    assert [[step.number for step in stage.steps] for stage in made.stages] == [[2], [4, 5]]
     assert list(wish(STAGES, root, "test").images()) == ["b"]
 
 

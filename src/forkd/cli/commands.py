@@ -102,7 +102,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("snapshot", "snapshots", "Create, list and remove snapshots."),
         Listed("image", "images", "List and remove built images."),
         Listed("recipe", "recipes", "List, show and begin recipes."),
-        Listed("build", "host", "Build the image of a recipe, unless it is built already."),
+        Listed("build", "build", "Build a snapshot from a Dockerfile, or the image of a recipe."),
         Listed("pack", "packs", "Export a snapshot and its ancestors to one signed file."),
         Listed("unpack", "packs", "Import a pack: all of its snapshots, or none."),
         Listed("push", "packs", "Pack a snapshot and upload it to a server (HTTP PUT)."),

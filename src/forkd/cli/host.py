@@ -1,4 +1,4 @@
-"""`forkd up`, `down`, `doctor`, `build` and `host`: the daemon, where it runs, what it needs."""
+"""`forkd up`, `down`, `doctor` and `host`: the daemon, where it runs, what it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from forkd.cli import render, tables
 from forkd.cli.context import shared
-from forkd.cli.options import Json, Output, Recipe
+from forkd.cli.options import Json, Output
 from forkd.cli.sandboxes import kill_each
 from forkd.cli.units import MIB, counted, shown_duration, shown_size
 from forkd.errors import NotFound, TransportError
@@ -32,7 +32,7 @@ Choice = Literal["auto", "native", "helper"]
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    for command in (up, down, doctor, build, host):
+    for command in (up, down, doctor, host):
         app.command()(command)
 
 
@@ -102,25 +102,6 @@ def doctor(*, json: Json = False) -> None:
     """
     command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
-
-
-def build(
-    recipe: Recipe,
-    *,
-    json: Json = False,
-) -> None:
-    """Build the image of a recipe, unless it is built already.
-
-    Examples:
-      forkd build python-numpy
-      forkd build ./my-recipe
-    """
-    with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
-        made = client.images.build(prepared(recipe, client, steps), on_progress=steps)
-    if json:
-        render.document(made)
-    else:
-        render.note(f"image {made.name}: {made.key}")
 
 
 def prepared(

@@ -129,9 +129,13 @@ def terminal_width() -> int | None:
 
 def note(text: str) -> None:
     """Say something on standard error; nothing in it can act on a terminal."""
-    shown = "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
-    sys.stderr.write(f"{shown}\n")
+    sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """Return a text in which nothing can act on a terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
 
 
 def removed(names: Sequence[str], *, as_json: bool) -> None:
@@ -199,9 +203,21 @@ class Steps:
     bar: Progress
     shown: Callable[[str, str, float | None], None]
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a bar."""
+        return self.bar.live.is_started
+
     def __call__(self, event: Step) -> None:
         """Show one step."""
         self.shown(event.stage, event.message, event.fraction)
+
+    def say(self, text: str) -> None:
+        """Say something in a line of its own, above the bar if there is one."""
+        if self.is_live:
+            self.bar.console.print(printable(text), markup=False, soft_wrap=True)
+        else:
+            note(text)
 
 
 @contextmanager

@@ -62,6 +62,16 @@ def sync_map(function: Callable[[S], R], items: Sequence[S], most: int) -> list[
     return outcomes
 
 
+async def async_aside(work: Callable[[], R]) -> R:
+    """Do work that reads files of this host, in another thread."""
+    return await asyncio.to_thread(work)
+
+
+def sync_aside(work: Callable[[], R]) -> R:
+    """Do work that reads files of this host."""
+    return work()
+
+
 async def async_told(callback: Callable[[R], object], piece: R) -> None:
     """Call a function with what came; what it returns is awaited if it can be."""
     done = callback(piece)

@@ -52,6 +52,44 @@ def placed(entry: v2_files.FileEntry, path: str) -> FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildStep:
+    """An instruction of a Dockerfile that is done.
+
+    Attributes:
+        number: Which of the build it is, from 1.
+        total: How many the build has.
+        line: Where it is in the Dockerfile.
+        text: It, in one line.
+        changes_files: Whether it has a link of its own, as RUN, COPY and ADD have.
+        cached: Whether that link was there already.
+        seconds: How long it took.
+    """
+
+    number: int
+    total: int
+    line: int
+    text: str
+    changes_files: bool = False
+    cached: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build has made.
+
+    Attributes:
+        snapshot: The snapshot.
+        steps: The instructions, as far as they were needed.
+        warnings: What in the Dockerfile has no effect here, or a risk.
+    """
+
+    snapshot: SnapshotInfo
+    steps: tuple[BuildStep, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Branch(Generic[S]):
     """What became of a branch.
 

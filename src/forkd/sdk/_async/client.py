@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from forkd.sdk import _requests
+from forkd.sdk._async.builds import AsyncBuilds
 from forkd.sdk._async.collections import AsyncImages, AsyncSandboxCollection, AsyncSnapshots
 from forkd.sdk._async.events import followed
 from forkd.sdk._async.forks import AsyncForks
@@ -51,6 +52,7 @@ class AsyncClient(AsyncForks):
         sandboxes: Its sandboxes.
         snapshots: Its snapshots.
         images: Its images.
+        builds: Builds of Dockerfiles.
         recipes: Its recipes.
         secrets: Its secrets.
         tokens: Its tokens, for an admin.
@@ -82,6 +84,7 @@ class AsyncClient(AsyncForks):
         self.recipes = AsyncRecipes(self._http)
         self.snapshots = AsyncSnapshots(self._http, self.recipes)
         self.images = AsyncImages(self._http, self.recipes)
+        self.builds = AsyncBuilds(self._http, self.recipes)
         self.sandboxes = AsyncSandboxCollection(self._http)
         self.tokens = AsyncTokens(self._http)
         self.tenants = AsyncTenants(self._http)

@@ -26,15 +26,22 @@ class Part:
         said: As it is written.
         entry: What it is in the context; None if it is of another origin.
         content: The text of a heredoc; None for others.
-        unpacked: Whether it is an archive whose members are copied.
         key: Names what is in it.
+        name: What a copy of it is called in a folder.
+        unpacked: Whether it is an archive whose members are copied.
     """
 
     said: str
     entry: Entry | None
     content: str | None
-    unpacked: bool
     key: object
+    name: str
+    unpacked: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what is in it is copied into the target, a folder, and not it itself."""
+        return self.unpacked or (self.entry is not None and self.entry.kind == "folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +117,8 @@ def _parts(
         if each.heredocs and "<<" in said:
             heredoc = next(heredocs)
             text = words.text(heredoc.content) if heredoc.expands else heredoc.content
-            parts.append(
-                Part(heredoc.name, None, text, unpacked=False, key=["text", heredoc.name, text])
-            )
+            key = ["text", heredoc.name, text]
+            parts.append(Part(heredoc.name, None, text, key, heredoc.name))
         elif _URL.match(said):
             raise ValueError(
                 f"{said[:80]} is a remote file, which is not supported: download it to the "
@@ -123,7 +129,7 @@ def _parts(
         elif origin is not None:
             if ".." in said.split("/"):
                 raise ValueError(f"{said!r} holds '..'; name files by their absolute paths")
-            parts.append(Part(joined("/", said), None, None, unpacked=False, key=["from", said]))
+            parts.append(Part(joined("/", said), None, None, ["from", said], ""))
         else:
             parts += [_part(each, said, entry, context) for entry in context.sources(said)]
     return parts
@@ -131,14 +137,15 @@ def _parts(
 
 def _part(each: Instruction, said: str, entry: Entry, context: Context) -> Part:
     unpacked = each.keyword == "ADD" and context.is_archive(entry)
-    name = entry.path.rpartition("/")[2]
+    globbed = set(said) & set("*?[")
+    name = (entry.path if globbed else said.rstrip("/")).rpartition("/")[2]
     if entry.kind != "folder":
         key: object = ["file", "" if unpacked else name, context.digest(entry), unpacked]
     else:
         head = len(entry.path) + 1 if entry.path else 0
         inside = [(below.path[head:], context.digest(below)) for below in context.below(entry)]
         key = ["folder", inside]
-    return Part(said, entry, None, unpacked, key)
+    return Part(said, entry, None, key, name, unpacked)
 
 
 def _mode(text: str) -> int | None:

@@ -26,7 +26,7 @@ from forkd.sdk._dockerfile.stages import PLATFORM
 from forkd.sdk._dockerfile.words import Expander
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from forkd.sdk._dockerfile.context import Context
     from forkd.sdk._dockerfile.reading import Instruction
@@ -121,7 +121,7 @@ class StagePlan:
         stage: Which.
         base: The snapshot, or the stage, that it begins with; None while that is not known.
         steps: What is done to it.
-        notes: The instructions that are no steps: number and text of each.
+        notes: The instructions that are no steps: number, line and text of each.
         config: Its configuration at the end.
         folders: Folders that are made at the end.
         key: The key of its last step, or of what it begins with.
@@ -131,7 +131,7 @@ class StagePlan:
     stage: Stage
     base: Base | int | None
     steps: tuple[Step, ...]
-    notes: tuple[tuple[int, str], ...]
+    notes: tuple[tuple[int, int, str], ...]
     config: Config
     folders: tuple[str, ...]
     key: str
@@ -370,7 +370,7 @@ class _Planner:
         self._args: dict[str, str] = {}
         self._folders: list[str] = []
         self._steps: list[Step] = []
-        self._notes: list[tuple[int, str]] = []
+        self._notes: list[tuple[int, int, str]] = []
         self._cmd_is_own = False
         named = wish.base_of(stage)
         self._base: Base | int | None
@@ -423,7 +423,7 @@ class _Planner:
             action = copy_action(each, words, self._config.cwd, self._wish.context, origin)
             self._step(each, action)
             return
-        self._notes.append((self._number, each.shown))
+        self._notes.append((self._number, each.line, each.shown))
         if each.keyword == "ARG":
             self._declare(each, words)
             return
@@ -522,11 +522,3 @@ def _said(config: Config) -> dict[str, object]:
         "volumes": config.volumes,
         "shell": config.shell,
     }
-
-
-def shown_steps(made: Plan) -> Iterator[tuple[int, str, Step | None]]:
-    """Yield each instruction of a plan: its number, its text, and its step if it is one."""
-    for stage in made.stages:
-        every = [(number, text, None) for number, text in stage.notes]
-        steps = [(step.number, step.shown, step) for step in stage.steps]
-        yield from sorted([*every, *steps], key=lambda each: each[0])

@@ -11,6 +11,7 @@ from forkd.sdk import _requests
 from forkd.sdk._requests import explicit
 from forkd.sdk._results import DiffInfo, TreeInfo
 from forkd.sdk._retries import RETRIES_MAX
+from forkd.sdk._sync.builds import Builds
 from forkd.sdk._sync.collections import Images, SandboxCollection, Snapshots
 from forkd.sdk._sync.events import followed
 from forkd.sdk._sync.forks import Forks
@@ -52,6 +53,7 @@ class Client(Forks):
         sandboxes: Its sandboxes.
         snapshots: Its snapshots.
         images: Its images.
+        builds: Builds of Dockerfiles.
         recipes: Its recipes.
         secrets: Its secrets.
         tokens: Its tokens, for an admin.
@@ -83,6 +85,7 @@ class Client(Forks):
         self.recipes = Recipes(self._http)
         self.snapshots = Snapshots(self._http, self.recipes)
         self.images = Images(self._http, self.recipes)
+        self.builds = Builds(self._http, self.recipes)
         self.sandboxes = SandboxCollection(self._http)
         self.tokens = Tokens(self._http)
         self.tenants = Tenants(self._http)
