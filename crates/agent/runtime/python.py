@@ -33,10 +33,12 @@ import types
 # The other half of this program is beside it, wherever the image has modules looked for.
 HERE = __file__.rpartition("/")[0]
 sys.path.insert(0, HERE)
+writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
 from _forkd_contexts import CONTEXTS_MAX, Context, folder_of  # noqa: E402 - found now
 from _forkd_results import REPR_MAX, Results, as_json, cut, to_json  # noqa: E402 - found now
 
 sys.path.remove(HERE)
+sys.dont_write_bytecode = writes_bytecode
 
 REQUEST, REPLY, ERROR, CONTROL, DATA = 1, 2, 3, 5, 32
 SIGINT = int(signal.SIGINT)

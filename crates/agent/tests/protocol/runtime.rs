@@ -649,6 +649,61 @@ fn awaiting_is_interrupted_and_keeps_the_namespace() {
     assert_eq!(client.next().map(|frame| frame.payload), Some(b"now\n".to_vec()));
 }
 
+fn eval_in(client: &mut Client, context: &str, code: &str) -> Answer {
+    client.ask(&json!({"op": "eval", "code": code, "context": context}))
+}
+
+#[test]
+fn what_the_code_shows_comes_with_its_answer() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    let html = "class Html:\n    def _repr_html_(self): return '<b>1</b>'\n";
+    let answer = eval(&mut client, &format!("{html}display(2)\nHtml()"));
+    let results = &answer.reply["results"];
+    assert_eq!(results[0]["data"], json!({"text/plain": "2"}));
+    assert_eq!(
+        results[1],
+        json!({"is_main": true, "data": {"text/html": "<b>1</b>"},
+        "omitted": {}})
+    );
+}
+
+#[test]
+fn a_context_has_names_of_its_own_that_outlive_a_freeze_and_a_fork() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "x = 'warm'");
+    assert_eq!(eval_in(&mut client, "a", "x = 'a'").reply["error"], Value::Null);
+    assert_eq!(eval_in(&mut client, "b", "x").reply["error"]["type"], "NameError");
+    assert_eq!(client.ask(&post_fork("0a")).error, Value::Null);
+    assert_eq!(eval_in(&mut client, "a", "x").reply["value"], "a");
+    assert_eq!(value(&mut client, "x"), "warm");
+    let refused = eval_in(&mut client, "No", "1");
+    assert_eq!((refused.code(), &refused.error["field"]), ("invalid_request", &json!("context")));
+}
+
+#[test]
+fn an_evaluation_in_a_context_is_interrupted_like_any_other() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "");
+    let endless = json!({"op": "eval", "code": "x = 1\nwhile True: pass", "context": "a",
+        "timeout_s": 0.2});
+    assert_eq!(client.ask(&endless).reply["timed_out"], true);
+    assert_eq!(eval_in(&mut client, "a", "x").reply["value"], 1);
+    assert_eq!(eval(&mut client, "x").reply["error"]["type"], "NameError");
+}
+
+#[test]
+fn a_runtime_without_contexts_refuses_them() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    let shell = json!({"op": "warm", "runtime": {"name": "shell"}, "timeout_s": 30});
+    assert_eq!(client.ask(&shell).error, Value::Null);
+    let refused = eval_in(&mut client, "a", "true");
+    assert_eq!(refused.code(), "no_runtime");
+    assert_eq!(refused.error["message"], "the shell runtime has no contexts");
+    assert_eq!(eval(&mut client, "true").error, Value::Null);
+}
+
 #[test]
 fn the_shell_is_a_runtime_like_python() {
     let agent = Agent::start();
