@@ -20,7 +20,7 @@ from forkd.daemon.auth import TOKEN_FILE
 from forkd.daemon.settings import Bind
 from forkd.telemetry.audit import AuditLog
 from tests.functional.test_mcp import call, refusal, spawned
-from tests.support.served_host import descriptors, served_host
+from tests.support.served_host import served_host
 from tests.support.service_host import until
 
 if TYPE_CHECKING:
@@ -88,18 +88,18 @@ async def test_a_sandbox_lives_its_life_over_http(fake_host: FakeHost, mode: Con
         assert (await call(client, "kill_sandbox", sandbox_id=box))["killed"] is True
 
 
-async def test_progress_comes_while_a_snapshot_is_made(fake_host: FakeHost) -> None:
-    reports: list[str | None] = []
-
-    async def told(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001 - the client's
-        reports.append(message)
-
+async def test_consoles_files_and_prompts_are_offered(fake_host: FakeHost) -> None:
     async with served(fake_host) as daemon, connected(daemon) as client:
-        arguments = {"tag": "new", "recipe": "fake"}
-        made = await client.call_tool("create_snapshot", arguments, progress_callback=told)
+        box = await spawned(client)
+        await call(client, "write_file", sandbox_id=box, path="/note", content="ä")
+        (console,) = (await client.list_resources()).resources
+        (text,) = (await client.read_resource(f"forkd://sandboxes/{box}/files/note")).contents
+        (log,) = (await client.read_resource(console.uri)).contents
+        (message,) = (await client.get_prompt("run_in_sandbox", {"job": "sort"})).messages
 
-    assert made.structured_content["status"] == "ready"
-    assert reports
+    assert getattr(text, "text", None) == "ä"
+    assert log.uri == f"forkd://sandboxes/{box}/console"
+    assert "Do this job in a forkd sandbox, and nowhere else: sort" in str(message.content)
 
 
 async def test_a_token_may_do_what_its_scopes_say(fake_host: FakeHost) -> None:
@@ -184,22 +184,6 @@ async def test_a_daemon_without_the_package_says_how_to_install_it(
 
     assert answer.status_code == 404
     assert "pip install 'forkd[mcp]'" in answer.json()["error"]
-
-
-async def test_a_hundred_calls_at_once_are_all_answered(fake_host: FakeHost) -> None:
-    async with served(fake_host) as daemon, connected(daemon) as client:
-        box = await spawned(client)
-        before = descriptors()
-
-        said = await asyncio.gather(
-            *[
-                call(client, "exec_command", sandbox_id=box, args=["cat"], stdin=f"call {number}")
-                for number in range(100)
-            ]
-        )
-
-        assert [each["stdout"] for each in said] == [f"call {number}" for number in range(100)]
-        assert descriptors() <= before + 250  # connections that the client keeps
 
 
 async def test_long_output_is_kept_over_http_too(fake_host: FakeHost) -> None:
