@@ -35,7 +35,7 @@ def measure(host: HostSettings, tag: Tag, teller: Teller, *, quick: bool) -> Jso
         url = f"unix://{socket}"
         teller.begin("tasks in forks and in processes")
         rounds = executor.ROUNDS_QUICK if quick else executor.ROUNDS
-        tasks = executor.measured(tag, url, rounds)
+        tasks = {**executor.measured(tag, url, rounds), "rounds": rounds}
         rounds = testing.ROUNDS_QUICK if quick else testing.ROUNDS
         tests = testing.measure(tag, url, rounds, teller.begin)
     return {"executor": tasks, "testing": tests}

@@ -47,7 +47,7 @@ TESTS = 60
 
 WORKERS = 4
 
-ROUNDS = 3
+ROUNDS = 2
 ROUNDS_QUICK = 1
 """How often each run is taken."""
 

@@ -35,8 +35,9 @@ TESTS = (
 """The rows about tests, likewise."""
 
 MACHINE = """\
-Machine: {place}, {cpus} CPUs, {day}, by `make bench ARGS="--only executor"`. The helper machine
-emulates its processor: **compare the figures of a row with each other, not with your host**.
+Machine: {place}, {cpus} CPUs, {day}; medians of {rounds} rounds, by
+`make bench ARGS="--only executor"`. The helper machine emulates its processor: **compare the
+figures with each other, not with your host**.
 """
 
 
@@ -69,7 +70,7 @@ def tasks(measured: dict[str, Any]) -> str:
         figures = measured["executor"][name]
         cells = (ms(figures["forks"]), ms(figures["processes"]), f"{figures['ratio']:.2f}")
         lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _machine(measured)])
+    return "\n".join([*lines, "", _machine(measured, measured["executor"]["rounds"])])
 
 
 def tests(measured: dict[str, Any]) -> str:
@@ -79,7 +80,7 @@ def tests(measured: dict[str, Any]) -> str:
     for words, name in TESTS:
         cells = (f"{found[f'{name}_s']:.1f} s", f"{found[f'{name}_ratio']:.2f}")
         lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _machine(measured)])
+    return "\n".join([*lines, "", _machine(measured, found["rounds"])])
 
 
 def ms(value: float) -> str:
@@ -87,6 +88,6 @@ def ms(value: float) -> str:
     return f"{value:,.0f} ms"
 
 
-def _machine(measured: dict[str, Any]) -> str:
+def _machine(measured: dict[str, Any], rounds: int) -> str:
     day = measured["started_at"].partition("T")[0]
-    return MACHINE.format(place=measured["place"], cpus=measured["cpus"], day=day)
+    return MACHINE.format(place=measured["place"], cpus=measured["cpus"], day=day, rounds=rounds)

@@ -95,8 +95,8 @@ def test_the_figures_are_shown_and_become_parts_of_pages(
 ) -> None:
     figure = {"forks": 1500.4, "processes": 1000.0, "ratio": 1.5004}
     tasks = dict.fromkeys(("start_ms", "task_ms", "fresh_ms"), figure)
-    bench = {"machine": machine("a test") | {"cpus": 2}, "started_at": "2026-11-28T04:00:00"}
-    bench |= {"executor": tasks, "testing": of_tests(monkeypatch)}
+    bench: Json = {"machine": machine("a test") | {"cpus": 2}, "started_at": "2026-11-28T04:00:00"}
+    bench |= {"executor": {**tasks, "rounds": 3}, "testing": of_tests(monkeypatch)}
     show(bench)
     pools.publish(bench, tmp_path / "figures.json")
     measured = json.loads((tmp_path / "figures.json").read_text())
@@ -112,7 +112,7 @@ def test_the_figures_are_shown_and_become_parts_of_pages(
         assert each.startswith("above\n")
         assert each.endswith("below\n")
         assert "old" not in each
-        assert "Machine: a test, 2 CPUs, 2026-11-28, by" in each
+        assert "Machine: a test, 2 CPUs, 2026-11-28; medians of 3 rounds, by" in each
 
 
 def test_a_page_without_a_place_for_the_figures_is_refused() -> None:
