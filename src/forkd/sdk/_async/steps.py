@@ -101,10 +101,7 @@ class Machine:
         is_whole = action.parts[0].is_whole
         folder, name = await self._place(action, is_whole=is_whole)
         pieces = context_archive(action, context, packers, name)
-        try:
-            await self._write(step, folder, pieces)
-        except ValueError as error:
-            raise InvalidRequest(f"{self.where}: {error}", field="dockerfile") from error
+        await self._write(step, folder, pieces)
 
     async def copy_from(self, step: Step, action: CopyAction, source: AsyncSandbox) -> None:
         """Copy files of another machine.
@@ -166,9 +163,12 @@ class Machine:
         return [posixpath.join(folder, each) for each in matching]
 
     async def _write(self, step: Step, folder: str, pieces: Iterator[bytes]) -> None:
-        made: ArchiveWritten = await self.sandbox.files.write_archive(
-            folder, async_pieces(pieces), user=ROOT, keep_owner=True
-        )
+        try:
+            made: ArchiveWritten = await self.sandbox.files.write_archive(
+                folder, async_pieces(pieces), user=ROOT, keep_owner=True
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"{self.where}: {error}", field="dockerfile") from error
         if made.skipped:
             some = ", ".join(f"{each.path}: {each.reason}" for each in made.skipped[:SKIPPED_SHOWN])
             raise BuildError(f"{self.where}: {step.shown}: not all could be made: {some}")

@@ -102,10 +102,7 @@ class Machine:
         is_whole = action.parts[0].is_whole
         folder, name = self._place(action, is_whole=is_whole)
         pieces = context_archive(action, context, packers, name)
-        try:
-            self._write(step, folder, pieces)
-        except ValueError as error:
-            raise InvalidRequest(f"{self.where}: {error}", field="dockerfile") from error
+        self._write(step, folder, pieces)
 
     def copy_from(self, step: Step, action: CopyAction, source: Sandbox) -> None:
         """Copy files of another machine.
@@ -167,9 +164,12 @@ class Machine:
         return [posixpath.join(folder, each) for each in matching]
 
     def _write(self, step: Step, folder: str, pieces: Iterator[bytes]) -> None:
-        made: ArchiveWritten = self.sandbox.files.write_archive(
-            folder, sync_pieces(pieces), user=ROOT, keep_owner=True
-        )
+        try:
+            made: ArchiveWritten = self.sandbox.files.write_archive(
+                folder, sync_pieces(pieces), user=ROOT, keep_owner=True
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"{self.where}: {error}", field="dockerfile") from error
         if made.skipped:
             some = ", ".join(f"{each.path}: {each.reason}" for each in made.skipped[:SKIPPED_SHOWN])
             raise BuildError(f"{self.where}: {step.shown}: not all could be made: {some}")
