@@ -38,6 +38,17 @@ async def test_a_picture_is_shown_and_not_told(fake_host: FakeHost) -> None:
         assert part["encoding"] == "base64"
 
 
+async def test_pictures_that_code_shows_are_shown(fake_host: FakeHost) -> None:
+    async with beside(fake_host) as (client, _):
+        made = await spawned(client)
+        for shown, kinds in ((PNG, ["text", "image"]), (b"no picture", ["text"])):
+            code = f"class Chart:\n    def _repr_png_(self): return {shown!r}\nChart()"
+            answer = await client.call_tool("eval_code", {"sandbox_id": made, "code": code})
+            assert [each.type for each in answer.content] == kinds
+            assert answer.structured_content["pictures"] == len(kinds) - 1
+            assert "Chart object" in answer.structured_content["result"]
+
+
 async def test_a_picture_beyond_the_limit_is_read_in_parts(fake_host: FakeHost) -> None:
     async with beside(fake_host) as (client, served):
         box = await spawned(client)

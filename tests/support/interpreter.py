@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -36,11 +37,12 @@ def run(code: str, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _results(value: object) -> dict[str, object]:
-    """Return a value's HTML as the runtime does; nothing without one."""
-    form = getattr(type(value), "_repr_html_", None)
-    if form is None:
-        return {}
-    return {"results": [{"is_main": True, "data": {"text/html": form(value)}, "omitted": {}}]}
+    """Return a value's HTML and picture as the runtime does; nothing without them."""
+    html, png = (getattr(type(value), name, None) for name in ("_repr_html_", "_repr_png_"))
+    data = {} if html is None else {"text/html": html(value)}
+    if png is not None:
+        data["image/png"] = base64.b64encode(png(value)).decode()
+    return {"results": [{"is_main": True, "data": data, "omitted": {}}]} if data else {}
 
 
 def _json(value: object) -> str | None:

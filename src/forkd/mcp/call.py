@@ -22,6 +22,15 @@ A = TypeVar("A", bound="Arguments")
 R = TypeVar("R", bound="Result")
 
 
+PICTURES = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF8", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+)
+"""Pictures that clients show: a mark, where it is, and what they are."""
+
+
 class Arguments(BaseModel):
     """What a tool takes: frozen, strict, without members that we do not know."""
 
@@ -41,22 +50,28 @@ class Picture:
     media_type: str
 
 
+def picture_type(data: bytes) -> str | None:
+    """Return what kind of picture begins with `data`; None if none does."""
+    kinds = (kind for mark, at, kind in PICTURES if data[at : at + len(mark)] == mark)
+    return next(kinds, None)
+
+
 class Result(BaseModel):
     """What a tool answers."""
 
     model_config = ConfigDict(frozen=True)
 
-    _picture: Picture | None = PrivateAttr(default=None)
+    _pictures: tuple[Picture, ...] = PrivateAttr(default=())
 
-    def with_picture(self, picture: Picture) -> Self:
-        """Have a picture shown beside it."""
-        self._picture = picture
+    def with_pictures(self, *pictures: Picture) -> Self:
+        """Have pictures shown beside it."""
+        self._pictures = pictures
         return self
 
     @property
-    def picture(self) -> Picture | None:
-        """What is shown beside it, if anything is."""
-        return self._picture
+    def pictures_shown(self) -> tuple[Picture, ...]:
+        """What is shown beside it."""
+        return self._pictures
 
 
 class Report(Protocol):

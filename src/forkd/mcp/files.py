@@ -10,7 +10,7 @@ from pydantic import Field
 
 from forkd import limits
 from forkd.errors import InvalidRequest
-from forkd.mcp.call import Arguments, Call, Picture, Result, Toolbox
+from forkd.mcp.call import Arguments, Call, Picture, Result, Toolbox, picture_type
 from forkd.mcp.fields import Path, SandboxName
 from forkd.mcp.output import whole_head
 from forkd.wire.text import readable
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 box = Toolbox()
 
 Encoding = Literal["utf-8", "base64"]
-
-PICTURES = (
-    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
-    (b"\xff\xd8\xff", 0, "image/jpeg"),
-    (b"GIF8", 0, "image/gif"),
-    (b"WEBP", 8, "image/webp"),
-)
-"""Pictures that clients show: a mark, where it is, and what they are."""
 
 
 class ReadFile(Arguments):
@@ -72,7 +64,7 @@ async def read_file(call: Call, args: ReadFile) -> FileContent:
         shown = Picture(await _part(files, args.path, 0, size), media_type)
         return FileContent(
             content="", encoding="picture", size_bytes=size, next_offset=None
-        ).with_picture(shown)
+        ).with_pictures(shown)
     end = args.offset + len(data)
     whole = data if end >= size else whole_head(data)
     text = text_of(whole)
@@ -88,12 +80,6 @@ async def read_file(call: Call, args: ReadFile) -> FileContent:
 async def _part(files: AsyncFiles, path: str, offset: int, length: int) -> bytes:
     async with files.open(path, offset=offset, length=length) as pieces:
         return b"".join([piece async for piece in pieces])
-
-
-def picture_type(data: bytes) -> str | None:
-    """Return what kind of picture begins with `data`; None if none does."""
-    kinds = (kind for mark, at, kind in PICTURES if data[at : at + len(mark)] == mark)
-    return next(kinds, None)
 
 
 def text_of(data: bytes) -> str | None:

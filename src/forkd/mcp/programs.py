@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from forkd import limits
 from forkd.errors import NotFound
-from forkd.mcp.call import Arguments, Call, Result, Toolbox
+from forkd.mcp.call import Arguments, Call, Picture, Result, Toolbox, picture_type
 from forkd.mcp.fields import Path, SandboxName, TimeoutSecs
 from forkd.mcp.output import Output, whole_tail
 from forkd.sdk._parallel import AsyncBeside
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from forkd.sdk import AsyncProcess, AsyncSandbox
+    from forkd.sdk._results import Result as Shown
 
 box = Toolbox()
 
@@ -171,6 +175,7 @@ class CodeResult(Result):
     traceback: str | None
     exit_code: int = Field(description="0, or 1 if the code raised or ran out of time.")
     timed_out: bool
+    pictures: int = Field(description="How many pictures are shown beside this, such as charts.")
     stdout_file: str | None = Field(description="Pass this to read_file for the whole output.")
     stderr_file: str | None
 
@@ -180,8 +185,8 @@ async def eval_code(call: Call, args: EvalCode) -> CodeResult:
     """Run Python code in a sandbox's warm interpreter, and return its result and output.
 
     Variables, imports and functions last from one call to the next, as in a notebook, and what
-    the snapshot has imported is there already. Use this to compute, and to work with data. For
-    other languages and commands, use exec_command.
+    the snapshot has imported is there already. Figures of matplotlib are shown as pictures. Use
+    this to compute, and to work with data. For other languages and commands, use exec_command.
     """
     sandbox = await call.sandbox(args.sandbox_id)
     said = await sandbox.eval(args.code, check=False, timeout_s=args.timeout_secs)
@@ -194,6 +199,7 @@ async def eval_code(call: Call, args: EvalCode) -> CodeResult:
     error = None if said.error is None else f"{said.error.type}: {said.error.message}"
     if said.timed_out:
         error = f"timed out after {args.timeout_secs:g} s; variables that were set are kept"
+    pictures = tuple(_pictures(said.results))
     return CodeResult(
         result=result if not result_cut else f"{result} [... cut; print a part of it ...]",
         stdout=out.text(),
@@ -202,9 +208,21 @@ async def eval_code(call: Call, args: EvalCode) -> CodeResult:
         traceback=None if said.error is None else _cut(said.error.traceback)[0],
         exit_code=0 if error is None else 1,
         timed_out=said.timed_out,
+        pictures=len(pictures),
         stdout_file=out.file,
         stderr_file=err.file,
-    )
+    ).with_pictures(*pictures)
+
+
+def _pictures(results: Sequence[Shown]) -> Iterator[Picture]:
+    """Yield what code has shown as pictures; what is no picture, whatever it says, is none."""
+    for each in results:
+        for text, kind in ((each.png, "image/png"), (each.jpeg, "image/jpeg")):
+            with suppress(ValueError):
+                data = base64.b64decode(text or "", validate=True)
+                if picture_type(data) == kind:
+                    yield Picture(data, kind)
+                    break
 
 
 def _cut(text: str | None) -> tuple[str | None, bool]:

@@ -19,7 +19,8 @@ from mcp_types import (
 
 from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.limits import MCP_LISTED_MAX, MCP_RESOURCE_BYTES_MAX
-from forkd.mcp.files import picture_type, text_of
+from forkd.mcp.call import picture_type
+from forkd.mcp.files import text_of
 from forkd.sdk import AsyncSandbox
 
 if TYPE_CHECKING:

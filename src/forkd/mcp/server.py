@@ -193,7 +193,7 @@ async def answered(tool: calls.Tool[Any, Any], call: Call, given: dict[str, Any]
             INTERNAL_ERROR, f"{tool.name} failed for a reason of its own; the server's log has it"
         ) from error
     content: list[ContentBlock] = [TextContent(text=result.model_dump_json())]
-    if (picture := result.picture) is not None:
+    for picture in result.pictures_shown:
         data = base64.b64encode(picture.data).decode()
         content.append(ImageContent(data=data, mime_type=picture.media_type))
     return CallToolResult(content=content, structured_content=result.model_dump(mode="json"))
