@@ -14,6 +14,8 @@ import pytest
 
 from forkd import AsyncClient
 from forkd.errors import BuildError, Conflict, ForkdError, InvalidRequest, NotFound
+from forkd.sdk._async import builds
+from forkd.sdk._async.sandbox import fork_one
 from tests.support.served_host import Served, served_host
 from tests.support.service_host import until
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from forkd import AsyncSandbox
+    from forkd.sdk._async.http import AsyncHttp
+    from forkd.sdk._requests import NamedForkOptions
     from forkd.types import BuildResult
     from tests.support.service_host import FakeHost
 
@@ -175,6 +180,22 @@ async def test_a_build_without_the_cache_does_every_step(client: AsyncClient, fo
     await build(client, folder, text)
     assert done(await build(client, folder, text, cache=False, tag="app")) == [2, 3]
     assert done(await build(client, folder, text)) == []
+
+
+async def test_only_programs_have_the_network_that_a_build_is_given(
+    client: AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    async def offline(http: AsyncHttp, tag: str, options: NamedForkOptions) -> AsyncSandbox:
+        asked.append(options.get("network"))
+        assert not options.get("secrets")
+        return await fork_one(http, tag, {**options, "network": None})  # the fake host has no taps
+
+    monkeypatch.setattr(builds, "fork_one", offline)
+    text = "FROM python\nCOPY one.txt /\nRUN echo one\nCOPY two.txt /\n"
+    await build(client, folder, text, network="internet", tag="app")
+    assert asked == [None, "internet", None, None]
 
 
 async def test_a_tag_that_is_no_builds_or_in_use_is_not_taken(
