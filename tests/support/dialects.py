@@ -38,6 +38,7 @@ class Dialect:
         forever: Prints `now`, then never ends.
         loops: Other code that never ends.
         started: Prints `now`.
+        waits: Prints `now`, then waits for the file /tmp/go, then prints `gone on`.
         much: Prints so many bytes of `x`, a thousand to a line.
         descriptors: Has a child process list its descriptors, `->` before what each is.
         random: Prints a random number of the language's own generator; empty if there is none.
@@ -73,6 +74,7 @@ class Dialect:
     silent: tuple[str, ...] = ()
     long: str = ""
     reseeds: str = ""
+    waits: str = ""
     page: str = ""
     needs: str = ""
     programs: tuple[tuple[str, str], ...] = ()
@@ -111,6 +113,8 @@ PYTHON = Dialect(
     much=lambda size: f"for _ in range({size // 1000}): print('x' * 999)",
     descriptors="import subprocess\nsubprocess.run(['ls', '-l', '/proc/self/fd'], close_fds=False)",
     random="import random\nprint(random.random())",
+    waits="import os, time\nprint('now')\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
+    "print('gone on')",
     read="import sys\nprint(repr(sys.stdin.read()).replace(\"''\", 'end'))",
     die="import os\nos._exit(3)",
     values=(("6 * 7", 42), ("[1, 2.5, 'é', None, {'a': True}]", [1, 2.5, "é", None, {"a": True}])),
@@ -160,6 +164,8 @@ NODE = Dialect(
     descriptors="require('child_process').spawnSync('ls', ['-l', '/proc/self/fd'], "
     "{ stdio: 'inherit' }); undefined",
     random="console.log(Math.random())",
+    waits="console.log('now');\nwhile (!require('fs').existsSync('/tmp/go')) "
+    "await new Promise((done) => setTimeout(done, 50));\nconsole.log('gone on')",
     read="console.log(require('fs').readFileSync(0).length ? 'more' : 'end')",
     die="process.reallyExit(3)",
     values=(
@@ -188,6 +194,7 @@ SHELL = Dialect(
     much=lambda size: f"head -c {size // 1000 * 999} /dev/zero | tr '\\0' x | fold -w 999; echo",
     descriptors="ls -l /proc/self/fd",
     random="echo $RANDOM$RANDOM",
+    waits="echo now\nuntil [ -e /tmp/go ]; do sleep 0.1; done\necho gone on",
     read="if read -r line; then echo more; else echo end; fi",
     die="exit 3",
     reseeds="bash.RANDOM",
@@ -215,6 +222,9 @@ JAVA = Dialect(
     ),
     descriptors='new ProcessBuilder("ls", "-l", "/proc/self/fd").inheritIO().start().waitFor();',
     random="System.out.println(Math.random());",
+    waits='System.out.println("now");\n'
+    'while (!Files.exists(Path.of("/tmp/go"))) Thread.sleep(50);\n'
+    'System.out.println("gone on");',
     read='System.out.println(System.in.read() < 0 ? "end" : "more");',
     die="System.exit(3);",
     values=(
