@@ -81,8 +81,8 @@ async def test_python_data_computes_and_draws_without_an_import(host: RealHost) 
         draw = "image = io.BytesIO(); plt.plot([1, 3]); plt.savefig(image, format='png')"
         assert await value(host, one.id, f"{draw}\nimage.getvalue()[1:4].decode()") == "PNG"
         code = "plt.plot([1, 3]); pd.DataFrame({'a': [1]})"
-        table, chart = (await host.service.guests.eval(CALLER, one.id, code)).results
-        assert "<table" in table.data["text/html"]
+        frame, chart = (await host.service.guests.eval(CALLER, one.id, code)).results
+        assert "<table" in frame.data["text/html"]
         assert base64.b64decode(chart.data["image/png"])[1:4] == b"PNG"
         assert await value(host, other.id, "float(stats.norm.cdf(0))") == 0.5
         draws = [await value(host, each.id, "np.random.random()") for each in (one, other)]
