@@ -39,6 +39,8 @@ AT_ONCE = 100
 
 OUTPUT_BYTES = 100 << 20
 
+NOT_FOUND = 404
+
 
 @contextlib.asynccontextmanager
 async def connected(transport: str, host: FakeHost) -> AsyncIterator[tuple[Client, Served]]:
@@ -178,6 +180,35 @@ async def test_cancelled_calls_end_their_programs(fake_host: FakeHost, transport
 
         await until(lambda: daemon.console(box).count("forever ended") == len(calls))
         assert (await call(client, "ping_sandbox", sandbox_id=box))["pong"] is True
+
+
+async def test_a_cancelled_bake_is_undone(fake_host: FakeHost, transport: str) -> None:
+    fake_host.recipe(knobs="boot=never", name="never")
+    began = asyncio.Event()
+
+    async def told(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001 - the client's
+        began.set()
+
+    async with connected(transport, fake_host) as (client, daemon):
+        arguments = {"tag": "new", "recipe": "never"}
+        baking = asyncio.create_task(
+            client.call_tool("create_snapshot", arguments, progress_callback=told)
+        )
+        await began.wait()
+
+        baking.cancel()
+        await asyncio.wait([baking])
+
+        await untold(daemon, "new")
+        tags = [each["tag"] for each in (await call(client, "list_snapshots"))["snapshots"]]
+        assert tags == ["python"]
+
+
+async def untold(daemon: Served, tag: str) -> None:
+    """Wait until a daemon has nothing of a snapshot that was being baked."""
+    async with asyncio.timeout(30):
+        while (await daemon.http.get(f"/v2/snapshots/{tag}/info")).status_code != NOT_FOUND:
+            pass
 
 
 @pytest.mark.soak(only=True)
