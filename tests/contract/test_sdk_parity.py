@@ -85,8 +85,6 @@ LEFT_OUT = {
     "Client.builds": "it reads a Dockerfile and files of this host; `forkd build` does",
     "Endpoint.token": "it is a private member, so that no log shows it",
     "Endpoint.websocket_url": "the transport makes it",
-    "Files.download": "Node.js cannot open a file relative to a folder, so a link could lead out",
-    "Files.upload": "left out with `download`; `writeArchive` takes a tar archive",
     "Recipes.image_reference": "files of this host are not uploaded",
     "Recipes.reference": "files of this host are not uploaded",
     "Recipes.upload(on_progress)": "the caller reads the archive, and can count",

@@ -1,11 +1,12 @@
 /** Files inside a sandbox. */
 import { Buffer } from "node:buffer";
 import { posix } from "node:path";
+import { type Copied, countSkipped, neither, packed, unpack } from "./archive.js";
 import { EngineExited, ForkdError, InvalidRequest, NotFound, TransportError } from "./errors.js";
 import { bytes, type CallOptions, type Http, type Query } from "./http.js";
 import { asBase64, fromBase64 } from "./text.js";
 import type { Content } from "./transport.js";
-import { type Info, members } from "./wire.js";
+import { checkOptions, type Info, members } from "./wire.js";
 
 /** One file, folder or link in a guest. */
 export interface FileEntry extends Omit<Info<"FileEntry">, "name"> {
@@ -108,6 +109,59 @@ export class Files {
     const query = { ...where(path), ...members({ user, keepOwner: keepOwner || null }) };
     const parts = { query, content: archive, timeoutS: null, signal };
     return await this.#http.call("ArchiveWritten", "PUT", `${this.#path}/archive`, parts);
+  }
+
+  /**
+   * Copy a file, or a folder with all that is in it, from this host into the sandbox.
+   *
+   * What cannot be copied is left out, and is in the answer.  Links are copied as links.
+   *
+   * @param source Which file or folder; a link there is followed.
+   * @param target What it is called in the sandbox.  A folder that exists keeps what it has; what
+   *   has the same name is replaced.
+   * @param options `user`: owner of what is made new, as of `write`; `keepOwner`: keep owners, by
+   *   number, and the bits that change the user.
+   * @throws {NotFound} There is no `source`.
+   * @throws {HostError} It cannot be read.
+   */
+  async upload(
+    source: string,
+    target: string,
+    options: CallOptions & { user?: string; keepOwner?: boolean } = {},
+  ): Promise<Copied> {
+    checkOptions("upload", options, { user: true, keepOwner: true, signal: true });
+    const copied: Copied = { files: 0, bytes: 0, skipped: [] };
+    const [folder, pieces] = await packed(source, target, copied, options.keepOwner ?? false);
+    countSkipped(copied, await this.writeArchive(folder, pieces, options));
+    return copied;
+  }
+
+  /**
+   * Copy a file, or a folder with all that is in it, from the sandbox to this host.
+   *
+   * What cannot be copied is left out, and is in the answer.  Nothing is written outside of
+   * `target`, whatever names and links the sandbox has.
+   *
+   * @param source Which file or folder in the sandbox; a link there is followed.
+   * @param target What it is called on this host.  A folder that exists keeps what it has; what has
+   *   the same name is replaced.
+   * @param options `keepOwner`: keep owners, by number, and the bits that change the user; needs
+   *   root.
+   * @throws {NotFound} There is no `source`.
+   * @throws {InvalidRequest} It is neither a file nor a folder.
+   * @throws {HostError} `target` cannot be made, or there is no room.
+   */
+  async download(
+    source: string,
+    target: string,
+    options: CallOptions & { keepOwner?: boolean } = {},
+  ): Promise<Copied> {
+    checkOptions("download", options, { keepOwner: true, signal: true });
+    const { keepOwner = false, signal } = options;
+    if ((await this.stat(source, { signal })).kind === "other") throw neither(source);
+    const copied: Copied = { files: 0, bytes: 0, skipped: [] };
+    await unpack(this.openArchive(source, { signal }), target, copied, keepOwner);
+    return copied;
   }
 
   /** Return what a path is; symbolic links are not followed. */

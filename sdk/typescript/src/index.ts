@@ -8,6 +8,7 @@
  * console.log((await sandbox.eval("numpy.zeros(5).sum()")).value);
  * ```
  */
+export type { Copied } from "./archive.js";
 export { Client, type ClientOptions } from "./client.js";
 export type {
   Images,

@@ -1,4 +1,7 @@
-import { describe, expect, test } from "vitest";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { Client, CommandError, Conflict, ExecTimeout, NotFound, Sandbox } from "../../src/index.js";
 import { daemons } from "./daemons.js";
 
@@ -52,6 +55,26 @@ describe.each(daemons())("over $name", ({ options }) => {
     expect(await files.write("/big", pieces())).toBe(64 * 256);
     expect(await files.read("/big")).toEqual(new Uint8Array(64 * 256).map((_, at) => at % 256));
     await expect(files.read("/none")).rejects.toThrow(NotFound);
+  });
+
+  test("folders are copied into a sandbox and back", async () => {
+    const folder = mkdtempSync(join(tmpdir(), "fk"));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    mkdirSync(join(folder, "a/b"), { recursive: true });
+    writeFileSync(join(folder, "a/b/c"), "text");
+    writeFileSync(join(folder, "a/large"), new Uint8Array(700_000).fill(7));
+    await using sandbox = await client().sandbox("python");
+    const { files } = sandbox;
+    const sent = { files: 2, bytes: 700_004, skipped: [] };
+    expect(await files.upload(join(folder, "a"), "/there")).toEqual(sent);
+    expect(await files.readText("/there/b/c")).toBe("text");
+    expect(await files.download("/there", join(folder, "back"))).toEqual(sent);
+    expect(readFileSync(join(folder, "back/b/c"), "utf8")).toBe("text");
+    expect(readFileSync(join(folder, "back/large")).length).toBe(700_000);
+    await files.upload(join(folder, "a/b/c"), "/one");
+    expect(await files.readText("/one")).toBe("text");
+    await expect(files.download("/none", join(folder, "x"))).rejects.toThrow(NotFound);
+    await expect(files.upload(join(folder, "none"), "/x")).rejects.toThrow(NotFound);
   });
 
   test("siblings go on from one instant, and all are killed at the end", async () => {

@@ -1,5 +1,8 @@
 // Uses what differs between runtimes, through the installed package: `node program.mjs URL [TOKEN]`.
 import assert from "node:assert/strict";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import process from "node:process";
 import { Client, CommandError, NotFound } from "@forkd/sdk";
 import { Controller } from "@forkd/sdk/compat";
@@ -15,6 +18,13 @@ try {
   await sandbox.files.write("/ü", new Uint8Array([1, 2, 3]));
   assert.deepEqual([...(await sandbox.files.read("/ü"))], [1, 2, 3]);
   await assert.rejects(sandbox.files.read("/none"), NotFound);
+
+  const folder = await mkdtemp(join(tmpdir(), "forkd-"));
+  await writeFile(join(folder, "a"), "text");
+  assert.equal((await sandbox.files.upload(folder, "/copied")).files, 1);
+  assert.equal((await sandbox.files.download("/copied", join(folder, "b"))).bytes, 4);
+  assert.equal(await readFile(join(folder, "b/a"), "utf8"), "text");
+  await rm(folder, { recursive: true });
 
   const input = new Uint8Array(3 << 20).map((_, at) => at % 251);
   const told = { bytes: 0 };
