@@ -20,7 +20,7 @@ import pytest
 from forkd.errors import Conflict, ForkdError, SandboxLost, TaskError
 from forkd.executor import ForkExecutor
 from forkd.sdk import Sandbox
-from forkd.testing import TTL_S, _guest, plugin
+from forkd.testing import TTL_S, _guest
 from forkd.testing._archive import distribution_files, named, project_files, send
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     Reports = list[list[Any] | None]
+
+PLUGIN = "forkd.testing.plugin"
+"""What pytest calls our plugin, which stands above this module."""
 
 CHUNK_TESTS_MAX = 50
 """Most tests that a sandbox is given at once."""
@@ -127,7 +130,7 @@ def options_of(config: pytest.Config) -> dict[str, Any]:
             except (TypeError, ValueError):
                 continue  # what is no text and no number is no option of the command line
     # A sandbox need not have our plugin, and does not use it.
-    found["plugins"] = [each for each in found.get("plugins") or () if each != plugin.__name__]
+    found["plugins"] = [each for each in found.get("plugins") or () if each != PLUGIN]
     return found
 
 
