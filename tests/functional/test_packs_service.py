@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 import threading
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -161,10 +160,9 @@ def a_host(state: Path, policy: PackPolicy = POLICY) -> Iterator[Host]:
     catalog = Catalog(store, pending, records, ledger, journal, lambda _: ())
 
     async def drop_images() -> None:
-        if catalog.shelf.writing:  # one of them may need an image that no manifest names yet
-            return
-        for path in store.unused_images(catalog.shelf.image_keys()):
-            store.discard(store.put_aside(path))
+        if not catalog.shelf.writing:  # else one may need an image that no manifest names yet
+            for path in store.unused_images(catalog.shelf.image_keys()):
+                store.discard(store.put_aside(path))
 
     with Workers() as workers:
         packs = Packs(telemetry, policy, store, catalog, drop_images, CELLS[0], workers)
@@ -491,7 +489,7 @@ async def test_what_does_not_exist_is_not_packed(here: Host) -> None:
 
 async def test_a_reader_that_leaves_ends_the_packing(here: Host) -> None:
     source = here.packs.pack(CALLER, Tag("head"))
-    async with aclosing(source):
+    async with contextlib.aclosing(source):
         await anext(source)
 
     mine = {pid for pid in proc.processes() if b"forkd.packs" in _command(pid)}
@@ -573,7 +571,7 @@ async def test_what_reads_a_pack_is_nobody_and_sees_one_folder(there: Host, here
 async def test_what_writes_a_pack_is_nobody_and_sees_no_folder(here: Host) -> None:
     if CELLS[0] is None:
         return
-    async with aclosing(here.packs.pack(CALLER, parse_tag("head"))) as written:
+    async with contextlib.aclosing(here.packs.pack(CALLER, parse_tag("head"))) as written:
         await anext(written)
         seen = inmates()
 
