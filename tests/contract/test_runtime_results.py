@@ -189,6 +189,12 @@ def test_figures_that_are_open_are_shown_and_closed(runtime: RuntimeProcess) -> 
     assert runtime.eval("plt.get_fignums()").body["value"] == []
 
 
+def test_a_figure_comes_after_the_value(runtime: RuntimeProcess) -> None:
+    value, figure = shown(runtime, "from matplotlib import pyplot as plt\nplt.figure(); 5")
+    assert (value["is_main"], value["data"]) == (True, {})
+    assert figure["data"]["image/png"] == png(1)
+
+
 def test_a_figure_that_is_the_value_is_shown_once(runtime: RuntimeProcess) -> None:
     runtime.eval("from matplotlib import pyplot as plt")
     (value,) = shown(runtime, "plt.figure()")

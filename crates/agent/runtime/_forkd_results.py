@@ -60,6 +60,7 @@ FORM_METHODS = (
     ("application/json", "_repr_json_"),
     ("application/javascript", "_repr_javascript_"),
 )
+PYPLOT = "matplotlib.pyplot"
 PLAIN_TYPES = {bool, bytes, complex, dict, float, int, list, set, str, tuple, type(None)}
 
 
@@ -74,7 +75,7 @@ class Results:
     def install(self):
         """Have code that shows things, ours and that of packages, make results of them."""
         changes = {
-            "matplotlib.pyplot": self.change_pyplot,
+            PYPLOT: self.change_pyplot,
             "IPython.core.display_functions": self.change_ipython,
         }
         sys.meta_path.insert(0, ImportHook(changes))
@@ -82,10 +83,13 @@ class Results:
 
     def begin(self):
         """Forget the last evaluation."""
-        self._shown, self._more, self._drawn = [], 0, []
+        if self._shown or self._drawn:  # else nothing is written, which would copy pages of a fork
+            self._shown, self._more, self._drawn = [], 0, []
 
     def add_value(self, value):
-        """Add the forms of the last expression."""
+        """Add the forms of the last expression, unless it is all that can be shown."""
+        if type(value) in PLAIN_TYPES and not self._shown and PYPLOT not in sys.modules:
+            return
         if is_figure(value):
             self._drawn.append(value)
         self._shown.append((True, forms_of(value)))
@@ -101,7 +105,7 @@ class Results:
 
     def add_figures(self):
         """Add the figures of matplotlib that are open, and close them, as a notebook does."""
-        pyplot = sys.modules.get("matplotlib.pyplot")
+        pyplot = sys.modules.get(PYPLOT)
         helpers = sys.modules.get("matplotlib._pylab_helpers")
         if pyplot is None or helpers is None:
             return
