@@ -210,6 +210,8 @@ async def test_a_tag_that_is_no_builds_or_in_use_is_not_taken(
         assert done(await build(client, folder, "FROM python\nRUN echo one\n", tag="app")) == []
     made = await build(client, folder, "FROM python\nRUN echo two\n", tag="app")
     assert done(made) == [2]
+    with pytest.raises(Conflict, match="the build begins with snapshot app"):
+        await build(client, folder, "FROM app\nRUN echo three\n", tag="app")
     with pytest.raises(InvalidRequest, match="is kept for snapshots of the daemon"):
         await build(client, folder, "FROM python\n", tag=f"image-{'0' * 12}")
 

@@ -165,7 +165,7 @@ class _Build:
         key = made.image_key(options.warm, options.ready)
         found = await self._link(key, made.last.config, None, options.tag)
         if found is None:
-            _check_unused(replaced)
+            _check_unused(replaced, bases)
             end = await self._end(made, made.last, bases)
             found = await self._finish(made, key, end, replaced)
         else:
@@ -370,14 +370,20 @@ class _Teller:
 _NOTHING = RunAction((), None, {})
 
 
-def _check_unused(replaced: SnapshotInfoDetail | None) -> None:
+def _check_unused(replaced: SnapshotInfoDetail | None, bases: Mapping[str, Base]) -> None:
     """Return if a snapshot can be replaced.
 
     Raises:
-        Conflict: Sandboxes or other snapshots need it.
+        Conflict: Sandboxes or other snapshots need it, or the build itself does.
     """
     if replaced is None:
         return
+    if replaced.tag in {base.tag for base in bases.values()}:
+        raise Conflict(
+            f"the build begins with snapshot {replaced.tag}, and cannot replace it; choose another "
+            "tag",
+            tag=replaced.tag,
+        )
     users = replaced.sandbox_ids or replaced.dependents
     if users:
         raise Conflict(
