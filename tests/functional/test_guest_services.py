@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from forkd.errors import EngineExited
-from forkd.model.sandbox import ForkOptions, SandboxState
+from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.service.sandboxes.owner import REASON_AGENT
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, SERVICES, baked_host, shell
@@ -51,6 +52,12 @@ loginctl >/dev/null
 cat /etc/machine-id
 cat /var/lib/dbus/machine-id
 ls /var/log/journal
+"""
+
+DEADLINE_S = 300.0
+
+DELAYED_KILL = """
+setsid sh -c 'sleep 30; kill -9 $(pgrep -o -f ^/run/forkd/bin/agent)' </dev/null >/dev/null 2>&1 &
 """
 
 DOCKER = r"""
@@ -124,6 +131,24 @@ async def test_an_agent_is_spared_when_memory_runs_out_and_missed_when_it_is_kil
         with pytest.raises(EngineExited, match=f"has exited: {REASON_AGENT}"):
             await shell(host, other.id, "kill -9 -1; sleep 60")
         found = await host.service.sandboxes.get(CALLER, other.id)
+
+    assert (found.state, found.exit_reason) == (SandboxState.EXITED, REASON_AGENT)
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_an_agent_that_is_killed_in_an_idle_sandbox_is_missed_without_an_operation(
+    host: RealHost, *, used: bool
+) -> None:
+    async with host.forked(1, ForkOptions()) as (source,):
+        await shell(host, source.id, DELAYED_KILL)
+        idle = source
+        if not used:  # nobody ever has a connection to its agent
+            branched = await host.service.branches.branch(CALLER, source.id, 1, BranchOptions())
+            (idle,) = branched.fork.sandboxes
+        async with asyncio.timeout(DEADLINE_S):
+            async for _ in host.service.sandboxes.follow_console_log(CALLER, idle.id):
+                pass
+        found = await host.service.sandboxes.get(CALLER, idle.id)
 
     assert (found.state, found.exit_reason) == (SandboxState.EXITED, REASON_AGENT)
 

@@ -45,6 +45,9 @@ echo b > /proc/sysrq-trigger
 """
 """Have the kernel reset by a fault that it cannot be told of."""
 
+HALT = "python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0xcdef0123)'"
+"""Do what `halt -f` does: RB_HALT_SYSTEM of reboot(2)."""
+
 
 async def value(service: Host, sandbox: SandboxId, code: str) -> Any:  # noqa: ANN401 - JSON
     """Evaluate code that must not raise; return its value."""
@@ -258,10 +261,11 @@ with open("/root/big", "wb") as file:
     [
         ("echo o > /proc/sysrq-trigger", "the guest powered off"),
         ("echo b > /proc/sysrq-trigger", "the guest reset itself"),
-        ("echo c > /proc/sysrq-trigger", "the guest reset itself"),
+        ("echo c > /proc/sysrq-trigger", "the guest's kernel panicked"),
+        (HALT, "the guest halted"),
         (TRIPLE_FAULT, "the guest's processor gave up (triple fault)"),
     ],
-    ids=["off", "reset", "panic", "triple fault"],
+    ids=["off", "reset", "panic", "halt", "triple fault"],
 )
 async def test_a_sandbox_that_ends_by_itself_is_exited_and_says_why(
     real_host: RealHost, command: str, reason: str

@@ -59,7 +59,10 @@ EXITS_MIN = 1_000
 
 ORDERLY = (
     "the guest powered off",
+    "the guest halted",
     "the guest reset itself",
+    "the guest's kernel panicked",
+    "its agent was killed",
     "the guest's processor gave up (triple fault)",
 )
 """How a machine may end whose guest attacks it; what devices write may hit the guest's kernel."""

@@ -39,6 +39,11 @@ use crate::sys::{descriptors, process};
 
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 32;
+/// How soon after a guest has said that it halts it is looked whether it did, and then again.
+const HALT_CHECK: Duration = Duration::from_millis(250);
+/// How often it is looked.  A kernel stops its other processors first, which takes it up to two
+/// seconds, and longer on a busy host.
+const HALT_CHECKS_MAX: u32 = 40;
 /// Longest report of a seed; longer ones are cut, and so no report.
 const REPORT_BYTES_MAX: usize = 4096;
 
@@ -81,8 +86,11 @@ pub struct Server {
     ipv6: bool,
     /// Requests wait: the guest is not yet who it will be.
     changing: bool,
-    /// When to wake up though nothing happens, for a client who waits to be accepted.
+    /// When to wake up though nothing happens: for a client who waits to be accepted, or for what
+    /// is to be looked at again.
     retry: Option<Duration>,
+    /// When it is looked next whether the guest has halted, and how often it still is.
+    halting: Option<(Instant, u32)>,
 }
 
 /// A branch whose seed does not listen yet.
@@ -141,6 +149,7 @@ impl Server {
             ipv6: false,
             changing: false,
             retry: None,
+            halting: None,
         };
         let bus = server.machine.bus();
         server.watch(bus.ended().as_raw_fd(), TAG_END)?;
@@ -207,7 +216,7 @@ impl Server {
                     let said = console::tail(&self.place.directory);
                     let how = format!("the machine ended: {end}{said}");
                     return Err(match end {
-                        End::Reset | End::TripleFault => Error::GuestReset(how),
+                        End::Reset | End::Panic | End::TripleFault => Error::GuestReset(how),
                         _ => Error::Guest(how),
                     });
                 }
@@ -282,8 +291,44 @@ impl Server {
         self.answer_pending();
         let for_control = self.control.as_mut().and_then(Control::accept_waiting);
         let for_guest = self.machine.bus().vsock_still(VsockHost::accept_waiting);
-        self.retry = for_control.or(for_guest);
+        let for_end = [self.check_halted(), self.check_agent()];
+        self.retry = for_end.into_iter().chain([for_control, for_guest]).flatten().min();
         Ok(woke)
+    }
+
+    /// Ends a machine whose guest has halted: no vCPU would ever come back from `KVM_RUN`.
+    ///
+    /// A guest that says that it halts is looked at a few times.  Returns when the next time is.
+    fn check_halted(&mut self) -> Option<Duration> {
+        if self.machine.bus().take_halting() {
+            self.halting = Some((Instant::now() + HALT_CHECK, HALT_CHECKS_MAX));
+        }
+        let (due, left) = self.halting.filter(|_| self.machine.is_running())?;
+        let now = Instant::now();
+        if now < due {
+            return Some(due - now);
+        }
+        // A vCPU that does not stop in time has not halted; one that is over has told why.
+        if self.machine.has_halted().unwrap_or(false) {
+            self.machine.bus().end(End::Halted);
+        }
+        self.halting = (left > 1).then(|| (Instant::now() + HALT_CHECK, left - 1));
+        self.halting.map(|_| HALT_CHECK)
+    }
+
+    /// Ends a machine without an agent.  Returns when to look again, if it is not certain yet.
+    fn check_agent(&self) -> Option<Duration> {
+        let bus = self.machine.bus();
+        if !self.machine.is_running() {
+            return None;
+        }
+        if bus.vsock_still(|vsock| vsock.agent_is_due()) {
+            bus.vsock(VsockHost::call_agent);
+        }
+        if bus.vsock_still(|vsock| vsock.agent_is_gone()) {
+            bus.end(End::Agent);
+        }
+        bus.vsock_still(|vsock| vsock.agent_due_in())
     }
 
     fn on_control(&mut self, token: Token) {
@@ -475,8 +520,10 @@ pub fn poll_ms(timeout: Option<Duration>) -> i32 {
 fn exit_reason(end: &End) -> (ExitReason, Option<String>) {
     match end {
         End::Shutdown => (ExitReason::Shutdown, None),
+        End::Halted => (ExitReason::Shutdown, Some(end.to_string())),
         End::Reset => (ExitReason::Reset, None),
-        End::TripleFault => (ExitReason::Reset, Some(end.to_string())),
+        End::Panic | End::TripleFault => (ExitReason::Reset, Some(end.to_string())),
+        End::Agent => (ExitReason::Error, Some(end.to_string())),
         End::Stopped => (ExitReason::Stopped, None),
         End::Error(message) => (ExitReason::Error, Some(message.clone())),
     }

@@ -7,7 +7,7 @@
 //! often than a disk is busy.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forkd_devices::virtio::block::Block;
@@ -34,10 +34,16 @@ use crate::layout;
 pub enum End {
     /// The guest powered off.
     Shutdown,
+    /// The guest stopped its processors for good.
+    Halted,
     /// The guest reset itself.
     Reset,
+    /// The guest reset itself after its kernel had panicked.
+    Panic,
     /// The guest's processor could not even tell the guest of a fault, and gave up.
     TripleFault,
+    /// The guest runs without its agent, so that nobody can use it any more.
+    Agent,
     /// Somebody told the machine to stop.
     Stopped,
     /// The VMM cannot go on.
@@ -49,8 +55,11 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Shutdown => "the guest powered off",
+            Self::Halted => "the guest halted",
             Self::Reset => "the guest reset itself",
+            Self::Panic => "the guest's kernel panicked",
             Self::TripleFault => "the guest's processor gave up (triple fault)",
+            Self::Agent => "its agent was killed",
             Self::Stopped => "it was stopped",
             Self::Error(message) => message,
         })
@@ -136,6 +145,7 @@ pub struct Bus {
     end: Mutex<Option<End>>,
     ended: EventFd,
     rest: EventFd,
+    halting: AtomicBool,
     exits: AtomicU64,
     rejected: AtomicU64,
 }
@@ -170,6 +180,7 @@ impl Bus {
             end: Mutex::new(None),
             ended,
             rest,
+            halting: AtomicBool::new(false),
             exits: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
         })
@@ -239,6 +250,12 @@ impl Bus {
     /// Works with vsock while the guest is paused; it is told of nothing.
     pub fn vsock_still<R>(&self, work: impl FnOnce(&mut VsockHost) -> R) -> R {
         work(&mut lock(&self.vsock))
+    }
+
+    /// Whether the guest has said that it halts, which is no proof.  Says so once; [`Self::rest`]
+    /// becomes readable for it.
+    pub fn take_halting(&self) -> bool {
+        self.halting.swap(false, Ordering::Relaxed)
     }
 
     /// The interrupt line of the serial console.
@@ -414,10 +431,17 @@ impl Bus {
         self.exits.fetch_add(1, Ordering::Relaxed);
         match (port, data) {
             (layout::SLEEP_PORT, [value]) if value & SLEEP_ENABLE != 0 => Err(End::Shutdown),
-            (layout::RESET_PORT, [layout::RESET_VALUE]) => Err(End::Reset),
+            (layout::RESET_PORT, [layout::RESET_VALUE]) => {
+                Err(if self.serial().writer().has_panicked() { End::Panic } else { End::Reset })
+            }
             (_, [byte]) if serial_offset(port).is_some() => {
+                let mut serial = self.serial();
                 // The log's disk may be full; a guest that talks must not die of it.
-                drop(self.serial().write(serial_offset(port).unwrap_or(0), *byte));
+                drop(serial.write(serial_offset(port).unwrap_or(0), *byte));
+                if serial.writer_mut().take_halted() {
+                    self.halting.store(true, Ordering::Relaxed);
+                    self.have_rest_served();
+                }
                 Ok(())
             }
             _ => Ok(()),

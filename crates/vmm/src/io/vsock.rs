@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkd_devices::virtio::mmio::Mmio;
 use forkd_devices::virtio::vsock::{Id, RX_QUEUE, Shutdown, TX_QUEUE, Vsock, VsockEvent};
@@ -38,6 +38,12 @@ const CHUNK_BYTES_MAX: usize = 64 << 10;
 /// Clients that have connected and not yet said where to; further ones wait.
 pub const GREETINGS_MAX: usize = 64;
 
+/// How long after a guest refused the VMM's call its agent is called again.
+const CALL_AGAIN: Duration = Duration::from_millis(250);
+/// So many refusals in a row, over five seconds, and the agent is gone.  A guest that is short of
+/// memory refuses a few.
+const REFUSALS_MAX: u32 = 20;
+
 /// What the I/O loop hands to [`VsockHost::on_socket`]: which socket is ready.
 pub type Token = u32;
 
@@ -58,8 +64,31 @@ pub struct VsockHost {
     question: Option<Question>,
     /// A connection to a port of the guest that nobody uses.
     spare: Option<(Id, u32)>,
+    /// Whether the agent is there, of a guest whose agent has been met.
+    agent: Option<Agent>,
     /// Whether [`Self::pump`] ended at its limit.
     rest: bool,
+}
+
+/// The agent, to which the VMM always has a connection: the guest's kernel closes it when the agent
+/// ends, and says so by itself.  So nobody asks a guest that does nothing.
+#[derive(Debug)]
+struct Agent {
+    port: u32,
+    /// A connection has ended, so that there may be none.
+    look: bool,
+    /// The VMM's call that the guest has not answered yet.
+    call: Option<Id>,
+    /// Calls in a row that it refused.
+    refused: u32,
+    /// When it is called again.
+    due: Option<Instant>,
+}
+
+impl Agent {
+    fn at(port: u32) -> Self {
+        Self { port, look: false, call: None, refused: 0, due: None }
+    }
 }
 
 /// The token that stands for the listening socket.
@@ -83,6 +112,7 @@ impl VsockHost {
             chunk: vec![0; CHUNK_BYTES_MIN],
             question: None,
             spare: None,
+            agent: None,
             rest: false,
         }
     }
@@ -120,6 +150,7 @@ impl VsockHost {
         self.by_id.clear();
         self.ids.clear();
         self.spare = None;
+        self.agent = None;
         if let Some(question) = &mut self.question {
             question.again();
         }
@@ -169,10 +200,91 @@ impl VsockHost {
         self.links.remove(&token);
         let status = self.device.device().status(id);
         if let Some(open) = status.filter(|status| !status.done && !status.deaf) {
-            self.spare = Some((id, open.ports.guest));
+            if let Some((older, _)) = self.spare.replace((id, open.ports.guest)) {
+                self.device.device_mut().reset(older);
+            }
+            let agent = self.agent.get_or_insert_with(|| Agent::at(open.ports.guest));
+            agent.refused = 0;
         } else {
             // Its end was heard already, so nobody would tell the next client.
             self.device.device_mut().reset(id);
+            self.look_for_agent();
+        }
+    }
+
+    /// Whether the agent, which was met, refuses every connection.
+    #[must_use]
+    pub fn agent_is_gone(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| agent.refused >= REFUSALS_MAX)
+    }
+
+    /// Whether it is time for [`Self::call_agent`].
+    #[must_use]
+    pub fn agent_is_due(&self) -> bool {
+        self.agent_due_in().is_some_and(|left| left.is_zero())
+    }
+
+    /// When it is, if ever.
+    #[must_use]
+    pub fn agent_due_in(&self) -> Option<Duration> {
+        let due = self.agent.as_ref()?.due?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Calls the agent if nobody has a connection to it.  Call [`Self::pump`] afterwards.
+    pub fn call_agent(&mut self) {
+        let Some(agent) = &mut self.agent else { return };
+        (agent.look, agent.due) = (false, None);
+        let (port, called) = (agent.port, agent.call.is_some());
+        if called || self.spare.is_some_and(|(_, its)| its == port) || self.is_linked(port) {
+            return;
+        }
+        let opened = self.device.device_mut().open(port);
+        if let Some(agent) = &mut self.agent {
+            match opened {
+                Ok(id) => agent.call = Some(id),
+                Err(_) => agent.due = Some(Instant::now() + CALL_AGAIN),
+            }
+        }
+    }
+
+    /// Whether a client has a connection to `port` that the guest has not ended, or waits for one.
+    fn is_linked(&self, port: u32) -> bool {
+        self.by_id.iter().any(|(id, token)| {
+            let open = self.links.get(token).is_some_and(|link| !link.guest_done);
+            open && self.device.device().status(*id).is_some_and(|one| one.ports.guest == port)
+        })
+    }
+
+    fn look_for_agent(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            agent.look = true;
+        }
+    }
+
+    /// Hears of the VMM's call of the agent.
+    fn called(&mut self, id: Id, event: VsockEvent) {
+        let Some(agent) = self.agent.as_mut().filter(|agent| agent.call == Some(id)) else {
+            return;
+        };
+        match event {
+            VsockEvent::Connected(_) => {
+                (agent.call, agent.refused) = (None, 0);
+                if self.spare.is_none() {
+                    self.spare = Some((id, agent.port));
+                } else {
+                    self.device.device_mut().reset(id);
+                }
+            }
+            VsockEvent::Closed(_) | VsockEvent::HalfClosed { .. } => {
+                agent.call = None;
+                agent.refused += 1;
+                agent.due = Some(Instant::now() + CALL_AGAIN);
+                self.device.device_mut().reset(id);
+                // The I/O thread is to know when it is due, and may not be the one that hears this.
+                self.rest = true;
+            }
+            _ => {}
         }
     }
 
@@ -215,7 +327,8 @@ impl VsockHost {
     /// Moves everything that can move, or as much as is one turn's share.  Returns whether an
     /// interrupt is due.  Look at [`Self::has_rest`] afterwards.
     pub fn pump(&mut self, memory: &GuestMemoryMmap) -> bool {
-        let mut interrupt = false;
+        let (mut interrupt, mut waits) = (false, false);
+        self.rest = false;
         for _ in 0..PASSES_MAX {
             interrupt |= self.device.process(memory, RX_QUEUE);
             if self.device.is_unfinished(TX_QUEUE) {
@@ -223,14 +336,19 @@ impl VsockHost {
             }
             let events: Vec<VsockEvent> = self.device.device_mut().drain_events().collect();
             if events.is_empty() && !self.device.unfinished() {
-                self.rest = false;
                 // A connection that has ended makes room for a client.
                 self.accept_waiting();
+                if self.agent.as_ref().is_some_and(|agent| agent.look) {
+                    self.call_agent();
+                    continue;
+                }
+                self.rest = waits;
                 return interrupt;
             }
             for event in events {
                 self.on_event(event);
             }
+            waits |= std::mem::take(&mut self.rest);
         }
         self.rest = true;
         interrupt
@@ -262,6 +380,9 @@ impl VsockHost {
                 VsockEvent::HalfClosed { done, .. } => link.guest_done |= done,
                 _ => {}
             }
+            if link.guest_done || matches!(event, VsockEvent::Closed(_)) {
+                self.look_for_agent();
+            }
         }
         self.deliver(token);
         self.collect(token);
@@ -273,11 +394,13 @@ impl VsockHost {
         self.settle(token);
     }
 
-    /// Hears of a connection that has no socket: only the spare one is of interest.
+    /// Hears of a connection that has no socket: only the spare one is of interest, and the call.
     fn give_up(&mut self, id: Id, event: VsockEvent) {
+        self.called(id, event);
         let over = matches!(event, VsockEvent::HalfClosed { .. } | VsockEvent::Closed(_));
         if over && self.spare.take_if(|(spare, _)| *spare == id).is_some() {
             self.device.device_mut().reset(id);
+            self.look_for_agent();
         }
     }
 
@@ -429,6 +552,9 @@ impl VsockHost {
                     (link.client_done, link.guest_done, link.closed) = (true, true, true);
                     link.leftover.clear();
                     device.reset(*id);
+                    if let Some(agent) = &mut self.agent {
+                        agent.look = true;
+                    }
                 }
             }
         }

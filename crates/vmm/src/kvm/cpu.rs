@@ -13,8 +13,9 @@
 use std::collections::BTreeMap;
 
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_HALTED, KVM_MP_STATE_UNINITIALIZED, Msrs,
+    kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs,
+    kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,31 @@ const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
+
+/// RFLAGS: interrupts are let through.
+const RFLAGS_IF: u64 = 1 << 9;
+
+/// Whether nothing can have a vCPU, which must not be running, execute another instruction, unless
+/// another one does so: it was halted without interrupts, or was never started.
+///
+/// An NMI could, but nobody sends one in a guest of which all vCPUs have come to this.
+///
+/// # Errors
+///
+/// [`Error::Kvm`].
+pub fn is_dead(vcpu: &VcpuFd) -> Result<bool, Error> {
+    let state = vcpu.get_mp_state().map_err(Error::kvm("KVM_GET_MP_STATE"))?.mp_state;
+    let rflags = vcpu.get_regs().map_err(Error::kvm("KVM_GET_REGS"))?.rflags;
+    Ok(is_dead_as(state, rflags))
+}
+
+fn is_dead_as(mp_state: u32, rflags: u64) -> bool {
+    match mp_state {
+        KVM_MP_STATE_UNINITIALIZED => true,
+        KVM_MP_STATE_HALTED => rflags & RFLAGS_IF == 0,
+        _ => false,
+    }
+}
 
 /// Everything that is kept of one vCPU.
 #[expect(clippy::unsafe_derive_deserialize, reason = "no method relies on what the fields hold")]
@@ -336,9 +362,18 @@ pub fn check_features(seen: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 
     fn leaf(function: u32, index: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, index, ..Default::default() }
+    }
+
+    #[test]
+    fn only_a_vcpu_that_waits_for_no_interrupt_is_dead() {
+        let flags = [0x2, 0x202];
+        assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_HALTED, flags)), [true, false]);
+        assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_UNINITIALIZED, flags)), [true; 2]);
+        assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_RUNNABLE, flags)), [false; 2]);
     }
 
     #[test]

@@ -184,6 +184,19 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether the guest, which runs, has stopped all its processors for good.  It is paused for
+    /// the look.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::pause`] and [`Self::resume`]; [`Error::Kvm`].
+    pub fn has_halted(&mut self) -> Result<bool, Error> {
+        self.pause()?;
+        let looked = self.vcpus.each(|_, fd| cpu::is_dead(fd));
+        self.resume()?;
+        Ok(looked?.into_iter().all(|dead| dead))
+    }
+
     /// As [`Self::pause`]; returns the vCPUs as they are then.
     ///
     /// # Errors

@@ -164,6 +164,126 @@ fn used(memory: &GuestMemoryMmap, queue: usize) -> u16 {
     memory.read_obj(GuestAddress(places(queue)[1] + 2)).unwrap()
 }
 
+/// The id of the VMM's call of the agent.
+fn call(host: &VsockHost) -> Option<Id> {
+    host.agent.as_ref().and_then(|agent| agent.call)
+}
+
+/// Ends the call under way, as a guest does in which nobody listens, and then calls again.
+fn refuse(host: &mut VsockHost) {
+    let id = call(host).unwrap();
+    host.on_event(VsockEvent::Closed(id));
+    assert!(host.agent_due_in().is_some_and(|left| left > Duration::ZERO && left <= CALL_AGAIN));
+    host.agent.as_mut().unwrap().due = Some(Instant::now());
+    assert!(host.agent_is_due());
+    host.call_agent();
+}
+
+#[test]
+fn an_agent_is_called_when_nobody_has_a_connection_to_it_any_more() {
+    let (mut host, id, _) = passed_on("called");
+    let memory = driven(&mut host, None);
+    host.pump(&memory);
+    assert_eq!(call(&host), None, "it has one that nobody uses");
+    let first = client(&mut host, 7);
+    let other = client(&mut host, 8);
+    host.pump(&memory);
+    assert_eq!((call(&host), host.spare), (None, None), "a client has it");
+
+    host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+    host.pump(&memory);
+
+    let called = call(&host).unwrap();
+    assert_eq!(host.device.device().status(called).unwrap().ports.guest, 7);
+    host.on_event(VsockEvent::Connected(called));
+    assert_eq!((call(&host), host.spare), (None, Some((called, 7))));
+    drop((first, other));
+}
+
+#[test]
+fn an_agent_whose_client_goes_is_called_though_the_spare_connection_was_another_ports() {
+    let (mut host, id, _) = passed_on("other");
+    let memory = driven(&mut host, None);
+    let first = client(&mut host, 7);
+    let waits = client(&mut host, 7);
+    host.on_event(VsockEvent::Closed(id));
+    host.pump(&memory);
+    assert_eq!(call(&host), None, "another client waits for one");
+
+    let (second, _) = host.by_id.pop_last().unwrap();
+    host.device.device_mut().reset(second);
+    host.look_for_agent();
+    host.pump(&memory);
+
+    assert!(call(&host).is_some());
+    drop((first, waits));
+}
+
+#[test]
+fn an_agent_that_refuses_for_five_seconds_is_gone_and_one_that_then_answers_is_not() {
+    let (mut host, id, _) = passed_on("gone");
+    host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+    host.call_agent();
+    for _ in 1..REFUSALS_MAX {
+        refuse(&mut host);
+    }
+    assert!(!host.agent_is_gone());
+
+    let called = call(&host).unwrap();
+    host.on_event(VsockEvent::Connected(called));
+    host.on_event(VsockEvent::Closed(called));
+    host.call_agent();
+    for _ in 1..REFUSALS_MAX {
+        refuse(&mut host);
+    }
+    assert!(!host.agent_is_gone(), "refusals in a row count");
+    refuse(&mut host);
+
+    assert!(host.agent_is_gone());
+    assert_eq!(CALL_AGAIN * REFUSALS_MAX, Duration::from_secs(5));
+}
+
+#[test]
+fn a_refusal_wakes_the_thread_that_is_to_call_again() {
+    let (mut host, id, _) = passed_on("wakes");
+    let memory = driven(&mut host, None);
+    host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+    host.pump(&memory);
+    let called = host.device.device().status(call(&host).unwrap()).unwrap().ports;
+    let memory = driven(&mut host, None);
+    let refused = [3, 0, 2, 0, called.guest, called.host, 0, 1 | 3 << 16, 0, 0, 0];
+    let packet = refused.map(u32::to_le_bytes).concat();
+    memory.write_slice(&packet, GuestAddress(places(TX_QUEUE)[2])).unwrap();
+
+    host.write(&memory, 0x50, &1_u32.to_le_bytes());
+
+    assert!(host.has_rest() && host.agent_due_in().is_some() && call(&host).is_none());
+    host.pump(&memory);
+    assert!(!host.has_rest());
+}
+
+#[test]
+fn a_guest_that_was_rewound_has_no_agent_until_it_is_met() {
+    let (mut host, id, _) = passed_on("rewound");
+    host.on_event(VsockEvent::HalfClosed { id, done: true, deaf: true });
+    host.rewind(Mmio::new(Vsock::new()));
+
+    host.call_agent();
+
+    assert_eq!((call(&host), host.agent_due_in()), (None, None));
+}
+
+#[test]
+fn a_connection_that_is_passed_on_takes_the_place_of_one_that_nobody_used() {
+    let (mut host, older, _) = passed_on("older");
+    let (_stream, id) = connect(&mut host);
+
+    host.pass_on(id);
+
+    assert_eq!(host.device.device().status(older), None);
+    assert_eq!(host.spare, Some((id, 7)));
+}
+
 /// Does `work`, which has an end.
 fn ends<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
     let (say, said) = mpsc::channel();
