@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -158,6 +160,22 @@ def test_an_interruption_that_comes_too_late_is_nobodys(
     answer = runtime.eval(dialect.recall)
     assert (answer.stdout, answer.body.get("error")) == ("kept\n", None)
     assert not answer.body.get("timed_out")
+
+
+@pytest.mark.soak(only=True)
+def test_a_signal_that_comes_just_when_java_has_answered_ends_nothing(tmp_path: Path) -> None:
+    java = DIALECTS["java"]
+    if (program := missing(java)) is not None:
+        pytest.skip(f"this machine lacks {program}")
+    with RuntimeProcess(java.started_from(tmp_path), java.environment(tmp_path)) as process:
+        process.eval(java.keep)
+        for _ in range(50):
+            process.start(java.forever)
+            process.wait_for_output("now\n")
+            assert process.interrupted().body["timed_out"]
+            os.kill(process.process.pid, signal.SIGINT)
+            answer = process.eval(java.recall)
+            assert (answer.stdout, answer.body.get("error")) == ("kept\n", None)
 
 
 def test_requests_that_come_at_once_are_answered_in_turn(

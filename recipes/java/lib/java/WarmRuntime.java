@@ -20,6 +20,8 @@ import java.lang.reflect.Method;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -58,6 +60,8 @@ final class WarmRuntime {
     static final int TYPE_MAX = 1_000; // characters of the name of a class
     static final int REHEARSALS = 16;
     static final long LATE_MS = 1_000; // that a signal may take after its announcement
+    /** The JVM heeds signals in the order of their numbers: this one after SIGINT. */
+    static final Signal MARK = new Signal("WINCH");
 
     /** What JShell's own tool imports, too. */
     static final String[] IMPORTS = {
@@ -69,6 +73,10 @@ final class WarmRuntime {
     final Cells cells = new Cells();
     /** Signals since the last evaluation began. */
     final Semaphore signals = new Semaphore(0);
+    /** Signals of `MARK`, by which `settle` knows that those before it were heeded. */
+    final Semaphore marks = new Semaphore(0);
+    /** An evaluation was interrupted, or was to be: another signal may be on its way. */
+    boolean unsettled;
 
     WarmRuntime(int socket) throws ReflectiveOperationException {
         channel = new Channel(socket);
@@ -76,6 +84,7 @@ final class WarmRuntime {
             cells.interrupt();
             signals.release();
         });
+        Signal.handle(MARK, signal -> marks.release());
     }
 
     public static void main(String[] args) throws Exception {
@@ -107,10 +116,35 @@ final class WarmRuntime {
     /** What was announced too late is for nobody: its signal must not end the next cell. */
     void takeLateSignal() throws InterruptedException {
         signals.tryAcquire(LATE_MS, TimeUnit.MILLISECONDS);
-        signals.drainPermits();
+        unsettled = true;
     }
 
-    void request(Map<?, ?> request) throws IOException {
+    /**
+     * Wait until each SIGINT that has come was heeded, by a thread that the JVM makes for it. The
+     * agent sends one a second, so one may come just when a cell ends, and must not end the next.
+     */
+    void settle() throws IOException, InterruptedException {
+        unsettled = false;
+        marks.drainPermits();
+        for (int count = 0; count < LATE_MS && isSignalPending(); count++) Thread.sleep(1);
+        Signal.raise(MARK);
+        marks.tryAcquire(LATE_MS, TimeUnit.MILLISECONDS);
+        for (Thread each : Thread.getAllStackTraces().keySet()) {
+            if (each.getName().equals("SIGINT handler")) each.join(LATE_MS);
+        }
+    }
+
+    /** Whether the kernel has a SIGINT for this process that no thread has taken yet. */
+    static boolean isSignalPending() throws IOException {
+        for (String line : Files.readAllLines(Path.of("/proc/self/status"))) {
+            if (line.startsWith("ShdPnd:")) {
+                return (Long.parseUnsignedLong(line.substring(7).strip(), 16) & 2) != 0;
+            }
+        }
+        return false;
+    }
+
+    void request(Map<?, ?> request) throws IOException, InterruptedException {
         String op = String.valueOf(request.get("op"));
         switch (op) {
             case "hello" -> answer(Map.of(
@@ -128,7 +162,7 @@ final class WarmRuntime {
         }
     }
 
-    void postFork(Map<?, ?> request) throws IOException {
+    void postFork(Map<?, ?> request) throws IOException, InterruptedException {
         List<String> reseeded;
         try {
             reseeded = reseed((String) request.get("seed"));
@@ -142,18 +176,20 @@ final class WarmRuntime {
     }
 
     /** Evaluate code that may be null; refuse the request if it fails. */
-    boolean succeeded(Object code, String refusal) throws IOException {
+    boolean succeeded(Object code, String refusal) throws IOException, InterruptedException {
         if (code == null) return true;
         Outcome outcome = evaluate((String) code);
         if (outcome.error != null) refuse(refusal, outcome.error.traceback);
         return outcome.error == null;
     }
 
-    Outcome evaluate(String code) throws IOException {
+    Outcome evaluate(String code) throws IOException, InterruptedException {
+        if (unsettled) settle();
         signals.drainPermits();
         Outcome outcome = cells.run(code);
         System.out.flush();
         System.err.flush();
+        unsettled |= signals.availablePermits() > 0;
         outcome.timedOut = outcome.interrupted && channel.wasAnnounced();
         return outcome;
     }
