@@ -27,6 +27,7 @@ from forkd.engine.replies import (
     Timed,
 )
 from forkd.errors import EngineError
+from forkd.host.urgency import urgent
 from forkd.telemetry import tracing
 
 if TYPE_CHECKING:
@@ -181,12 +182,14 @@ class Control:
     async def branch(self, config: BranchConfig) -> Branched:
         """Have a machine fork a seed of itself, which serves `fork` and `save` like a zygote.
 
-        Whoever calls owns the seed: it lives until it is told to stop.
+        Whoever calls owns the seed: it lives until it is told to stop.  The machine's threads come
+        first meanwhile, where the kernel lets us.
 
         Raises:
             ForkdError: As `request`; the machine goes on as if nothing had been asked.
         """
-        return await self.request("branch", as_members(config), Branched)
+        with urgent(self.peer_pid()):
+            return await self.request("branch", as_members(config), Branched)
 
     async def hand(self, files: Mapping[str, int]) -> None:
         """Have a zygote open files by these names instead of paths, over this connection.

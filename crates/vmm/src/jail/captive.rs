@@ -18,6 +18,7 @@ use serde_json::json;
 use crate::error::Error;
 use crate::sys::descriptors;
 use crate::sys::process::{self, Forked};
+use crate::sys::urgency;
 
 /// The hostname of a child that runs as it should: it has captives for siblings.
 pub const HONEST: &str = "honest";
@@ -343,6 +344,11 @@ fn rights(siblings_uid: usize) -> Vec<Try> {
             let limit = [99_u64, 99];
             did(libc::SYS_prlimit64,
                 &[0, libc::RLIMIT_RTPRIO as usize, limit.as_ptr() as usize, 0])
+        },
+        "come before all others on a processor" => {
+            let priority = 1_i32;
+            let policy = urgency::URGENT.cast_unsigned() as usize;
+            did(libc::SYS_sched_setscheduler, &[0, policy, (&raw const priority) as usize])
         },
         "raise the limit of locked memory" => {
             let limit = [u64::MAX, u64::MAX];

@@ -52,9 +52,10 @@ const KEEPING: libc::c_ulong = 0b0100;
 /// `linux/capability.h`.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
-/// Real-time priorities that a machine may give its threads while its guest is paused
-/// ([`crate::sys::urgency`]), and how long, in microseconds of processor time, before it is ended.
-const URGENT_PRIORITY_MAX: u64 = 2;
+/// Real-time priorities that a machine may give its threads: none.  What the daemon gives them
+/// while the guest is paused ([`crate::sys::urgency`]) they have for so long, in microseconds of
+/// processor time, before the machine is ended.
+const URGENT_PRIORITY_MAX: u64 = 0;
 const URGENT_MAX_US: u64 = 2_000_000;
 
 #[repr(C)]

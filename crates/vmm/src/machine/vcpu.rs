@@ -57,9 +57,7 @@ struct Inner {
     work: Option<Work>,
     /// Whether each thread still has `work` before it, which is begun when all are parked.
     waiting: Vec<bool>,
-    /// The threads' numbers in the kernel; 0 before they have started.
-    ids: Vec<libc::pid_t>,
-    /// Whether each is urgent, and calms itself when it runs.
+    /// Whether each may be urgent, and calms itself when it runs.
     urgent: Vec<bool>,
     stopped_at: Option<Instant>,
     running_at: Option<Instant>,
@@ -88,7 +86,6 @@ impl Shared {
             over: false,
             work: None,
             waiting: vec![false; threads],
-            ids: vec![0; threads],
             urgent: vec![false; threads],
             stopped_at: None,
             running_at: None,
@@ -223,12 +220,11 @@ impl Shared {
         run
     }
 
-    /// Makes all threads, which run, urgent until each has stopped and runs again; and the calling
-    /// one until what is returned is dropped.
+    /// Has all threads, which run, be urgent no longer than until each has stopped and runs again;
+    /// and the calling one until what is returned is dropped.
     fn hurry(&self) -> Option<Urgent> {
-        let mut inner = self.lock();
-        inner.urgent.fill(true);
-        Urgent::with(&inner.ids)
+        self.lock().urgent.fill(true);
+        Urgent::here()
     }
 }
 
@@ -273,9 +269,9 @@ impl Vcpus {
         self.shared.resume()
     }
 
-    /// Has the guest, which runs, wait for no other's threads in its next stop: its own and the
-    /// calling one come first, until it runs again.  What is returned is to be kept till then;
-    /// `None` if the host does not let us.
+    /// Has threads that were made urgent for the next stop of the guest, which runs, be so until it
+    /// runs again: its own and the calling one.  What is returned is to be kept till then; `None`
+    /// if the calling one is not.
     #[must_use]
     pub fn hurry(&self) -> Option<Urgent> {
         self.shared.hurry()
@@ -403,7 +399,6 @@ fn install_handler() -> Result<(), Error> {
 
 fn run(id: usize, mut fd: VcpuFd, shared: &Shared, bus: &Bus) {
     RUN_PAGE.with(|page| page.set(ptr::from_mut(fd.get_kvm_run())));
-    shared.lock().ids[id] = urgency::this_thread();
     let filtered = filter::put_on(Role::Vcpu).map_err(|error| End::Error(error.to_string()));
     loop {
         fd.set_kvm_immediate_exit(0);
@@ -455,7 +450,7 @@ mod tests {
 
     use super::{Mode, STOP_TIMEOUT, Shared, Work};
     use crate::error::Error;
-    use crate::sys::urgency::{is_urgent, this_thread};
+    use crate::sys::urgency::{is_urgent, raise, this_thread};
 
     const THREADS: usize = 4;
     const TURNS: usize = 20_000;
@@ -476,7 +471,6 @@ mod tests {
                     assert_eq!(running.load(Ordering::SeqCst), 0);
                     at_work();
                 };
-                shared.lock().ids[id] = this_thread();
                 while shared.park(id, perform) {
                     running.fetch_add(1, Ordering::SeqCst);
                     thread::park();
@@ -568,23 +562,27 @@ mod tests {
 
     #[test]
     fn threads_are_urgent_while_they_stand_still_and_no_longer() {
-        let seen = &Mutex::new(Vec::<bool>::new());
-        let look = || seen.lock().unwrap().push(is_urgent());
+        let seen = &Mutex::new(Vec::<(bool, libc::pid_t)>::new());
+        let look = || seen.lock().unwrap().push((is_urgent(), this_thread()));
         with_threads(look, |shared, kick| {
             let stop = |urgent| {
                 let work: Work = Arc::new(|_, _| ());
-                let stopped = shared.pause(Some(work), kick);
-                assert_eq!(seen.lock().unwrap().split_off(0), [urgent; THREADS]);
-                stopped
+                shared.pause(Some(work), kick)?;
+                let seen = seen.lock().unwrap().split_off(0);
+                assert!(seen.len() == THREADS && seen.iter().all(|(was, _)| *was == urgent));
+                Ok::<_, Error>(seen.into_iter().map(|(_, thread)| thread).collect::<Vec<_>>())
             };
+            let threads = stop(false)?;
+            shared.resume()?;
+            let may = threads.into_iter().chain([this_thread()]).all(raise);
             let urgent = shared.hurry();
-            let may = urgent.is_some();
-            stop(may)?;
+            assert_eq!(urgent.is_some(), may);
+            drop(stop(may)?);
             assert_eq!(is_urgent(), may);
             shared.resume()?;
             drop(urgent);
             assert!(!is_urgent());
-            stop(false)?;
+            drop(stop(false)?);
             shared.resume()
         });
     }

@@ -137,21 +137,18 @@ const DEVICES: &[Allowed] = &[
     any(libc::SYS_shutdown),
     any(libc::SYS_epoll_ctl),
     any(libc::SYS_sched_getscheduler),
+    // A thread goes on after a pause as one like all others, and makes itself nothing else.
+    only(libc::SYS_sched_setscheduler, &[&[Is(1, urgency::CALM.cast_unsigned())]]),
 ];
-
-const CALM: Way = &[Is(1, urgency::CALM.cast_unsigned())];
 
 /// Besides [`DEVICES`], a vCPU's thread only runs the guest, and reads and writes its vCPU.
 const VCPU: &[Allowed] = &[
-    // It goes on after a pause as one like all others, and makes itself nothing else.
-    only(libc::SYS_sched_setscheduler, &[CALM]),
     only(libc::SYS_ioctl, VCPU_REQUESTS),
     only(libc::SYS_tgkill, &[&[OwnPid(0), Is(2, SIGNAL_ABORT)]]),
 ];
 
 /// What a process does before and besides serving devices: load, fork, listen, watch.
 const PROCESS: &[Allowed] = &[
-    only(libc::SYS_sched_setscheduler, &[CALM, &[Is(1, urgency::URGENT.cast_unsigned())]]),
     only(libc::SYS_ioctl, PROCESS_REQUESTS),
     any(libc::SYS_epoll_create1),
     any(libc::SYS_epoll_wait),

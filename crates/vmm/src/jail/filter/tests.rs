@@ -99,7 +99,6 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGCHLD), 0, 0]),
         (Role::Process, libc::SYS_setresuid, [1, 1, 1]),
         (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
-        (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
         (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::CALM), 0]),
         (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::CALM), 0]),
     ];
@@ -118,6 +117,7 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Process, libc::SYS_prctl, [i64::from(libc::PR_SET_SECUREBITS), 0, 0]),
         (Role::Process, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWNS), 0]),
         (Role::Vcpu, libc::SYS_setns, [-1, i64::from(libc::CLONE_NEWUSER), 0]),
+        (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
         (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
         (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_FIFO), 0]),
         (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_RR), 0]),
