@@ -51,7 +51,7 @@ async def test_creates_with_lost_answers_leave_what_was_asked_for(
         upstream = served.url.removeprefix("unix://")
         async with (
             cutting_proxy(upstream, str(tmp_path / "p"), every=10) as proxy,
-            AsyncClient(f"unix://{proxy.path}") as client,
+            AsyncClient(f"unix://{proxy.path}", retries_max=8) as client,
         ):
             at_once = asyncio.Semaphore(4)
 

@@ -77,5 +77,7 @@ def test_an_environment_has_a_possible_size() -> None:
 
 
 def test_a_change_of_nothing_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="give name, labels, label_changes or ttl_secs"):
+    with pytest.raises(
+        InvalidRequest, match="give name, labels, label_changes, ttl_secs or idle_ttl_secs"
+    ):
         SandboxChange()
