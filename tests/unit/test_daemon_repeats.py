@@ -194,7 +194,7 @@ async def test_a_thousand_creates_with_lost_answers_make_a_thousand_sandboxes(
     upstream = daemon.url.removeprefix("unix://")
     async with (
         cutting_proxy(upstream, str(tmp_path / "p"), every=10) as proxy,
-        # With four retries one create in a hundred thousand fails for good, and here are a thousand.
+        # With four retries one create in a hundred thousand fails for good; here are a thousand.
         AsyncClient(f"unix://{proxy.path}", retries_max=8) as client,
     ):
 
