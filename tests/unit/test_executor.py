@@ -448,3 +448,27 @@ def test_without_cloudpickle_the_import_says_what_to_install() -> None:
     )
 
     assert "pip install 'forkd[executor]'" in done.stdout
+
+
+def test_sandboxes_are_given_more_time_at_once() -> None:
+    """One that is waited for keeps none of the others from its renewal."""
+    met, seen = threading.Barrier(4, timeout=10), threading.Event()
+
+    def renewed(_: float) -> None:
+        met.wait()
+        seen.set()
+
+    def made(name: str) -> Any:  # noqa: ANN401 - what it is asked of a sandbox
+        return types.SimpleNamespace(id=name, set_ttl=renewed, kill=bool, branch=branched)
+
+    def branched(count: int, **_: object) -> list[Any]:
+        return [made(f"branch-{number}") for number in range(count)]
+
+    forks = _forks.Forks(lambda: made("source"), 3, ttl_s=0.03)
+    forks._live.update((each.id, each) for each in branched(3))  # noqa: SLF001 - as threads do
+
+    try:
+        assert seen.wait(10)
+    finally:
+        met.abort()
+        forks.close()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SIGNS_PER_TTL = 3
 """How often in `ttl_s` the daemon is told that the program lives."""
 
-KILLS_AT_ONCE_MAX = 16
-"""Sandboxes that are ended at the same time, when all are."""
+REQUESTS_AT_ONCE_MAX = 16
+"""Sandboxes that are ended, or given more time, at the same time, when all are."""
 
 FULL = (CapacityError, QuotaExceeded, BudgetError)
 """What says that there is no room for more sandboxes."""
@@ -173,20 +173,24 @@ class Forks:
         """Say that the program lives, until all is ended."""
         while not self._closed.wait(self._ttl_s / SIGNS_PER_TTL):
             with self._changed:
-                every = [*self._live.values(), self._source]
-            for each in every:
-                with contextlib.suppress(ForkdError):
-                    each.set_ttl(self._ttl_s)
+                every = [self._source, *self._live.values()]
+            # One after the other, they would take longer than they live, if the daemon is busy.
+            _each(every, lambda sandbox: sandbox.set_ttl(self._ttl_s))
 
 
 def _end_all(sandboxes: list[Sandbox]) -> None:
+    _each(sandboxes, lambda sandbox: sandbox.kill())
+
+
+def _each(sandboxes: list[Sandbox], ask: Callable[[Sandbox], object]) -> None:
+    """Ask something of each sandbox, several at a time, whatever becomes of it."""
+
+    def asked(sandbox: Sandbox) -> None:
+        with contextlib.suppress(ForkdError):
+            ask(sandbox)
+
     try:
-        sync_map(_killed, sandboxes, KILLS_AT_ONCE_MAX)
+        sync_map(asked, sandboxes, REQUESTS_AT_ONCE_MAX)
     except RuntimeError:  # the program ends, and can have no more threads
         for each in sandboxes:
-            _killed(each)
-
-
-def _killed(sandbox: Sandbox) -> None:
-    with contextlib.suppress(ForkdError):
-        sandbox.kill()
+            asked(each)
