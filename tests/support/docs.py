@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import types
@@ -38,9 +39,16 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return every page of the repository, by path."""
-    found = [path for path in ROOT.rglob("*.md") if not _is_foreign(path.relative_to(ROOT))]
-    return sorted(found)
+    """Return every page of the repository, by path.
+
+    Folders of what is built are never looked into: a compiler may be at work there.
+    """
+    found = []
+    for folder, inner, names in os.walk(ROOT):
+        here = Path(folder)
+        inner[:] = [name for name in inner if not _is_foreign((here / name).relative_to(ROOT))]
+        found += [here / name for name in names if name.endswith(".md")]
+    return sorted(path for path in found if not _is_foreign(path.relative_to(ROOT)))
 
 
 def page_id(path: Path) -> str:
