@@ -158,17 +158,17 @@ def test_images_of_this_host_are_below_the_context(tmp_path: Path) -> None:
     assert image_path("python:3.12", tmp_path) == "python:3.12"
 
 
-def warmed(ready: str | None, *program: str) -> subprocess.CompletedProcess[str]:
-    args = ["/bin/sh", "-c", ready_script(ready), "sh", *program]
+def warmed(log: Path, ready: str | None, *program: str) -> subprocess.CompletedProcess[str]:
+    args = ["/bin/sh", "-c", ready_script(ready, str(log)), "sh", *program]
     return subprocess.run(args, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603 - a test's own
 
 
 def test_a_program_is_warm_once_it_is_ready_and_its_end_is_told(tmp_path: Path) -> None:
-    made = tmp_path / "it's ready"
+    made, log = tmp_path / "it's ready", tmp_path / "log"
     ready = f'test -e "{made}"'
-    assert warmed(ready, "sh", "-c", f'touch "{made}"; exec sleep 0').returncode == 0
-    assert warmed(None, "sh", "-c", "exit 0").returncode == 0
-    failed = warmed("false", "sh", "-c", "echo no port; exit 7")
+    assert warmed(log, ready, "sh", "-c", f'touch "{made}"; exec sleep 0').returncode == 0
+    assert warmed(log, None, "sh", "-c", "exit 0").returncode == 0
+    failed = warmed(log, "false", "sh", "-c", "echo no port; exit 7")
     assert failed.returncode == 1
     assert failed.stdout == "no port\nthe program has ended with 7\n"
 

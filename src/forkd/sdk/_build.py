@@ -176,11 +176,11 @@ def image_path(name: str, root: Path) -> str:
     return name
 
 
-def ready_script(ready: str | None) -> str:
+def ready_script(ready: str | None, log: str = PROGRAM_LOG) -> str:
     """Return what `sh` reads to start a program, its arguments, and to wait until it is ready."""
     quoted = "" if ready is None else "'" + ready.replace("'", "'\\''") + "'"
-    wait = "" if ready is None else _WAIT.format(ready=quoted, log=PROGRAM_LOG)
-    return _READY.format(log=PROGRAM_LOG, wait=wait)
+    wait = "" if ready is None else _WAIT.format(ready=quoted, log=log)
+    return _READY.format(log=log, wait=wait)
 
 
 def owner_of(text: str, passwd: str, group: str) -> Owner:
