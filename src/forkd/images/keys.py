@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forkd.images.modules import PlannedModules
     from forkd.images.recipe import Recipe, RecipeFile
 
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 """Goes up whenever the same recipe would give another root file system."""
 
 PIP_VERSION = 2
