@@ -119,14 +119,15 @@ def test_what_another_machine_sends_gets_the_owner_and_the_name_of_the_step() ->
     assert found == {"bin": (tarfile.REGTYPE, 0o6755, 0, 0, "", b"ab")}
 
     sent, skipped = io.BytesIO(), list[str]()
+    record = '{"skipped":[{"path":"s","reason":"a socket"}],"more_skipped":2}'
     with tarfile.open(fileobj=sent, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, said in (("./", {}), ("./x/", {}), ("./", {"FORKD.skipped": "a socket"})):
+        for name, said in (("./", {}), ("./x/", {}), ("./", {"FORKD.skipped": record})):
             info = tarfile.TarInfo(name)
             info.type, info.pax_headers = tarfile.DIRTYPE, said
             archive.addfile(info)
     assert is_folder(sent)
     found = members(Packer(Look(Owner(0, 0), None)).of_archive(sent, None, skipped))
-    assert (list(found), skipped) == (["x"], ["a socket"])
+    assert (list(found), skipped) == (["x"], ["s: a socket", "2 more"])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tarfile
 import zlib
@@ -102,7 +103,7 @@ class Packer:
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 if said := member.pax_headers.get("FORKD.skipped"):
-                    skipped.append(said)
+                    skipped += _skipped(said)
                 else:
                     inside = member.name.removeprefix("./")
                     yield from self._member(archive, member, name or inside)
@@ -196,6 +197,20 @@ class Packer:
         if self._look.mode is not None and info.type != tarfile.SYMTYPE:
             info.mode = self._look.mode
         yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _skipped(record: str) -> list[str]:
+    """Return what a machine says that it could not send, a line for each thing.
+
+    Raises:
+        ValueError: It says nothing that can be read.
+    """
+    try:
+        said = json.loads(record)
+        lines = [f"{each['path']}: {each['reason']}" for each in said["skipped"]]
+        return [*lines, *([f"{said['more_skipped']} more"] if said["more_skipped"] else [])]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"the machine does not say what it left out: {error}") from error
 
 
 def _info(name: str, mode: int, mtime: float = 0) -> tarfile.TarInfo:
