@@ -67,7 +67,8 @@ def folder(tmp_path: Path) -> Path:
     (made / "tool").write_text('#!/bin/sh\necho "$MODE in $(pwd)"\n')
     passwd = b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/srv:/bin/sh\n"
     members = [
-        *(oci.folder(each) for each in ("bin", "etc", "tmp")),
+        *(oci.folder(each) for each in ("bin", "etc")),
+        oci.folder("tmp", mode=0o1777),
         oci.regular("bin/busybox", BUSYBOX.read_bytes(), mode=0o755),
         oci.regular("etc/passwd", passwd),
         oci.regular("etc/group", b"root:x:0:\napp:x:1000:\n"),
