@@ -91,6 +91,8 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "_posixsubprocess.fork_exec": (EAGAIN, ENOMEM),
     "_thread.start_new_thread": (EAGAIN,),
     "_signal.pidfd_send_signal": (EPERM,),
+    "posix.sched_getscheduler": (EPERM,),
+    "posix.sched_setscheduler": (EPERM,),
     "posix.kill": (EPERM,),
     "posix.killpg": (EPERM,),
     "resource.setrlimit": (EPERM,),

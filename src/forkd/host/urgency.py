@@ -68,7 +68,7 @@ def _raise(thread: int, pid: int) -> bool:
         os.sched_setscheduler(thread, _URGENT, os.sched_param(priority))
     except OSError:  # it is gone, or we may not
         return False
-    if Path(f"/proc/{pid}/task/{thread}").exists():
+    if os.access(f"/proc/{pid}/task/{thread}", os.F_OK):
         return True
     _calm([thread])  # its number is another's by now
     return False
