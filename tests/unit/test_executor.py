@@ -464,7 +464,7 @@ def test_sandboxes_are_given_more_time_at_once() -> None:
     def branched(count: int, **_: object) -> list[Any]:
         return [made(f"branch-{number}") for number in range(count)]
 
-    forks = _forks.Forks(lambda: made("source"), 3, ttl_s=0.03)
+    forks = _forks.Forks(lambda: made("source"), bool, 3, ttl_s=0.03)
     forks._live.update((each.id, each) for each in branched(3))  # noqa: SLF001 - as threads do
 
     try:
@@ -472,3 +472,30 @@ def test_sandboxes_are_given_more_time_at_once() -> None:
     finally:
         met.abort()
         forks.close()
+
+
+def test_a_sandbox_is_given_more_time_while_it_is_prepared() -> None:
+    renewed = threading.Event()
+    source: Any = types.SimpleNamespace(
+        id="source", set_ttl=lambda _: renewed.set(), kill=lambda: None
+    )
+    seen: list[bool] = []
+
+    forks = _forks.Forks(lambda: source, lambda _: seen.append(renewed.wait(10)), 1, ttl_s=0.03)
+    forks.close()
+
+    assert seen == [True]
+
+
+def test_a_sandbox_that_cannot_be_prepared_is_ended_and_no_thread_is_left() -> None:
+    ended = threading.Event()
+    source: Any = types.SimpleNamespace(id="source", set_ttl=bool, kill=ended.set)
+
+    def prepare(_: object) -> None:
+        raise ValueError("no model")
+
+    with pytest.raises(ValueError, match="no model"):
+        _forks.Forks(lambda: source, prepare, 1, ttl_s=60)
+
+    assert ended.is_set()
+    until(lambda: "forkd-executor" not in {each.name for each in threading.enumerate()})

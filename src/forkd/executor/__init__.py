@@ -16,7 +16,6 @@ controls the sandbox can run code in this program.  Where the tasks are not trus
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -139,8 +138,9 @@ class ForkExecutor(Executor):
         self._runner = Runner(results == "json", timeout_s)
         first = None if initializer is None else pickled(_silent(initializer), initargs, {})
         life: _Life = {"ttl_s": ttl_s, "deadline_s": deadline_s}
-        prepared = partial(_prepared, source, self._runner, first, life, client)
-        self._forks = Forks(prepared, workers, ttl_s, deadline_s)
+        make = partial(_made, source, life, client)
+        ready = partial(_get_ready, self._runner, first)
+        self._forks = Forks(make, ready, workers, ttl_s, deadline_s)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="forkd-task")
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
@@ -310,33 +310,20 @@ def _lost(sandbox: Sandbox, error: ForkdError) -> SandboxLost:
     )
 
 
-def _prepared(
-    source: str | Sandbox | None,
-    runner: Runner,
-    first: bytes | None,
-    life: _Life,
-    client: Client | None,
-) -> Sandbox:
-    """Return a sandbox that is ready for tasks, in which the initializer has run."""
+def _made(source: str | Sandbox | None, life: _Life, client: Client | None) -> Sandbox:
+    """Return a new sandbox."""
     if isinstance(source, Sandbox):
         (made,) = source.branch(1, **life)
-    else:
-        made = Sandbox(source, client=client, **life)
-    try:
-        prepare(made)
-        outcome = Outcome() if first is None else runner.run(made, first)
-    except BaseException:
-        _dropped(made)
-        raise
+        return made
+    return Sandbox(source, client=client, **life)
+
+
+def _get_ready(runner: Runner, first: bytes | None, sandbox: Sandbox) -> None:
+    """Get a sandbox ready for tasks, and run the initializer in it."""
+    prepare(sandbox)
+    outcome = Outcome() if first is None else runner.run(sandbox, first)
     if outcome.error is not None:
-        _dropped(made)
         raise outcome.error
-    return made
-
-
-def _dropped(sandbox: Sandbox) -> None:
-    with contextlib.suppress(ForkdError):
-        sandbox.kill()
 
 
 def _forget(forks: Forks) -> None:

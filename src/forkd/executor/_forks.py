@@ -45,22 +45,25 @@ class Forks:
     """The sandboxes of an executor.
 
     Args:
-        prepare: Makes the sandbox of which the others are branches.
+        make: Makes the sandbox of which the others are branches.
+        prepare: Gets it ready, however long that takes: it is given more time meanwhile.
         most: How many there may be at once, beside that one.
         ttl_s: How long each lives after the program has gone.
         deadline_s: How long each has until its agent answers.
 
     Raises:
-        Exception: What `prepare` raises.
+        Exception: What `make` and `prepare` raise.
     """
 
     def __init__(
         self,
-        prepare: Callable[[], Sandbox],
+        make: Callable[[], Sandbox],
+        prepare: Callable[[Sandbox], object],
         most: int,
         ttl_s: float,
         deadline_s: float | None = None,
     ) -> None:
+        self._make = make
         self._prepare = prepare
         self._most = most
         self._ttl_s = ttl_s
@@ -71,9 +74,14 @@ class Forks:
         self._waiting = 0
         self._growing = False
         self._closed = threading.Event()
-        self._source = prepare()
+        self._source = make()
         keeper = threading.Thread(target=self._keep, name="forkd-executor", daemon=True)
         keeper.start()
+        try:
+            prepare(self._source)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def ids(self) -> list[str]:
@@ -161,9 +169,14 @@ class Forks:
         except FULL:
             raise
         except GONE:
-            source = self._prepare()
+            source = self._make()
             with self._changed:
                 self._source = source
+            try:
+                self._prepare(source)
+            except BaseException:
+                _end_all([source])
+                raise
         return self._branch(wanted)
 
     def _branch(self, wanted: int) -> list[Sandbox]:

@@ -83,7 +83,6 @@ def run(session: pytest.Session, away: Sequence[pytest.Item], tag: str) -> None:
                 initializer=_started(),
                 initargs=start,
                 results="json",
-                ttl_s=TTL_S,  # collecting may take long, and nothing renews the sandbox meanwhile
                 deadline_s=DEADLINE_S,
             ) as executor:
                 try:
