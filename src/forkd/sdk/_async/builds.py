@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from forkd.errors import BuildError, Conflict, InvalidRequest, NotFound
@@ -119,10 +120,7 @@ class AsyncBuilds:
         options = Options(tag, cache, network, machine, pull, warm, ready, limit_s)
         options.check()
 
-        def open_it() -> Wish:
-            return open_wish(context, dockerfile, build_args or {}, target)
-
-        wish = await async_aside(open_it)
+        wish = await async_aside(partial(open_wish, context, dockerfile, build_args or {}, target))
         seen = Seen(on_step, on_progress)
         return await _Build(self._http, self._recipes, wish, options, seen).run()
 
@@ -149,21 +147,15 @@ class _Build:
         """Build it."""
         wish, options = self.wish, self.options
 
-        def look() -> Plan:
-            return plan(wish)
-
-        await async_aside(look)
+        await async_aside(partial(plan, wish))
         replaced = await self._replaced()
         bases = {name: await self._base(name, line) for name, line in wish.images().items()}
 
-        def plan_it() -> Plan:
-            return plan(wish, bases)
-
-        made = await async_aside(plan_it)
+        made = await async_aside(partial(plan, wish, bases))
         if options.warm and not made.last.config.program:
             raise InvalidRequest("warm: the image has no ENTRYPOINT and no CMD", field="warm")
         key = made.image_key(options.warm, options.ready)
-        found = await self._link(key, made.last.config, None, options.tag)
+        found = await self._found(key, made.last.config, options.tag)
         if found is None:
             _check_unused(replaced, bases)
             end = await self._end(made, made.last, bases)
@@ -216,24 +208,30 @@ class _Build:
             raise type(error)(f"{where}: {name}: {error}", **error.context) from error
         return base_of(await self._info(made.tag), salt, where)
 
+    async def _found(self, key: str, config: Config, tag: str | None) -> SnapshotInfo | None:
+        """Return a result of an earlier build; None if it is not there."""
+        try:
+            return await self._link(key, config, None, tag)
+        except NotFound:
+            return None
+
     async def _link(
         self, key: str, config: Config, sandbox: str | None, tag: str | None
-    ) -> SnapshotInfo | None:
-        """Return a result, written from a sandbox if there is one; None if it is not there."""
+    ) -> SnapshotInfo:
+        """Return a result, written from a sandbox unless it is there.
+
+        Raises:
+            NotFound: It is not there, and there is no sandbox.
+        """
         request = build(BuildLink, key=key, config=wire_config(config), sandbox=sandbox, tag=tag)
-        try:
-            return await self.http.call(
-                SnapshotInfo,
-                "POST",
-                "/v2/snapshots:build",
-                body=request,
-                creates=sandbox is not None,
-                timeout_s=WRITE_TIMEOUT_S,
-            )
-        except NotFound:
-            if sandbox is not None:
-                raise
-            return None
+        return await self.http.call(
+            SnapshotInfo,
+            "POST",
+            "/v2/snapshots:build",
+            body=request,
+            creates=sandbox is not None,
+            timeout_s=WRITE_TIMEOUT_S,
+        )
 
     async def _end(self, made: Plan, stage: StagePlan, bases: Mapping[str, Base]) -> str:
         """Return the snapshot that a stage ends with, after the steps that are not cached."""
@@ -242,7 +240,7 @@ class _Build:
             return self.ends[index]
         at, parent = len(stage.steps), None
         while at > 0 and parent is None:
-            found = await self._link(stage.steps[at - 1].key, stage.config, None, None)
+            found = await self._found(stage.steps[at - 1].key, stage.config, None)
             if found is None:
                 at -= 1
             else:
@@ -292,8 +290,7 @@ class _Build:
             else:
                 async with await self._fork(origin, online=False) as source:
                     await machine.copy_from(step, action, source)
-            link = await self._link(step.key, step.config, sandbox.id, None)
-        return parent if link is None else link.tag
+            return (await self._link(step.key, step.config, sandbox.id, None)).tag
 
     async def _fork(self, tag: str, *, online: bool) -> AsyncSandbox:
         options: NamedForkOptions = {
@@ -321,10 +318,7 @@ class _Build:
             if replaced is not None:
                 path = f"/v2/snapshots/{self.http.quoted(replaced.tag)}"
                 await self.http.send("DELETE", path, timeout_s=WRITE_TIMEOUT_S)
-            link = await self._link(key, config, sandbox.id, options.tag)
-        if link is None:
-            raise BuildError("the result was not written")
-        return link
+            return await self._link(key, config, sandbox.id, options.tag)
 
     def _tell_cached(self, made: Plan) -> None:
         for stage in made.stages:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from forkd.errors import BuildError, Conflict, InvalidRequest, NotFound
@@ -120,10 +121,7 @@ class Builds:
         options = Options(tag, cache, network, machine, pull, warm, ready, limit_s)
         options.check()
 
-        def open_it() -> Wish:
-            return open_wish(context, dockerfile, build_args or {}, target)
-
-        wish = sync_aside(open_it)
+        wish = sync_aside(partial(open_wish, context, dockerfile, build_args or {}, target))
         seen = Seen(on_step, on_progress)
         return _Build(self._http, self._recipes, wish, options, seen).run()
 
@@ -150,21 +148,15 @@ class _Build:
         """Build it."""
         wish, options = self.wish, self.options
 
-        def look() -> Plan:
-            return plan(wish)
-
-        sync_aside(look)
+        sync_aside(partial(plan, wish))
         replaced = self._replaced()
         bases = {name: self._base(name, line) for name, line in wish.images().items()}
 
-        def plan_it() -> Plan:
-            return plan(wish, bases)
-
-        made = sync_aside(plan_it)
+        made = sync_aside(partial(plan, wish, bases))
         if options.warm and not made.last.config.program:
             raise InvalidRequest("warm: the image has no ENTRYPOINT and no CMD", field="warm")
         key = made.image_key(options.warm, options.ready)
-        found = self._link(key, made.last.config, None, options.tag)
+        found = self._found(key, made.last.config, options.tag)
         if found is None:
             _check_unused(replaced, bases)
             end = self._end(made, made.last, bases)
@@ -217,24 +209,28 @@ class _Build:
             raise type(error)(f"{where}: {name}: {error}", **error.context) from error
         return base_of(self._info(made.tag), salt, where)
 
-    def _link(
-        self, key: str, config: Config, sandbox: str | None, tag: str | None
-    ) -> SnapshotInfo | None:
-        """Return a result, written from a sandbox if there is one; None if it is not there."""
-        request = build(BuildLink, key=key, config=wire_config(config), sandbox=sandbox, tag=tag)
+    def _found(self, key: str, config: Config, tag: str | None) -> SnapshotInfo | None:
+        """Return a result of an earlier build; None if it is not there."""
         try:
-            return self.http.call(
-                SnapshotInfo,
-                "POST",
-                "/v2/snapshots:build",
-                body=request,
-                creates=sandbox is not None,
-                timeout_s=WRITE_TIMEOUT_S,
-            )
+            return self._link(key, config, None, tag)
         except NotFound:
-            if sandbox is not None:
-                raise
             return None
+
+    def _link(self, key: str, config: Config, sandbox: str | None, tag: str | None) -> SnapshotInfo:
+        """Return a result, written from a sandbox unless it is there.
+
+        Raises:
+            NotFound: It is not there, and there is no sandbox.
+        """
+        request = build(BuildLink, key=key, config=wire_config(config), sandbox=sandbox, tag=tag)
+        return self.http.call(
+            SnapshotInfo,
+            "POST",
+            "/v2/snapshots:build",
+            body=request,
+            creates=sandbox is not None,
+            timeout_s=WRITE_TIMEOUT_S,
+        )
 
     def _end(self, made: Plan, stage: StagePlan, bases: Mapping[str, Base]) -> str:
         """Return the snapshot that a stage ends with, after the steps that are not cached."""
@@ -243,7 +239,7 @@ class _Build:
             return self.ends[index]
         at, parent = len(stage.steps), None
         while at > 0 and parent is None:
-            found = self._link(stage.steps[at - 1].key, stage.config, None, None)
+            found = self._found(stage.steps[at - 1].key, stage.config, None)
             if found is None:
                 at -= 1
             else:
@@ -293,8 +289,7 @@ class _Build:
             else:
                 with self._fork(origin, online=False) as source:
                     machine.copy_from(step, action, source)
-            link = self._link(step.key, step.config, sandbox.id, None)
-        return parent if link is None else link.tag
+            return (self._link(step.key, step.config, sandbox.id, None)).tag
 
     def _fork(self, tag: str, *, online: bool) -> Sandbox:
         options: NamedForkOptions = {
@@ -322,10 +317,7 @@ class _Build:
             if replaced is not None:
                 path = f"/v2/snapshots/{self.http.quoted(replaced.tag)}"
                 self.http.send("DELETE", path, timeout_s=WRITE_TIMEOUT_S)
-            link = self._link(key, config, sandbox.id, options.tag)
-        if link is None:
-            raise BuildError("the result was not written")
-        return link
+            return self._link(key, config, sandbox.id, options.tag)
 
     def _tell_cached(self, made: Plan) -> None:
         for stage in made.stages:
