@@ -97,9 +97,7 @@ class BuildLinks:
             try:
                 made = await self.branches.write_built(caller, sandbox, tag, built)
             except QuotaExceeded as error:
-                ours = error.context.get("quota") == "snapshot_mib"
-                if not ours or not await self.cache.trim(tenant=caller.tenant, at_least_one=True):
-                    raise
+                await self.cache.make_room(caller.tenant, error)
             else:
                 self.cache.trim_soon()
                 return made

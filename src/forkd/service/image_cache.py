@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Awaitable, Callable
 
+    from forkd.errors import QuotaExceeded
     from forkd.images.inventory import StoredImage
     from forkd.model.caller import Caller
     from forkd.model.snapshot import Snapshot
@@ -123,6 +124,16 @@ class ImageCache:
                     break
                 removed, at_least_one = True, False
         return removed
+
+    async def make_room(self, tenant: Tenant, error: QuotaExceeded) -> None:
+        """Remove one thing of a tenant that may have no more snapshots stored.
+
+        Raises:
+            QuotaExceeded: It is another quota, or nothing may go: `error` itself.
+        """
+        ours = error.context.get("quota") == "snapshot_mib"
+        if not ours or not await self.trim(tenant=tenant, at_least_one=True):
+            raise error
 
     async def _trim_or_log(self) -> None:
         try:

@@ -169,9 +169,7 @@ class ImageSnapshots:
                         if isinstance(step, Progress):
                             yield step
             except QuotaExceeded as error:
-                ours = error.context.get("quota") == "snapshot_mib"
-                if not ours or not await self._cache.trim(tenant=caller.tenant, at_least_one=True):
-                    raise
+                await self._cache.make_room(caller.tenant, error)
             else:
                 self._cache.trim_soon()
                 return
