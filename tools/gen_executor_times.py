@@ -35,7 +35,7 @@ TESTS = (
 """The rows about tests, likewise."""
 
 MACHINE = """\
-Machine: {place}, {cpus} CPUs, {day}; medians of {rounds} rounds, by
+Machine: {place}, {cpus}, {day}; medians of {rounds} rounds, by
 `make bench ARGS="--only executor"`. The helper machine emulates its processor: **compare the
 figures with each other, not with your host**.
 """
@@ -90,4 +90,5 @@ def ms(value: float) -> str:
 
 def _machine(measured: dict[str, Any], rounds: int) -> str:
     day = measured["started_at"].partition("T")[0]
-    return MACHINE.format(place=measured["place"], cpus=measured["cpus"], day=day, rounds=rounds)
+    cpus = f"{measured['cpus']} CPU{'' if measured['cpus'] == 1 else 's'}"
+    return MACHINE.format(place=measured["place"], cpus=cpus, day=day, rounds=rounds)
