@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +16,7 @@ from forkd.daemon.settings import Settings
 from forkd.errors import BuildError
 from forkd.service.host import open_host
 from tests.support import oci
-from tests.support.host_settings import settings_in
-from tests.support.real_host import FORK_DEADLINE_S, REAL, STATE_PARENT, fresh_folders
+from tests.support.real_host import FORK_DEADLINE_S, REAL, settings_without_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,22 +79,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client() -> AsyncIterator[AsyncClient]:
-    STATE_PARENT.mkdir(exist_ok=True)
-    state, run_dir = fresh_folders(STATE_PARENT)
-    try:
-        settings = settings_in(state, run_dir)
-        (state / "cache" / "images").unlink()  # the image is this test's
-        (state / "cache" / "images").mkdir()
-        bind = Settings(socket=run_dir / "forkd.sock")
+    with settings_without_images() as settings:
+        bind = Settings(socket=settings.run_dir / "forkd.sock")
         async with (
             open_host(settings) as host,
             listening(create_app(host), bind, host.tokens) as (url,),
             AsyncClient(url) as client,
         ):
             yield client
-    finally:
-        shutil.rmtree(run_dir)
-        shutil.rmtree(state)
 
 
 async def build(

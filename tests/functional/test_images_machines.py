@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,8 @@ from forkd.model.snapshot import Snapshot, SnapshotRequest
 from forkd.sdk._images import LocalImage
 from forkd.service.host import open_host
 from tests.support.callers import CALLER
-from tests.support.host_settings import settings_in
 from tests.support.oci import folder, regular, symlink, write_layout
-from tests.support.real_host import FORK_DEADLINE_S, REAL, STATE_PARENT, TAG, fresh_folders
+from tests.support.real_host import FORK_DEADLINE_S, REAL, TAG, settings_without_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,17 +46,9 @@ def layout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    STATE_PARENT.mkdir(exist_ok=True)
-    state, run_dir = fresh_folders(STATE_PARENT)
-    try:
-        settings = settings_in(state, run_dir)
-        (state / "cache" / "images").unlink()  # the image is this test's
-        (state / "cache" / "images").mkdir()
+    with settings_without_images() as settings:
         async with open_host(settings) as opened:
             yield opened
-    finally:
-        shutil.rmtree(run_dir)
-        shutil.rmtree(state)
 
 
 async def upload(host: Host, layout: Path) -> UploadedRecipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.docs import ROOT
+from tests.support.programs import said_by
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import REAL, TAG
 
@@ -24,6 +24,10 @@ pytestmark = [
 
 CLIENT = ROOT / "build" / "inspect-client"
 FOLDER = ROOT / "tests" / "inspect"
+
+CHECK_S = 500.0
+"""Time for all of it; the test has a little more."""
+
 DEAREST = "test_exec_input_large"
 """Sends 50 MiB, which takes a minute into an emulated guest."""
 
@@ -40,14 +44,8 @@ async def test_the_self_check_of_inspect_ai_passes(real_host: RealHost, soak: So
     command += [str(FOLDER / "self_check.py"), *left_out]
     async with daemon_of(real_host) as url:
         path = os.pathsep.join(map(str, (CLIENT, ROOT / "src", ROOT)))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {"FORKD_URL": url, "FORKD_TAG": str(TAG), "PYTHONPATH": path},
-        )  # fmt: skip
-        output, _ = await process.communicate()
+        environ = os.environ | {"FORKD_URL": url, "FORKD_TAG": str(TAG), "PYTHONPATH": path}
+        text = await said_by(sys.executable, *command, timeout_s=CHECK_S, cwd=ROOT, env=environ)
 
-    text = output.decode(errors="replace")
-    assert process.returncode == 0, text
     passed = next(int(word) for word in text.splitlines()[-1].split() if word.isdigit())
     assert passed >= CHECKS_MIN, text

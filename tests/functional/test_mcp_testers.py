@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -20,7 +19,9 @@ from forkd.mcp.prompts import PROMPTS
 from forkd.mcp.tools import TOOLS
 from tests.functional.test_mcp import command
 from tests.functional.test_mcp_http import served
-from tools.node import RUNTIMES, environment
+from tests.support.npm_project import colourless
+from tests.support.programs import outcome_of
+from tools.node import RUNTIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,22 +57,9 @@ sampling and elicitation.
 """
 
 
-async def run(*words: object, **variables: str) -> tuple[int | None, str]:
+async def run(*words: object) -> tuple[int, str]:
     """Run a program; return its exit status and what it says."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, words),
-        env={**environment(), "NO_COLOR": "1", **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode, said.decode()
+    return await outcome_of(*words, timeout_s=RUN_TIMEOUT_S, env=colourless())
 
 
 def secret_of(daemon: Served) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ import pytest_asyncio
 from benchmarks.recipes import QUESTIONS, ask
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support.callers import CALLER
+from tests.support.programs import outcome_of
 from tests.support.real_daemon import daemon_of
 from tests.support.real_host import (
     EVAL_TIMEOUT_S,
@@ -42,6 +41,9 @@ pytestmark = [
 ]
 
 OPTIONS = ForkOptions(deadline_s=FORK_DEADLINE_S)
+
+PROJECT_TIMEOUT_S = 1_800.0
+"""Time for the tests of a project, in forks of an emulated machine."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -163,20 +165,13 @@ async def test_a_jupyter_kernel_keeps_state_and_says_what_a_cell_has_done(host: 
         assert await value(host, one.id, "cell('x')[0]['data']['text/plain']") == "41"
 
 
-async def outcome_of(host: RealHost, project: Path, *options: str) -> tuple[int, str]:
+async def outcome_in_forks(host: RealHost, project: Path, *options: str) -> tuple[int, str]:
     """Run the tests of a recipe's project in forks; return the exit code, and what was said."""
     async with daemon_of(host) as url:
         words = ("-q", "-p", "no:cacheprovider", "--forkd", TAG, "--forkd-workers", "2", *options)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pytest", *words),
-            cwd=project,
-            env={**os.environ, "FORKD_URL": url, "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+        environ = {**os.environ, "FORKD_URL": url, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = (sys.executable, "-m", "pytest", *words)
+        return await outcome_of(*command, timeout_s=PROJECT_TIMEOUT_S, cwd=project, env=environ)
 
 
 @baked("pytest")
@@ -185,13 +180,13 @@ async def test_each_test_of_a_collected_project_has_a_fork_of_its_own(host: Real
         ends = await value(host, one.id, "run()")
         assert sorted(ends.values()) == ["failed"] * 2 + ["passed"] * 4
     project, there = ROOT / "recipes/pytest/project", ("--forkd-path", "/srv/project")
-    code, said = await outcome_of(host, project, *there, "--forkd-fresh")
+    code, said = await outcome_in_forks(host, project, *there, "--forkd-fresh")
     assert (code, "6 passed" in said) == (0, True), said
 
 
 @baked("ci-parallel-pytest")
 async def test_tests_that_share_a_port_and_a_path_run_at_the_same_time(host: RealHost) -> None:
-    code, said = await outcome_of(host, ROOT / "recipes/ci-parallel-pytest/project")
+    code, said = await outcome_in_forks(host, ROOT / "recipes/ci-parallel-pytest/project")
     assert (code, "24 passed" in said) == (0, True), said
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -10,9 +9,10 @@ import pytest
 
 from forkd.daemon.settings import Bind
 from tests.support.docs import ROOT, blocks
-from tests.support.npm_project import NpmProject, npm_project, package
+from tests.support.npm_project import NpmProject, colourless, npm_project, package
+from tests.support.programs import said_by
 from tests.support.served_host import served_host
-from tools.node import BUN, DENO, TYPESCRIPT, environment
+from tools.node import BUN, DENO, PROGRAMS, TYPESCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,22 +54,9 @@ async def serving(host: FakeHost) -> AsyncIterator[tuple[Served, str]]:
 
 async def run_vitest(project: str, **variables: str) -> None:
     """Have vitest run one project of the package; its output is in the error if it fails."""
-    process = await asyncio.create_subprocess_exec(
-        "node_modules/.bin/vitest",
-        "run",
-        f"--project={project}",
-        cwd=TYPESCRIPT,
-        env={**environment(), **variables, "NO_COLOR": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        said, _ = await asyncio.wait_for(process.communicate(), VITEST_TIMEOUT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, said.decode()
+    words = (PROGRAMS / "vitest", "run", f"--project={project}")
+    environ = colourless(**variables)
+    await said_by(*words, timeout_s=VITEST_TIMEOUT_S, cwd=TYPESCRIPT, env=environ)
 
 
 async def test_the_suite_passes_without_a_daemon() -> None:

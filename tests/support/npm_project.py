@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.programs import said_by
 from tools import typescript_package
 from tools.node import PROGRAMS, TYPESCRIPT, environment, npm
 
@@ -31,6 +31,11 @@ COMPILER_OPTIONS = {
 }
 
 
+def colourless(**variables: str) -> dict[str, str]:
+    """Return an environment with Node.js, in which programs print plain text."""
+    return {**environment(), "NO_COLOR": "1", **variables}
+
+
 class NpmProject:
     """The project.
 
@@ -46,22 +51,10 @@ class NpmProject:
 
         Raises:
             AssertionError: It failed.
+            TimeoutError: It was not done within `RUN_TIMEOUT_S`.
         """
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            cwd=self.folder,
-            env={**environment(), "NO_COLOR": "1", **variables},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_S)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 0, said.decode()
-        return said.decode()
+        environ = colourless(**variables)
+        return await said_by(*words, timeout_s=RUN_TIMEOUT_S, cwd=self.folder, env=environ)
 
     async def check_types(self, *names: str) -> None:
         """Have the strict compiler of TypeScript read programs of the project.

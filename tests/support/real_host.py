@@ -32,7 +32,7 @@ from tests.support.callers import CALLER
 from tests.support.host_settings import settings_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from forkd.model.ids import SandboxId
     from forkd.model.sandbox import Sandbox
@@ -260,6 +260,21 @@ async def baked_host(bakes: Bakes, recipe: Path) -> AsyncIterator[RealHost]:
             host = RealHost(settings, service, snapshot, opened, names)
             await host.warm()
             yield host
+    finally:
+        for folder in (state, run_dir):
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def settings_without_images() -> Iterator[HostSettings]:
+    """Give settings with an empty image cache of their own; no folder is left after the block."""
+    state, run_dir = fresh_folders()
+    try:
+        settings = settings_in(state, run_dir)
+        images = settings.cache_dir / "images"
+        images.unlink()  # leads to the user's
+        images.mkdir()
+        yield settings
     finally:
         for folder in (state, run_dir):
             shutil.rmtree(folder)
