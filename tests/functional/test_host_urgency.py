@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -13,10 +14,14 @@ import pytest
 
 from forkd.host import urgency
 from forkd.limits import VCPUS_MAX
-from tests.support.service_host import until
+from forkd.model.sandbox import BranchOptions, ForkOptions
+from tests.support.callers import CALLER
+from tests.support.service_host import TAG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.support.service_host import FakeHost
 
 SLEEPERS = """
 import sys, threading
@@ -42,11 +47,16 @@ def sleeping(more: int) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+def threads(pid: int) -> list[int]:
+    """Return the threads of a process, the first one first."""
+    return sorted(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir())
+
+
 def policies(pid: int) -> list[tuple[int, int]]:
-    """Return the policy and the priority of each thread, the first one's first."""
-    threads = sorted(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir())
+    """Return the policy and the priority of each thread."""
     return [
-        (os.sched_getscheduler(each), os.sched_getparam(each).sched_priority) for each in threads
+        (os.sched_getscheduler(each), os.sched_getparam(each).sched_priority)
+        for each in threads(pid)
     ]
 
 
@@ -74,19 +84,39 @@ async def test_a_machine_that_is_late_is_urgent_no_longer(monkeypatch: pytest.Mo
 
 
 @needs_right
+async def test_a_machine_is_urgent_again_in_its_next_pause_for_as_long_as_that_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(urgency, "URGENT_S", 0.0)
+    with sleeping(0) as process:
+        with urgency.urgent(process.pid):
+            pass
+        monkeypatch.undo()
+        with urgency.urgent(process.pid):
+            turn = asyncio.Event()
+            asyncio.get_running_loop().call_later(0, turn.set)  # after the first pause's timer
+            await turn.wait()
+            assert policies(process.pid) == [(URGENT, 2)]
+
+
+@needs_right
 async def test_a_policy_that_somebody_has_given_stays() -> None:
     with sleeping(1) as process:
         os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         with urgency.urgent(process.pid):
-            assert policies(process.pid) == [(os.SCHED_BATCH, 0), (URGENT, 1)]
-        assert policies(process.pid) == [(os.SCHED_BATCH, 0), (CALM, 0)]
+            first, second = policies(process.pid)
+            assert (first, second) == ((os.SCHED_BATCH, 0), (URGENT, 1))
+            for thread in threads(process.pid):
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+        assert policies(process.pid) == [(os.SCHED_BATCH, 0)] * 2
 
 
 async def test_a_machine_that_is_gone_or_may_not_be_changed_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with sleeping(0) as process:
-        pass
+    with sleeping(0) as process, urgency.urgent(process.pid):
+        process.kill()
+        process.wait()
     with urgency.urgent(process.pid):
         pass
 
@@ -106,3 +136,20 @@ async def test_a_thread_whose_number_became_anothers_is_calmed(
         monkeypatch.setattr(urgency, "_threads", lambda _: [other.pid])
         with urgency.urgent(process.pid):
             assert policies(other.pid) == [(CALM, 0)]
+
+
+@needs_right
+async def test_a_machine_was_urgent_when_it_has_been_branched_and_not_before(
+    fake_host: FakeHost,
+) -> None:
+    async with fake_host.service() as service:
+        await fake_host.bake(service, fake_host.recipe())
+        (source,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes
+        assert source.pid is not None
+        before, *_ = policies(source.pid)
+        await service.branches.branch(CALLER, source.id, 1, BranchOptions())
+        after, *_ = policies(source.pid)
+        for each in await service.sandboxes.list(CALLER):
+            await service.sandboxes.delete(CALLER, each.id)
+
+    assert (before, after) == (USUAL, (CALM, 0))
