@@ -211,10 +211,10 @@ def of_recipe(stages_s: Json, asked_ms: Iterable[float]) -> Json:
     """Return the figures of one recipe.
 
     Args:
-        stages_s: How long each stage of its bake took.
+        stages_s: How long each stage of its bake took; a recipe without a warm-up has no such stage.
         asked_ms: How long each fork took until its first answer.
     """
-    boot_s, warm_s = stages_s["boot"], stages_s["warm"]
+    boot_s, warm_s = stages_s["boot"], stages_s.get("warm", 0.0)
     answered_s = median(asked_ms) / 1e3
     return {
         "boot_s": boot_s,

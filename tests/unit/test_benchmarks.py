@@ -234,6 +234,12 @@ def test_a_recipe_saves_its_boot_and_its_warm_up_over_a_median_of_forks() -> Non
     }
 
 
+def test_a_recipe_without_a_warm_up_saves_its_boot_alone() -> None:
+    found = recipes.of_recipe({"boot": 4.0, "save": 99.0}, [500.0])
+
+    assert (found["warm_s"], found["cold_s"], found["ratio"]) == (0.0, 4.0, 8.0)
+
+
 def test_recipes_are_measured_only_if_they_are_asked_for() -> None:
     assert parse_parts("recipes,fork") == ("recipes", "fork")
     assert "recipes" not in PARTS
