@@ -23,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -45,6 +46,9 @@ ROUNDS = 3
 ROUNDS_QUICK = 1
 """How often each figure is taken."""
 
+STEPS = 3
+"""How many figures there are."""
+
 DEADLINE_S = 300.0
 """How long a fork has to answer, where a processor is emulated."""
 
@@ -55,46 +59,68 @@ def pool_of_processes(*, fresh: bool) -> Executor:
     return ProcessPoolExecutor(WORKERS, context, max_tasks_per_child=1 if fresh else None)
 
 
-def measured(tag: str, url: str, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+def measured(
+    tag: str, url: str, rounds: int = ROUNDS, tell: Callable[[str], object] = str
+) -> dict[str, dict[str, float]]:
     """Return what `measure` does in a program of its own.
 
     Args:
         tag: A snapshot with numpy imported, and this program's Python.
         url: Of the daemon.
         rounds: Of whose times the medians are taken.
+        tell: Is told what begins, `STEPS` times.
 
     Raises:
         EngineError: It failed.
     """
     code = f"from benchmarks import executor; executor.tell({tag!r}, {rounds})"
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "FORKD_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise EngineError(f"comparing tasks failed: {done.stderr}")
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    found: dict[str, dict[str, float]] = {}
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "FORKD_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            said = json.loads(line)
+            if isinstance(said, str):
+                tell(said)
+            else:
+                found = said
+        if process.wait() != 0:
+            complaints.seek(0)
+            raise EngineError(f"comparing tasks failed: {complaints.read()}")
     return found
 
 
 def tell(tag: str, rounds: int) -> None:
-    """Measure with the daemon of `Client()`, and print the figures."""
-    sys.stdout.write(json.dumps(measure(of_tag(tag), rounds)))
+    """Measure with the daemon of `Client()`; print a line for what begins, then the figures."""
+
+    def say(said: object) -> None:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+    say(measure(of_tag(tag), rounds, say))
 
 
-def measure(forks: Callable[..., Executor], rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    forks: Callable[..., Executor], rounds: int, tell: Callable[[str], object] = str
+) -> dict[str, dict[str, float]]:
     """Return each figure of both, and the ratio of forks to processes.
 
     Args:
         forks: Makes an executor of forks; of fresh ones if asked.
         rounds: Of whose times the medians are taken.
+        tell: Is told what begins, `STEPS` times.
     """
     figures: dict[str, dict[str, float]] = {}
     for name, one in (("start_ms", start_ms), ("task_ms", task_ms), ("fresh_ms", fresh_ms)):
+        tell(f"tasks in forks and in processes, {name}")
         times: dict[str, list[float]] = {"forks": [], "processes": []}
         for _ in range(rounds):  # in turn: whatever else the host does hits both
             times["forks"].append(one(forks))

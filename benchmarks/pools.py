@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import Tag
     from forkd.service.settings import HostSettings
 
-STEPS = 1 + testing.STEPS
+STEPS = executor.STEPS + testing.STEPS
 
 
 def measure(host: HostSettings, tag: Tag, teller: Teller, *, quick: bool) -> Json:
@@ -33,9 +33,8 @@ def measure(host: HostSettings, tag: Tag, teller: Teller, *, quick: bool) -> Jso
     proc.raise_open_files_limit()
     with served(host) as (_, socket, _):
         url = f"unix://{socket}"
-        teller.begin("tasks in forks and in processes")
         rounds = executor.ROUNDS_QUICK if quick else executor.ROUNDS
-        tasks = {**executor.measured(tag, url, rounds), "rounds": rounds}
+        tasks = {**executor.measured(tag, url, rounds, teller.begin), "rounds": rounds}
         rounds = testing.ROUNDS_QUICK if quick else testing.ROUNDS
         tests = testing.measure(tag, url, rounds, teller.begin)
     return {"executor": tasks, "testing": tests}

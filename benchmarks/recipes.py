@@ -211,7 +211,7 @@ def of_recipe(stages_s: Json, asked_ms: Iterable[float]) -> Json:
     """Return the figures of one recipe.
 
     Args:
-        stages_s: How long each stage of its bake took; a recipe without a warm-up has no such stage.
+        stages_s: How long each stage of its bake took; without a warm-up, not that.
         asked_ms: How long each fork took until its first answer.
     """
     boot_s, warm_s = stages_s["boot"], stages_s.get("warm", 0.0)

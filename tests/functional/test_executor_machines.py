@@ -129,8 +129,10 @@ async def test_of_a_thousand_tasks_over_fifty_machines_one_is_lost_with_its_mach
 
 
 async def test_forks_and_processes_are_compared(real_host: RealHost) -> None:
+    told: list[str] = []
     async with daemon_of(real_host) as url:
-        found = await asyncio.to_thread(benchmark.measured, TAG, url, 1)
+        found = await asyncio.to_thread(benchmark.measured, TAG, url, 1, told.append)
 
+    assert len(told) == benchmark.STEPS
     logger.warning("executor: %s", json.dumps(found))
     assert all(each["ratio"] > 0 for each in found.values())

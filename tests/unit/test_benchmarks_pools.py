@@ -54,8 +54,10 @@ def test_figures_are_medians_of_forks_and_processes_in_turn(
     for name in ("start_ms", "task_ms", "fresh_ms"):
         monkeypatch.setattr(executor, name, figure)
 
-    found = executor.measure(lambda **_: Named(""), 3)
+    told: list[str] = []
+    found = executor.measure(lambda **_: Named(""), 3, told.append)
 
+    assert len(told) == executor.STEPS
     assert found["start_ms"] == {"forks": 8.0, "processes": 6.0, "ratio": 8.0 / 6.0}
     assert order == [False, True] * 9
 
