@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import BuildError
-from forkd.images.kernel import given_kernel, newest_cached, parse_dependency, why_no_kernel
+from forkd.images.kernel import given_kernel, newest_cached, why_no_kernel
+from forkd.images.kernel_packages import parse_dependency, parse_parts
 from forkd.images.layout import Cache
 
 if TYPE_CHECKING:
@@ -73,6 +74,19 @@ def test_the_release_is_read_from_what_the_meta_package_depends_on() -> None:
 
     assert parse_dependency(record) == ("6.1.0-56-amd64", "6.1.192-2")
     assert parse_dependency("Package: linux-image-amd64\n") is None
+
+
+def test_the_parts_of_a_kernel_in_several_packages_are_read_from_its_record() -> None:
+    release, version = "7.3.4+deb13-amd64", "7.3.4-1~bpo13+1"
+    record = (
+        f"Package: linux-image-{release}\nVersion: {version}\n"
+        f"Depends: kmod | x, linux-base-{release} (= {version}), "
+        f"linux-binary-{release} (= {version}), linux-modules-{release} (= {version})\n"
+    )
+
+    assert parse_parts(record, release) == (f"linux-binary-{release}", f"linux-modules-{release}")
+    assert parse_parts("Package: x\nDepends: kmod, linux-base (>= 4.3)\n", release) == ()
+    assert parse_parts("Package: x\n", release) == ()
 
 
 def test_the_newest_cached_kernel_is_used_and_unfinished_ones_are_not(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Find the guest's kernel: Debian's own, fetched and unpacked, or any that is given by path.
 
-Debian's generic kernel comes as a package that `apt-get download` fetches, without root and
+Debian's generic kernel comes as packages that `apt-get download` fetches, without root and
 without installing anything.  It is unpacked into the cache once; `depmod` writes the table of
 which module needs which.  The newest kernel in the cache is used as long as there is one:
 deleting `kernels/` in the cache makes the next build fetch anew.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
 from forkd.host import files, folders, process
+from forkd.images.kernel_packages import parse_dependency, parse_parts, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,6 @@ DEBIAN_META_PACKAGE = "linux-image-amd64"
 """The generic flavour: it has VMGENID and everything a server needs, as modules."""
 
 APT_TIMEOUT_S = 900.0
-UNPACK_TIMEOUT_S = 300.0
 
 _BZIMAGE_MAGIC_OFFSET = 0x202
 _BOOT_PROTOCOL_MIN = 0x020C
@@ -112,12 +112,6 @@ def why_no_kernel(head: bytes) -> str | None:
     return None
 
 
-def parse_dependency(record: str) -> tuple[str, str] | None:
-    """Return release and version of the kernel that a meta package's record depends on."""
-    match = re.search(r"^Depends:.*?\blinux-image-(\S+) \(= ([^)\s]+)\)", record, re.MULTILINE)
-    return (match[1], match[2]) if match else None
-
-
 def _resolve(build: Build) -> tuple[str, str]:
     if not process.installed("apt-get"):
         raise BuildError("no Debian kernel without apt; name one with machine.kernel = 'path'")
@@ -142,25 +136,24 @@ def _no_package() -> str:
 
 
 def _fetch(aside: Path, release: str, version: str, build: Build) -> None:
-    """Unpack the kernel's package into `aside` as the layout says."""
+    """Unpack the kernel's packages into `aside` as the layout says."""
     build.tell("kernel", f"fetching Debian kernel {release}", 0.1)
-    package = f"linux-image-{release}={version}"
+    image = f"linux-image-{release}"
+    shown = build.run(["apt-cache", "show", f"{image}={version}"], timeout_s=APT_TIMEOUT_S)
+    parts = parse_parts(shown.stdout.decode(errors="replace"), release)
+    packages = [f"{name}={version}" for name in (image, *parts)]
     build.run(
-        ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package],
+        ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages],
         timeout_s=APT_TIMEOUT_S,
         cwd=aside,
     )
-    (archive,) = folders.matching(aside, "*.deb")
+    archives = folders.matching(aside, "*.deb")
     build.tell("kernel", f"unpacking Debian kernel {release}", 0.5)
-    root = aside / "root"
-    build.run(["dpkg-deb", "-x", archive, root], timeout_s=UNPACK_TIMEOUT_S)
-    build.run(["depmod", "-b", root, release], timeout_s=UNPACK_TIMEOUT_S)
-    files.rename(root / "boot" / f"vmlinuz-{release}", aside / "vmlinuz")
-    files.rename(root / "lib" / "modules" / release, aside / "modules")
+    unpack(archives, release, aside, build)
     about = {"release": release, "version": version}
     folders.write(aside / "kernel.json", f"{json.dumps(about)}\n".encode())
-    files.remove_file(archive)
-    files.remove_tree(root)
+    for archive in archives:
+        files.remove_file(archive)
 
 
 def _cached(path: Path) -> Kernel:
