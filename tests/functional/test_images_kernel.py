@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import BuildError
+from forkd.images.compressed import read_module
 from forkd.images.kernel_packages import unpack
 from forkd.images.steps import Build
 
@@ -26,6 +27,10 @@ SHAPES = {
 """Which files are in which package."""
 
 
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)  # noqa: S603 - ours
+
+
 def packages(folder: Path, contents: list[list[str]]) -> list[Path]:
     """Make a Debian package of each list of files."""
     made = []
@@ -40,7 +45,7 @@ def packages(folder: Path, contents: list[list[str]]) -> list[Path]:
             "Maintainer: nobody <nobody@localhost>\nDescription: x\n"
         )
         made.append(folder / f"part{number}.deb")
-        subprocess.run(["dpkg-deb", "-b", "-Znone", tree, made[-1]], check=True)
+        run("dpkg-deb", "-b", "-Znone", tree, made[-1])
     return made
 
 
@@ -65,10 +70,21 @@ def test_kernel_and_modules_are_found_in_every_shape(tmp_path: Path, shape: str)
         ([[f"{MODULES}/kernel/a.ko"]], f"boot/vmlinuz-{RELEASE}, {MODULES}/vmlinuz"),
     ],
 )
-def test_what_packages_lack_is_named(
-    tmp_path: Path, contents: list[list[str]], words: str
-) -> None:
+def test_what_packages_lack_is_named(tmp_path: Path, contents: list[list[str]], words: str) -> None:
     with pytest.raises(BuildError) as caught:
         unpack(packages(tmp_path, contents), RELEASE, tmp_path, Build())
 
     assert str(caught.value) == f"the packages of Debian's kernel {RELEASE} have none of {words}"
+
+
+def test_modules_packed_with_zstd_are_unpacked(tmp_path: Path) -> None:
+    module = tmp_path / "a.ko"
+    module.write_bytes(b"module" * 1000)
+    run("zstd", "-q", module)
+    packed = tmp_path / "a.ko.zst"
+
+    assert read_module(packed) == module.read_bytes()
+
+    packed.write_bytes(packed.read_bytes()[:20])
+    with pytest.raises(BuildError, match=r"a\.ko\.zst is damaged: "):
+        read_module(packed)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import BuildError
-from forkd.images import initramfs
+from forkd.host import process
+from forkd.images import compressed, initramfs
 from forkd.images.initramfs import archive_entries, load_order, parse_dependencies
 from forkd.images.kernel import Kernel
 from forkd.images.layout import Cache
 from forkd.images.steps import Build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEPENDENCIES = parse_dependencies(
     "kernel/fs/ext4/ext4.ko: kernel/lib/crc16.ko kernel/fs/jbd2/jbd2.ko\n"
@@ -136,14 +142,76 @@ def test_a_missing_agent_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_modules_may_be_compressed(tmp_path: Path) -> None:
+def put_modules(folder: Path, suffix: str, *, without: str = "") -> None:
+    """Put what a guest needs into a folder of modules, packed as the suffix says."""
+    packers: dict[str, Callable[[bytes], bytes]]
+    packers = {".xz": lzma.compress, ".gz": gzip.compress, "": bytes}
+    names = [name for name in initramfs.MODULES if name != without]
+    for name in names:
+        (folder / f"{name}.ko{suffix}").write_bytes(packers[suffix](name.encode()))
+    (folder / "modules.dep").write_text("".join(f"{name}.ko{suffix}:\n" for name in names))
 
-    for name in initramfs.MODULES:
-        (tmp_path / f"{name}.ko.xz").write_bytes(lzma.compress(name.encode()))
-    table = "".join(f"{name}.ko.xz:\n" for name in initramfs.MODULES)
-    (tmp_path / "modules.dep").write_text(table)
+
+@pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
+def test_modules_may_be_compressed(tmp_path: Path, suffix: str) -> None:
+    put_modules(tmp_path, suffix)
 
     modules = initramfs.read_modules(tmp_path)
 
     assert modules["ext4.ko"] == b"ext4"
     assert [name.removesuffix(".ko") for name in modules] == list(initramfs.MODULES)
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz"])
+def test_a_damaged_module_is_named(tmp_path: Path, suffix: str) -> None:
+    put_modules(tmp_path, suffix)
+    (tmp_path / f"ext4.ko{suffix}").write_bytes(b"damaged")
+
+    with pytest.raises(BuildError, match=rf"/ext4\.ko{suffix} is damaged: "):
+        initramfs.read_modules(tmp_path)
+
+
+def test_a_module_larger_than_any_is_refused_unpacked(tmp_path: Path) -> None:
+    put_modules(tmp_path, ".xz")
+    large = lzma.compress(bytes(compressed.MODULE_BYTES_MAX + 1), preset=0)
+    (tmp_path / "ext4.ko.xz").write_bytes(large)
+
+    with pytest.raises(BuildError, match=r"ext4\.ko\.xz is larger than 67108864 bytes"):
+        initramfs.read_modules(tmp_path)
+
+
+def test_a_module_that_is_listed_and_missing_is_named(tmp_path: Path) -> None:
+    put_modules(tmp_path, "")
+    (tmp_path / "ext4.ko").unlink()
+
+    with pytest.raises(BuildError, match=r"module .*/ext4\.ko is missing"):
+        initramfs.read_modules(tmp_path)
+
+
+def test_a_host_without_zstd_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "installed", lambda _: False)
+    path = tmp_path / "ext4.ko.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd")
+
+    with pytest.raises(BuildError, match=r"ext4\.ko\.zst is packed with zstd: install"):
+        compressed.read_module(path)
+
+
+def test_what_newer_kernels_lack_is_left_out(tmp_path: Path) -> None:
+    put_modules(tmp_path, "", without="crc32c_generic")
+
+    assert "crc32c_generic.ko" not in initramfs.read_modules(tmp_path)
+
+
+def test_a_kernel_without_the_machines_devices_is_refused_with_the_reason(tmp_path: Path) -> None:
+    put_modules(tmp_path, "", without="virtio_mmio")
+
+    with pytest.raises(BuildError, match=r"no module virtio_mmio.*cannot boot.*RHEL"):
+        initramfs.read_modules(tmp_path)
+
+
+def test_the_machines_devices_may_be_built_in(tmp_path: Path) -> None:
+    put_modules(tmp_path, "", without="virtio_mmio")
+    (tmp_path / "modules.builtin").write_text("kernel/drivers/virtio/virtio_mmio.ko\n")
+
+    assert "virtio_mmio.ko" not in initramfs.read_modules(tmp_path)

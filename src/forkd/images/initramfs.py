@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import lzma
 import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import BuildError, HostError
 from forkd.host import files, folders
 from forkd.images import cpio
+from forkd.images.compressed import SUFFIXES, read_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +41,14 @@ MODULES = (
     "overlay",
 )
 """What a guest needs of a stock kernel, before its root is there and after."""
+
+NOT_IN_ALL = frozenset({"crc32c_generic"})
+"""Of `MODULES`, those that a kernel may lack: since Linux 6.15 ext4 calls crc32c as a library."""
+
+NO_VIRTIO_MMIO = (
+    "the kernel has no module virtio_mmio, and it is not built in: the devices of forkd's machines "
+    "are virtio-mmio, so this kernel cannot boot in one; kernels of RHEL and its relatives lack it"
+)
 
 AGENT_BYTES_MAX = 64 * 1024 * 1024
 """Largest agent; it stays in the guest's memory."""
@@ -128,8 +136,13 @@ def read_modules(folder: Path | None) -> dict[str, bytes]:
         return {}
     try:
         dependencies = parse_dependencies(files.read_all(folder / "modules.dep").decode())
-        paths = load_order(MODULES, dependencies, built_in_modules(folder))
-        return {_file_name(path): _module(folder / path) for path in paths}
+        built_in = built_in_modules(folder)
+        there = {module_name(path) for path in dependencies} | built_in
+        if "virtio_mmio" not in there:
+            raise BuildError(NO_VIRTIO_MMIO, module="virtio_mmio")
+        wanted = [name for name in MODULES if name in there or name not in NOT_IN_ALL]
+        paths = load_order(wanted, dependencies, built_in)
+        return {_file_name(path): read_module(folder / path) for path in paths}
     except HostError as error:
         raise BuildError(f"cannot read the modules in {folder}: {error}") from error
 
@@ -200,12 +213,8 @@ def built_in_modules(folder: Path) -> frozenset[str]:
 
 
 def _file_name(path: str) -> str:
-    return PurePosixPath(path).name.removesuffix(".xz")
-
-
-def _module(path: Path) -> bytes:
-    data = files.read_all(path)
-    return lzma.decompress(data) if path.suffix == ".xz" else data
+    name = PurePosixPath(path)
+    return name.stem if name.suffix in SUFFIXES else name.name
 
 
 def _read_agent(path: Path) -> bytes:

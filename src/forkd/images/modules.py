@@ -13,7 +13,6 @@ machine has none.
 from __future__ import annotations
 
 import hashlib
-import lzma
 import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from forkd.errors import BuildError, HostError
 from forkd.host import files, folders
 from forkd.images import rootfs
+from forkd.images.compressed import read_module
 from forkd.images.initramfs import (
     built_in_modules,
     load_order,
@@ -40,9 +40,6 @@ Wanted = str | tuple[str, ...]
 """What a recipe says: `default`, `all`, `none`, or names."""
 
 DEPMOD_TIMEOUT_S = 300.0
-
-MODULE_BYTES_MAX = 64 * 1024 * 1024
-"""Largest module; those of Debian's kernel have at most 10 MiB."""
 
 DEFAULT_FOLDERS = (
     "kernel/crypto",
@@ -172,13 +169,7 @@ def _release(module: Path) -> str:
     Raises:
         BuildError: It does not say, or says what cannot be.
     """
-    data = files.read(module, MODULE_BYTES_MAX) or b""
-    if module.suffix == ".xz":
-        try:
-            data = lzma.LZMADecompressor().decompress(data, MODULE_BYTES_MAX)
-        except lzma.LZMAError as error:
-            raise BuildError(f"{module} is damaged: {error}", path=str(module)) from error
-    _, found, rest = data.partition(b"\0vermagic=")
+    _, found, rest = read_module(module).partition(b"\0vermagic=")
     release = rest[:256].partition(b" ")[0].decode(errors="replace")
     if not found or _RELEASE.fullmatch(release) is None:
         raise BuildError(f"{module} does not say which kernel it is for", path=str(module))

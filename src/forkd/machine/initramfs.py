@@ -10,6 +10,7 @@ three megabytes costs less than unpacking one.
 
 from __future__ import annotations
 
+import lzma
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "virtio-rng", "9p", "9pnet_virtio",
                 "overlay", "ext4", "crc32c_generic")  # fmt: skip
 """What the two stages need before they can reach the other modules."""
+
+NOT_IN_ALL = ("crc32c_generic",)
+"""Of these, what a kernel may lack: since Linux 6.15 ext4 calls crc32c as a library."""
 
 BUSYBOX_PATHS = ("/bin/busybox", "/usr/bin/busybox")
 """Where Debian's busybox-static puts it."""
@@ -49,9 +53,9 @@ def build_initramfs(modules: Path, files: Mapping[str, bytes]) -> bytes:
         archive.link(f"bin/{applet}", "busybox")
     archive.file("init", (here / "init.sh").read_bytes(), mode=0o755)
     archive.file("second.sh", (here / "second.sh").read_bytes(), mode=0o755)
-    names = [Path(path).name for path in order]
+    names = [Path(path).name.removesuffix(".xz") for path in order]
     for path, name in zip(order, names, strict=True):
-        archive.file(f"modules/{name}", (modules / path).read_bytes())
+        archive.file(f"modules/{name}", _read_module(modules / path))
     archive.file("modules/order", "".join(f"{name}\n" for name in names).encode())
     for path, data in files.items():
         archive.file(path, data, mode=0o600)
@@ -66,7 +70,7 @@ def load_order(modules_dep: str, wanted: Iterable[str]) -> list[str]:
         wanted: Names as modprobe takes them; `-` and `_` are the same.
 
     Raises:
-        HostError: A module is not listed.
+        HostError: A module is not listed, and every kernel has it.
     """
     needs: dict[str, tuple[str, list[str]]] = {}
     for line in modules_dep.splitlines():
@@ -84,12 +88,19 @@ def load_order(modules_dep: str, wanted: Iterable[str]) -> list[str]:
             order.append(path)
 
     for module in wanted:
-        add(_module_name(module))
+        name = _module_name(module)
+        if name in needs or name not in NOT_IN_ALL:
+            add(name)
     return order
 
 
 def _module_name(path: str) -> str:
     return Path(path).name.partition(".ko")[0].replace("-", "_")
+
+
+def _read_module(path: Path) -> bytes:
+    data = path.read_bytes()
+    return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
 def _busybox() -> Path:
