@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"src/forkd/sdk/_async": "src/forkd/sdk/_sync"}
 FILES = {
     "tests/unit/test_sdk_async.py": "tests/unit/test_sdk_sync.py",
+    "tests/unit/test_sdk_async_eval.py": "tests/unit/test_sdk_sync_eval.py",
     "tests/unit/test_sdk_async_files.py": "tests/unit/test_sdk_sync_files.py",
     "tests/unit/test_sdk_async_sandbox.py": "tests/unit/test_sdk_sync_sandbox.py",
 }

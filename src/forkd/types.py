@@ -32,6 +32,7 @@ from forkd.sdk._results import (
     FileEntry,
     Logs,
     Output,
+    OutputMessage,
     Result,
     TreeInfo,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "Network",
     "NetworkInfo",
     "Output",
+    "OutputMessage",
     "Pong",
     "Port",
     "ProgressEvent",

@@ -207,6 +207,19 @@ def test_a_failing_warm_up_is_refused_with_its_reason(
     assert dialect.fault[1] in answer.body["message"]
 
 
+def test_variables_hold_for_one_cell(runtime: RuntimeProcess, dialect: Dialect) -> None:
+    if not dialect.variable:
+        assert not runtime.ask("hello", contract=1).body.get("env")
+        return
+    runtime.eval(dialect.set_variable("A", "before"))
+    mine = {"A": "é", "B": "new"}
+
+    assert runtime.ask("eval", code=dialect.variable, env=mine).stdout == "é new\n"
+    assert runtime.eval(dialect.variable).stdout == "before none\n"
+    assert runtime.ask("eval", code=dialect.raises, env=mine).body["error"] is not None
+    assert runtime.eval(dialect.variable).stdout == "before none\n"
+
+
 def test_a_fork_reseeds(runtime: RuntimeProcess, dialect: Dialect) -> None:
     def drawn(seed: str) -> str:
         assert dialect.reseeds in runtime.ask("post_fork", seed=seed, code=None).body["reseeded"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict, EngineExited, GuestError, InvalidRequest, NotFound
-from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX
+from forkd.limits import EVAL_CODE_BYTES_MAX, EVAL_OUTPUT_BYTES_MAX, SANDBOX_ENV_BYTES_MAX
 from forkd.model.exec import ExecRequest, Exited, Started, Stderr, Stdout, TtySize
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service.guests import ECHO_BYTES_MAX
@@ -298,3 +298,36 @@ async def test_code_in_a_context_has_names_of_its_own(fake_host: FakeHost) -> No
                 await host.guests.eval(CALLER, made.id, "x", context=name)
             assert refused.value.context["field"] == "context"
         await host.sandboxes.delete(CALLER, made.id)
+
+
+async def test_code_has_variables_of_its_own_and_tells_what_it_writes(held: Held) -> None:
+    told: list[Stdout | Stderr] = []
+
+    async def take(output: Stdout | Stderr) -> None:
+        told.append(output)
+
+    code = "import os, sys\nprint('out')\nprint('err', file=sys.stderr)\nos.environ.get('A')"
+    guests = held.service.guests
+    result = await guests.eval(CALLER, held.id, code, env={"A": "b"}, on_output=take)
+
+    assert (result.value, result.stdout, result.stderr) == ("b", "", "")
+    assert told == [Stdout(b"out\n"), Stderr(b"err\n")]
+    assert (await guests.eval(CALLER, held.id, code)).value is None
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"A=B": "c"}, "must not be empty or hold '='"),
+        ({"A": "b\0"}, "holds a NUL"),
+        ({"A": "\udcff"}, "Unicode"),
+        ({"A": "b" * SANDBOX_ENV_BYTES_MAX}, f"at most {SANDBOX_ENV_BYTES_MAX}"),
+    ],
+)
+async def test_variables_that_no_code_can_have_are_refused(
+    held: Held, env: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint) as refused:
+        await held.service.guests.eval(CALLER, held.id, "1", env=env)
+
+    assert refused.value.context["field"] == "env"

@@ -47,6 +47,9 @@ class Dialect:
         values: Code, and its value as JSON.
         foreign: Code whose value JSON cannot say.
         silent: Code without a value.
+        variable: Has a child process print the variables A and B, `none` for one that is not
+            there; empty if the runtime has no variables for one cell.
+        set_variables: Sets a variable, of which `NAME` and `VALUE` are the name and the value.
         long: Code whose value, and its text, are longer than may be sent.
         reseeds: A name that `post_fork` gives back.
         programs: All that is on its path, by name; empty for what this host has.
@@ -74,10 +77,16 @@ class Dialect:
     silent: tuple[str, ...] = ()
     long: str = ""
     reseeds: str = ""
+    variable: str = ""
+    set_variables: str = ""
     waits: str = ""
     page: str = ""
     needs: str = ""
     programs: tuple[tuple[str, str], ...] = ()
+
+    def set_variable(self, name: str, value: str) -> str:
+        """Return code that sets a variable of the environment."""
+        return self.set_variables.replace("NAME", name).replace("VALUE", value)
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return what it is started with; `folder` gets its programs."""
@@ -117,6 +126,8 @@ PYTHON = Dialect(
     "print('gone on')",
     read="import sys\nprint(repr(sys.stdin.read()).replace(\"''\", 'end'))",
     die="import os\nos._exit(3)",
+    variable="import os; _ = os.system('echo ${A-none} ${B-none}')",
+    set_variables="import os; os.environ['NAME'] = 'VALUE'",
     values=(("6 * 7", 42), ("[1, 2.5, 'é', None, {'a': True}]", [1, 2.5, "é", None, {"a": True}])),
     foreign=("object()", "float('nan')", "{1, 2}"),
     silent=("x = 1", "None"),
@@ -168,6 +179,9 @@ NODE = Dialect(
     "await new Promise((done) => setTimeout(done, 50));\nconsole.log('gone on')",
     read="console.log(require('fs').readFileSync(0).length ? 'more' : 'end')",
     die="process.reallyExit(3)",
+    variable="require('child_process').spawnSync('sh', ['-c', 'echo ${A-none} ${B-none}'], "
+    "{stdio: 'inherit'}); undefined",
+    set_variables="process.env.NAME = 'VALUE'",
     values=(
         ("6 * 7", 42),
         ("[1, 2.5, 'a', null, { a: true }]", VALUE),

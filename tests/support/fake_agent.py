@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from forkd.engine.frames import Kind, encode
 from tests.support import interpreter
@@ -124,9 +125,11 @@ class Agent:
             )
         context = request.get("context")
         names = self.namespace if context is None else self.contexts.setdefault(context, {})
-        output, members = interpreter.run(request["code"], names)
-        if output:
-            peer.send_bytes(encode(Kind.STDOUT, output.encode()))
+        with patch.dict(os.environ, request.get("env", {})):
+            *outputs, members = interpreter.run(request["code"], names)
+        for kind, output in zip((Kind.STDOUT, Kind.STDERR), outputs, strict=True):
+            if output:
+                peer.send_bytes(encode(kind, output.encode()))
         peer.send(Kind.REPLY, members)
 
     def op_exec(self, peer: Peer, request: Members) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import os
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
 from forkd.engine.faults import guest_fault
 from forkd.errors import Conflict, EngineExited
 from forkd.limits import PORT_MAX
 from forkd.model.caller import Scope
 from forkd.model.checks import in_range
+from forkd.model.exec import Stderr, Stdout
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
 from tests.support.fake_programs import FakeExec, evaluate_in
 from tests.support.file_tree import FileTree, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterator
+    from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 
     from forkd.model.caller import Caller
-    from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.exec import EvalResult, ExecRequest, OnOutput
     from forkd.model.ids import SandboxId
     from forkd.model.output import Kept
     from forkd.model.sandbox import Sandbox
@@ -149,6 +152,8 @@ class FakeGuests:
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
         context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_output: OnOutput | None = None,
     ) -> EvalResult:
         if runtime not in {None, "python"}:
             raise Conflict(
@@ -156,11 +161,30 @@ class FakeGuests:
                 guest_code="no_runtime",
             )
         contents = self.world.running_guest(caller, sandbox).contents
-        result = evaluate_in(contents.contexts, contents.names, context, code, timeout_s)
+        with patch.dict(os.environ, env or {}):
+            result = evaluate_in(contents.contexts, contents.names, context, code, timeout_s)
+        if on_output is not None:
+            await self._told(result, on_output)
+            return replace(result, stdout="", stderr="")
         if kept is not None:
             kept[0].add(result.stdout.encode())
             return replace(result, output_truncated=kept[0].truncated)
         return result
+
+    async def _told(self, result: EvalResult, on_output: OnOutput) -> None:
+        """Tell what code has printed line by line; the last line once the world lets it go on."""
+        lines: list[Stdout | Stderr] = []
+        lines += [Stdout(each.encode()) for each in result.stdout.splitlines(keepends=True)]
+        lines += [Stderr(each.encode()) for each in result.stderr.splitlines(keepends=True)]
+        try:
+            for line in lines[:-1]:
+                await on_output(line)
+            await self.world.eval_goes_on.wait()
+            for line in lines[-1:]:
+                await on_output(line)
+        except asyncio.CancelledError:
+            self.world.eval_left.set()
+            raise
 
     async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> FakePort:
         in_range("port", port, 1, PORT_MAX)

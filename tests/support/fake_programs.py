@@ -154,9 +154,9 @@ def evaluate_in(
 
 def evaluate(code: str, names: dict[str, object], timeout_s: float | None) -> EvalResult:
     """Run `code` here; a `timeout_s` below a second runs out at once."""
-    output, said = interpreter.run(code, names)
+    stdout, stderr, said = interpreter.run(code, names)
     fault = None if said["error"] is None else EvalFault(**said.pop("error"))
     timed_out = timeout_s is not None and timeout_s < 1
     results = [EvalForms(**each) for each in said.pop("results", ())]
-    more = {"error": fault, "timed_out": timed_out, "stdout": output, "stderr": ""}
+    more = {"error": fault, "timed_out": timed_out, "stdout": stdout, "stderr": stderr}
     return EvalResult(**(said | more), results=results, output_truncated=False)

@@ -450,6 +450,9 @@ class FakeService:
         self.execs: list[FakeExec] = []
         self.ports: list[FakePort] = []
         self.exec_fed = asyncio.Event()
+        self.eval_goes_on = asyncio.Event()
+        self.eval_goes_on.set()
+        self.eval_left = asyncio.Event()
         self.crashes_expected = 0
         self.failure: str | None = None
         self.recipes = FakeRecipes()

@@ -11,13 +11,13 @@ import traceback
 from typing import Any
 
 
-def run(code: str, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Run code as the runtime does; return what it printed, and the members of the answer."""
-    out, value, error = io.StringIO(), None, None
+def run(code: str, names: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Run code as the runtime does; return its two outputs, and the members of the answer."""
+    out, err, value, error = io.StringIO(), io.StringIO(), None, None
     try:
         tree = ast.parse(code)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        with contextlib.redirect_stdout(out):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             exec(compile(tree, "<eval>", "exec"), names)  # noqa: S102 - a test's own code
             if isinstance(last, ast.Expr):
                 value = eval(compile(ast.Expression(last.value), "<eval>", "eval"), names)  # noqa: S307
@@ -25,15 +25,19 @@ def run(code: str, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         kind, trace = type(raised).__name__, traceback.format_exc()
         error = {"type": kind, "message": str(raised), "traceback": trace}
     text = _json(value)
-    return out.getvalue(), {
-        "has_value": value is not None,
-        "repr": None if value is None else repr(value),
-        "value": None if text is None else json.loads(text),
-        "value_is_json": value is not None and text is not None,
-        "error": error,
-        "timed_out": False,
-        **_results(value),
-    }
+    return (
+        out.getvalue(),
+        err.getvalue(),
+        {
+            "has_value": value is not None,
+            "repr": None if value is None else repr(value),
+            "value": None if text is None else json.loads(text),
+            "value_is_json": value is not None and text is not None,
+            "error": error,
+            "timed_out": False,
+            **_results(value),
+        },
+    )
 
 
 def _results(value: object) -> dict[str, object]:

@@ -73,6 +73,7 @@ from forkd.types import (
     Logs,
     Network,
     NetworkInfo,
+    OutputMessage,
     Pong,
     Port,
     ProgressEvent,
@@ -130,6 +131,9 @@ def first_lines() -> None:
         context = sandbox.create_code_context(cwd="/tmp", language="python")
         assert_type(context, CodeContext)
         assert_type(sandbox.run_code("1", language="python", context=context).text, str | None)
+        said: list[OutputMessage] = []
+        assert_type(sandbox.run_code("1", envs={"A": "b"}, on_stdout=said.append).ok, bool)
+        assert_type(said[0].line, str)
         assert_type(sandbox.list_code_contexts(), list[CodeContext])
         assert_type(sandbox.restart_code_context(context), CodeContext)
         assert_type(sandbox.remove_code_context(context), bool)

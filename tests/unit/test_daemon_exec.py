@@ -46,6 +46,13 @@ def socket(daemon: RunningDaemon, sandbox: SandboxId) -> Iterator[ClientConnecti
         yield connection
 
 
+@pytest.fixture
+def evaluating(daemon: RunningDaemon, sandbox: SandboxId) -> Iterator[ClientConnection]:
+    path = path_of(sandbox).replace("exec/stream", "eval/stream")
+    with unix_connect(daemon.url.removeprefix("unix://"), path, max_size=None) as connection:
+        yield connection
+
+
 def message(kind: Kind, body: object = None) -> bytes:
     return bytes([kind]) + (b"" if body is None else json.dumps(body).encode())
 
@@ -163,3 +170,57 @@ def test_output_that_a_program_in_the_background_still_has_is_said_to_be_missing
 
     assert json.loads(data[1:])["truncated"] is True
     assert answered == [True, False]
+
+
+def test_code_is_told_of_line_by_line_and_its_end_comes_last(
+    evaluating: ClientConnection,
+) -> None:
+    evaluating.send(message(Kind.REQUEST, {"code": "print('a')\nprint('b')\n1"}))
+
+    said = [evaluating.recv(timeout=5, decode=False) for _ in range(3)]
+    assert [each[0] for each in said] == [Kind.STDOUT, Kind.STDOUT, Kind.REPLY]
+    assert [each[1:] for each in said[:2]] == [b"a\n", b"b\n"]
+    reply = json.loads(said[2][1:])
+    assert (reply["value"], reply["stdout"], reply["stderr"]) == (1, "", "")
+    with pytest.raises(ConnectionClosed):
+        evaluating.recv(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("first", "complaint"),
+    [
+        (message(Kind.STDIN), "must be a REQUEST"),
+        (message(Kind.REQUEST, {"args": ["true"]}), "code"),
+        (message(Kind.REQUEST, {"code": "1", "env": {"A": 1}}), "env"),
+        (message(Kind.REQUEST, {"code": "1", "runtime": "node"}), "no runtime 'node'"),
+    ],
+)
+def test_code_that_cannot_be_evaluated_is_refused(
+    evaluating: ClientConnection, first: bytes, complaint: str
+) -> None:
+    evaluating.send(first)
+
+    assert complaint in refusal(evaluating)["error"]
+
+
+def test_a_client_that_speaks_or_leaves_interrupts_its_code(
+    evaluating: ClientConnection, daemon: RunningDaemon
+) -> None:
+    daemon.service.eval_goes_on.clear()
+    evaluating.send(message(Kind.REQUEST, {"code": "print('a')\nprint('b')"}))
+    assert evaluating.recv(timeout=5, decode=False)[0] == Kind.STDOUT
+
+    evaluating.send(message(Kind.STDIN))
+
+    assert "does not send STDIN" in refusal(evaluating)["error"]
+    daemon.wait_for(lambda: daemon.service.eval_left)
+
+
+def test_a_result_that_is_too_long_for_a_message_says_what_it_left_out(
+    evaluating: ClientConnection,
+) -> None:
+    code = f"class Page:\n def _repr_html_(self): return 'x' * {MESSAGE_BYTES_MAX}\nPage()"
+    evaluating.send(message(Kind.REQUEST, {"code": code}))
+
+    reply = json.loads(evaluating.recv(timeout=5, decode=False)[1:])
+    assert (reply["results"], reply["more_results"]) == ([], 1)

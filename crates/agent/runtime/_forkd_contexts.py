@@ -1,4 +1,4 @@
-"""Namespaces of evaluated Python, each with a working directory.
+"""Namespaces of evaluated Python, each with a working directory, and variables of one cell.
 
 A part of `python.py`, which the agent puts beside it.
 
@@ -11,6 +11,9 @@ import types
 
 CONTEXTS_MAX = 64
 """Contexts beside that of the warm-up."""
+
+ENVIRON = os.environb
+"""The environment, whatever code makes of the name."""
 
 
 class Context:
@@ -37,6 +40,24 @@ class Context:
         sys.modules["__main__"] = self.module
         if self.folder is not None:
             folder_of(lambda: os.chdir(self.folder))
+
+
+class Variables:
+    """Variables of the environment that are there for a block; then they are as before it."""
+
+    def __init__(self, given):
+        self._given = {name.encode(): value.encode() for name, value in given.items()}
+        self._before = {name: ENVIRON.get(name) for name in self._given}
+
+    def __enter__(self):
+        ENVIRON.update(self._given)
+
+    def __exit__(self, *_):
+        for name, value in self._before.items():
+            if value is not None:
+                ENVIRON[name] = value
+            else:
+                ENVIRON.pop(name, None)
 
 
 def folder_of(call):

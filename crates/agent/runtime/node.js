@@ -250,7 +250,23 @@ class Runtime {
   }
 
   operations = {
-    hello: () => [REPLY, { contract: 1, language: `JavaScript (Node.js ${process.version})` }],
+    hello: () => {
+      const language = `JavaScript (Node.js ${process.version})`;
+      return [REPLY, { contract: 1, language, env: true }];
+    },
+
+    async eval({ code, env }) {
+      const before = Object.keys(env).map((name) => [name, process.env[name]]);
+      Object.assign(process.env, env);
+      try {
+        return [REPLY, await this.evaluate(code)];
+      } finally {
+        for (const [name, value] of before) {
+          if (value === undefined) delete process.env[name];
+          else process.env[name] = value;
+        }
+      }
+    },
 
     async warm({ code }) {
       return (await this.failing(code, "warm_up_failed")) || [REPLY, {}];

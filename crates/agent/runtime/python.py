@@ -34,7 +34,7 @@ import types
 HERE = __file__.rpartition("/")[0]
 sys.path.insert(0, HERE)
 writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-from _forkd_contexts import CONTEXTS_MAX, Context, folder_of  # noqa: E402 - found now
+from _forkd_contexts import CONTEXTS_MAX, Context, Variables, folder_of  # noqa: E402 - found now
 from _forkd_results import REPR_MAX, Results, as_json, cut, to_json  # noqa: E402 - found now
 
 sys.path.remove(HERE)
@@ -57,7 +57,8 @@ CO_COROUTINE = 0x80  # of code that awaits, as in `inspect`, which takes long to
 CELL_START = "<cell "
 CELL_NAME = CELL_START + "%d>"
 
-HELLO = to_json({"contract": 1, "language": "Python " + sys.version.split()[0], "contexts": True})
+LANGUAGE = "Python " + sys.version.split()[0]
+HELLO = to_json({"contract": 1, "language": LANGUAGE, "contexts": True, "env": True})
 
 # The answer to `eval`, and what its parts are, as JSON text, until the code has said otherwise.
 # Put together by hand: a value is encoded while it is measured, and twice is once too many.
@@ -320,7 +321,7 @@ class Runtime:
             "warm": self.warm,
             "freeze": self.freeze,
             "post_fork": self.post_fork,
-            "eval": self.evaluate_in,
+            "eval": self.evaluate_as,
         }
         sys.modules["__main__"] = self._main.module
         sys.modules["forkd"] = self._guest_module()
@@ -358,9 +359,14 @@ class Runtime:
             said["timed_out"] = "true"
         return REPLY, self._results.added_to(EVAL_REPLY % said)
 
-    def evaluate_in(self, request):
+    def evaluate_as(self, request):
+        """Run one cell with variables of its own, or in a context."""
+        code, name = request["code"], request.get("context")
+        with Variables(request.get("env", {})):
+            return self.evaluate(code) if name is None else self._evaluate_in(name, code)
+
+    def _evaluate_in(self, name, code):
         """Run one cell in a context, which is made by its first."""
-        name = request["context"]
         context = self._contexts.get(name)
         if context is None:
             if len(self._contexts) >= CONTEXTS_MAX:
@@ -373,7 +379,7 @@ class Runtime:
         self._current = context
         context.enter(self._main)
         try:
-            return self.evaluate(request["code"])
+            return self.evaluate(code)
         finally:
             self._current = self._main
             self._main.enter(context)

@@ -83,7 +83,7 @@ pub enum Purpose {
     Hello,
     /// `eval`.
     Eval,
-    /// `eval` in a context, whose payload is that of a REQUEST.
+    /// `eval` with a context or variables, whose payload is that of a REQUEST.
     EvalIn,
     /// The warm-up's code.
     Warm,
@@ -153,8 +153,18 @@ pub struct Runtime {
     origin: Option<(Spec, Surroundings, PathBuf)>,
     /// Why it has ended, if nobody was told.
     untold: Option<ErrorBody>,
-    /// It has said that it knows contexts.
-    has_contexts: bool,
+    /// What it has said that it knows.
+    knows: Knows,
+}
+
+/// What a runtime can do that not every one can, as its answer to hello says.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[serde(default)]
+struct Knows {
+    /// Evaluates in contexts.
+    contexts: bool,
+    /// Has variables for one evaluation.
+    env: bool,
 }
 
 /// What became of the namespace that the image's warm-up has made.
@@ -185,7 +195,7 @@ impl Runtime {
             namespace: Namespace::Unmade,
             origin: None,
             untold: None,
-            has_contexts: false,
+            knows: Knows::default(),
         }
     }
 
@@ -267,16 +277,18 @@ impl Runtime {
         Err(failure(ErrorCode::NoRuntime, message))
     }
 
-    /// Returns if code can have a context in this runtime.
+    /// Returns if code can have a context, or variables of its own, in this runtime.
     ///
     /// # Errors
     ///
     /// `no_runtime`: it knows none.
-    pub fn check_contexts(&self) -> Outcome<()> {
-        if self.has_contexts || self.process.is_none() {
-            return Ok(());
-        }
-        Err(failure(ErrorCode::NoRuntime, format!("{} has no contexts", self.title())))
+    pub fn check_knows(&self, contexts: bool, env: bool) -> Outcome<()> {
+        let lacks = match &self.process {
+            Some(_) if contexts && !self.knows.contexts => "contexts",
+            Some(_) if env && !self.knows.env => "variables for one evaluation",
+            _ => return Ok(()),
+        };
+        Err(failure(ErrorCode::NoRuntime, format!("{} has no {lacks}", self.title())))
     }
 
     /// Whether it has yet to say that it is a runtime at all.
@@ -487,7 +499,7 @@ impl Runtime {
             return (None, false);
         }
         if current.purpose == Purpose::Hello {
-            self.has_contexts = knows_contexts(&payload);
+            self.knows = serde_json::from_slice(&payload).unwrap_or_default();
         } else {
             self.state = RuntimeState::Ready;
         }
@@ -623,12 +635,6 @@ fn flaw(purpose: Purpose, kind: Kind, payload: &[u8], is_python: bool) -> Option
             .and_then(|error| wrong("its error is not as it should be", &error)),
         (_, _) => None,
     }
-}
-
-/// Whether the answer to hello says that the runtime evaluates in contexts.
-fn knows_contexts(payload: &[u8]) -> bool {
-    serde_json::from_slice::<serde_json::Value>(payload)
-        .is_ok_and(|said| said.get("contexts") == Some(&serde_json::Value::Bool(true)))
 }
 
 /// What probably ended an interpreter, from the way it ended.

@@ -511,6 +511,13 @@ fn check_args(field: &str, args: &[Text]) -> Result<(), InvalidRequest> {
 }
 
 fn check_surroundings(env: &Env, cwd: Option<&Text>) -> Result<(), InvalidRequest> {
+    check_env(env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))?;
+    cwd.map_or(Ok(()), |path| check_path("cwd", path))
+}
+
+fn check_env<'a>(
+    env: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
+) -> Result<(), InvalidRequest> {
     if env.len() > ENV_MAX {
         return Err(InvalidRequest::field("env", format!("more than {ENV_MAX} variables")));
     }
@@ -519,9 +526,9 @@ fn check_surroundings(env: &Env, cwd: Option<&Text>) -> Result<(), InvalidReques
             return Err(InvalidRequest::field("env", "a name is empty or contains '='"));
         }
         check_no_zero("env", name.as_bytes())?;
-        check_no_zero("env", value.as_bytes())?;
+        check_no_zero("env", value)?;
     }
-    cwd.map_or(Ok(()), |path| check_path("cwd", path))
+    Ok(())
 }
 
 fn check_timeout(timeout_s: Option<f64>) -> Result<(), InvalidRequest> {

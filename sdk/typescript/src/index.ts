@@ -31,6 +31,7 @@ export type {
 export type { Endpoint, EndpointOptions } from "./endpoint.js";
 export * from "./errors.gen.js";
 export { type ErrorContext, ForkdError } from "./errors.js";
+export type { EvalOptions, RunCodeOptions } from "./evaluating.js";
 export type { EventOptions } from "./events.js";
 export type { Contents, FileEntry, Files } from "./files.js";
 export type { CallOptions, Progress } from "./http.js";
@@ -53,6 +54,7 @@ export type {
   ExecResult,
   Json,
   Output,
+  OutputMessage,
   Result,
 } from "./results.js";
 export type { ProgramOptions, RunOptions, StreamOptions } from "./running.js";
@@ -60,7 +62,6 @@ export {
   type Branch,
   type ClientOption,
   type Commands,
-  type EvalOptions,
   Sandbox,
   type Sandboxes,
 } from "./sandbox.js";

@@ -7,15 +7,15 @@ import type { Socket } from "./transport.js";
 import type { Info, Schemas } from "./wire.js";
 
 /** First byte of each message of the exec WebSocket. */
-const REQUEST = 1;
-const REPLY = 2;
+export const REQUEST = 1;
+export const REPLY = 2;
 const ERROR = 3;
 const EVENT = 4;
 const CONTROL = 5;
 const STDIN = 16;
 const STDIN_EOF = 17;
-const STDOUT = 18;
-const STDERR = 19;
+export const STDOUT = 18;
+export const STDERR = 19;
 
 const NAMES: Readonly<Record<number, string>> = {
   [REPLY]: "REPLY",
@@ -142,7 +142,7 @@ export class Process implements AsyncIterable<Output>, AsyncDisposable {
 
   async #next(): Promise<Output | undefined> {
     if (this.#exit !== undefined) return undefined;
-    const [kind, payload] = await this.#receive(await this.#open());
+    const [kind, payload] = await received(await this.#open());
     if (kind === STDOUT) return { stream: "stdout", data: payload };
     if (kind === STDERR) return { stream: "stderr", data: payload };
     expect(kind, REPLY);
@@ -162,7 +162,7 @@ export class Process implements AsyncIterable<Output>, AsyncDisposable {
     try {
       if (this.#isClosed) throw new TransportError("the program was let go of");
       await socket.send(message(REQUEST, Buffer.from(JSON.stringify(this.#request))));
-      const [kind, payload] = await this.#receive(socket);
+      const [kind, payload] = await received(socket);
       expect(kind, EVENT);
       this.#pid = answer("ExecStarted", payload).pid;
       return socket;
@@ -179,31 +179,34 @@ export class Process implements AsyncIterable<Output>, AsyncDisposable {
   async #send(kind: number, payload?: Uint8Array): Promise<void> {
     await (await this.#open()).send(message(kind, payload));
   }
-
-  /** Return the next message; an ERROR is thrown. */
-  async #receive(socket: Socket): Promise<[number, Uint8Array]> {
-    const found = await socket.receive();
-    const [kind, payload] = [found[0], found.subarray(1)];
-    if (kind === undefined) throw new TransportError("a message of this daemon is empty");
-    if (kind === ERROR) throw fromBody(parsed(payload) as Schemas["ErrorBody"]);
-    return [kind, payload];
-  }
 }
 
-function message(kind: number, payload: Uint8Array = new Uint8Array()): Uint8Array {
+/** Return the next message; an ERROR is thrown. */
+export async function received(socket: Socket): Promise<[number, Uint8Array]> {
+  const found = await socket.receive();
+  const [kind, payload] = [found[0], found.subarray(1)];
+  if (kind === undefined) throw new TransportError("a message of this daemon is empty");
+  if (kind === ERROR) throw fromBody(parsed(payload) as Schemas["ErrorBody"]);
+  return [kind, payload];
+}
+
+/** Return a message of a kind. */
+export function message(kind: number, payload: Uint8Array = new Uint8Array()): Uint8Array {
   const made = new Uint8Array(1 + payload.length);
   made[0] = kind;
   made.set(payload, 1);
   return made;
 }
 
-function expect(kind: number, expected: number): void {
+/** Throw unless a message is of the kind that belongs there. */
+export function expect(kind: number, expected: number): void {
   if (kind === expected) return;
   const names = [NAMES[kind] ?? String(kind), NAMES[expected]];
   throw new TransportError(`${names[0]} came where ${names[1]} belongs`);
 }
 
-function answer<K extends Kind>(kind: K, payload: Uint8Array): Info<K> {
+/** Return what the payload of a message says. */
+export function answer<K extends Kind>(kind: K, payload: Uint8Array): Info<K> {
   return checked(kind, parsed(payload));
 }
 

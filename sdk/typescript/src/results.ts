@@ -314,6 +314,27 @@ export interface Output {
   data: Uint8Array;
 }
 
+/** A piece of what evaluated code wrote, under E2B's names. */
+export class OutputMessage {
+  /** The text: as much as came at once, with its line ends. */
+  readonly line: string;
+  /** When it came, in nanoseconds since the epoch, to the millisecond. */
+  readonly timestamp: number;
+  /** Whether it was written to standard error. */
+  readonly error: boolean;
+
+  /** @internal */
+  constructor(line: string, error: boolean) {
+    this.line = line;
+    this.timestamp = Date.now() * 1_000_000;
+    this.error = error;
+  }
+
+  toString(): string {
+    return this.line;
+  }
+}
+
 /**
  * Return a result as the caller's `check` wants it: undefined throws for timeouts only.
  *

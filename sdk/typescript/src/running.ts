@@ -179,20 +179,27 @@ export function stream(http: Http, path: string, args: string[], options: Stream
 }
 
 /** One output of a program: its first bytes, and a function that is told all of it. */
-class Kept {
+export class Kept {
   truncated = false;
   readonly #callback: ((piece: never) => unknown) | undefined;
   readonly #decoder: InstanceType<typeof TextDecoder> | undefined;
+  readonly #bytesMax: number;
   readonly #pieces: Uint8Array[] = [];
   #length = 0;
 
-  constructor(callback: ((piece: never) => unknown) | undefined, isText: boolean) {
+  constructor(
+    callback: ((piece: never) => unknown) | undefined,
+    isText: boolean,
+    bytesMax = EXEC_OUTPUT_BYTES_MAX,
+  ) {
     this.#callback = callback;
+    this.#bytesMax = bytesMax;
     this.#decoder = isText ? new TextDecoder("utf-8", { ignoreBOM: true }) : undefined;
   }
 
+  /** Keep what there is room for, and tell all of it. */
   async take(data: Uint8Array): Promise<void> {
-    const room = EXEC_OUTPUT_BYTES_MAX - this.#length;
+    const room = this.#bytesMax - this.#length;
     if (data.length > room) this.truncated = true;
     const piece = data.subarray(0, room);
     if (piece.length > 0) this.#pieces.push(piece);
@@ -200,10 +207,12 @@ class Kept {
     await this.#tell(this.#decoder?.decode(data, { stream: true }) ?? data);
   }
 
+  /** Tell what the end of the output says of an unfinished character. */
   async end(): Promise<void> {
     if (this.#decoder !== undefined) await this.#tell(this.#decoder.decode());
   }
 
+  /** Return what was kept. */
   output(): string | Uint8Array {
     const all = Buffer.concat(this.#pieces);
     return this.#decoder === undefined ? new Uint8Array(all) : all.toString();

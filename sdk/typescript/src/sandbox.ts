@@ -1,8 +1,17 @@
 /** A sandbox: fork it, branch it, run programs and code in it, read and write its files, end it. */
 import { randomBytes } from "node:crypto";
-import { EXEC_TIMEOUT_S_MAX, FORK_DEADLINE_S_DEFAULT } from "./answers.gen.js";
+import { FORK_DEADLINE_S_DEFAULT } from "./answers.gen.js";
 import type { Client } from "./client.js";
 import { EngineError, InvalidRequest, NotFound } from "./errors.js";
+import {
+  EVAL_OPTIONS,
+  type EvalOptions,
+  evaluated,
+  messages,
+  nameOf,
+  RUN_CODE_OPTIONS,
+  type RunCodeOptions,
+} from "./evaluating.js";
 import { Files } from "./files.js";
 import { bytes, type CallOptions, Http, type Progress, quoted } from "./http.js";
 import { Network } from "./network.js";
@@ -24,7 +33,7 @@ import {
 } from "./options.js";
 import { checkedPort, FORWARD_OPTIONS, Forward, type ForwardOptions, Port } from "./ports.js";
 import type { Process } from "./process.js";
-import { CodeContext, EvalResult, type ExecResult, judged } from "./results.js";
+import { CodeContext, type EvalResult, type ExecResult, judged } from "./results.js";
 import { pause } from "./retries.js";
 import {
   program,
@@ -67,28 +76,6 @@ const TAG_DEFAULT = "pyagent";
 /** The warm runtime that has contexts. */
 const CONTEXTS_RUNTIME = "python";
 
-function nameOf(context: string | CodeContext): string {
-  return typeof context === "string" ? context : context.id;
-}
-
-/** How code is evaluated. */
-export interface EvalOptions extends CallOptions {
-  /** Refuse the code if the warm runtime is another one, such as "node"; undefined: any. */
-  runtime?: string;
-  /**
-   * Where it runs, with names and a working directory of their own: what `createCodeContext`
-   * returned, or a name, whose first use makes it.
-   */
-  context?: string | CodeContext;
-  /**
-   * True: also throw `GuestError` for an exception in the code.  False: throw nothing, not even
-   * `ExecTimeout`.
-   */
-  check?: boolean;
-  /** Interrupt the code after this time, in seconds; undefined: never. */
-  timeoutS?: number | null;
-}
-
 /** Which daemon is asked. */
 export interface ClientOption {
   /** The client whose daemon is asked; else the daemon that `new Client()` finds. */
@@ -108,14 +95,6 @@ export interface Branch {
   /** Its instant as a snapshot, if one was asked for. */
   snapshot: Info<"SnapshotInfo"> | null;
 }
-
-const EVAL_OPTIONS: Record<keyof EvalOptions, true> = {
-  runtime: true,
-  context: true,
-  check: true,
-  timeoutS: true,
-  signal: true,
-};
 
 const CREATE_OPTIONS: Record<keyof (SandboxOptions & E2bOptions & ClientOption), true> = {
   ...SANDBOX_OPTIONS,
@@ -508,32 +487,30 @@ export class Sandbox implements AsyncDisposable {
    */
   async eval(code: string, options: EvalOptions = {}): Promise<EvalResult> {
     checkOptions("eval", options, EVAL_OPTIONS);
-    const { runtime, timeoutS = null } = options;
-    const context = options.context === undefined ? undefined : nameOf(options.context);
-    const answer = await this.#http.call("EvalResult", "POST", `${this.#path}/eval`, {
-      body: { code, ...members({ runtime, context, timeoutS: timeoutS ?? EXEC_TIMEOUT_S_MAX }) },
-      timeoutS: timeoutS === null ? null : timeoutS + TIMEOUT_MARGIN_S,
-      signal: options.signal,
-    });
-    return judged(new EvalResult(answer), options.check);
+    return await evaluated(this.#http, this.#path, code, options);
   }
 
-  /** Run code as `eval` does, under E2B's name; `timeoutMs` is in milliseconds. */
-  async runCode(
-    code: string,
-    options: CallOptions & {
-      timeoutMs?: number;
-      language?: string;
-      context?: string | CodeContext;
-    } = {},
-  ): Promise<EvalResult> {
-    const { timeoutMs, language, context, signal } = options;
-    return await this.eval(code, {
+  /**
+   * Run code as `eval` does, under E2B's name; `timeoutMs` is in milliseconds.
+   *
+   * @throws {ExecTimeout} Its time ran out; variables that it has set are kept.
+   */
+  async runCode(code: string, options: RunCodeOptions = {}): Promise<EvalResult> {
+    checkOptions("runCode", options, RUN_CODE_OPTIONS);
+    const { timeoutMs, language, context, envs, onResult, onError, signal } = options;
+    const result = await this.eval(code, {
       runtime: language,
       context,
+      check: false,
       timeoutS: seconds(timeoutMs),
+      env: envs,
+      onStdout: messages(options.onStdout, false),
+      onStderr: messages(options.onStderr, true),
       signal,
     });
+    for (const each of result.results) await onResult?.(each);
+    if (result.error !== null && !result.timedOut) await onError?.(result.error);
+    return judged(result, undefined);
   }
 
   /**

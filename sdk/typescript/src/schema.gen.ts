@@ -1341,6 +1341,13 @@ export interface components {
              */
             context?: string | null;
             /**
+             * Env
+             * @description Variables of the environment, as long as this code runs.
+             */
+            env?: {
+                [key: string]: string;
+            };
+            /**
              * Runtime
              * @description Refuse the code if the warm runtime is another one; null: whatever it is.
              */

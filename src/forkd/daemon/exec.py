@@ -1,24 +1,25 @@
-"""Programs in a guest, as HTTP shows them: buffered in one answer, or attached to a WebSocket."""
+"""Programs and code in a guest: buffered in one answer, or attached to a WebSocket."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from forkd.daemon import convert
 from forkd.daemon.errors import body_of, invalid
 from forkd.daemon.streaming import first_error, with_outputs
 from forkd.errors import EngineExited, EngineTimeout, ForkdError, InvalidRequest
-from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX
+from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, MESSAGE_BYTES_MAX
 from forkd.model.exec import Exited, Started, Stderr, Stdout
 from forkd.wire import v2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from fastapi import Response, WebSocket
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Keep: TypeAlias = "Callable[[int], Kept]"
 """Keeps up to so many bytes of an output until its request is over."""
+
+M = TypeVar("M", bound=BaseModel)
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ async def evaluate(
         kept=kept,
         runtime=request.runtime,
         context=request.context,
+        env=request.env,
     )
     return with_outputs(convert.eval_result(result), {"stdout": stdout, "stderr": stderr})
 
@@ -146,30 +150,67 @@ async def attach(
 
     `find` returns the id of the sandbox that a client has so written.
     """
-    await websocket.accept()
-    try:
-        await _serve(websocket, guests, caller, lambda: find(sandbox))
-        await websocket.close()
-    except WebSocketDisconnect:
-        log.info("exec in %s: client left", sandbox)
+    async with _accepted(websocket, f"exec in {sandbox}"):
+        request = await _first_message(websocket, v2.ExecStart)
+        session = await guests.exec(caller, await find(sandbox), convert.exec_request(request))
+        async with session:
+            await _converse(websocket, session)
 
 
-async def _serve(
+async def attach_eval(
     websocket: WebSocket,
     guests: Guests,
     caller: Caller,
-    find: Callable[[], Awaitable[SandboxId]],
+    sandbox: str,
+    find: Callable[[str], Awaitable[SandboxId]],
 ) -> None:
+    """Serve one eval WebSocket: a REQUEST, then what the code prints, then REPLY or ERROR.
+
+    `find` is as of `attach`.
+    """
+    async with _accepted(websocket, f"eval in {sandbox}"):
+        request = await _first_message(websocket, v2.Eval)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                listener = group.create_task(_until_left(websocket))
+                result = await guests.eval(
+                    caller,
+                    await find(sandbox),
+                    request.code,
+                    timeout_s=request.timeout_secs,
+                    runtime=request.runtime,
+                    context=request.context,
+                    env=request.env,
+                    on_output=lambda output: _send(websocket, *_message(output)),
+                )
+                listener.cancel()
+        await _send(websocket, v2.Kind.REPLY, _eval_reply(convert.eval_result(result)))
+
+
+def _eval_reply(result: v2.EvalResult) -> bytes:
+    """Return a result as one message; one that is too long says how much it has left out."""
+    reply = result.model_dump_json().encode()
+    if len(reply) >= MESSAGE_BYTES_MAX:
+        left_out = {"results": [], "more_results": result.more_results + len(result.results)}
+        reply = result.model_copy(update=left_out).model_dump_json().encode()
+    return reply
+
+
+@contextlib.asynccontextmanager
+async def _accepted(websocket: WebSocket, what: str) -> AsyncGenerator[None, None]:
+    """Accept a WebSocket for the block, and close it; an error of ours is told before that."""
+    await websocket.accept()
     try:
-        request = await _first_message(websocket)
-        session = await guests.exec(caller, await find(), convert.exec_request(request))
-        async with session:
-            await _converse(websocket, session)
-    except ForkdError as error:
-        await _send(websocket, v2.Kind.ERROR, body_of(error).model_dump_json().encode())
+        try:
+            yield
+        except ForkdError as error:
+            await _send(websocket, v2.Kind.ERROR, body_of(error).model_dump_json().encode())
+        await websocket.close()
+    except WebSocketDisconnect:
+        log.info("%s: client left", what)
 
 
-async def _first_message(websocket: WebSocket) -> v2.ExecStart:
+async def _first_message(websocket: WebSocket, model: type[M]) -> M:
     try:
         async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
             kind, payload = await _receive(websocket)
@@ -178,7 +219,7 @@ async def _first_message(websocket: WebSocket) -> v2.ExecStart:
     if kind is not v2.Kind.REQUEST:
         raise InvalidRequest(f"the first message must be a REQUEST, not {kind.name}")
     try:
-        return v2.ExecStart.model_validate_json(payload)
+        return model.model_validate_json(payload)
     except ValidationError as error:
         raise invalid(error) from error
 
@@ -217,6 +258,12 @@ async def _listen(websocket: WebSocket, session: ExecSession) -> None:
                 await _control(session, payload)
             case _:
                 raise InvalidRequest(f"a client does not send {kind.name} here")
+
+
+async def _until_left(websocket: WebSocket) -> None:
+    """Wait until the client leaves, which raises; it has nothing more to say."""
+    kind, _ = await _receive(websocket)
+    raise InvalidRequest(f"a client does not send {kind.name} here")
 
 
 async def _control(session: ExecSession, payload: bytes) -> None:

@@ -24,7 +24,7 @@ from forkd.engine.frames import Kind
 from forkd.engine.replies import Echo, Empty, Evaluated, GuestTime, Pong, Reply
 from forkd.errors import Busy, Conflict, EngineError, EngineExited
 from forkd.limits import EVAL_OUTPUT_BYTES_MAX, EVAL_WAIT_S_MAX, EVAL_WAITING_MAX, SHORT_RETRY_S
-from forkd.model.exec import EvalFault, EvalForms, EvalResult
+from forkd.model.exec import EvalFault, EvalForms, EvalResult, Stderr, Stdout
 from forkd.model.guest import GuestStatus
 from forkd.model.output import Kept
 from forkd.telemetry import tracing
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from forkd.engine.channel import Explain
     from forkd.engine.frames import Frame
+    from forkd.model.exec import OnOutput
     from forkd.model.json import JsonObject, JsonValue
 
 PYTHON = "python"
@@ -66,6 +67,11 @@ IDLE_CHANNELS_MAX = 4
 
 OWN_OPERATIONS = frozenset({"adjust_time", "limit", "ping", "watch"})
 """What the daemon asks of its own accord, and a liveness probe: nobody uses the guest by that."""
+
+STREAMS: Mapping[Kind, type[Stdout | Stderr]] = MappingProxyType(
+    {Kind.STDOUT: Stdout, Kind.STDERR: Stderr}
+)
+"""What code writes, by the kind of the frame."""
 
 _HANDSHAKE_BYTES_MAX = 64
 
@@ -232,7 +238,7 @@ class Guest:
         """Change what the guest may use of its memory; None for all; raises as `ask`."""
         await self.ask("limit", {} if memory_bytes is None else {"memory_bytes": memory_bytes})
 
-    async def eval(
+    async def eval(  # noqa: PLR0913 - what a caller may ask
         self,
         code: str,
         timeout_s: float,
@@ -240,6 +246,8 @@ class Guest:
         *,
         runtime: str | None = None,
         context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_output: OnOutput | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; what it raises is data.
 
@@ -253,43 +261,42 @@ class Guest:
             runtime: Refuse it if the warm runtime has another name; None: whatever it is.
             context: Whose names and folder it has, and makes if it is the first; None: those
                 of the warm-up.
+            env: Variables of the environment, as long as it runs.
+            on_output: Called with each piece of output as it comes; the result has none then, and
+                `kept` takes none.
 
         Raises:
-            Conflict: The guest has no runtime, or another one, or one that knows no contexts.
+            Conflict: The guest has no runtime, or another one, or one that knows no contexts or
+                no variables.
             Busy: Too many wait, or its turn has not come in time; the code did not run.
             EngineTimeout: Neither an answer nor an interruption after `timeout_s`.
             ForkdError: As `ask`.
         """
-        kept = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
+        stdout, stderr = kept or (Kept(EVAL_OUTPUT_BYTES_MAX), Kept(EVAL_OUTPUT_BYTES_MAX))
+
+        async def keep(output: Stdout | Stderr) -> None:
+            (stdout if isinstance(output, Stdout) else stderr).add(output.data)
+
+        members: JsonObject = {"code": code, "timeout_s": timeout_s, "runtime": runtime}
+        members |= {"context": context, "env": dict(env) if env else None}
         async with self._turn():
             try:
-                reply = await self._eval(code, timeout_s, kept, runtime, context)
+                reply = await self._eval(members, timeout_s, on_output or keep)
             except Conflict as error:
                 if runtime != PYTHON or error.context.get("field") != "runtime":
                     raise
                 # The agent is older than the member: Python is all that it has.
-                reply = await self._eval(code, timeout_s, kept, None, context)
-        stdout, stderr = kept
+                reply = await self._eval(members | {"runtime": None}, timeout_s, on_output or keep)
         dropped = stdout.truncated or stderr.truncated
         return _eval_result(reply, stdout.text(), stderr.text(), output_truncated=dropped)
 
-    async def _eval(
-        self,
-        code: str,
-        timeout_s: float,
-        kept: tuple[Kept, Kept],
-        runtime: str | None,
-        context: str | None,
-    ) -> Evaluated:
-        streams = dict(zip((Kind.STDOUT, Kind.STDERR), kept, strict=True))
-        members: JsonObject = {"code": code, "timeout_s": timeout_s, "runtime": runtime}
-        members["context"] = context
+    async def _eval(self, members: JsonObject, timeout_s: float, take: OnOutput) -> Evaluated:
         async with (
             deadline(timeout_s + GRACE_S, "the agent did not finish an evaluation"),
             self.operation("eval", members) as channel,
         ):
-            while (frame := await channel.receive()).kind in streams:
-                streams[frame.kind].add(frame.payload)
+            while (output := STREAMS.get((frame := await channel.receive()).kind)) is not None:
+                await take(output(frame.payload))
             return Evaluated.read(answer(frame), "eval")
 
     @contextlib.asynccontextmanager

@@ -10,7 +10,8 @@ from forkd.errors import InvalidRequest
 from forkd.model.checks import in_range, length_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from typing import TypeAlias
 
     from forkd.model.json import JsonValue
 
@@ -163,6 +164,9 @@ class Exited:
 
 
 ExecEvent = Started | Stdout | Stderr | Exited
+
+OnOutput: TypeAlias = "Callable[[Stdout | Stderr], Awaitable[None]]"
+"""Is called with each piece of output."""
 
 
 @dataclass(frozen=True, slots=True)

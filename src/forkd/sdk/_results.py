@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, AnyStr, Generic, Literal, Self, TypeVar
@@ -17,7 +18,7 @@ from forkd.wire import v2, v2_files, v2_trees
 from forkd.wire.text import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pydantic import JsonValue
 
@@ -462,6 +463,33 @@ class Output:
 
     stream: Literal["stdout", "stderr"]
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMessage:
+    """A piece of what evaluated code wrote, under E2B's names.
+
+    Attributes:
+        line: The text: as much as came at once, with its line ends.
+        timestamp: When it came, in nanoseconds since the epoch.
+        error: Whether it was written to standard error.
+    """
+
+    line: str
+    timestamp: int
+    error: bool = False
+
+    def __str__(self) -> str:
+        return self.line
+
+
+def messages(
+    callback: Callable[[OutputMessage], object] | None, *, error: bool
+) -> Callable[[str], object] | None:
+    """Return what a function is called by with pieces of text; None for none."""
+    if callback is None:
+        return None
+    return lambda text: callback(OutputMessage(text, time.time_ns(), error))
 
 
 class TreeInfo(Shown, v2_trees.TreeInfo):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 from forkd.model.filters import EVERY_SANDBOX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable
+    from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 
     from forkd.model.caller import Caller
-    from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.exec import EvalResult, ExecRequest, OnOutput
     from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.filters import SandboxFilter
     from forkd.model.guest import GuestStatus
@@ -353,14 +353,17 @@ class Guests(Protocol):
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
         context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_output: OnOutput | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime; its exceptions are data in the result.
 
-        `kept` takes stdout and stderr if given, so that they can be counted.
+        `kept` takes stdout and stderr if given, so that they can be counted.  `on_output` is
+        called with each piece of them as it comes, and the result has none then.
 
         Raises:
             Conflict: There is no runtime, or none that is called `runtime`, or it knows no
-                contexts.
+                contexts, or no variables for one evaluation.
         """
         ...
 

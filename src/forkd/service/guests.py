@@ -28,19 +28,21 @@ from forkd.limits import (
     PORT_CONNECTIONS_PER_SANDBOX_MAX,
     PORT_MAX,
     RUNTIME_NAME_PATTERN,
+    SANDBOX_ENV_BYTES_MAX,
     SHORT_RETRY_S,
 )
 from forkd.model.caller import Scope
 from forkd.model.checks import guest_path, in_range, unicode_length
+from forkd.model.exec import check_variables
 from forkd.service.places import Places
 from forkd.service.use_case import use_case
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Generator
+    from collections.abc import AsyncIterable, Generator, Mapping
 
     from forkd.engine.guest import Guest
     from forkd.model.caller import Caller
-    from forkd.model.exec import EvalResult, ExecRequest
+    from forkd.model.exec import EvalResult, ExecRequest, OnOutput
     from forkd.model.files import ArchiveResult, FileEntry
     from forkd.model.guest import GuestStatus
     from forkd.model.ids import SandboxId
@@ -113,6 +115,8 @@ class Guests:
         kept: tuple[Kept, Kept] | None = None,
         runtime: str | None = None,
         context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_output: OnOutput | None = None,
     ) -> EvalResult:
         """Run `code` in the warm runtime."""
         if unicode_length("code", code) > EVAL_CODE_BYTES_MAX:
@@ -123,9 +127,19 @@ class Guests:
             raise InvalidRequest(f"{runtime[:80]!r} is not the name of a runtime", field="runtime")
         if context is not None and _CONTEXT.fullmatch(context) is None:
             raise InvalidRequest(f"{context[:80]!r} is not the name of a context", field="context")
+        check_variables(env or {}, SANDBOX_ENV_BYTES_MAX)
+        unicode_length("env", "".join(f"{name}={value}" for name, value in (env or {}).items()))
         guest = self._guest(caller, sandbox)
         with self.evals.take(caller):
-            return await guest.eval(code, timeout_s, kept, runtime=runtime, context=context)
+            return await guest.eval(
+                code,
+                timeout_s,
+                kept,
+                runtime=runtime,
+                context=context,
+                env=env,
+                on_output=on_output,
+            )
 
     @use_case("connect_port", Scope.RUN)
     async def connect(self, caller: Caller, sandbox: SandboxId, port: int) -> GuestPort:

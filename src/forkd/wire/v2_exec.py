@@ -113,6 +113,11 @@ class Eval(Request):
         description="Run it with names and a working directory of their own, which the first code "
         "there makes; null: those of the warm-up.",
     )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=limits.EXEC_ENV_MAX,
+        description="Variables of the environment, as long as this code runs.",
+    )
     timeout_secs: TimeoutSecs = limits.EXEC_TIMEOUT_S_DEFAULT
 
 

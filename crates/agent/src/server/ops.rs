@@ -321,15 +321,21 @@ impl Server {
         if let Err(body) = named.map_or(Ok(()), |name| self.runtime.check_name(name)) {
             return conn.fail(&body);
         }
-        let Some(context) = eval.context else {
+        if eval.context.is_none() && eval.env.is_empty() {
             conn.op = Op::Eval;
             return self.submit(conn, Purpose::Eval, eval.code.into_bytes(), eval.timeout_s);
-        };
-        if let Err(body) = self.runtime.check_contexts() {
+        }
+        if let Err(body) = self.runtime.check_knows(eval.context.is_some(), !eval.env.is_empty()) {
             return conn.fail(&body);
         }
         conn.op = Op::Eval;
-        let request = json!({ "op": "eval", "code": eval.code, "context": context });
+        let mut request = json!({ "op": "eval", "code": eval.code });
+        if let Some(context) = eval.context {
+            request["context"] = context.into();
+        }
+        if !eval.env.is_empty() {
+            request["env"] = json!(eval.env);
+        }
         self.submit(conn, Purpose::EvalIn, request.to_string().into_bytes(), eval.timeout_s);
     }
 

@@ -693,6 +693,23 @@ fn an_evaluation_in_a_context_is_interrupted_like_any_other() {
 }
 
 #[test]
+fn variables_hold_for_one_evaluation_and_its_context() {
+    let agent = Agent::start();
+    let mut client = warm(&agent, "import os");
+    let code = "__import__('os').environ.get('MINE')";
+    let mine = json!({"op": "eval", "code": code, "env": {"MINE": "yes"}});
+    assert_eq!(client.ask(&mine).reply["value"], "yes");
+    assert_eq!(value(&mut client, code), Value::Null);
+    let there = json!({"op": "eval", "code": code, "env": {"MINE": "yes"}, "context": "a"});
+    assert_eq!(client.ask(&there).reply["value"], "yes");
+    assert_eq!(eval_in(&mut client, "a", code).reply["value"], Value::Null);
+    for wrong in [json!({"A=B": ""}), json!({"": "x"}), json!({"A": "\0"})] {
+        let refused = client.ask(&json!({"op": "eval", "code": "1", "env": wrong}));
+        assert_eq!((refused.code(), &refused.error["field"]), ("invalid_request", &json!("env")));
+    }
+}
+
+#[test]
 fn a_runtime_without_contexts_refuses_them() {
     let agent = Agent::start();
     let mut client = agent.connect();
@@ -701,6 +718,10 @@ fn a_runtime_without_contexts_refuses_them() {
     let refused = eval_in(&mut client, "a", "true");
     assert_eq!(refused.code(), "no_runtime");
     assert_eq!(refused.error["message"], "the shell runtime has no contexts");
+    let refused = client.ask(&json!({"op": "eval", "code": "true", "env": {"A": "b"}}));
+    assert_eq!(refused.code(), "no_runtime");
+    let message = "the shell runtime has no variables for one evaluation";
+    assert_eq!(refused.error["message"], message);
     assert_eq!(eval(&mut client, "true").error, Value::Null);
 }
 

@@ -1,8 +1,10 @@
 //! What a host asks of the warm runtime; see `protocol/runtime/CONTRACT.md`.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Env, check_args, check_surroundings, check_timeout};
+use super::{Env, check_args, check_env, check_surroundings, check_timeout};
 use crate::Text;
 use crate::error::InvalidRequest;
 use crate::limits::{EVAL_CONTEXT_MAX, RUNTIME_NAME_MAX};
@@ -19,6 +21,9 @@ pub struct Eval {
     /// In a state of its own, which the first code there makes; default: that of the warm-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<String>,
+    /// Variables of the environment, as long as this code runs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
     /// Interrupt after so long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
@@ -28,6 +33,7 @@ impl Eval {
     pub(super) fn check(&self) -> Result<(), InvalidRequest> {
         self.runtime.as_deref().map_or(Ok(()), check_name)?;
         self.context.as_deref().map_or(Ok(()), check_context)?;
+        check_env(self.env.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))?;
         check_timeout(self.timeout_s)
     }
 }

@@ -2,7 +2,16 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "nod
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, onTestFinished, test } from "vitest";
-import { Client, CommandError, Conflict, ExecTimeout, NotFound, Sandbox } from "../../src/index.js";
+import {
+  Client,
+  CommandError,
+  Conflict,
+  ExecTimeout,
+  NotFound,
+  type OutputMessage,
+  type Result,
+  Sandbox,
+} from "../../src/index.js";
 import { daemons } from "./daemons.js";
 
 describe.each(daemons())("over $name", ({ options }) => {
@@ -21,6 +30,38 @@ describe.each(daemons())("over $name", ({ options }) => {
       expect((await sandbox.eval("x")).value).toBe(41);
     }
     await expect(Sandbox.connect(id, { client: client() })).rejects.toThrow(NotFound);
+  });
+
+  test("evaluated code tells what it writes, and has variables of its own", async () => {
+    await using sandbox = await client().sandbox("python");
+    const code = "import os, sys; print('out'); print('err', file=sys.stderr); os.environ['A']";
+    const said: OutputMessage[] = [];
+    const seen: unknown[] = [];
+    const take = {
+      onStdout: async (message: OutputMessage) => void said.push(message),
+      onStderr: (message: OutputMessage) => said.push(message),
+      onResult: (result: Result) => seen.push(result),
+      onError: (error: { name: string }) => seen.push(error.name),
+    };
+    const execution = await sandbox.runCode(code, { envs: { A: "b" }, ...take });
+    expect(said.map(({ line, error }) => [line, error])).toEqual([
+      ["out\n", false],
+      ["err\n", true],
+    ]);
+    expect([String(said[0]), Number(said[0]?.timestamp) > 1.7e18]).toEqual(["out\n", true]);
+    expect([execution.stdout, execution.stderr, execution.text]).toEqual(["out\n", "err\n", "'b'"]);
+    expect(seen).toEqual(execution.results);
+    await sandbox.runCode(code, take);
+    expect(seen.at(-1)).toBe("KeyError");
+    const pieces: string[] = [];
+    await sandbox.eval(code, { env: { A: "b" }, onStdout: (piece) => pieces.push(piece) });
+    expect(pieces).toEqual(["out\n"]);
+    const refused = sandbox.eval("1", { runtime: "node", onStdout: () => {} });
+    await expect(refused).rejects.toThrow(Conflict);
+    const failing = () => {
+      throw new RangeError("from the callback");
+    };
+    await expect(sandbox.eval(code, { onStdout: failing })).rejects.toThrow(RangeError);
   });
 
   test("what goes wrong in a guest is an error of its own class", async () => {

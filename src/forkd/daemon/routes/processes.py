@@ -8,7 +8,7 @@ from fastapi import Response, WebSocket
 
 from forkd.daemon import convert
 from forkd.daemon.bodies import takes_body
-from forkd.daemon.exec import attach, evaluate, run
+from forkd.daemon.exec import attach, attach_eval, evaluate, run
 from forkd.daemon.ports import connect
 from forkd.daemon.routes import CallerOf, GuestsOf, IdOf, KeepOf, SandboxesOf, router, sandbox_of
 from forkd.model.caller import Scope
@@ -51,6 +51,18 @@ async def exec_stream(
 ) -> None:
     """Run a program with its streams attached; protocol/rest/README.md describes the messages."""
     await attach(websocket, guests, caller, id, partial(sandbox_of, caller, sandboxes))
+
+
+@routes.websocket("/v2/sandboxes/{id}/eval/stream")
+async def eval_stream(
+    websocket: WebSocket,
+    id: str,  # noqa: A002 - the path's own word
+    caller: CallerOf,
+    guests: GuestsOf,
+    sandboxes: SandboxesOf,
+) -> None:
+    """Run code and have its output as it comes; protocol/rest/README.md describes the messages."""
+    await attach_eval(websocket, guests, caller, id, partial(sandbox_of, caller, sandboxes))
 
 
 @routes.websocket("/v2/sandboxes/{id}/ports/{port}")

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.errors import InvalidRequest
 from forkd.sdk._async.programs import AsyncPrograms
+from forkd.sdk._parallel import async_told
 from forkd.sdk._requests import explicit
-from forkd.sdk._results import CodeContext
+from forkd.sdk._results import CodeContext, judged, messages
 
 if TYPE_CHECKING:
-    from forkd.sdk._results import EvalResult
+    from collections.abc import Callable, Mapping
+
+    from forkd.sdk._results import EvalError, EvalResult, OutputMessage, Result
 
 CONTEXTS_RUNTIME = "python"
 """The warm runtime that has contexts."""
@@ -22,13 +25,18 @@ class AsyncContexts(AsyncPrograms):
     """The part of a sandbox that runs code as E2B does; `AsyncSandbox` has all of it."""
 
     @explicit
-    async def run_code(
+    async def run_code(  # noqa: PLR0913 - E2B's
         self,
         code: str,
         *,
         language: str | None = None,
         context: str | CodeContext | None = None,
         timeout: float | None = None,
+        envs: Mapping[str, str] | None = None,
+        on_stdout: Callable[[OutputMessage], object] | None = None,
+        on_stderr: Callable[[OutputMessage], object] | None = None,
+        on_result: Callable[[Result], object] | None = None,
+        on_error: Callable[[EvalError], object] | None = None,
     ) -> EvalResult:
         """Run code as `eval` does, under E2B's name.
 
@@ -37,8 +45,31 @@ class AsyncContexts(AsyncPrograms):
             language: Refuse the code if the warm runtime is another one.
             context: Where it runs; as of `eval`.
             timeout: Interrupt the code after this time, in seconds; None: never.
+            envs: Variables of the environment, for this code alone.
+            on_stdout: Called with each piece of output, as it comes.
+            on_stderr: Called with each piece of error output, as it comes.
+            on_result: Called with each of the results, in their order, once the code has ended.
+            on_error: Called with the exception that the code raised, if it raised one.
+
+        Raises:
+            ExecTimeout: Its time ran out; variables that it has set are kept.
         """
-        return await self.eval(code, runtime=language, context=context, timeout_s=timeout)
+        result = await self.eval(
+            code,
+            runtime=language,
+            context=context,
+            check=False,
+            timeout_s=timeout,
+            env=envs,
+            on_stdout=messages(on_stdout, error=False),
+            on_stderr=messages(on_stderr, error=True),
+        )
+        if on_result is not None:
+            for each in result.results:
+                await async_told(on_result, each)
+        if on_error is not None and result.error is not None and not result.timed_out:
+            await async_told(on_error, result.error)
+        return judged(result, check=None)
 
     @explicit
     async def create_code_context(

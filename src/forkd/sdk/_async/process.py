@@ -69,7 +69,7 @@ class AsyncProcess:
             await self._send(Kind.REQUEST, self._request.model_dump_json().encode())
             kind, payload = await self._receive()
             self._expect(kind, Kind.EVENT)
-            self.pid = _answer(ExecStarted, payload).pid
+            self.pid = answered(ExecStarted, payload).pid
         except BaseException:
             await self.aclose()
             raise
@@ -107,7 +107,7 @@ class AsyncProcess:
         if kind is Kind.STDERR:
             return Output("stderr", payload)
         self._expect(kind, Kind.REPLY)
-        self.exit = _answer(ExecExit, payload)
+        self.exit = answered(ExecExit, payload)
         raise StopAsyncIteration
 
     async def wait(self) -> ExecExit:
@@ -148,15 +148,7 @@ class AsyncProcess:
         await self._open().send(bytes([kind]) + payload)
 
     async def _receive(self) -> tuple[Kind, bytes]:
-        """Return the next message; an ERROR is raised."""
-        message = await self._open().receive()
-        try:
-            kind, payload = Kind(message[0]), message[1:]
-        except (ValueError, IndexError) as error:
-            raise TransportError("a message of this daemon makes no sense to us") from error
-        if kind is Kind.ERROR:
-            raise from_body(_answer(ErrorBody, payload))
-        return kind, payload
+        return await received(self._open())
 
     def _open(self) -> AsyncSocket:
         if self._socket is None:
@@ -171,7 +163,24 @@ class AsyncProcess:
             raise TransportError(f"{kind.name} came where {expected.name} belongs")
 
 
-def _answer(kind: type[M], payload: bytes) -> M:
+async def received(socket: AsyncSocket) -> tuple[Kind, bytes]:
+    """Return the next message; an ERROR is raised."""
+    message = await socket.receive()
+    try:
+        kind, payload = Kind(message[0]), message[1:]
+    except (ValueError, IndexError) as error:
+        raise TransportError("a message of this daemon makes no sense to us") from error
+    if kind is Kind.ERROR:
+        raise from_body(answered(ErrorBody, payload))
+    return kind, payload
+
+
+def answered(kind: type[M], payload: bytes) -> M:
+    """Return what the payload of a message says.
+
+    Raises:
+        TransportError: It is none of that kind.
+    """
     try:
         return kind.model_validate_json(payload)
     except ValidationError as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from forkd.limits import EXEC_TIMEOUT_S_MAX
+from forkd.sdk._async.evaluating import Evaluation
 from forkd.sdk._async.life import AsyncLife
 from forkd.sdk._async.ports import AsyncPort
 from forkd.sdk._async.process import AsyncProcess
-from forkd.sdk._async.running import TIMEOUT_MARGIN_S, Run
+from forkd.sdk._async.running import Run
 from forkd.sdk._forwarding import AsyncForward, listen
 from forkd.sdk._requests import build, checked_port, explicit, program, shell
-from forkd.sdk._results import CodeContext, eval_result, judged
+from forkd.sdk._results import judged
 from forkd.wire import v2
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from forkd.errors import ForkdError
     from forkd.sdk._requests import ExecOptions
-    from forkd.sdk._results import EvalResult, ExecResult
+    from forkd.sdk._results import CodeContext, EvalResult, ExecResult
 
 
 class AsyncPrograms(AsyncLife):
@@ -271,7 +271,7 @@ class AsyncPrograms(AsyncLife):
         )
 
     @explicit
-    async def eval(
+    async def eval(  # noqa: PLR0913 - how code can be run
         self,
         code: str,
         *,
@@ -279,6 +279,9 @@ class AsyncPrograms(AsyncLife):
         context: str | CodeContext | None = None,
         check: bool | None = None,
         timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
     ) -> EvalResult:
         """Run code in the warm runtime, which keeps its names from one call to the next.
 
@@ -294,28 +297,19 @@ class AsyncPrograms(AsyncLife):
             check: True: also raise `GuestError` for an exception in the code.  False: raise
                 nothing, not even `ExecTimeout`.
             timeout_s: Interrupt the code after this time; None: never.
+            env: Variables of the environment, for this code alone.
+            on_stdout: Called with each piece of output, as it comes.
+            on_stderr: Called with each piece of error output, as it comes.
 
         Raises:
-            Conflict: There is no warm runtime, or none of this name.
+            Conflict: There is no warm runtime, or none of this name, or it knows no `env`.
             ExecTimeout: Its time ran out; variables that it has set are kept.
             GuestError: It raised, and `check` is true.
         """
         limit_s = self.timeout if timeout_s is None else timeout_s
-        request = build(
-            v2.Eval,
-            code=code,
-            runtime=runtime,
-            context=context.id if isinstance(context, CodeContext) else context,
-            timeout_secs=EXEC_TIMEOUT_S_MAX if limit_s is None else limit_s,
-        )
-        answer = await self._http.call(
-            v2.EvalResult,
-            "POST",
-            f"{self._path}/eval",
-            body=request,
-            timeout_s=None if limit_s is None else limit_s + TIMEOUT_MARGIN_S,
-        )
-        return judged(eval_result(answer), check=check)
+        evaluation = Evaluation(code, runtime, context, limit_s, env, on_stdout, on_stderr)
+        result = await evaluation.to_the_end(self._http, self._path)
+        return judged(result, check=check)
 
 
 class AsyncCommands:

@@ -72,8 +72,8 @@ class Run:
         """Take what the program writes as it comes."""
         given = self.stdin.encode() if isinstance(self.stdin, str) else self.stdin
         kept = {
-            "stdout": _Kept(self.on_stdout, text=self.text),
-            "stderr": _Kept(self.on_stderr, text=self.text),
+            "stdout": Kept(self.on_stdout, text=self.text),
+            "stderr": Kept(self.on_stderr, text=self.text),
         }
         request = build(
             v2.ExecStart,
@@ -110,17 +110,25 @@ class Run:
         )
 
 
-class _Kept:
+class Kept:
     """One output of a program: its first bytes, and a function that is told all of it."""
 
-    def __init__(self, callback: Callable[[Any], object] | None, *, text: bool) -> None:
+    def __init__(
+        self,
+        callback: Callable[[Any], object] | None,
+        *,
+        text: bool = True,
+        bytes_max: int = EXEC_OUTPUT_BYTES_MAX,
+    ) -> None:
         self._callback = callback
+        self._bytes_max = bytes_max
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if text else None
         self._data = bytearray()
         self.truncated = False
 
     async def take(self, data: bytes, *, last: bool = False) -> None:
-        room = EXEC_OUTPUT_BYTES_MAX - len(self._data)
+        """Keep what there is room for, and tell all of it."""
+        room = self._bytes_max - len(self._data)
         self._data += data[:room]
         self.truncated = self.truncated or len(data) > room
         if self._callback is None:
@@ -130,6 +138,7 @@ class _Kept:
             await async_told(self._callback, piece)
 
     def output(self) -> Any:  # noqa: ANN401 - text or bytes
+        """Return what was kept."""
         if self._decoder is None:
             return bytes(self._data)
         return self._data.decode(errors="replace")

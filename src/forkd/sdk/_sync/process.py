@@ -70,7 +70,7 @@ class Process:
             self._send(Kind.REQUEST, self._request.model_dump_json().encode())
             kind, payload = self._receive()
             self._expect(kind, Kind.EVENT)
-            self.pid = _answer(ExecStarted, payload).pid
+            self.pid = answered(ExecStarted, payload).pid
         except BaseException:
             self.close()
             raise
@@ -108,7 +108,7 @@ class Process:
         if kind is Kind.STDERR:
             return Output("stderr", payload)
         self._expect(kind, Kind.REPLY)
-        self.exit = _answer(ExecExit, payload)
+        self.exit = answered(ExecExit, payload)
         raise StopIteration
 
     def wait(self) -> ExecExit:
@@ -149,15 +149,7 @@ class Process:
         self._open().send(bytes([kind]) + payload)
 
     def _receive(self) -> tuple[Kind, bytes]:
-        """Return the next message; an ERROR is raised."""
-        message = self._open().receive()
-        try:
-            kind, payload = Kind(message[0]), message[1:]
-        except (ValueError, IndexError) as error:
-            raise TransportError("a message of this daemon makes no sense to us") from error
-        if kind is Kind.ERROR:
-            raise from_body(_answer(ErrorBody, payload))
-        return kind, payload
+        return received(self._open())
 
     def _open(self) -> SyncSocket:
         if self._socket is None:
@@ -172,7 +164,24 @@ class Process:
             raise TransportError(f"{kind.name} came where {expected.name} belongs")
 
 
-def _answer(kind: type[M], payload: bytes) -> M:
+def received(socket: SyncSocket) -> tuple[Kind, bytes]:
+    """Return the next message; an ERROR is raised."""
+    message = socket.receive()
+    try:
+        kind, payload = Kind(message[0]), message[1:]
+    except (ValueError, IndexError) as error:
+        raise TransportError("a message of this daemon makes no sense to us") from error
+    if kind is Kind.ERROR:
+        raise from_body(answered(ErrorBody, payload))
+    return kind, payload
+
+
+def answered(kind: type[M], payload: bytes) -> M:
+    """Return what the payload of a message says.
+
+    Raises:
+        TransportError: It is none of that kind.
+    """
     try:
         return kind.model_validate_json(payload)
     except ValidationError as error:
