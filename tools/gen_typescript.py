@@ -89,6 +89,8 @@ SHARED = (
     "FORK_DEADLINE_S_DEFAULT",
     "MESSAGE_BYTES_MAX",
     "PORT_MAX",
+    "RECIPE_ENTRIES_MAX",
+    "RECIPE_UPLOAD_BYTES_MAX",
 )
 """Limits of the daemon that the SDK must know."""
 

@@ -47,6 +47,7 @@ CLASSES: dict[str, type] = {
     "ExecResult": types.ExecResult,
     "Files": types.AsyncFiles,
     "Forward": types.AsyncForward,
+    "Image": forkd.Image,
     "Images": types.AsyncImages,
     "Network": types.AsyncNetwork,
     "Output": types.Output,
@@ -86,6 +87,8 @@ LEFT_OUT = {
     "Client.builds": "it reads a Dockerfile and files of this host; `forkd build` does",
     "Endpoint.token": "it is a private member, so that no log shows it",
     "Endpoint.websocket_url": "the transport makes it",
+    "Image.env(more)": "variables are an object",
+    "Image.recipe": "JavaScript has no reader of TOML; `String(image)` is the recipe",
     "Recipes.image_reference": "files of this host are not uploaded",
     "Recipes.reference": "files of this host are not uploaded",
     "Recipes.upload(on_progress)": "the caller reads the archive, and can count",
@@ -137,7 +140,8 @@ def members(kind: type) -> dict[str, list[str]]:
     """Return the public members of a class of Python, and the arguments of those that take some."""
     found: dict[str, list[str]] = {}
     if dataclasses.is_dataclass(kind):
-        found |= {each.name: [] for each in dataclasses.fields(kind)}
+        fields = [each.name for each in dataclasses.fields(kind)]
+        found |= {each: [] for each in fields if not each.startswith("_")}
     for each in kind.__mro__:
         said = (
             inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]

@@ -82,3 +82,5 @@ export const EXEC_TIMEOUT_S_MAX = 604_800;
 export const FORK_DEADLINE_S_DEFAULT = 60;
 export const MESSAGE_BYTES_MAX = 1_048_577;
 export const PORT_MAX = 65_535;
+export const RECIPE_ENTRIES_MAX = 10_000;
+export const RECIPE_UPLOAD_BYTES_MAX = 2_147_483_648;

@@ -65,7 +65,8 @@ function shown(text: string): string {
   return text.replace(/\p{C}/gu, (each) => `\\u{${each.codePointAt(0)?.toString(16)}}`);
 }
 
-function reasonOf(error: Error): string {
+/** Return why this host refused something, in its words. */
+export function reasonOf(error: Error): string {
   const { code, syscall } = error as NodeJS.ErrnoException;
   if (code === undefined) return error.message;
   return error.message.replace(/^\w+: /, "").replace(new RegExp(`, ${syscall}.*$`, "s"), "");
@@ -229,7 +230,8 @@ function joined(folder: Buffer, name: Buffer): Buffer {
   return Buffer.concat([folder, Buffer.from("/"), name]);
 }
 
-function padding(size: number): number {
+/** Return how many bytes fill up the last block of a file. */
+export function padding(size: number): number {
   return (BLOCK - (size % BLOCK)) % BLOCK;
 }
 
@@ -254,9 +256,11 @@ interface Parts {
   uid?: number;
   gid?: number;
   seconds?: number;
+  prefix?: Buffer;
 }
 
-function block(name: Buffer, kind: string, parts: Parts): Uint8Array {
+/** Return a header; every bit of it is the same for the same arguments. */
+export function block(name: Buffer, kind: string, parts: Parts): Uint8Array {
   const made = Buffer.alloc(BLOCK);
   const octal = (value: number, at: number, width: number, most: number): void => {
     made.write(
@@ -277,6 +281,7 @@ function block(name: Buffer, kind: string, parts: Parts): Uint8Array {
   made.write(kind, 156, "latin1");
   parts.target?.copy(made, 157, 0, NAME_BYTES_MAX);
   made.write("ustar\u000000", 257, "latin1");
+  parts.prefix?.copy(made, 345);
   const sum = made.reduce((total, each) => total + each, 0);
   made.write(`${sum.toString(8).padStart(6, "0")}\0 `, 148, "latin1");
   return made;

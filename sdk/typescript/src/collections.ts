@@ -1,6 +1,7 @@
 /** What a daemon holds: snapshots, images, recipes, sandboxes, secrets, tokens, tenants. */
 import { Buffer } from "node:buffer";
 import { type CallOptions, type Http, type Progress, quoted } from "./http.js";
+import { type Image, imageReference } from "./image.js";
 import type { Reach } from "./network.js";
 import { imageSnapshot, Sandbox } from "./sandbox.js";
 import type { Content } from "./transport.js";
@@ -31,9 +32,9 @@ export interface MachineOptions extends ProgressOptions {
 /** How a snapshot is baked. */
 export interface SnapshotOptions extends MachineOptions {
   /** Name of a recipe of the daemon's host, or a path in one of its folders of recipes. */
-  recipe?: string;
-  /** Instead of a recipe: an image of a registry, such as `python:3.12-slim`. */
-  image?: string;
+  recipe?: string | Image;
+  /** Instead of a recipe: an image of a registry, such as `python:3.12-slim`, or an `Image`. */
+  image?: string | Image;
   /** Shell lines that run in the machine, in order, before it is frozen. */
   run?: readonly string[];
   /** Shell command that is repeated until it exits with 0; the machine is frozen then. */
@@ -97,7 +98,14 @@ export class Snapshots {
    */
   async create(tag: string, options: SnapshotOptions): Promise<Info<"SnapshotInfo">> {
     checkOptions("create", options, SNAPSHOT_OPTIONS);
-    return await this.#made(tag, options);
+    const { recipe, image, ...rest } = options;
+    const named = async (given: string | Image | undefined) =>
+      given && (await imageReference(this.#http, given, options.onProgress, options.signal));
+    return await this.#made(tag, {
+      ...rest,
+      recipe: await named(recipe),
+      image: await named(image),
+    });
   }
 
   /**
@@ -107,12 +115,14 @@ export class Snapshots {
    *   uses the one that it named last, if that is still in the daemon's cache.
    */
   async forImage(
-    image: string,
+    image: string | Image,
     options: MachineOptions & { pull?: "missing" | "always" } = {},
   ): Promise<Info<"SnapshotInfo">> {
     checkOptions("forImage", options, { ...MACHINE_OPTIONS, pull: true });
     const { onProgress, signal, ...rest } = options;
-    return await imageSnapshot(this.#http, members({ image, ...rest }), onProgress, signal);
+    const named = await imageReference(this.#http, image, onProgress, signal);
+    const request = members({ image: named, ...rest });
+    return await imageSnapshot(this.#http, request, onProgress, signal);
   }
 
   /**
@@ -133,7 +143,7 @@ export class Snapshots {
 
   async #made(
     tag: string,
-    options: ProgressOptions & { source?: string },
+    options: ProgressOptions & { source?: string; recipe?: string; image?: string },
   ): Promise<Info<"SnapshotInfo">> {
     const { onProgress, signal, ...rest } = options;
     const [path, body] = ["/v2/snapshots", members({ tag, ...rest })];
@@ -251,18 +261,19 @@ export class Images {
   }
 
   /**
-   * Build the image of a recipe of the daemon's host, unless it is built already.
+   * Build the image of a recipe of the daemon's host, or an `Image`, unless it is built already.
    *
    * @throws {BuildError} It could not be built.
    */
-  async build(recipe: string, options: ProgressOptions = {}): Promise<Info<"ImageInfo">> {
+  async build(recipe: string | Image, options: ProgressOptions = {}): Promise<Info<"ImageInfo">> {
     const { onProgress, signal } = options;
     const http = this.#http;
+    const named = await imageReference(http, recipe, onProgress, signal);
     const done = await http.events(
       "ImageEvent",
       "image",
       "/v2/images",
-      { recipe },
+      { recipe: named },
       onProgress,
       signal,
     );

@@ -35,6 +35,7 @@ export type { EvalOptions, RunCodeOptions } from "./evaluating.js";
 export type { EventOptions } from "./events.js";
 export type { Contents, FileEntry, Files } from "./files.js";
 export type { CallOptions, Progress } from "./http.js";
+export { Image, type Texts } from "./image.js";
 export type { Network, NetworkChange, Reach } from "./network.js";
 export type {
   BranchOptions,
@@ -47,6 +48,7 @@ export type {
 } from "./options.js";
 export type { Forward, ForwardOptions, Port } from "./ports.js";
 export type { ExecExit, Process } from "./process.js";
+export type { Archive } from "./recipe-archive.js";
 export type {
   CodeContext,
   EvalError,

@@ -1,5 +1,6 @@
 /** The options of forks and branches, and how they travel. */
 import type { CallOptions, Progress } from "./http.js";
+import type { Image } from "./image.js";
 import type { Reach } from "./network.js";
 import { checkedCount, members } from "./wire.js";
 
@@ -53,10 +54,11 @@ export interface SandboxOptions extends ForkOptions {
   /** The snapshot to fork; else `FORKD_TAG`, else `pyagent`. */
   tag?: string;
   /**
-   * Instead of a tag: an image of a registry, such as `python:3.12-slim`, or a recipe of the
-   * daemon's host.  Its snapshot is made the first time, and kept for as long as there is room.
+   * Instead of a tag: an image of a registry, such as `python:3.12-slim`, a recipe of the daemon's
+   * host, or an `Image`.  Its snapshot is made the first time, and kept for as long as there is
+   * room.
    */
-  image?: string;
+  image?: string | Image;
   /** Called with each step, if the image's snapshot has to be made. */
   onProgress?: (step: Progress) => unknown;
   /** What it can be found by, beside its id; no other live one may have it. */

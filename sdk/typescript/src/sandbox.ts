@@ -14,6 +14,7 @@ import {
 } from "./evaluating.js";
 import { Files } from "./files.js";
 import { bytes, type CallOptions, Http, type Progress, quoted } from "./http.js";
+import { type Image, imageReference } from "./image.js";
 import { Network } from "./network.js";
 import {
   BRANCH_OPTIONS,
@@ -860,7 +861,7 @@ export async function forkOne(http: Http, options: SandboxOptions): Promise<Sand
 async function snapshotOf(
   http: Http,
   tag: string | undefined,
-  image: string | undefined,
+  image: string | Image | undefined,
   onProgress: ((step: Progress) => unknown) | undefined,
   signal: AbortSignal | undefined,
 ): Promise<string> {
@@ -868,7 +869,8 @@ async function snapshotOf(
   if (tag !== undefined) {
     throw new InvalidRequest("give a tag or an image, not both", { context: { field: "image" } });
   }
-  return (await imageSnapshot(http, { image }, onProgress, signal)).tag;
+  const named = await imageReference(http, image, onProgress, signal);
+  return (await imageSnapshot(http, { image: named }, onProgress, signal)).tag;
 }
 
 /**

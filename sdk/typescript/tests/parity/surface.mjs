@@ -28,7 +28,7 @@ function isOptions(type) {
   if (!(type.flags & (ts.TypeFlags.Object | ts.TypeFlags.Intersection))) return false;
   if (type.getCallSignatures().length > 0 || type.getStringIndexType() !== undefined) return false;
   const members = type.getProperties();
-  return members.some((each) => ["signal", "parallelMax", "url"].includes(each.name));
+  return members.some((each) => ["signal", "parallelMax", "url", "mode"].includes(each.name));
 }
 
 function argumentsOf(signatures) {
