@@ -308,6 +308,9 @@ RUN_LINE_TIMEOUT_S = 3_600.0
 RECIPE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names of recipes.  A recipe that is named by a request is in a folder of that name."""
 
+RECIPE_BASES_MAX = 1
+"""Most recipes below one another under a recipe: a base has no base itself."""
+
 RECIPE_UPLOAD_BYTES_MAX = 2 * 1024 * 1024 * 1024
 """Archive of one uploaded recipe: an image of a recipe's own fits in it."""
 

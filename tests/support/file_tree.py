@@ -120,6 +120,9 @@ class FileTree:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
                 place = str(PurePosixPath(path, member.name))
+                if place.startswith("/proc/"):
+                    skipped.append((member.name, "a file of the kernel's"))
+                    continue
                 if member.isdir():
                     self.make_dir(place, parents=True)
                 elif member.isreg() and (contents := tar.extractfile(member)) is not None:

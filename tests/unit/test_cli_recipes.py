@@ -65,7 +65,7 @@ def test_the_recipes_of_the_daemon_are_listed(forkd: Forkd) -> None:
     listed = forkd("recipe", "ls", "-o", "{name}")
 
     assert listed.code == 0, listed.err
-    assert forkd("recipe", "ls").out.splitlines()[0].split() == ["NAME", "DESCRIPTION"]
+    assert forkd("recipe", "ls").out.splitlines()[0].split() == ["NAME", "BASE", "DESCRIPTION"]
     names = [each["name"] for each in forkd("recipe", "ls", "--json").document]
     assert names == listed.out.splitlines()
     assert "good" in names

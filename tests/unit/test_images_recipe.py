@@ -154,9 +154,9 @@ def test_nothing_can_be_smuggled_into_a_path_or_a_command_line(
     assert refusal(tmp_path, **section).context == {"field": field}
 
 
-@pytest.mark.parametrize("image", [{}, {"oci": "a", "rootfs": "b"}])
+@pytest.mark.parametrize("image", [{}, {"oci": "a", "rootfs": "b"}, {"oci": "a", "base": "b"}])
 def test_an_image_comes_from_exactly_one_place(tmp_path: Path, image: dict[str, str]) -> None:
-    assert "exactly one of debian, oci and rootfs" in str(refusal(tmp_path, image=image))
+    assert "exactly one of debian, oci, rootfs and base" in str(refusal(tmp_path, image=image))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,27 @@ def test_an_image_comes_from_exactly_one_place(tmp_path: Path, image: dict[str, 
 )
 def test_a_finished_rootfs_is_used_as_it_is(tmp_path: Path, more: dict[str, object]) -> None:
     assert "do not go with image.rootfs" in str(refusal(tmp_path, image={"rootfs": "r"}, **more))
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ({"oci": "a", "packages": ["git"]}, "packages go with base"),
+        ({"base": "a", "modules": "all"}, "modules are those of the base"),
+        ({"base": "a", "packages": ["--yes"]}, "image.packages[0]"),
+        ({"base": ""}, "image.base"),
+    ],
+)
+def test_what_goes_with_a_base_and_what_does_not(
+    tmp_path: Path, image: dict[str, object], message: str
+) -> None:
+    assert message in str(refusal(tmp_path, image=image))
+
+
+@pytest.mark.parametrize("key", ["folder", "under"])
+def test_a_recipe_cannot_say_what_forkd_knows(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^recipe has the unknown key '{key}'$"):
+        parse_recipe({**MINIMAL, key: MINIMAL}, folder=tmp_path)
 
 
 @pytest.mark.parametrize("key", ["code", "file", "post_fork"])

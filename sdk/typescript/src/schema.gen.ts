@@ -1821,6 +1821,11 @@ export interface components {
          * @description One recipe in the operator's folders.
          */
         HostRecipe: {
+            /**
+             * Base
+             * @description The recipe that it is baked over; null for none.
+             */
+            base?: string | null;
             /** Description */
             description: string;
             /**

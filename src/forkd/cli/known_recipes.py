@@ -28,7 +28,13 @@ def _listed(path: Path) -> HostRecipe:
     from forkd.wire.v2_images import HostRecipe  # noqa: PLC0415 - as above
 
     try:
-        description = str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return HostRecipe(name=path.parent.name, description="", error=str(error))
-    return HostRecipe(name=path.parent.name, description=description)
+    image = said.get("image")
+    base = image.get("base") if isinstance(image, dict) else None
+    return HostRecipe(
+        name=path.parent.name,
+        description=str(said.get("description", "")),
+        base=None if base is None else str(base),
+    )

@@ -61,6 +61,7 @@ import json
 
 COLUMNS: tuple[Column[HostRecipe], ...] = (
     Column("NAME", lambda of: of.name),
+    Column("BASE", lambda of: of.base),
     Column("DESCRIPTION", lambda of: of.description or None),
 )
 """What a list of recipes shows."""

@@ -42,7 +42,7 @@ def cached_image(image: CachedImage) -> v2_images.CachedImageInfo:
 def host_recipe(recipe: RecipeEntry) -> v2_images.HostRecipe:
     """Return a recipe of the operator's as clients see it."""
     return v2_images.HostRecipe(
-        name=recipe.name, description=recipe.description, error=recipe.error
+        name=recipe.name, description=recipe.description, error=recipe.error, base=recipe.base
     )
 
 

@@ -19,17 +19,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkd.errors import ForkdError, InvalidRequest
+from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.host import files, folders, signals
+from forkd.host.differences import write_differences
 from forkd.host.process import Cancel
 from forkd.images import namespace
 from forkd.images.apart import MADE_NAME, PLAN_NAME
+from forkd.images.bases import over_base
 from forkd.images.builder import BuiltImage, build_recipe
 from forkd.images.kernel import debian_kernel
 from forkd.images.layout import Cache
-from forkd.images.plan import ROOTFS_NAME, Plan, Workshop, make
-from forkd.images.recipe import load_recipe
+from forkd.images.plan import Plan, Workshop, make, result_name
+from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
 from forkd.images.steps import Build
+from forkd.model.recipe import NamedRecipe, no_recipe, parse_base
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,11 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     image = commands.add_parser("build", parents=[common], help="build the image of a recipe")
     image.add_argument("recipe", type=Path, metavar="RECIPE", help="recipe file or its folder")
     image.add_argument("--agent", type=Path, help="the static guest agent")
+    image.add_argument("--recipes", type=Path, help="folder of recipes that can be bases by name")
     image.add_argument("--memory-mib", type=int, help="of its machine, in place of the recipe's")
     image.add_argument("--memory-mib-max", type=int, help="of the helper machine that bakes it")
     image.set_defaults(command=_build_image)
     fetch = commands.add_parser("kernel", parents=[common], help="fetch Debian's kernel")
     fetch.set_defaults(command=_fetch_kernel)
+    differ = commands.add_parser("differ", help="write what a folder has that another lacks")
+    for name in ("tree", "base", "output", "replaced"):
+        differ.add_argument(name, type=Path)
+    differ.set_defaults(command=_differ, json=True, cache=None)
     make = commands.add_parser("make", help="make a planned root file system; for cells")
     make.add_argument("--json", action="store_true", help="one JSON event per line")
     make.add_argument("folder", type=Path, help="where the plan is, and what is made of it goes")
@@ -83,9 +91,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build_image(options: argparse.Namespace, steps: Build, cells: Cells | None) -> dict[str, Any]:
-    recipe, cache = load_recipe(options.recipe), Cache.open(options.cache)
+    recipe, cache = _load(options.recipe, options.recipes), Cache.open(options.cache)
     _check_memory(recipe, options.memory_mib, options.memory_mib_max)
     return built_event(build_recipe(recipe, cache, options.agent, steps, cells))
+
+
+def _load(path: Path, known: Path | None) -> Recipe:
+    """Return a recipe of this host, over its base if it has one.
+
+    Raises:
+        NotFound: There is no such recipe, or no such base.
+        InvalidRequest: See `load_recipe` and `over_base`.
+    """
+
+    def find(recipe: Recipe, name: str) -> Recipe:
+        source = parse_base(name, recipe.folder)
+        if isinstance(source, Path):
+            return load_recipe(source)
+        if isinstance(source, NamedRecipe) and known is not None:
+            if files.is_there(known / source.name / RECIPE_FILE_NAME):
+                return load_recipe(known / source.name)
+            names = (each.name for each in files.entries(known))
+            raise no_recipe(source.name, names)
+        raise NotFound(f"no recipe {name!r} on this host")
+
+    return over_base(load_recipe(path), find)
 
 
 def _check_memory(recipe: Recipe, asked_mib: int | None, max_mib: int | None) -> None:
@@ -110,10 +140,16 @@ def _make_planned(options: argparse.Namespace, steps: Build, _: Cells | None) ->
     planned = Plan.model_validate_json(files.read_all(folder / PLAN_NAME))
     scratch = folder / "scratch"
     files.make_folder(scratch)
-    workshop = Workshop(scratch, folder / ROOTFS_NAME, options.tools)
+    workshop = Workshop(scratch, folder / result_name(planned), options.tools)
     made = make(planned, workshop, steps)
     namespace.remove(scratch, steps)
     folders.write(folder / MADE_NAME, made.model_dump_json().encode())
+    return {"event": "built", "kernel": ""}
+
+
+def _differ(options: argparse.Namespace, _: Build, __: Cells | None) -> dict[str, Any]:
+    replaced = write_differences(options.tree, options.base, options.output)
+    folders.write(options.replaced, json.dumps(replaced).encode())
     return {"event": "built", "kernel": ""}
 
 

@@ -29,7 +29,7 @@ from forkd.errors import BuildError, CapacityError, ForkdError, InvalidRequest, 
 from forkd.host import cells, files, folders, ownership, process
 from forkd.images import pip, rootfs
 from forkd.images.modules import PlannedModule
-from forkd.images.plan import ROOTFS_NAME, Made, Plan, PlannedFile, PlannedOci
+from forkd.images.plan import ROOTFS_NAME, Made, Plan, PlannedFile, PlannedOci, result_name
 
 if TYPE_CHECKING:
     from forkd.host.cells import Cell
@@ -111,7 +111,7 @@ def make_apart(plan: Plan, scratch: Path, image: Path, cell: Cell, build: Build)
     environment = process.plain_environment(*pip.SETTINGS)
     environment |= {"HOME": "/tmp", "TMPDIR": str(work / "tmp")}  # noqa: S108 - the cell's
     _Told(build).run(cell.command(args, read=read, write=(work,), network=True), environment)
-    return _taken(work, image)
+    return _taken(work / result_name(plan), image)
 
 
 def _stage(plan: Plan, work: Path) -> Plan:
@@ -142,7 +142,12 @@ def _stage(plan: Plan, work: Path) -> Plan:
         path = inputs / "auth.json"
         _copy(image.auth_file, path)
         image = image.model_copy(update={"auth_file": path})
-    return plan.model_copy(update={"files": tuple(staged), "modules": modules, "oci": image})
+    over = plan.over
+    if plan.over is not None:
+        over = inputs / ROOTFS_NAME
+        _copy(plan.over, over)
+    changed = {"files": tuple(staged), "modules": modules, "oci": image, "over": over}
+    return plan.model_copy(update=changed)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -155,19 +160,20 @@ def _copy(source: Path, target: Path) -> None:
         files.copy_sparse(path, target / relative)
 
 
-def _taken(work: Path, image: Path) -> Made:
+def _taken(result: Path, image: Path) -> Made:
     """Take what was made out of a cell in which no process is left."""
-    made = files.read_foreign(work / MADE_NAME, MADE_BYTES_MAX + 1)
+    made = files.read_foreign(result.with_name(MADE_NAME), MADE_BYTES_MAX + 1)
     if made is None or len(made) > MADE_BYTES_MAX:
         raise BuildError("the build said nothing of what it made, or too much")
     try:
         found = Made.model_validate_json(made)
     except ValidationError as error:
         raise BuildError(f"what the build said of what it made makes no sense: {error}") from error
-    ownership.take_file(work / ROOTFS_NAME)
-    rootfs.check_ext4(work / ROOTFS_NAME)
-    folders.set_mode(work / ROOTFS_NAME, IMAGE_MODE)
-    files.rename(work / ROOTFS_NAME, image)
+    ownership.take_file(result)
+    if result.name == ROOTFS_NAME:
+        rootfs.check_ext4(result)
+    folders.set_mode(result, IMAGE_MODE)
+    files.rename(result, image)
     return found
 
 

@@ -68,6 +68,23 @@ class Rootfs:
     config: ImageConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What a recipe adds to its base, in the cache.
+
+    Attributes:
+        key: What it is called.
+        archive: A tar archive of files, links and folders.
+        replaced: What in it takes the place of something of another kind.
+        config: Settings of the image.
+    """
+
+    key: str
+    archive: Path
+    replaced: tuple[str, ...]
+    config: ImageConfig
+
+
 def build(  # noqa: PLR0913 - what a build is told
     recipe_path: Path,
     *,
@@ -110,7 +127,15 @@ def build_recipe(  # noqa: PLR0913, PLR0917 - what it is made of, and where
     cells: Cells | None = None,
     keep: Keep | None = None,
 ) -> BuiltImage:
-    """Build the image of a recipe that was read already; see `build` and `build_rootfs`."""
+    """Build the image of a recipe that was read already; see `build` and `build_rootfs`.
+
+    Of a recipe over a base, that is the base's image, and what is added to it in its place.
+    """
+    if recipe.under is not None:
+        base = build_recipe(recipe.under, cache, agent, build, cells, keep)
+        added = build_additions(recipe, base.image.rootfs, base.config, cache, build, cells)
+        image = replace(base.image, key=added.key, name=recipe.name, rootfs=added.archive)
+        return BuiltImage(image, recipe, added.config, base.kernel_version)
     try:
         chosen = kernel_of(recipe, cache, build)
         first = initramfs.build_initramfs(chosen, agent, cache, build) if agent else None
@@ -167,17 +192,91 @@ def build_rootfs(  # noqa: PLR0913, PLR0917 - what it is made of, and where
         return _kept(_stored(folder), keep)
 
 
+def build_additions(  # noqa: PLR0913, PLR0917 - what it is made of, and where
+    recipe: Recipe,
+    base: Path,
+    config: ImageConfig,
+    cache: Cache,
+    build: Build,
+    cells: Cells | None = None,
+) -> Additions:
+    """Return what a recipe adds to its base from the cache, built if it is not there.
+
+    Args:
+        recipe: A recipe over a base.
+        base: The root file system of the base.
+        config: Settings of the base.
+        cache: As `build`.
+        build: What it is a part of.
+        cells: As `build`.
+
+    Raises:
+        ForkdError: As `build`.
+    """
+    key = keys.image_key(recipe, rootfs=base)
+    folder = cache.images / key
+    wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
+    with cache.lock(f"image-{key}", wait):
+        if files.is_there(folder):
+            build.tell("rootfs", f"what {recipe.name} adds, {key}, from the cache", 1.0)
+            with contextlib.suppress(HostError):  # a cache that others only read
+                files.touch(folder)
+        else:
+            with cache.partial(folder, lambda path: namespace.remove(path, build)) as aside:
+                _add(recipe, key, base, aside, build, cells)
+                if keys.image_key(recipe, rootfs=base) != key:
+                    raise BuildError(
+                        f"the files of {recipe.name} changed while it was built; build it again",
+                        stage="rootfs",
+                    )
+                files.publish(aside, folder)
+        replaced = plan.Replaced.model_validate_json(files.read_all(folder / "replaced.json"))
+    env = {**config.env, **recipe.env}
+    changed = {
+        "env": env,
+        "cwd": recipe.cwd or config.cwd,
+        "user": recipe.user or config.user,
+        "post_fork_command": recipe.warmup.post_fork_command or (),
+    }
+    archive = folder / plan.ADDITIONS_NAME
+    return Additions(key, archive, replaced.paths, config.model_copy(update=changed))
+
+
+def _add(  # noqa: PLR0913, PLR0917 - as `build_additions`
+    recipe: Recipe, key: str, base: Path, aside: Path, build: Build, cells: Cells | None
+) -> None:
+    """Put everything that the cache holds of what a recipe adds into the folder `aside`."""
+    started = time.monotonic()
+    archive, scratch = aside / plan.ADDITIONS_NAME, aside / "scratch"
+    files.make_folder(scratch)
+    planned = plan.plan_over(recipe, key, base, build.registries)
+    replaced: tuple[str, ...] = ()
+    packages: dict[str, str] = {}
+    if recipe.image.packages or recipe.pip.requirements:
+        if cells is None:
+            made = plan.make(planned, plan.Workshop(scratch, archive), build)
+        else:
+            with cells() as cell:
+                made = make_apart(planned, scratch, archive, cell, build)
+        replaced, packages = made.replaced, dict(made.packages)
+    else:  # its own files, for which nothing is to be known of the base
+        plan.write_files(plan.plan_of(recipe, key).files, scratch / "rootfs", archive)
+    namespace.remove(scratch, build)
+    folders.write(aside / "replaced.json", plan.Replaced(paths=replaced).model_dump_json().encode())
+    _write_manifest(aside, recipe, planned, archive, packages, started, build)
+
+
 def _kept(root: Rootfs, keep: Keep | None) -> Rootfs:
     return root if keep is None else replace(root, path=keep(root.key, root.path))
 
 
 def kernel_of(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
     """Return the kernel that a recipe's machine boots, fetched unless the cache has it."""
-    machine = recipe.machine
+    said_by, machine = recipe.under or recipe, recipe.machine
     if machine.kernel == "debian":
         return kernel.debian_kernel(cache, build)
-    folder = recipe.folder / machine.modules if machine.modules is not None else None
-    return kernel.given_kernel(recipe.folder / machine.kernel, folder)
+    folder = said_by.folder / machine.modules if machine.modules is not None else None
+    return kernel.given_kernel(said_by.folder / machine.kernel, folder)
 
 
 def _stored(folder: Path) -> Rootfs:
@@ -212,6 +311,19 @@ def _make(recipe: Recipe, planned: Plan, aside: Path, build: Build, cells: Cells
             made = make_apart(planned, scratch, image, cell, build)
     namespace.remove(scratch, build)
     folders.write(aside / "image.json", plan.to_json(made.config.model_dump(mode="json")))
+    _write_manifest(aside, recipe, planned, image, dict(made.packages), started, build)
+
+
+def _write_manifest(  # noqa: PLR0913, PLR0917 - what is said
+    aside: Path,
+    recipe: Recipe,
+    planned: Plan,
+    result: Path,
+    packages: dict[str, str],
+    started_s: float,
+    build: Build,
+) -> None:
+    """Say in the cache what was built."""
     manifest = {
         "key": planned.key,
         "name": recipe.name,
@@ -219,9 +331,9 @@ def _make(recipe: Recipe, planned: Plan, aside: Path, build: Build, cells: Cells
         "reference": _reference_of(planned),
         "builder": keys.BUILDER_VERSION,
         "built_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "build_s": round(time.monotonic() - started, 1),
-        "disk_bytes": files.size_bytes(image),
-        "stored_bytes": files.tree_bytes(image),
-        "packages": dict(made.packages),
+        "build_s": round(time.monotonic() - started_s, 1),
+        "disk_bytes": files.size_bytes(result),
+        "stored_bytes": files.tree_bytes(result),
+        "packages": packages,
     }
     folders.write(aside / "manifest.json", plan.to_json(manifest))

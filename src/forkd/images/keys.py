@@ -36,14 +36,27 @@ BUILDER_VERSION = 3
 PIP_VERSION = 2
 """Likewise, for recipes with Python requirements alone."""
 
+ADDITIONS_VERSION = 1
+"""Likewise, for what a recipe adds to its base."""
+
+START_BYTES = 64 * 1024
+"""How much of a root file system is read to tell it from others."""
+
 KEY_CHARACTERS = 32
 """Half of a SHA-256 in hex: enough to never meet twice, short enough to read."""
 
 
-def image_key(recipe: Recipe, modules: PlannedModules | None = None) -> str:
+def image_key(
+    recipe: Recipe, modules: PlannedModules | None = None, rootfs: Path | None = None
+) -> str:
     """Return the key of the image that `recipe` describes, with these kernel modules in it.
 
     Reads its files and, where the image is a local one, the image.
+
+    Args:
+        recipe: What is built.
+        modules: Modules of the kernel; None for none.
+        rootfs: The root file system that it adds to, if it has a base.
 
     Raises:
         BuildError: One of these is missing.
@@ -52,6 +65,8 @@ def image_key(recipe: Recipe, modules: PlannedModules | None = None) -> str:
         ingredients = _ingredients(recipe)
         if modules is not None:
             ingredients["modules"] = modules.described()
+        if rootfs is not None:
+            ingredients["rootfs"] = _start_digest(rootfs)
     except HostError as error:
         raise BuildError(str(error), **error.context) from error
     canonical = json.dumps(ingredients, sort_keys=True, separators=(",", ":"))
@@ -75,6 +90,9 @@ def _ingredients(recipe: Recipe) -> dict[str, Any]:
 
 def _source(recipe: Recipe) -> dict[str, Any]:
     source = recipe.image
+    if recipe.under is not None:
+        packages = sorted(set(source.packages))
+        return {"base": _ingredients(recipe.under), "packages": packages, "by": ADDITIONS_VERSION}
     if source.debian is not None:
         described = source.debian.model_dump(mode="json")
         return {"debian": {**described, "packages": sorted(set(source.debian.packages))}}
@@ -87,6 +105,15 @@ def _source(recipe: Recipe) -> dict[str, Any]:
         tag = reference.rest.removeprefix(str(reference.path))
         return {"oci": [reference.transport, tag, file_digest(index)]}
     return {"rootfs": file_digest(recipe.folder / (source.rootfs or ""))}
+
+
+def _start_digest(rootfs: Path) -> str:
+    """Return what tells one build of a root file system from another of the same key.
+
+    The start of ext4 has its time, and checksums over what tells the used blocks from the free.
+    """
+    start, _ = files.read_start(rootfs, START_BYTES) or (b"", 0)
+    return hashlib.sha256(start).hexdigest()
 
 
 def _contents(recipe: Recipe, entry: RecipeFile) -> Iterator[list[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from forkd.host import folders
+from forkd.errors import BuildError
+from forkd.host import differences, files, folders
 from forkd.images import debian, keys, modules, oci, pip, rootfs
 from forkd.images.modules import PlannedModules
+from forkd.images.namespace import run_as_root
 from forkd.images.oci import OciConfig
 from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
 
@@ -30,6 +33,12 @@ IMAGE_JSON = PurePosixPath("/etc/forkd/image.json")
 """Where the agent finds an image's settings in the guest."""
 
 ROOTFS_NAME = "rootfs.ext4"
+
+ADDITIONS_NAME = "additions.tar"
+"""What a recipe adds to its base, in the place of a root file system."""
+
+DIFFER_TIMEOUT_S = 1_800.0
+"""How long it may take to compare two root file systems."""
 
 ROOM_MIB = 512
 """What a disk has besides the image and half as much again, if nobody chose its size."""
@@ -97,6 +106,7 @@ class Plan(_Frozen):
         user: Likewise.
         post_fork_command: Likewise.
         disk_mib: Its size; None to have it follow from the image.
+        over: The root file system that what is made is compared with; only what it lacks is kept.
     """
 
     key: str
@@ -110,6 +120,7 @@ class Plan(_Frozen):
     user: str | None
     post_fork_command: tuple[str, ...]
     disk_mib: int | None
+    over: Path | None = None
 
     def config(self, found: OciConfig | None) -> ImageConfig:
         """Lay the recipe's settings over the image's own."""
@@ -130,10 +141,18 @@ class Made(_Frozen):
     Attributes:
         config: Settings of the image.
         packages: Version of each Debian package in it.
+        replaced: What it adds to a base in the place of something of another kind.
     """
 
     config: ImageConfig
     packages: Mapping[str, str]
+    replaced: tuple[str, ...] = ()
+
+
+class Replaced(_Frozen):
+    """What is added to a base in the place of something of another kind, by its path."""
+
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +208,40 @@ def plan_of(
     )
 
 
+def result_name(plan: Plan) -> str:
+    """Return what the file is called that is made of a plan."""
+    return ROOTFS_NAME if plan.over is None else ADDITIONS_NAME
+
+
+def plan_over(recipe: Recipe, key: str, rootfs: Path, registries: Registries | None) -> Plan:
+    """Return what has all that a recipe and its base say, but for the kernel's modules.
+
+    Args:
+        recipe: A recipe over a base.
+        key: What it is called in the cache.
+        rootfs: The root file system of the base, with which it is compared.
+        registries: As `plan_of`.
+
+    Raises:
+        BuildError: As `plan_of`.
+    """
+    under = recipe.under
+    assert under is not None  # noqa: S101 - it is over a base
+    below, own = plan_of(under, key, None, registries), plan_of(recipe, key)
+    source = below.debian
+    if source is not None:
+        packages = tuple(dict.fromkeys((*source.packages, *recipe.image.packages)))
+        source = source.model_copy(update={"packages": packages})
+    return below.model_copy(
+        update={
+            "debian": source,
+            "requirements": tuple(dict.fromkeys((*below.requirements, *own.requirements))),
+            "files": (*below.files, *own.files),
+            "over": rootfs,
+        }
+    )
+
+
 def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
     """Make what a plan says.
 
@@ -204,10 +257,44 @@ def make(plan: Plan, workshop: Workshop, build: Build) -> Made:
         modules.install(plan.modules, folder, workshop.scratch, build)
     for each in plan.files:
         rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
+    if plan.over is not None:
+        replaced = _write_additions(folder, plan.over, workshop, build)
+        return Made(config=config, packages=packages, replaced=replaced)
     rootfs.install(folder, IMAGE_JSON, config.for_agent(), 0o644)
     target, disk_mib = workshop.image, plan.disk_mib or disk_mib_for(layers_bytes)
     rootfs.make_ext4(folder, target, disk_mib=disk_mib, key=plan.key, build=build)
     return Made(config=config, packages=packages)
+
+
+def write_files(planned: tuple[PlannedFile, ...], folder: Path, archive: Path) -> None:
+    """Write files as an archive with nothing else in it.
+
+    Args:
+        planned: The files.
+        folder: Where they are put together; made.
+        archive: What is written.
+    """
+    folders.make(folder)
+    for each in planned:
+        rootfs.install(folder, PurePosixPath(each.target), each.path, each.mode)
+    differences.write_files(folder, archive)
+
+
+def _write_additions(folder: Path, base: Path, workshop: Workshop, build: Build) -> tuple[str, ...]:
+    """Write what a folder has that a root file system lacks; return what changes its kind."""
+    build.tell("rootfs", "comparing with the base", 0.0)
+    rootfs.check_ext4(base)
+    under, said = workshop.scratch / "base", workshop.scratch / "replaced.json"
+    folders.make(under)
+    dump: list[str | Path] = ["debugfs", "-R", f'rdump / "{under}"', base]
+    run_as_root(dump, build, timeout_s=rootfs.EXT4_TIMEOUT_S)
+    if not files.is_folder(under / "lost+found"):
+        raise BuildError(f"{base} could not be read", path=str(base))
+    differ: list[str | Path] = [sys.executable, "-P", "-m", "forkd.images", "differ"]
+    differ += [folder, under, workshop.image, said]
+    run_as_root(differ, build, timeout_s=DIFFER_TIMEOUT_S)
+    build.tell("rootfs", f"{files.tree_bytes(workshop.image) >> 20} MiB beside the base", 1.0)
+    return tuple(json.loads(files.read_all(said)))
 
 
 def disk_mib_for(layers_bytes: int) -> int:

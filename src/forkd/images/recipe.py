@@ -158,6 +158,7 @@ RunLine = Annotated[
     str, Field(min_length=1, max_length=RUN_LINE_CHARS_MAX), AfterValidator(_no_nul)
 ]
 Runtime = Annotated[str, StringConstraints(pattern=RUNTIME_NAME_PATTERN)]
+Base = Annotated[Text, Field(min_length=1)]
 Modules = Annotated[str | tuple[str, ...], PlainValidator(_modules)]
 Code = Annotated[str, Field(max_length=CODE_BYTES_MAX), AfterValidator(_no_nul)]
 CommandLine = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=CMDLINE_BYTES_MAX)]
@@ -178,12 +179,14 @@ class DebianSource(_Frozen):
 
 
 class ImageSource(_Frozen):
-    """Where the root file system comes from: exactly one of these.
+    """Where the root file system comes from: exactly one of the first four.
 
     Attributes:
         debian: Packages.
         oci: An OCI layout folder, an OCI or `docker save` archive, or a registry reference.
         rootfs: A finished ext4 file system, used as it is.
+        base: Another recipe, by its name or its folder; this one is baked in a fork of it.
+        packages: Debian packages beside those of the base.
         modules: Which of the kernel's modules are put into it: those that guests ask for, all,
             none, or these with all that they need.
     """
@@ -191,13 +194,19 @@ class ImageSource(_Frozen):
     debian: DebianSource | None = None
     oci: Text | None = None
     rootfs: Text | None = None
+    base: Base | None = None
+    packages: Annotated[tuple[Package, ...], Field(max_length=PACKAGES_MAX)] = ()
     modules: Modules = "default"
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in ("debian", "oci", "rootfs") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("name exactly one of debian, oci and rootfs")
+        sources = ("debian", "oci", "rootfs", "base")
+        if len([name for name in sources if getattr(self, name) is not None]) != 1:
+            raise ValueError("name exactly one of debian, oci, rootfs and base")
+        if self.packages and self.base is None:
+            raise ValueError("packages go with base; for others write debian = { packages = […] }")
+        if self.base is not None and "modules" in self.model_fields_set:
+            raise ValueError("modules are those of the base: say them there")
         if self.rootfs is not None and "modules" in self.model_fields_set:
             raise ValueError("modules do not go with rootfs: put them into it yourself")
         return self
@@ -311,6 +320,7 @@ class Recipe(_Frozen):
         cwd: Where it runs; None is `/`, or what the OCI image says.
         user: As whom; None is `root`, or what the OCI image says.
         init: Who is process 1: our agent, or the image's own init with the agent beside it.
+        under: The recipe in a fork of which it is baked; see `forkd.images.bases`.
     """
 
     folder: Path
@@ -325,6 +335,7 @@ class Recipe(_Frozen):
     init: Literal["agent", "image"] = "agent"
     machine: MachineShape = MachineShape()
     warmup: WarmUp = WarmUp()
+    under: Recipe | None = None
 
     @model_validator(mode="after")
     def _nothing_is_added_to_a_finished_rootfs(self) -> Self:
@@ -333,6 +344,10 @@ class Recipe(_Frozen):
         ):
             raise ValueError("files, pip and machine.disk_mib do not go with image.rootfs")
         return self
+
+
+_INTERNAL = {"folder", "under"}
+"""Members of a recipe that its file does not say."""
 
 
 def load_recipe(path: Path, *, confined: bool = False) -> Recipe:
@@ -383,8 +398,8 @@ def parse_recipe(table: Mapping[str, Any], *, folder: Path) -> Recipe:
         InvalidRequest: See `load_recipe`.
         NotFound: Its warm-up file does not exist.
     """
-    if "folder" in table:
-        raise InvalidRequest("recipe has the unknown key 'folder'", field="folder")
+    for name in _INTERNAL & table.keys():
+        raise InvalidRequest(f"recipe has the unknown key '{name}'", field=name)
     try:
         recipe = Recipe.model_validate({**table, "folder": folder})
     except ValidationError as error:
@@ -457,7 +472,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
 
 def _unknown_key(field: str, parts: tuple[int | str, ...]) -> str:
     fields = _model_at(parts[:-1]).model_fields
-    known = {_key(name, fields[name].validation_alias) for name in fields} - {"folder"}
+    known = {_key(name, fields[name].validation_alias) for name in fields} - _INTERNAL
     nearest = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.0)
     return f"recipe has the unknown key '{field}'; did you mean '{nearest[0]}'?"
 

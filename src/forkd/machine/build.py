@@ -116,6 +116,7 @@ def build_image(recipe: Path, progress: Progress, memory: Memory | None = None) 
     command = [
         *(sys.executable, "-m", "forkd.images", "build", str(recipe), "--json"),
         *("--cache", str(default_cache()), "--agent", str(programs.find(programs.AGENT))),
+        *("--recipes", str(programs.RECIPES)),
         *(() if memory is None else memory.arguments()),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - ours

@@ -143,11 +143,13 @@ class RecipeEntry:
         name: What a request names it by.
         description: What it says of itself.
         error: Why it cannot be used; None if it can.
+        base: The recipe that it is over, as it says; None for none.
     """
 
     name: str
     description: str
     error: str | None = None
+    base: str | None = None
 
 
 def parse_recipe_source(text: str, *, field: str = "recipe") -> RecipeSource:
@@ -167,6 +169,17 @@ def parse_recipe_source(text: str, *, field: str = "recipe") -> RecipeSource:
         f"upload answered: {text[:80]!r}",
         field=field,
     )
+
+
+def parse_base(text: str, folder: Path) -> RecipeSource:
+    """Return what a recipe in `folder` names as its base: as `parse_recipe_source`, or a folder.
+
+    Raises:
+        InvalidRequest: It is none of these.
+    """
+    if "/" in text and not text.startswith((UPLOADED, "/")) and "\0" not in text:
+        return folder / text
+    return parse_recipe_source(text, field="image.base")
 
 
 def parse_image_source(text: str, *, field: str = "image") -> RecipeSource:

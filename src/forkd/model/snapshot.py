@@ -180,17 +180,21 @@ class LinkRequest:
 
 @dataclass(frozen=True, slots=True)
 class BuiltLink:
-    """What a link is that a build has made.
+    """What a link is that a build has made, or the bake of a recipe over its base.
 
     Attributes:
-        key: Names the step that it is the result of, and all before it.
+        key: Names the step that it is the result of, and all before it; None for a bake.
         config: What its image says of programs.
         cached: Whether it may be removed for want of room.
+        recipe: The recipe that was baked; None for that of its parent.
+        runtime: The warm runtime's name; None for that of its parent.
     """
 
-    key: str
+    key: str | None
     config: ImageConfig
     cached: bool
+    recipe: str | None = None
+    runtime: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from forkd.service.journal import Journal
 from forkd.service.leases import Leases
 from forkd.service.ledger import Ledger
 from forkd.service.networks import Networks
+from forkd.service.over_base import OverBase
 from forkd.service.packs import Packs
 from forkd.service.recipes import Recipes
 from forkd.service.records import Records
@@ -365,10 +366,12 @@ async def _compose(
     branches = Branches(telemetry, settings, tasks, sandboxes, growth, writer)
     compaction = Compaction(telemetry, tasks, store, catalog, zygotes)
     bakes = BakeLeases(settings, admission, ledger, jail, ground.cgroups)
-    for_bakes = (admission, store, catalog, images, upkeep, bakes)
+    over = OverBase(settings, tasks, recipes, images, catalog, sandboxes, branches, store)
+    for_bakes = (admission, store, catalog, images, upkeep, bakes, over)
     snapshots = Snapshots(telemetry, settings, tasks, *for_bakes)
     image_cache = ImageCache(telemetry, settings, images, catalog, upkeep, store, tasks)
     for_images = (recipes, images, snapshots, image_cache, catalog, store)
+    over.image_snapshots = ImageSnapshots(telemetry, settings, tasks, *for_images)
     for_packs = (store, catalog, upkeep.drop_unused_images, ground.cells, workers)
     for_comparisons = (store, catalog, sandboxes, branches, jail, workers)
     for_figures = (catalog, zygotes, images, journal, lag, slots, workers)
@@ -393,7 +396,7 @@ async def _compose(
         networks=Networks(telemetry, roster, records, egress),
         secrets=secrets,
         image_cache=image_cache,
-        image_snapshots=ImageSnapshots(telemetry, settings, tasks, *for_images),
+        image_snapshots=over.image_snapshots,
         build_links=BuildLinks(telemetry, roster, branches, image_cache, catalog, store),
         answers=await _open_answers(records, tasks),
         telemetry=telemetry,

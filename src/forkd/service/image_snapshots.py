@@ -221,11 +221,13 @@ class ImageSnapshots:
         image_key = keys.image_key(recipe, planned)
         said = {
             "image": image_key,
-            "recipe": recipe.model_dump(mode="json", exclude={"folder", "description"}),
+            "recipe": _said(recipe),
             "kernel": chosen.version if chosen.modules else keys.file_digest(chosen.vmlinuz),
             "agent": self._agent_digest(),
             "tenant": tenant,
         }
+        if recipe.under is not None:
+            said["under"] = _said(recipe.under)
         if isinstance(source, UploadedRecipe | NamedRecipe):
             said["source"] = str(source)
         text = json.dumps(said, sort_keys=True, separators=(",", ":"))
@@ -239,3 +241,8 @@ class ImageSnapshots:
             changed_at_s, digest = files.changed_at_s(agent), keys.file_digest(agent)
             self._agent = changed_at_s, digest
         return digest
+
+
+def _said(recipe: Recipe) -> dict[str, object]:
+    """Return what a recipe says that makes a difference to its snapshot."""
+    return recipe.model_dump(mode="json", exclude={"folder", "description", "under"})

@@ -39,11 +39,13 @@ from forkd.service.use_case import streaming_use_case
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
+    from pathlib import Path
 
     from forkd.host.cells import Cell
     from forkd.images.apart import Cells as BuildCells
-    from forkd.images.builder import BuiltImage, Keep
+    from forkd.images.builder import Additions, BuiltImage, Keep
     from forkd.images.inventory import StoredImage
+    from forkd.images.plan import ImageConfig
     from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller
     from forkd.model.image import Image
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from forkd.service.settings import HostSettings
     from forkd.service.supervision import Supervisor
     from forkd.telemetry.telemetry import Telemetry
+
+    Tell = Callable[[Progress], None]
 
 T = TypeVar("T")
 
@@ -220,6 +224,31 @@ class Images:
 
         made = await self.work(caller, work, tell)
         await self._charge(made.image.key)
+        return made
+
+    async def additions(
+        self, caller: Caller, recipe: Recipe, base: Path, config: ImageConfig, tell: Tell
+    ) -> Additions:
+        """Return what a recipe adds to its base, built unless it is built already.
+
+        Args:
+            caller: Who wants it, as for `built`.
+            recipe: A recipe over a base.
+            base: The root file system of the base's snapshot.
+            config: Settings of the base.
+            tell: As for `built`.
+
+        Raises:
+            ForkdError: As `built`.
+        """
+        self._ledger.check(caller.tenant, stored_amounts(1))
+
+        def work(shop: Shop) -> Additions:
+            given = (shop.cache, shop.build, shop.cells)
+            return builder.build_additions(recipe, base, config, *given)
+
+        made = await self.work(caller, work, tell)
+        await self._charge(made.key)
         return made
 
     async def work(

@@ -13,10 +13,12 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forkd.errors import CapacityError, ForkdError, InvalidRequest, QuotaExceeded
 from forkd.host import archives, files
+from forkd.images.bases import over_base
 from forkd.images.direct import changed, recipe_of
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
 from forkd.limits import (
@@ -35,6 +37,7 @@ from forkd.model.recipe import (
     UploadedRecipe,
     no_recipe,
     no_upload,
+    parse_base,
 )
 from forkd.model.snapshot import Removed
 from forkd.service.ledger import stored as stored_amounts
@@ -45,7 +48,6 @@ from forkd.service.use_case import use_case
 if TYPE_CHECKING:
     import builtins
     from collections.abc import AsyncIterable, Callable
-    from pathlib import Path
 
     from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller, Tenant
@@ -170,7 +172,15 @@ class Recipes:
 
     def _entries(self) -> tuple[RecipeEntry, ...]:
         names = sorted(self._names())
-        return tuple(_entry(name, self._named(name)) for name in names[:RECIPES_LISTED_MAX])
+        return tuple(map(self._entry, names[:RECIPES_LISTED_MAX]))
+
+    def _entry(self, name: str) -> RecipeEntry:
+        """Return what a recipe says of itself."""
+        try:
+            recipe = self.read(NamedRecipe(name))
+        except ForkdError as error:
+            return RecipeEntry(name, "", str(error))
+        return RecipeEntry(name, recipe.description, base=recipe.image.base)
 
     def chosen(self, source: RecipeSource) -> RecipeSource:
         """Return the operator's recipe that has the name of an image, which goes first; blocks."""
@@ -188,9 +198,34 @@ class Recipes:
         if isinstance(source, RegistryImage):
             recipe = recipe_of(source.reference)
         else:
-            where = self.find(source)
-            recipe = load_recipe(where.path, confined=where.confined)
-        return recipe if changes is None else changed(recipe, changes)
+            recipe = self._load(source)
+        if changes is not None:
+            recipe = changed(recipe, changes)
+        return over_base(recipe, self._base)
+
+    def base_of(self, recipe: Recipe) -> UploadedRecipe | NamedRecipe | Path:
+        """Return what a recipe names as its base.
+
+        Raises:
+            InvalidRequest: It names none, or none that may be a base.
+        """
+        source = parse_base(recipe.image.base or "", recipe.folder)
+        if isinstance(source, RegistryImage):
+            raise InvalidRequest("a base is a recipe", field="image.base")
+        if isinstance(source, Path) and self._store.holds(recipe.folder):
+            raise InvalidRequest(
+                f"{recipe.name} is an uploaded recipe, so its base cannot be the folder "
+                f"{recipe.image.base}: name a recipe of the daemon's, or an uploaded one",
+                field="image.base",
+            )
+        return source
+
+    def _base(self, recipe: Recipe, _: str) -> Recipe:
+        return self._load(self.base_of(recipe))
+
+    def _load(self, source: UploadedRecipe | NamedRecipe | Path) -> Recipe:
+        where = self.find(source)
+        return load_recipe(where.path, confined=where.confined)
 
     def find(self, source: UploadedRecipe | NamedRecipe | Path) -> FoundRecipe:
         """Return where a recipe is; blocks.
@@ -321,14 +356,6 @@ class Recipes:
             "operator add its folder to FORKD_RECIPE_DIRS",
             field="recipe",
         )
-
-
-def _entry(name: str, folder: Path) -> RecipeEntry:
-    """Return what a recipe says of itself."""
-    try:
-        return RecipeEntry(name, load_recipe(folder).description)
-    except ForkdError as error:
-        return RecipeEntry(name, "", str(error))
 
 
 def _key(recipe: UploadedRecipe) -> str:

@@ -40,6 +40,10 @@ class RecipeStore:
             if orphan or entry.name.startswith(_PARTIAL):
                 files.remove_tree(entry)
 
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder is one of an uploaded recipe."""
+        return folder.is_relative_to(self._recipes)
+
     def aside(self) -> Path:
         """Return a folder to receive a recipe in; the caller makes and removes it."""
         return self._recipes / f"{_PARTIAL}{secrets.token_hex(8)}"

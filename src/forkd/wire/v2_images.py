@@ -48,3 +48,6 @@ class HostRecipe(Answer):
     name: str = Field(description="What a request names it by.")
     description: str
     error: str | None = Field(default=None, description="Why it cannot be used.")
+    base: str | None = Field(
+        default=None, description="The recipe that it is baked over; null for none."
+    )

@@ -118,7 +118,7 @@ async def _bake_in(
         tell(Progress("boot", 1.0, "the agent answers"))
         guest = Guest(directory / VSOCK_SOCKET)
         with contextlib.closing(guest):
-            runtime = await warm_up(guest, plan.built, tell)
+            runtime = await warm_up(guest, plan.built.recipe, plan.built.config, tell)
             tell(Progress("quiesce", None, "making the guest cheap to fork"))
             await guest_bake.quiesce(guest)
         await asyncio.sleep(settings.settle_s)

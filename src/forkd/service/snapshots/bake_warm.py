@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forkd.engine.guest import Guest
-    from forkd.images.builder import BuiltImage
-    from forkd.images.recipe import WarmUp
+    from forkd.images.plan import ImageConfig
+    from forkd.images.recipe import Recipe, WarmUp
 
 LINE_CHARS_MAX = 200
 """How much of a line that the guest prints is shown as progress."""
@@ -43,16 +43,20 @@ _PYTHON = ("python3", "-c", "import sys; sys.exit(sys.version_info < (3, 8))")
 """Exits with 0 if it is an interpreter that can be the warm runtime."""
 
 
-async def warm_up(guest: Guest, built: BuiltImage, tell: Callable[[Progress], None]) -> str:
+async def warm_up(
+    guest: Guest, recipe: Recipe, config: ImageConfig, tell: Callable[[Progress], None]
+) -> str:
     """Set a guest up and warm it; return the name of its runtime, or `none`.
+
+    A runtime that runs already goes on, with what it has loaded.
 
     Raises:
         BuildError: A line to run failed, or the image has no shell to run it.
         WarmUpError: The warm-up failed, or was not ready in time.
         ForkdError: As `Guest.ask`.
     """
-    recipe, warmup = built.recipe, built.recipe.warmup
-    await guest_bake.configure(guest, _defaults(built))
+    warmup = recipe.warmup
+    await guest_bake.configure(guest, _defaults(recipe, config))
     for line in warmup.run:
         await _run_line(guest, line, tell)
     runtime = await _runtime(guest, warmup)
@@ -135,13 +139,12 @@ def _short(line: str) -> str:
     return line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}…"
 
 
-def _defaults(built: BuiltImage) -> GuestDefaults:
-    config = built.config
+def _defaults(recipe: Recipe, config: ImageConfig) -> GuestDefaults:
     return GuestDefaults(
         env=config.env,
         cwd=config.cwd,
         user=config.user,
-        post_fork=built.recipe.warmup.post_fork,
+        post_fork=recipe.warmup.post_fork,
         post_fork_command=config.post_fork_command,
     )
 

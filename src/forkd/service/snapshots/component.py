@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from forkd.errors import ForkdError
 from forkd.host import proc
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forkd.images.builder import BuiltImage
+    from forkd.images.recipe import Recipe
     from forkd.model.caller import Caller
     from forkd.model.ids import Tag
     from forkd.model.snapshot import Removed, Snapshot, SnapshotRequest
@@ -48,12 +49,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Over(Protocol):
+    """Bakes recipes over their bases; `forkd.service.over_base` does."""
+
+    def bake(
+        self, caller: Caller, request: SnapshotRequest, recipe: Recipe
+    ) -> AsyncGenerator[Progress | Snapshot, None]:
+        """Bake a recipe in a fork of its base's snapshot; raises as `Snapshots.bake`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshots:
     """The snapshots of one host; `forkd.service.api.Snapshots` documents what a caller may ask.
 
     Attributes:
         leases: What the machines hold that are booted and warmed up for bakes.
+        over: Bakes recipes that have a base.
         bakes: The places of bakes.
     """
 
@@ -66,6 +78,7 @@ class Snapshots:
     images: Images
     upkeep: Upkeep
     leases: BakeLeases
+    over: Over
     bakes: Places = field(default_factory=lambda: Places("bakes", BAKES_MAX, LONG_RETRY_S))
 
     @streaming_use_case("bake", Scope.SNAPSHOTS)
@@ -74,6 +87,12 @@ class Snapshots:
     ) -> AsyncGenerator[Progress | Snapshot, None]:
         """Bake a snapshot."""
         self.admission.check(0)  # what its machine will have is not known before its recipe is read
+        recipe = await self.images.recipe_of(request.recipe, request.changes)
+        if recipe.under is not None:
+            async with contextlib.aclosing(self.over.bake(caller, request, recipe)) as steps:
+                async for step in steps:
+                    yield step
+            return
         with self.bakes.take(caller):
             async with contextlib.aclosing(self._baking(caller, request)) as steps:
                 async for step in steps:

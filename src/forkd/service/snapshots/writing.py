@@ -281,4 +281,6 @@ def _manifest(
     }
     if (built := claim.built) is not None:
         changed |= {"config": config_of(built.config), "build_key": built.key}
+        said = {"recipe": built.recipe, "runtime": built.runtime}
+        changed |= {name: value for name, value in said.items() if value is not None}
     return parent.model_copy(update=changed)
