@@ -73,16 +73,17 @@ class Machine:
         finally:
             guest.close()
 
-    async def called_from(self) -> int:
-        """Ask the agent something; return the port of the host's that it was asked from."""
-        channel = await Channel.connect(self.directory / VSOCK_SOCKET)
-        try:
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[int]:
+        """Ask the agent something; give the port of the host's that it was asked from.
+
+        The connection ends with the block: a machine without one calls its agent itself.
+        """
+        async with await Channel.connect(self.directory / VSOCK_SOCKET) as channel:
             greeting = await channel.line(f"CONNECT {AGENT_PORT}", GREETING_BYTES_MAX)
             await channel.send_json(Kind.REQUEST, {"op": "ping"})
             assert (await channel.receive()).kind is Kind.REPLY
-        finally:
-            channel.close()
-        return int(greeting.removeprefix("OK "))
+            yield int(greeting.removeprefix("OK "))
 
     async def control(self) -> Control:
         """Connect to its control socket."""
