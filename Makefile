@@ -113,8 +113,10 @@ test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs 
 test-native: build ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
-test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds
-	@$(BIN)/python -m tests.machine.run $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
+# KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; such a machine is fresh.
+test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds, KERNEL=6.12 boots it
+	@$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
+		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
 # Java, for `make soak`: a warm runtime that a recipe brings.
 $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian_packages

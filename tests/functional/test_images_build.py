@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -108,6 +109,17 @@ def test_the_image_says_what_it_is_and_its_file_system_is_sound(
 
 
 @pytest.mark.needs("skopeo", "umoci")
+def test_what_was_built_says_which_kernel_by_its_digest(
+    recipe_folder: Path, tmp_path: Path
+) -> None:
+    built = build(
+        recipe_folder, cache=Cache.open(tmp_path / "cache"), agent=None, progress=lambda _: None
+    )
+
+    assert built.kernel_version == "custom"
+    assert built.kernel_digest == hashlib.sha256(BZIMAGE).hexdigest()
+
+
 def test_two_builders_of_one_image_build_it_once(recipe_folder: Path, tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")
     events: list[Progress] = []
@@ -320,6 +332,16 @@ def test_debians_kernel_is_fetched_once_and_is_a_kernel_with_modules(tmp_path: P
         "modules",
         "vmlinuz",
     ]
+
+
+@pytest.mark.needs("network")
+def test_a_series_that_debian_has_not_is_named_with_those_it_has(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path)
+
+    with pytest.raises(BuildError, match=r"Debian has no kernel 6\.3; it has .*6\.12\."):
+        kernel.debian_kernel(cache, Build(), "6.3")
+
+    assert list(cache.kernels.iterdir()) == []
 
 
 def test_waiting_for_another_builder_can_be_cancelled(recipe_folder: Path, tmp_path: Path) -> None:

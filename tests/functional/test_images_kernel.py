@@ -22,7 +22,12 @@ MODULES = f"usr/lib/modules/{RELEASE}"
 SHAPES = {
     "Debian 12": [[f"boot/vmlinuz-{RELEASE}", f"lib/modules/{RELEASE}/kernel/a.ko"]],
     "Debian 13": [[f"boot/vmlinuz-{RELEASE}", f"{MODULES}/kernel/a.ko"]],
-    "Debian 14": [["usr/share/bug/x"], [f"{MODULES}/vmlinuz"], [f"{MODULES}/kernel/a.ko"]],
+    "Debian 14": [
+        ["usr/share/bug/x"],
+        [f"{MODULES}/modules.builtin"],
+        [f"{MODULES}/vmlinuz"],
+        [f"{MODULES}/kernel/a.ko"],
+    ],
 }
 """Which files are in which package."""
 

@@ -113,7 +113,7 @@ def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     given = Kernel("6.1-test", path, None)
     monkeypatch.setattr(kernel, "debian_kernel", lambda *_: given)
-    monkeypatch.setattr(kernel, "newest_cached", lambda _: given)
+    monkeypatch.setattr(kernel, "newest_cached", lambda *_: given)
 
 
 @pytest.fixture

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.errors import BuildError
-from forkd.images.kernel import given_kernel, newest_cached, why_no_kernel
+from forkd.errors import BuildError, InvalidRequest
+from forkd.images.kernel import (
+    given_kernel,
+    is_debian,
+    newest_cached,
+    newest_of,
+    series_of,
+    why_no_kernel,
+)
 from forkd.images.kernel_packages import parse_dependency, parse_parts
 from forkd.images.layout import Cache
 
@@ -84,7 +91,9 @@ def test_the_parts_of_a_kernel_in_several_packages_are_read_from_its_record() ->
         f"linux-binary-{release} (= {version}), linux-modules-{release} (= {version})\n"
     )
 
-    assert parse_parts(record, release) == (f"linux-binary-{release}", f"linux-modules-{release}")
+    assert parse_parts(record, release) == tuple(
+        f"linux-{part}-{release}" for part in ("base", "binary", "modules")
+    )
     assert parse_parts("Package: x\nDepends: kmod, linux-base (>= 4.3)\n", release) == ()
     assert parse_parts("Package: x\n", release) == ()
 
@@ -100,3 +109,76 @@ def test_the_newest_cached_kernel_is_used_and_unfinished_ones_are_not(tmp_path: 
 
     assert newest is not None
     assert newest.version == "6.1.0-56-amd64_6.1.192-2"
+
+
+def test_kernels_of_a_series_are_kept_apart_from_the_host_s_own(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path)
+    for name in ("6.1.0-56-amd64_6.1.192-2", "6.12/6.12.118-amd64_6.12.118-1", "7/7.3-amd64_7.3-1"):
+        (cache.kernels / name).mkdir(parents=True)
+        (cache.kernels / name / "vmlinuz").touch()
+
+    found = {series: newest_cached(cache, series) for series in (None, "6.12", "7", "6.1")}
+
+    assert {series: kernel.version if kernel else None for series, kernel in found.items()} == {
+        None: "6.1.0-56-amd64_6.1.192-2",
+        "6.12": "6.12.118-amd64_6.12.118-1",
+        "7": "7.3-amd64_7.3-1",
+        "6.1": None,
+    }
+
+
+def record(release: str, version: str) -> str:
+    return f"Package: linux-image-amd64\nDepends: linux-image-{release} (= {version})\n"
+
+
+RECORDS = [
+    record("7.3.4+deb13-amd64", "7.3.4-1~bpo13+1"),
+    record("6.12.117+deb13-amd64", "6.12.117-1"),
+    record("6.12.118+deb13-amd64", "6.12.118-1"),
+    record("6.1.0-56-amd64", "6.1.192-2"),
+    "Package: linux-image-amd64\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("series", "release"),
+    [
+        ("6.12", "6.12.118+deb13-amd64"),
+        ("6.12.117", "6.12.117+deb13-amd64"),
+        ("6.1", "6.1.0-56-amd64"),
+        ("7", "7.3.4+deb13-amd64"),
+        ("6", "6.12.118+deb13-amd64"),
+        (None, "7.3.4+deb13-amd64"),
+        ("6.11", None),
+        ("6.12.11", None),
+        ("61", None),
+    ],
+)
+def test_the_newest_of_a_series_is_chosen_and_numbers_match_whole(
+    series: str | None, release: str | None
+) -> None:
+    found = newest_of(series, RECORDS)
+
+    assert (found[0] if found else None) == release
+
+
+@pytest.mark.parametrize("named", ["debian", "6.12", "7", "6.1.192"])
+def test_what_names_a_kernel_of_debian(named: str) -> None:
+    assert is_debian(named)
+
+
+@pytest.mark.parametrize(
+    "named", ["./6.12", "vmlinuz", "6.12-rc1", "6.", "06", "", "6.1.1.1", "v7"]
+)
+def test_anything_else_is_a_path(named: str) -> None:
+    assert not is_debian(named)
+
+
+def test_the_variable_says_which_series_debian_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORKD_KERNEL", raising=False)
+    assert series_of("debian") is None
+    monkeypatch.setenv("FORKD_KERNEL", "6.12")
+    assert (series_of("debian"), series_of("7")) == ("6.12", "7")
+    monkeypatch.setenv("FORKD_KERNEL", "newest")
+    with pytest.raises(InvalidRequest, match=r"FORKD_KERNEL is 'newest': .*such as 6\.12"):
+        series_of("debian")

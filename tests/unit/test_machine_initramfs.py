@@ -57,6 +57,21 @@ def test_compressed_modules_are_unpacked(tmp_path: Path, monkeypatch: pytest.Mon
     assert b".xz" not in data
 
 
+def test_what_is_built_in_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in BOOT_MODULES if name != "virtio_pci"]
+    for name in names:
+        (tmp_path / f"{name}.ko").write_bytes(b"x")
+    (tmp_path / "modules.dep").write_text("".join(f"{name}.ko:\n" for name in names))
+    (tmp_path / "busybox").write_bytes(b"busybox")
+    monkeypatch.setattr(initramfs, "BUSYBOX_PATHS", (str(tmp_path / "busybox"),))
+    with pytest.raises(HostError, match="no module virtio_pci"):
+        initramfs.build_initramfs(tmp_path, {})
+
+    (tmp_path / "modules.builtin").write_text("kernel/drivers/virtio/virtio_pci.ko\n")
+
+    assert b"virtio_pci" not in initramfs.build_initramfs(tmp_path, {})
+
+
 def test_members_of_the_archive_are_aligned_and_the_trailer_ends_it() -> None:
     archive = Archive()
     archive.folder("bin")

@@ -27,7 +27,7 @@ from forkd.images import namespace
 from forkd.images.apart import MADE_NAME, PLAN_NAME
 from forkd.images.bases import over_base
 from forkd.images.builder import BuiltImage, build_recipe
-from forkd.images.kernel import debian_kernel
+from forkd.images.kernel import debian_kernel, is_debian, series_of
 from forkd.images.layout import Cache
 from forkd.images.plan import Plan, Workshop, make, result_name
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("--memory-mib-max", type=int, help="of the helper machine that bakes it")
     image.set_defaults(command=_build_image)
     fetch = commands.add_parser("kernel", parents=[common], help="fetch Debian's kernel")
+    fetch.add_argument("series", nargs="?", default="debian", help="such as 6.12 or 7")
     fetch.set_defaults(command=_fetch_kernel)
     differ = commands.add_parser("differ", help="write what a folder has that another lacks")
     for name in ("tree", "base", "output", "replaced"):
@@ -154,7 +155,11 @@ def _differ(options: argparse.Namespace, _: Build, __: Cells | None) -> dict[str
 
 
 def _fetch_kernel(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:
-    found = debian_kernel(Cache.open(options.cache), steps)
+    if not is_debian(options.series):
+        raise InvalidRequest(
+            f"{options.series} is no version of Linux, such as 6.12", field="series"
+        )
+    found = debian_kernel(Cache.open(options.cache), steps, series_of(options.series))
     return {
         "event": "built",
         "kernel": str(found.vmlinuz),

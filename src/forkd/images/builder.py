@@ -50,12 +50,14 @@ class BuiltImage:
         recipe: Shape of the machine, warm-up, kernel command line.
         config: Settings of the image, the recipe's over the OCI image's.
         kernel_version: Names the kernel: Debian's release and version, or `custom`.
+        kernel_digest: The SHA-256 digest of its file, as hex.
     """
 
     image: Image
     recipe: Recipe
     config: ImageConfig
     kernel_version: str
+    kernel_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def build_recipe(  # noqa: PLR0913, PLR0917 - what it is made of, and where
         base = build_recipe(recipe.under, cache, agent, build, cells, keep)
         added = build_additions(recipe, base.image.rootfs, base.config, cache, build, cells)
         image = replace(base.image, key=added.key, name=recipe.name, rootfs=added.archive)
-        return BuiltImage(image, recipe, added.config, base.kernel_version)
+        return replace(base, image=image, recipe=recipe, config=added.config)
     try:
         chosen = kernel_of(recipe, cache, build)
         first = initramfs.build_initramfs(chosen, agent, cache, build) if agent else None
@@ -151,7 +153,8 @@ def build_recipe(  # noqa: PLR0913, PLR0917 - what it is made of, and where
         rootfs=root.path,
         disk_bytes=root.disk_bytes,
     )
-    return BuiltImage(image, recipe, root.config, chosen.version)
+    digest = keys.file_digest(chosen.vmlinuz)
+    return BuiltImage(image, recipe, root.config, chosen.version, digest)
 
 
 def build_rootfs(  # noqa: PLR0913, PLR0917 - what it is made of, and where
@@ -273,8 +276,8 @@ def _kept(root: Rootfs, keep: Keep | None) -> Rootfs:
 def kernel_of(recipe: Recipe, cache: Cache, build: Build) -> kernel.Kernel:
     """Return the kernel that a recipe's machine boots, fetched unless the cache has it."""
     said_by, machine = recipe.under or recipe, recipe.machine
-    if machine.kernel == "debian":
-        return kernel.debian_kernel(cache, build)
+    if kernel.is_debian(machine.kernel):
+        return kernel.debian_kernel(cache, build, kernel.series_of(machine.kernel))
     folder = said_by.folder / machine.modules if machine.modules is not None else None
     return kernel.given_kernel(said_by.folder / machine.kernel, folder)
 

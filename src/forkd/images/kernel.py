@@ -5,22 +5,29 @@ without installing anything.  It is unpacked into the cache once; `depmod` write
 which module needs which.  The newest kernel in the cache is used as long as there is one:
 deleting `kernels/` in the cache makes the next build fetch anew.
 
+Which one is the host's release's, unless a *series* is named: the first numbers of its version,
+such as `6.12` or `7`.  What the host's own releases do not have comes from Debian's others: see
+`forkd.images.apt`, and docs/adr/0057.
+
 A kernel by path must be what the VMM can load: a bzImage, or a 64-bit x86 ELF vmlinux.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError
-from forkd.host import files, folders, process
+from forkd.errors import BuildError, InvalidRequest
+from forkd.host import files, folders, proc, process
+from forkd.images.apt import Apt, apart
 from forkd.images.kernel_packages import parse_dependency, parse_parts, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from forkd.images.layout import Cache
@@ -29,7 +36,11 @@ if TYPE_CHECKING:
 DEBIAN_META_PACKAGE = "linux-image-amd64"
 """The generic flavour: it has VMGENID and everything a server needs, as modules."""
 
-APT_TIMEOUT_S = 900.0
+SERIES = re.compile(r"[1-9][0-9]?(\.[0-9]{1,3}){0,2}")
+"""What names the kernels of a series; a file of such a name is named with a `./` before it."""
+
+VARIABLE = "FORKD_KERNEL"
+"""The environment variable that says which series `debian` means."""
 
 _BZIMAGE_MAGIC_OFFSET = 0x202
 _BOOT_PROTOCOL_MIN = 0x020C
@@ -54,29 +65,64 @@ class Kernel:
     modules: Path | None
 
 
-def debian_kernel(cache: Cache, build: Build) -> Kernel:
-    """Return Debian's kernel from the cache, fetching it if there is none.
+def is_debian(named: str) -> bool:
+    """Tell whether what a recipe names is a kernel of Debian's, not a path."""
+    return named == "debian" or SERIES.fullmatch(named) is not None
+
+
+def series_of(named: str) -> str | None:
+    """Return the series of a kernel of Debian's that a recipe names; None for the host's release's.
 
     Raises:
-        BuildError: This host's apt does not know the package, or it could not be fetched.
+        InvalidRequest: The variable that says what `debian` means names none.
+    """
+    if named != "debian":
+        return named
+    said = proc.environment().get(VARIABLE) or None
+    if said is not None and SERIES.fullmatch(said) is None:
+        raise InvalidRequest(
+            f"{VARIABLE} is {said!r}: must be the beginning of a version of Linux, such as 6.12",
+            field=VARIABLE,
+        )
+    return said
+
+
+def debian_kernel(cache: Cache, build: Build, series: str | None = None) -> Kernel:
+    """Return a kernel of Debian's from the cache, fetching it if there is none.
+
+    Args:
+        cache: Where it is kept.
+        build: What needs it.
+        series: The beginning of its version; None for that of this host's release.
+
+    Raises:
+        BuildError: There is none of that series, or it could not be fetched.
     """
     with cache.lock("kernel", build.waiting("kernel", "waiting for another builder's kernel")):
-        if (cached := newest_cached(cache)) is not None:
+        if (cached := newest_cached(cache, series)) is not None:
             build.tell("kernel", f"Debian kernel {cached.version}, from the cache", 1.0)
             return cached
-        release, version = _resolve(build)
-        path = cache.kernels / f"{release}_{version}"
-        with cache.partial(path) as aside:
-            _fetch(aside, release, version, build)
-            files.publish(aside, path)
+        with cache.partial(cache.kernels / "fetched") as aside:
+            apt_folder, kernel = aside / "apt", aside / "kernel"
+            folders.make(apt_folder)
+            folders.make(kernel)
+            asked, release, version = _resolve(series, apt_folder, build)
+            _fetch(asked, kernel, release, version, build)
+            path = _folder(cache, series) / f"{release}_{version}"
+            folders.make(path.parent)
+            files.publish(kernel, path)
         build.tell("kernel", f"Debian kernel {path.name}", 1.0)
         return _cached(path)
 
 
-def newest_cached(cache: Cache) -> Kernel | None:
-    """Return the newest of Debian's kernels in the cache, or None."""
-    found = [path.parent for path in folders.matching(cache.kernels, "[!.]*/vmlinuz")]
+def newest_cached(cache: Cache, series: str | None = None) -> Kernel | None:
+    """Return the newest of Debian's kernels of a series in the cache, or None."""
+    found = [path.parent for path in folders.matching(_folder(cache, series), "[!.]*/vmlinuz")]
     return _cached(max(found, key=lambda path: _natural(path.name))) if found else None
+
+
+def _folder(cache: Cache, series: str | None) -> Path:
+    return cache.kernels if series is None else cache.kernels / series
 
 
 def given_kernel(path: Path, modules: Path | None) -> Kernel:
@@ -112,48 +158,66 @@ def why_no_kernel(head: bytes) -> str | None:
     return None
 
 
-def _resolve(build: Build) -> tuple[str, str]:
+def _resolve(series: str | None, folder: Path, build: Build) -> tuple[Apt, str, str]:
+    """Return who has the newest kernel of a series, its release and its version."""
     if not process.installed("apt-get"):
-        raise BuildError("no Debian kernel without apt; name one with machine.kernel = 'path'")
+        raise BuildError("no Debian kernel without apt; name one with machine.kernel = './vmlinuz'")
     build.tell("kernel", f"asking apt for {DEBIAN_META_PACKAGE}", 0.0)
-    try:
-        shown = build.run(
-            ["apt-cache", "show", "--no-all-versions", DEBIAN_META_PACKAGE], timeout_s=APT_TIMEOUT_S
-        )
-    except BuildError as error:
-        raise BuildError(_no_package(), **error.context) from error
-    found = parse_dependency(shown.stdout.decode(errors="replace"))
+    asked = Apt()
+    found = newest_of(series, asked.records(DEBIAN_META_PACKAGE, build))
+    if found is None and series is not None:
+        asked = apart(folder, build)
+        records = asked.records(DEBIAN_META_PACKAGE, build)
+        found = newest_of(series, records)
+        if found is None:
+            raise BuildError(_no_series(series, records))
     if found is None:
-        raise BuildError(_no_package())
-    return found
+        raise BuildError(
+            f"apt does not know {DEBIAN_META_PACKAGE}: run `apt-get update`, or, if this is not "
+            "Debian, name a kernel with machine.kernel = './vmlinuz'"
+        )
+    return asked, *found
 
 
-def _no_package() -> str:
+def newest_of(series: str | None, records: Iterable[str]) -> tuple[str, str] | None:
+    """Return release and version of the newest kernel of a series among records of the package."""
+    known = [found for record in records if (found := parse_dependency(record)) is not None]
+    if series is not None:
+        known = [each for each in known if re.match(rf"{re.escape(series)}(?![0-9])", each[0])]
+    return max(known, key=lambda each: _natural(each[1]), default=None)
+
+
+def _no_series(series: str, records: Iterable[str]) -> str:
+    known = {found[0] for record in records if (found := parse_dependency(record)) is not None}
     return (
-        f"apt does not know {DEBIAN_META_PACKAGE}: run `apt-get update`, or, if this is not "
-        "Debian, name a kernel with machine.kernel = 'path'"
+        f"Debian has no kernel {series}; it has {', '.join(sorted(known, key=_natural)) or 'none'}"
     )
 
 
-def _fetch(aside: Path, release: str, version: str, build: Build) -> None:
+def _fetch(asked: Apt, aside: Path, release: str, version: str, build: Build) -> None:
     """Unpack the kernel's packages into `aside` as the layout says."""
     build.tell("kernel", f"fetching Debian kernel {release}", 0.1)
     image = f"linux-image-{release}"
-    shown = build.run(["apt-cache", "show", f"{image}={version}"], timeout_s=APT_TIMEOUT_S)
-    parts = parse_parts(shown.stdout.decode(errors="replace"), release)
-    packages = [f"{name}={version}" for name in (image, *parts)]
-    build.run(
-        ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages],
-        timeout_s=APT_TIMEOUT_S,
-        cwd=aside,
-    )
+    records = asked.records(f"{image}={version}", build)
+    parts = parse_parts(records[0] if records else "", release)
+    asked.download([f"{name}={version}" for name in (image, *parts)], aside, build)
     archives = folders.matching(aside, "*.deb")
     build.tell("kernel", f"unpacking Debian kernel {release}", 0.5)
     unpack(archives, release, aside, build)
-    about = {"release": release, "version": version}
+    about = {
+        "release": release,
+        "version": version,
+        "packages": {archive.name: _sha256(archive) for archive in archives},
+        "vmlinuz_sha256": _sha256(aside / "vmlinuz"),
+    }
     folders.write(aside / "kernel.json", f"{json.dumps(about)}\n".encode())
     for archive in archives:
         files.remove_file(archive)
+
+
+def _sha256(path: Path) -> str:
+    with files.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cached(path: Path) -> Kernel:

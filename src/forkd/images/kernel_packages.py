@@ -5,7 +5,8 @@
     backports, Debian 14   usr/lib/modules/R/vmlinuz   usr/lib/modules/R/
 
 R is the kernel's release.  In the last of these the package `linux-image-R` has no kernel: it
-depends on `linux-binary-R`, which has it, and on `linux-modules-R`.
+depends on `linux-binary-R`, which has it, on `linux-modules-R`, and on `linux-base-R`, which has
+the list of what is built in.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def parse_dependency(record: str) -> tuple[str, str] | None:
 def parse_parts(record: str, release: str) -> tuple[str, ...]:
     """Return the packages that the record of `linux-image-RELEASE` says are parts of it."""
     depends = re.search(r"^Depends: (.*)$", record, re.MULTILINE)
-    part = rf"\b(linux-(?:binary|modules)-{re.escape(release)}) \(= "
+    part = rf"\b(linux-(?:base|binary|modules)-{re.escape(release)}) \(= "
     return tuple(re.findall(part, depends[1])) if depends else ()
 
 

@@ -43,6 +43,7 @@ from pydantic import (
 from forkd.errors import InvalidRequest, NotFound
 from forkd.host import files
 from forkd.images import oci
+from forkd.images.kernel import is_debian
 from forkd.limits import (
     DISK_MIB_MAX,
     DISK_MIB_MIN,
@@ -244,7 +245,8 @@ class MachineShape(_Frozen):
         vcpus: Virtual CPUs.
         memory_mib: Memory, in MiB.
         disk_mib: Size of the disk; None is `DISK_MIB_DEFAULT`, or the size of a given rootfs.
-        kernel: `debian` for Debian's own, or the path of a bzImage or vmlinux.
+        kernel: `debian` for the host's release's, the beginning of a version of Linux, such as
+            `6.12`, for Debian's kernel of that version, or the path of a bzImage or vmlinux.
         modules: Folder with the modules of a kernel given by path, as under `/lib/modules`;
             None if the kernel has built in what it needs.
         cmdline: Added to the kernel's command line.
@@ -424,7 +426,7 @@ def _check_confined(recipe: Recipe) -> None:
     named = {
         "image.rootfs": () if image.rootfs is None else (image.rootfs,),
         "image.oci": () if image.oci is None else oci.local_paths(image.oci),
-        "machine.kernel": () if machine.kernel == "debian" else (machine.kernel,),
+        "machine.kernel": () if is_debian(machine.kernel) else (machine.kernel,),
         "machine.modules": () if machine.modules is None else (machine.modules,),
     }
     for field, names in named.items():

@@ -44,7 +44,8 @@ def build_initramfs(modules: Path, files: Mapping[str, bytes]) -> bytes:
         HostError: busybox or a module is missing.
     """
     here = Path(__file__).parent
-    order = load_order((modules / "modules.dep").read_text(encoding="utf-8"), BOOT_MODULES)
+    table = (modules / "modules.dep").read_text(encoding="utf-8")
+    order = load_order(table, BOOT_MODULES, _built_in(modules))
     archive = Archive()
     for folder in ("bin", "proc", "sys", "dev", "modules"):
         archive.folder(folder)
@@ -62,12 +63,15 @@ def build_initramfs(modules: Path, files: Mapping[str, bytes]) -> bytes:
     return archive.finish()
 
 
-def load_order(modules_dep: str, wanted: Iterable[str]) -> list[str]:
+def load_order(
+    modules_dep: str, wanted: Iterable[str], built_in: Iterable[str] = NOT_IN_ALL
+) -> list[str]:
     """Return the paths of `wanted` and all they depend on, dependencies first.
 
     Args:
         modules_dep: Text of depmod's `modules.dep`.
         wanted: Names as modprobe takes them; `-` and `_` are the same.
+        built_in: Names of what the kernel does not need as modules.
 
     Raises:
         HostError: A module is not listed, and every kernel has it.
@@ -89,13 +93,19 @@ def load_order(modules_dep: str, wanted: Iterable[str]) -> list[str]:
 
     for module in wanted:
         name = _module_name(module)
-        if name in needs or name not in NOT_IN_ALL:
+        if name in needs or name not in built_in:
             add(name)
     return order
 
 
 def _module_name(path: str) -> str:
     return Path(path).name.partition(".ko")[0].replace("-", "_")
+
+
+def _built_in(modules: Path) -> frozenset[str]:
+    table = modules / "modules.builtin"
+    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
+    return frozenset((*map(_module_name, lines), *NOT_IN_ALL))
 
 
 def _read_module(path: Path) -> bytes:

@@ -1,20 +1,28 @@
 """Find the kernel that the helper machine boots: Debian's generic one.
 
 It is the same package that guests boot, in the same cache: `forkd.images`
-fetches and unpacks it there as `kernels/<version>/{vmlinuz,modules}`.  If the
-cache has none yet, that is run as a program of its own, because the client side
-loads no host code.
+fetches and unpacks it there as `kernels/<version>/{vmlinuz,modules}`, or below
+`kernels/<series>` if `FORKD_MACHINE_KERNEL` names a series, such as `6.12`.  If
+the cache has none yet, that is run as a program of its own, because the client
+side loads no host code.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from forkd.errors import HostError
+from forkd.errors import HostError, InvalidRequest
+
+VARIABLE = "FORKD_MACHINE_KERNEL"
+"""The environment variable that says which kernel: the beginning of its version."""
+
+SERIES = re.compile(r"[1-9][0-9]?(\.[0-9]{1,3}){0,2}")
+"""What it may say."""
 
 FETCH_DEADLINE_S = 600.0
 """How long fetching 70 MB of kernel package may take."""
@@ -41,19 +49,32 @@ def default_cache() -> Path:
 
 
 def find_kernel(cache: Path | None = None) -> Kernel:
-    """Return the newest cached kernel, fetching one if there is none.
+    """Return the newest cached kernel of the series that is wanted, fetching one if there is none.
 
     Raises:
+        InvalidRequest: `FORKD_MACHINE_KERNEL` is no series.
         HostError: None could be fetched.
     """
-    folder = (cache or default_cache()) / "kernels"
+    series = _series()
+    kernels = (cache or default_cache()) / "kernels"
+    folder = kernels if series is None else kernels / series
     kernel = newest_kernel(folder)
     if kernel is None:
-        _fetch(folder.parent)
+        _fetch(kernels.parent, series)
         kernel = newest_kernel(folder)
     if kernel is None:
         raise HostError(f"no kernel could be put into {folder}")
     return kernel
+
+
+def _series() -> str | None:
+    said = os.environ.get(VARIABLE) or None
+    if said is not None and SERIES.fullmatch(said) is None:
+        raise InvalidRequest(
+            f"{VARIABLE} is {said!r}: must be the beginning of a version of Linux, such as 6.12",
+            field=VARIABLE,
+        )
+    return said
 
 
 def newest_kernel(folder: Path) -> Kernel | None:
@@ -70,9 +91,15 @@ def _version(name: str) -> list[int]:
     return [int(part) for part in "".join(c if c.isdigit() else " " for c in name).split()]
 
 
-def _fetch(cache: Path) -> None:
-    arguments = [sys.executable, "-m", "forkd.images", "kernel", "--cache", str(cache)]
+def _fetch(cache: Path, series: str | None) -> None:
+    named = "debian" if series is None else series
+    arguments = [sys.executable, "-m", "forkd.images", "kernel", "--cache", str(cache), named]
+    environment = {name: value for name, value in os.environ.items() if name != _GUESTS}
     try:
-        subprocess.run(arguments, check=True, timeout=FETCH_DEADLINE_S)  # noqa: S603 - ours
+        subprocess.run(arguments, check=True, timeout=FETCH_DEADLINE_S, env=environment)  # noqa: S603 - ours
     except (OSError, subprocess.SubprocessError) as error:
         raise HostError(f"the helper machine's kernel could not be fetched: {error}") from error
+
+
+_GUESTS = "FORKD_KERNEL"
+"""Says which kernel guests boot."""

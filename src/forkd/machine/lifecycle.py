@@ -448,6 +448,7 @@ def _environment() -> dict[str, str]:
         "PATH": os.environ.get("PATH", os.defpath),
         "FORKD_VMM": str(programs.find(programs.VMM)),
         "FORKD_AGENT": str(programs.find(programs.AGENT)),
+        **{name: os.environ[name] for name in ("FORKD_KERNEL",) if name in os.environ},
     }
 
 

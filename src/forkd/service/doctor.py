@@ -23,7 +23,7 @@ from forkd.errors import ForkdError, HostError
 from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process, userns
 from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
-from forkd.images.kernel import newest_cached
+from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
 from forkd.service import rootless
 from forkd.service.cells import Cells
@@ -269,7 +269,7 @@ def _is_missing(program: str) -> bool:
 def _cached_kernel(folder: Path) -> str | None:
     if not files.is_folder(folder / "kernels"):
         return None
-    found = newest_cached(Cache(folder))
+    found = newest_cached(Cache(folder), series_of("debian"))
     return None if found is None else found.version
 
 

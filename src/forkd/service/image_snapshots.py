@@ -200,7 +200,8 @@ class ImageSnapshots:
                 return None
             source = replace(source, reference=source.reference.pinned(digest))
         recipe = self._recipes.read(source, request.changes)
-        if recipe.machine.kernel == "debian" and kernel.newest_cached(cache) is None:
+        named = recipe.machine.kernel
+        if kernel.is_debian(named) and not kernel.newest_cached(cache, kernel.series_of(named)):
             return None  # it is to be fetched
         wanted, image_key = self._identify(tenant, source, recipe, cache, Build())
         at_hand = (self._store.folder(wanted.tag), cache.images / image_key)

@@ -97,7 +97,7 @@ class Manifest(_Part):
         created_at: When its bake began, UTC.
         recipe: The name of its recipe.
         image_key: Names the image under its disk.
-        kernel: File name of the kernel that it booted.
+        kernel: The version of the kernel that it booted, and `@sha256:` with its file's digest.
         vcpus: Virtual CPUs.
         memory_bytes: Guest memory.
         disk_bytes: Size of the disk.

@@ -207,7 +207,7 @@ def _manifest(tag: Tag, created_at: datetime, built: BuiltImage, baked: Baked) -
         created_at=created_at,
         recipe=recipe.name,
         image_key=image.key,
-        kernel=built.kernel_version,
+        kernel=f"{built.kernel_version}@sha256:{built.kernel_digest}",
         vcpus=recipe.machine.vcpus,
         memory_bytes=recipe.machine.memory_mib << 20,
         disk_bytes=image.disk_bytes,
