@@ -66,9 +66,7 @@ def main() -> int:
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        measured = (
-            [recipes.FOLDER / name for name in options.recipes] if of_recipes(options) else []
-        )
+        measured = recipes.folders(options.recipes) if of_recipes(options) else []
         bench = measure([options.recipe.absolute(), *measured], chosen(options))
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import __main__ as command_line
 from benchmarks import (
     branch,
     chain,
@@ -331,6 +332,21 @@ def test_every_program_is_measured_once_it_has_its_packages(
         recipes.FOLDER / "python-numpy",
     ]
     assert recipes.steps(("redis", "mcp-agent", "crewai-fanout")) == 2 + 1 + 2
+
+
+def test_a_run_builds_the_images_of_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Path] = []
+
+    def measure(images: list[Path], _: list[str]) -> dict[str, Any]:
+        built.extend(images)
+        raise EngineError("enough")
+
+    monkeypatch.setattr(command_line, "measure", measure)
+    argv = ["benchmarks", "--only", "recipes", "--recipes", "redis,mcp-agent"]
+    monkeypatch.setattr("sys.argv", argv)
+
+    assert command_line.main() == 1
+    assert {path.name for path in built} == {"redis", "python-numpy"}
 
 
 def test_the_figures_of_programs_are_shown_and_get_a_table_of_their_own(
