@@ -15,6 +15,7 @@ import pytest
 
 from forkd import Client
 from forkd.limits import RECIPE_UPLOAD_BYTES_MAX
+from forkd.sdk._recipes import Archive
 from forkd.service.recipes import UNUSED_S_MAX
 from tests.support.archives import HOSTILE
 from tests.support.daemon_program import ServedHost, served
@@ -171,6 +172,71 @@ def test_a_local_folder_is_uploaded_and_baked_from_the_command_line(
     finally:
         assert daemon.forkd("kill", "--all").returncode == 0
         assert daemon.forkd("snapshot", "rm", "one").returncode == 0
+
+
+OVER = """
+name = "over"
+image = { base = "../under" }
+
+[warmup]
+runtime = "python"
+code = "total = answer + 1"
+"""
+
+
+def test_the_folder_of_a_base_is_uploaded_before_the_recipe(
+    daemon: ServedHost, tmp_path: Path
+) -> None:
+    local_recipe(daemon, tmp_path / "under", name="under", code="answer = 41")
+    (tmp_path / "over").mkdir()
+    (tmp_path / "over" / "recipe.toml").write_text(OVER)
+
+    try:
+        made = daemon.forkd("snapshot", "create", "two", "-r", str(tmp_path / "over"), "--json")
+        assert made.returncode == 0, made.stderr
+        with Client(daemon.url) as client:
+            (parent,) = client.snapshots.info("two").ancestors
+            under = client.snapshots.info(parent)
+        assert (under.cached, under.recipe, under.dependents) == (True, "under", ["two"])
+        built = daemon.forkd("build", str(tmp_path / "over"), "--json")
+        assert json.loads(built.stdout)["name"] == "over"
+    finally:
+        assert daemon.forkd("snapshot", "rm", "two").returncode == 0
+        assert daemon.forkd("snapshot", "rm", parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (OVER.replace("../under", "../none"), "the base of"),
+        (OVER.replace("../under", "../again"), "has no base itself, but"),
+        (f"# '../under' or \"../under\"\n{OVER}", "has to say its base '../under' once"),
+    ],
+)
+def test_a_base_that_cannot_be_uploaded_is_one_error(
+    daemon: ServedHost, tmp_path: Path, text: str, words: str
+) -> None:
+    local_recipe(daemon, tmp_path / "under", name="under")
+    for name, said in (("again", OVER), ("over", text)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.toml").write_text(said)
+
+    ended = daemon.forkd("build", str(tmp_path / "over"))
+
+    assert (ended.returncode in {2, 3}, words in ended.stderr) == (True, True), ended.stderr
+
+
+def test_an_uploaded_recipe_with_a_folder_for_a_base_is_refused(
+    daemon: ServedHost, http: httpx.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text(OVER)
+    archive = b"".join(Archive.of(tmp_path / "recipe.toml").pieces())
+    headers = {"content-type": "application/x-tar"}
+    reference = http.post("/v2/recipes", content=archive, headers=headers).json()["recipe"]
+
+    ended = daemon.forkd("build", reference)
+
+    assert (ended.returncode, "its base cannot be the folder ../under" in ended.stderr) == (2, True)
 
 
 def test_the_same_folder_is_sent_once(daemon: ServedHost, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         cache_dir=cache,
         state_dir=state,
         run_dir=run_dir,
-        recipe_dirs=(Path("/"),),
+        recipe_dirs=(Path("/"), programs.RECIPES),
         cgroups=True,
         packs=PackPolicy(allow_unsigned=True),
         admission=AdmissionPolicy(memory_pressure_max=100.0),  # what ran before may still be felt

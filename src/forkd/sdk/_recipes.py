@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import stat
 import tarfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,56 @@ def find_local(recipe: str | PathLike[str]) -> Path | None:
     raise NotFound(f"no recipe at {path}: no TOML file, and no folder with a {RECIPE_FILE}")
 
 
+def find_local_base(file: Path) -> tuple[str, Path] | None:
+    """Return what a recipe says of its base, and the base's TOML file, if that is a folder here.
+
+    Raises:
+        NotFound: There is no recipe in that folder.
+        InvalidRequest: That base has such a base itself.
+    """
+    said = _folder_of_base(file)
+    if said is None:
+        return None
+    try:
+        base = find_local(file.parent / said)
+    except NotFound as error:
+        raise NotFound(f"the base of {file}: {error}") from None
+    if base is None:
+        raise NotFound(f"the base of {file}: no recipe at {file.parent / said}")
+    if (again := _folder_of_base(base)) is not None:
+        raise InvalidRequest(
+            f"the base of a recipe has no base itself, but {base} has {again!r}", field="image.base"
+        )
+    return said, base
+
+
+def _folder_of_base(file: Path) -> str | None:
+    """Return the relative path that a recipe names as its base; None if it names none."""
+    try:
+        image = tomllib.loads(file.read_text(encoding="utf-8")).get("image")
+    except (OSError, ValueError):
+        return None  # whoever reads it next says so
+    base = image.get("base") if isinstance(image, dict) else None
+    named = isinstance(base, str) and "/" in base and not base.startswith(("/", UPLOADED))
+    return str(base) if named else None
+
+
+def _with_base(file: Path, said: str, reference: str) -> bytes:
+    """Return a recipe's text with another base.
+
+    Raises:
+        InvalidRequest: What it says of its base is not in there exactly once.
+    """
+    text = file.read_text(encoding="utf-8")
+    quoted = [each for each in (f'"{said}"', f"'{said}'") if each in text]
+    if text.count(said) != 1 or not quoted:
+        raise InvalidRequest(
+            f"{file} has to say its base {said!r} once, as it is and between quotes",
+            field="image.base",
+        )
+    return text.replace(quoted[0], f'"{reference}"').encode()
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -79,8 +130,12 @@ class Archive:
     _entries: tuple[_Entry, ...]
 
     @classmethod
-    def of(cls, file: Path) -> Archive:
+    def of(cls, file: Path, base: tuple[str, str] | None = None) -> Archive:
         """Return the archive of the recipe whose TOML file this is.
+
+        Args:
+            file: The TOML file.
+            base: What it says of its base, and what is said in its place; None for nothing.
 
         Raises:
             InvalidRequest: Its folder cannot be read, holds too much, or what no archive may hold.
@@ -88,8 +143,11 @@ class Archive:
         with _readable("recipe"):
             folder = file.parent
             named = ((path, path.relative_to(folder).as_posix()) for path in _walk(folder))
+            text = None if base is None else _text_entry(_with_base(file, *base), RECIPE_FILE)
             entries = (
-                _entry(path, RECIPE_FILE if path == file else name)
+                text
+                if path == file and text is not None
+                else _entry(path, RECIPE_FILE if path == file else name)
                 for path, name in named
                 if name != RECIPE_FILE or path == file  # the one that was chosen has its name
             )

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from forkd.errors import InvalidRequest, NotFound
 from forkd.sdk._image import Image
 from forkd.sdk._images import LocalImage, find_local_image
-from forkd.sdk._recipes import UPLOADED, Archive, find_local
+from forkd.sdk._recipes import UPLOADED, Archive, find_local, find_local_base
 from forkd.sdk._requests import build
 from forkd.sdk._transport import async_pieces
 from forkd.wire.v2 import ProgressEvent, RecipeInfo, SnapshotEvent
@@ -56,7 +56,8 @@ class AsyncRecipes:
         it, and for a week.
 
         Args:
-            recipe: Its folder, or a TOML file in it; whatever else is in the folder goes along.
+            recipe: Its folder, or a TOML file in it; whatever else is in the folder goes along.  So
+                does its base, if that is a folder of this host.
             on_progress: Called with each step, if it is large.
 
         Raises:
@@ -66,7 +67,12 @@ class AsyncRecipes:
         file = find_local(recipe)
         if file is None:
             raise NotFound(f"no recipe at {recipe}")
-        return await self._upload(Archive.of(file), on_progress)
+        base = find_local_base(file)
+        if base is None:
+            return await self._upload(Archive.of(file), on_progress)
+        said, folder = base
+        under = await self._upload(Archive.of(folder), on_progress)
+        return await self._upload(Archive.of(file, (said, under.recipe)), on_progress)
 
     async def _upload(
         self, archive: Archive, on_progress: Callable[[ProgressEvent], object] | None
