@@ -173,10 +173,13 @@ fn call(host: &VsockHost) -> Option<Id> {
 fn refuse(host: &mut VsockHost) {
     let id = call(host).unwrap();
     host.on_event(VsockEvent::Closed(id));
-    assert!(host.agent_due_in().is_some_and(|left| left > Duration::ZERO && left <= CALL_AGAIN));
+    assert!(host.agent_due_in().is_some_and(|left| left <= CALL_AGAIN));
+    host.agent.as_mut().unwrap().due = Some(Instant::now() + Duration::from_hours(1));
+    assert!(!host.agent_is_due());
     host.agent.as_mut().unwrap().due = Some(Instant::now());
     assert!(host.agent_is_due());
     host.call_agent();
+    assert_eq!(host.agent_due_in(), None, "it is called now");
 }
 
 #[test]
@@ -201,8 +204,113 @@ fn an_agent_is_called_when_nobody_has_a_connection_to_it_any_more() {
 }
 
 #[test]
-fn an_agent_whose_client_goes_is_called_though_the_spare_connection_was_another_ports() {
-    let (mut host, id, _) = passed_on("other");
+fn an_agent_is_called_once_by_a_machine_without_a_connection() {
+    let (mut host, id, _) = passed_on("once");
+    host.call_agent();
+    assert_eq!(call(&host), None, "it has one that nobody uses");
+
+    host.on_event(VsockEvent::Closed(id));
+    host.call_agent();
+    let called = call(&host);
+    host.call_agent();
+
+    assert!(called.is_some());
+    assert_eq!(call(&host), called);
+}
+
+#[test]
+fn an_agent_is_called_though_there_is_a_connection_to_another_port() {
+    let (mut host, ..) = passed_on("port");
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let other = host.connect(8, ours).unwrap();
+    host.pass_on(other);
+
+    host.call_agent();
+
+    let called = call(&host).unwrap();
+    assert_eq!(host.device.device().status(called).unwrap().ports.guest, 7);
+}
+
+#[test]
+fn an_agent_is_called_when_the_connection_of_its_client_is_reset() {
+    let (mut host, id, _) = passed_on("reset");
+    let memory = driven(&mut host, None);
+    let first = client(&mut host, 7);
+
+    host.on_event(VsockEvent::Closed(id));
+    host.pump(&memory);
+
+    assert!(call(&host).is_some());
+    drop(first);
+}
+
+#[test]
+fn an_agent_is_called_when_its_client_breaks_off() {
+    let mut host = listening("breaks");
+    let (stream, id) = connect(&mut host);
+    let memory = driven(&mut host, None);
+    let ports = host.device.device().status(id).unwrap().ports;
+    let accepted = [3, 0, 2, 0, ports.guest, ports.host, 0, 1 | 2 << 16, 0, 1 << 16, 0];
+    let packet = accepted.map(u32::to_le_bytes).concat();
+    memory.write_slice(&packet, GuestAddress(places(TX_QUEUE)[2])).unwrap();
+    host.write(&memory, 0x50, &1_u32.to_le_bytes());
+    host.pass_on(id);
+    drop(stream);
+    let first = client(&mut host, 7);
+
+    drop(first); // with a greeting that it has not read
+    host.on_socket(host.by_id[&id]);
+    host.pump(&memory);
+
+    assert!(call(&host).is_some());
+}
+
+#[test]
+fn an_agent_is_looked_for_if_a_connection_is_over_before_it_is_passed_on() {
+    let (mut host, ..) = passed_on("early");
+    let (_stream, id) = connect(&mut host);
+    VirtioDevice::reset(host.device.device_mut());
+
+    host.pass_on(id);
+
+    assert!(host.agent.as_ref().is_some_and(|agent| agent.look));
+}
+
+#[test]
+fn an_agent_for_whose_call_there_is_no_room_is_called_later() {
+    let (mut host, id, _) = passed_on("room");
+    host.on_event(VsockEvent::Closed(id));
+    while host.device.device_mut().open(8).is_ok() {}
+
+    host.call_agent();
+
+    assert_eq!(call(&host), None);
+    assert!(host.agent_due_in().is_some() && !host.agent_is_gone());
+}
+
+#[test]
+fn a_call_that_ends_without_an_answer_or_is_not_needed_any_more_leaves_no_connection() {
+    let (mut host, id, _) = passed_on("leaves");
+    host.on_event(VsockEvent::Closed(id));
+    host.call_agent();
+    let refused = call(&host).unwrap();
+    host.on_event(VsockEvent::HalfClosed { id: refused, done: true, deaf: true });
+    assert_eq!((call(&host), host.device.device().status(refused)), (None, None));
+    assert!(host.agent_due_in().is_some());
+
+    host.call_agent();
+    let called = call(&host).unwrap();
+    let (_stream, passed) = connect(&mut host);
+    host.pass_on(passed);
+    host.on_event(VsockEvent::Connected(called));
+
+    assert_eq!(host.device.device().status(called), None);
+    assert_eq!((call(&host), host.spare), (None, Some((passed, 7))));
+}
+
+#[test]
+fn an_agent_is_not_called_while_another_client_waits_for_it() {
+    let (mut host, id, _) = passed_on("waits");
     let memory = driven(&mut host, None);
     let first = client(&mut host, 7);
     let waits = client(&mut host, 7);
@@ -240,6 +348,9 @@ fn an_agent_that_refuses_for_five_seconds_is_gone_and_one_that_then_answers_is_n
     refuse(&mut host);
 
     assert!(host.agent_is_gone());
+    let (_stream, met) = connect(&mut host);
+    host.pass_on(met);
+    assert!(!host.agent_is_gone(), "it was met again");
     assert_eq!(CALL_AGAIN * REFUSALS_MAX, Duration::from_secs(5));
 }
 
@@ -271,6 +382,14 @@ fn a_guest_that_was_rewound_has_no_agent_until_it_is_met() {
     host.call_agent();
 
     assert_eq!((call(&host), host.agent_due_in()), (None, None));
+}
+
+#[test]
+fn a_guest_that_was_rewound_has_no_connection_for_its_next_client() {
+    let (mut host, ..) = passed_on("forgets");
+    host.rewind(Mmio::new(Vsock::new()));
+
+    assert_eq!(heard(&client(&mut host, 7)), None, "the guest has yet to accept it");
 }
 
 #[test]
