@@ -62,8 +62,9 @@ bb ip route add default via 10.0.2.2
 bb rm -f /etc/resolv.conf
 echo "nameserver 10.0.2.3" >/etc/resolv.conf
 
+# The host's modprobe unpacks compressed modules; busybox's does not.
 for module in $MODULES; do
-    bb modprobe "$module" || echo "forkd-machine: no module $module"
+    modprobe "$module" || bb modprobe "$module" || echo "forkd-machine: no module $module"
 done
 [ -e /dev/kvm ] && bb chmod 666 /dev/kvm
 bb mkdir -p /dev/net && [ -e /dev/net/tun ] && bb chmod 666 /dev/net/tun
