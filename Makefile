@@ -14,7 +14,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 .PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
-        compile-rust-tests test-fuzz test-native test-machine soak shell machine-up machine-down in-machine \
+        compile-rust-tests test-fuzz test-native test-machine test-intel soak shell machine-up machine-down in-machine \
         bench demo demo-branch docs typescript gen lock clean
 
 help: ## Show this list
@@ -118,6 +118,13 @@ test-machine: build ## Functional tests in the helper machine; K=word selects, A
 	@$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
 		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
+# What depends on the kind of processor: its registers, timers and clocks, and the calls that are allowed.
+ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \
+            fork_correctness.py reset_time.py) tests/security/test_jail.py tests/security/test_seccomp.py
+
+test-intel: build ## Tests on a processor of Intel's, which Bochs emulates; K=word selects, ARGS=… others
+	@$(BIN)/python -m tests.intel.run $(if $(K),-k '$(K)') $(or $(ARGS),$(ON_INTEL))
+
 # Java, for `make soak`: a warm runtime that a recipe brings.
 $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages $<
@@ -126,6 +133,7 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 soak: build $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
+	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
 
 shell: build ## A shell in the helper machine
 	@$(IN_MACHINE) shell

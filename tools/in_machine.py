@@ -27,7 +27,7 @@ from forkd.machine.kernel import default_cache
 from forkd.machine.terminal import run_in_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "build" / "machine"
@@ -121,8 +121,13 @@ def compile_sources() -> None:
 
 def environment() -> dict[str, str]:
     """Return the part of our environment that is passed on."""
+    return passed(os.environ)
+
+
+def passed(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that a command in a machine gets."""
     return {
-        name: value for name, value in os.environ.items()
+        name: value for name, value in variables.items()
         if name in ENVIRONMENT_PASSED or name.startswith(ENVIRONMENT_PREFIXES)
     }  # fmt: skip
 

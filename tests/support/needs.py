@@ -79,6 +79,12 @@ def limits_io() -> bool:
     )
 
 
+def has_invariant_tsc() -> bool:
+    """Whether the processor's counter never stops, so that guests take their time from it."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return {"constant_tsc", "nonstop_tsc"} <= set(flags)
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "kvm": has_stock_kvm,
     "root": lambda: os.geteuid() == 0,
@@ -93,6 +99,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "mcp-testers": node.MCP_TESTERS.exists,
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
+    "invariant-tsc": has_invariant_tsc,
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),

@@ -45,18 +45,18 @@ def build_initramfs(modules: Path, files: Mapping[str, bytes]) -> bytes:
     """
     here = Path(__file__).parent
     table = (modules / "modules.dep").read_text(encoding="utf-8")
-    order = load_order(table, BOOT_MODULES, _built_in(modules))
+    order = load_order(table, BOOT_MODULES, built_in_modules(modules))
     archive = Archive()
     for folder in ("bin", "proc", "sys", "dev", "modules"):
         archive.folder(folder)
-    archive.file("bin/busybox", _busybox().read_bytes(), mode=0o755)
+    archive.file("bin/busybox", busybox().read_bytes(), mode=0o755)
     for applet in APPLETS:
         archive.link(f"bin/{applet}", "busybox")
     archive.file("init", (here / "init.sh").read_bytes(), mode=0o755)
     archive.file("second.sh", (here / "second.sh").read_bytes(), mode=0o755)
     names = [Path(path).name.removesuffix(".xz") for path in order]
     for path, name in zip(order, names, strict=True):
-        archive.file(f"modules/{name}", _read_module(modules / path))
+        archive.file(f"modules/{name}", read_module(modules / path))
     archive.file("modules/order", "".join(f"{name}\n" for name in names).encode())
     for path, data in files.items():
         archive.file(path, data, mode=0o600)
@@ -102,18 +102,25 @@ def _module_name(path: str) -> str:
     return Path(path).name.partition(".ko")[0].replace("-", "_")
 
 
-def _built_in(modules: Path) -> frozenset[str]:
+def built_in_modules(modules: Path) -> frozenset[str]:
+    """Return what a kernel with the folder `modules` does not need as modules."""
     table = modules / "modules.builtin"
     lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
     return frozenset((*map(_module_name, lines), *NOT_IN_ALL))
 
 
-def _read_module(path: Path) -> bytes:
+def read_module(path: Path) -> bytes:
+    """Return a module as the kernel takes it, which may unpack no xz."""
     data = path.read_bytes()
     return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
-def _busybox() -> Path:
+def busybox() -> Path:
+    """Return this host's busybox.
+
+    Raises:
+        HostError: It has none.
+    """
     for path in map(Path, BUSYBOX_PATHS):
         if path.is_file():
             return path
