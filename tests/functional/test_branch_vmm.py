@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -41,6 +41,17 @@ if TYPE_CHECKING:
 pytestmark = [REAL, BAKES_LARGE, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 SIBLING_RESETS = 3
+
+COUNTER_RESETS = 30
+
+COUNTER = """
+import ctypes, mmap, os
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes.fromhex("0f31 48c1e220 4809d0 c3"))  # rdtsc; shl rdx, 32; or rax, rdx; ret
+read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+read()
+"""
+"""Reads the processor's time stamp counter, in the guest and on the host."""
 
 COUNTING = """
 import itertools, os, threading, time
@@ -88,6 +99,13 @@ async def ports_of_two_clients(machine: Machine) -> tuple[int, int]:
     """Return the ports of the host's that two clients have at the same time."""
     async with machine.calling() as first, machine.calling() as second:
         return first, second
+
+
+def counter() -> int:
+    """Return the host's time stamp counter, which is as fast as that of guests here."""
+    program, names = COUNTER.rsplit("\n", 2)[0], dict[str, Any]()
+    exec(program, names)  # noqa: S102 - it is ours
+    return int(names["read"]())
 
 
 def names_in(folder: Path) -> set[str]:
@@ -240,6 +258,36 @@ async def test_a_machine_goes_back_to_its_fork_point_again_and_again(
         threads, descriptors, own_kib = machine.held()
         assert (threads, descriptors) <= (first[0], first[1] + 2)
         assert own_kib < first[2] + 1_024
+
+
+async def test_the_counter_of_a_machine_goes_back_however_often_it_is_reset(bench: Bench) -> None:
+    """KVM takes a counter that is written within a second of the last one for the same as that."""
+    async with bench.forked(bench.root) as (machine,):
+        first = await machine.value(COUNTER)
+        for _ in range(COUNTER_RESETS):
+            begun = counter()
+            await machine.reset()
+            now = await machine.value(COUNTER)
+
+            assert now - first <= counter() - begun
+
+
+async def test_processors_of_a_machine_have_one_counter_after_a_reset(bench: Bench) -> None:
+    spread = (
+        COUNTER
+        + """
+readings = [read()]
+for _ in range(8):
+    for cpu in range(os.cpu_count()):
+        os.sched_setaffinity(0, {cpu})
+        readings.append(read())
+readings == sorted(readings)
+"""
+    )
+    async with bench.forked(bench.root) as (machine,):
+        assert await machine.value(spread) is True
+        await machine.reset()
+        assert await machine.value(spread) is True
 
 
 async def test_a_sibling_goes_back_to_what_its_seed_holds(bench: Bench) -> None:

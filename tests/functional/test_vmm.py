@@ -221,7 +221,7 @@ def foreign(raw: bytearray) -> None:
 
 def of_a_later_version(raw: bytearray) -> None:
     """Raise the version; its check comes before that of the header's digest."""
-    struct.pack_into("<I", raw, 8, 2)
+    struct.pack_into("<I", raw, 8, 3)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -38,6 +38,7 @@ MAGICS: dict[str, bytes] = {
     "memory": b"FKDMEMRY",
     "disk.layer": b"FKDLAYER",
 }
+VERSION = {"state": 2, "memory": 1, "disk.layer": 1}
 
 
 def block(word: str) -> bytes:
@@ -48,7 +49,7 @@ def block(word: str) -> bytes:
 def write_stored(path: Path, name: FileName, body: bytes) -> PackedFile:
     """Write a stored file with its header; return what a manifest says of it."""
     digest = blake3(body)
-    head = struct.pack("<8sIIQ32s", MAGICS[name], 1, 0, len(body), digest.digest())
+    head = struct.pack("<8sIIQ32s", MAGICS[name], VERSION[name], 0, len(body), digest.digest())
     path.write_bytes(head + blake3(head).digest()[:8] + body)
     return PackedFile(name=name, bytes=64 + len(body), digest=digest.hexdigest())
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Members = dict[str, Any]
 
 MAGIC = {"state": b"FKDSTATE", "memory": b"FKDMEMRY", "disk.layer": b"FKDLAYER"}
+VERSION = {"state": 2, "memory": 1, "disk.layer": 1}
 
 BLOCK_BYTES = 4096
 
@@ -35,7 +36,7 @@ def write_layer(path: Path, below: bytes, disk: bytes) -> None:
 
 def write_stored(path: Path, name: str, body: bytes) -> Members:
     digest = blake3(body)
-    head = struct.pack("<8sIIQ32s", MAGIC[name], 1, 0, len(body), digest.digest())
+    head = struct.pack("<8sIIQ32s", MAGIC[name], VERSION[name], 0, len(body), digest.digest())
     path.write_bytes(head + blake3(head).digest()[:8] + body)
     return {"name": name, "bytes": 64 + len(body), "digest": digest.hexdigest()}
 

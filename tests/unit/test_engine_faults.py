@@ -24,6 +24,7 @@ from forkd.errors import (
     [
         ("damaged", StoreError),
         ("too_new", StoreError),
+        ("too_old", StoreError),
         ("not_ours", StoreError),
         ("cpu_mismatch", StoreError),
         ("kvm", HostError),

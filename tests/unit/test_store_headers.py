@@ -1,4 +1,4 @@
-"""A stored file is ours and whole, or the error says which of four things is wrong."""
+"""A stored file is ours and whole, or the error says which of five things is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY = b"the body"
 
 
 def stored(
-    *, magic: bytes = b"FKDSTATE", version: int = 1, reserved: int = 0, body: bytes = BODY
+    *, magic: bytes = b"FKDSTATE", version: int = 2, reserved: int = 0, body: bytes = BODY
 ) -> bytes:
     head = struct.pack("<8sIIQ32s", magic, version, reserved, len(body), blake3(body).digest())
     return head + blake3(head).digest()[:8] + body
@@ -60,9 +60,18 @@ def test_another_file_is_not_ours(tmp_path: Path, raw: bytes) -> None:
 
 def test_a_later_version_is_too_new(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    path.write_bytes(stored(version=2))
+    path.write_bytes(stored(version=3))
 
     assert reason(path) == "too_new"
+
+
+def test_a_version_that_is_no_longer_read_is_too_old(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(stored(version=1))
+
+    with pytest.raises(StoreError, match="state is too old: it has version 1, and we read 2; bake"):
+        read_header(path, Magic.STATE)
+    assert reason(path) == "too_old"
 
 
 @pytest.mark.parametrize("length", [8, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1])

@@ -53,6 +53,8 @@ pub enum Error {
     NotOurs(String),
     /// The named file is of a later version.
     TooNew(String),
+    /// The named file is of an earlier version, which is no longer read.
+    TooOld(String),
     /// The named file is damaged; says how.
     Damaged(String),
     /// This CPU lacks something that the guest has seen.
@@ -75,6 +77,7 @@ impl Error {
             Self::Capacity { .. } => ErrorCode::Capacity,
             Self::NotOurs(_) => ErrorCode::NotOurs,
             Self::TooNew(_) => ErrorCode::TooNew,
+            Self::TooOld(_) => ErrorCode::TooOld,
             Self::Damaged(_) => ErrorCode::Damaged,
             Self::CpuMismatch(_) => ErrorCode::CpuMismatch,
             Self::Guest(_) | Self::GuestReset(_) => ErrorCode::Guest,
@@ -140,6 +143,11 @@ impl fmt::Display for Error {
             ),
             Self::NotOurs(file) => write!(f, "{file} is not a file of forkd's"),
             Self::TooNew(file) => write!(f, "{file} was written by a later version of forkd"),
+            Self::TooOld(file) => write!(
+                f,
+                "{file} was written by an earlier version of forkd, which this one does not read; \
+                 bake the snapshot again"
+            ),
             Self::Damaged(how) => f.write_str(how),
             Self::CpuMismatch(what) => {
                 write!(f, "this CPU lacks what the snapshot's guest has seen: {what}")

@@ -1,4 +1,5 @@
-//! Stores written by every release are read by this build, and written back to the same bytes.
+//! Stores of every format that is still read are read by this build, and written back to the same
+//! bytes; others are refused by what they are.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,10 @@ use forkd_vmm::snapshot::state::{MSRS_MAX, MachineState};
 use kvm_bindings::kvm_cpuid_entry2;
 use vm_memory::{Bytes, GuestAddress};
 
+/// The stores whose memory and layers are read.
 const RELEASES: [&str; 1] = ["0.1.0"];
+/// Those whose states are.
+const STATES: [&str; 1] = ["state-2"];
 
 fn golden(release: &str, name: &str) -> PathBuf {
     let store = concat!(env!("CARGO_MANIFEST_DIR"), "/../../protocol/store/golden");
@@ -22,7 +26,7 @@ fn scratch(name: &str) -> PathBuf {
 
 #[test]
 fn states_are_read_and_written_back_to_the_same_bytes() {
-    for release in RELEASES {
+    for release in STATES {
         let path = golden(release, "state");
         let state = MachineState::read(&path).unwrap();
         let target = scratch("state");
@@ -33,6 +37,14 @@ fn states_are_read_and_written_back_to_the_same_bytes() {
         std::fs::remove_file(target).unwrap();
         assert!(same, "{release}");
     }
+}
+
+#[test]
+fn states_of_a_version_that_cannot_be_compared_with_a_host_are_too_old() {
+    let refused = MachineState::read(&golden("0.1.0", "state")).unwrap_err();
+
+    assert_eq!(refused.code(), ErrorCode::TooOld);
+    assert!(refused.to_string().contains("0.1.0/state was written by an earlier"), "{refused}");
 }
 
 #[test]
@@ -62,7 +74,7 @@ fn layers_are_opened() {
 
 #[test]
 fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
-    let bytes = std::fs::read(golden(RELEASES[0], "state")).unwrap();
+    let bytes = std::fs::read(golden(STATES[0], "state")).unwrap();
     let target = scratch("flipped");
     for at in (0..bytes.len()).step_by(97) {
         let mut flipped = bytes.clone();
@@ -71,7 +83,8 @@ fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
 
         let code = MachineState::read(&target).unwrap_err().code();
 
-        let refused = [ErrorCode::Damaged, ErrorCode::NotOurs, ErrorCode::TooNew].contains(&code);
+        let codes = [ErrorCode::Damaged, ErrorCode::NotOurs, ErrorCode::TooNew];
+        let refused = codes.contains(&code);
         assert!(refused, "byte {at}: {code:?}");
     }
     std::fs::remove_file(target).unwrap();
@@ -80,7 +93,7 @@ fn a_state_is_refused_when_any_one_of_its_bytes_is_flipped() {
 #[test]
 fn a_state_with_a_decoy_of_a_cpuid_entry_is_damage() {
     let path = scratch("decoy");
-    let golden = || MachineState::read(&golden(RELEASES[0], "state")).unwrap();
+    let golden = || MachineState::read(&golden(STATES[0], "state")).unwrap();
     let features = golden().vcpus[0].cpuid.iter().position(|entry| entry.function == 1).unwrap();
     for (index, flags) in [(0, 0), (1, 0), (1, 1)] {
         let mut state = golden();
@@ -103,7 +116,7 @@ fn a_state_with_a_decoy_of_a_cpuid_entry_is_damage() {
 #[test]
 fn a_state_with_one_msr_more_than_a_vcpu_can_have_is_damage() {
     let path = scratch("msrs");
-    let mut state = MachineState::read(&golden(RELEASES[0], "state")).unwrap();
+    let mut state = MachineState::read(&golden(STATES[0], "state")).unwrap();
     let one = state.vcpus[0].msrs[0];
 
     for (count, allowed) in [(MSRS_MAX, true), (MSRS_MAX + 1, false)] {

@@ -30,6 +30,7 @@ _CONTROL: dict[str, type[ForkdError]] = {
     "capacity": CapacityError,
     "not_ours": StoreError,
     "too_new": StoreError,
+    "too_old": StoreError,
     "damaged": StoreError,
     "cpu_mismatch": StoreError,
     "guest": GuestError,

@@ -1,6 +1,6 @@
 """Read the 64-byte header of a stored file, as `protocol/store/FORMAT.md` has it.
 
-It tells "not ours", "too new" and "damaged" apart without reading the body.  That the
+It tells "not ours", "too new", "too old" and "damaged" apart without reading the body.  That the
 body matches its digest is checked by the VMM, once, when it loads the file.
 """
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER_BYTES = 64
-VERSION = 1
 
 _HEADER = struct.Struct("<8sIIQ32s8s")
 _CHECKED_BYTES = 56
@@ -33,6 +32,11 @@ class Magic(bytes, Enum):
     STATE = b"FKDSTATE"
     MEMORY = b"FKDMEMRY"
     LAYER = b"FKDLAYER"
+
+    @property
+    def version(self) -> int:
+        """The only version of such files that is read."""
+        return 2 if self is Magic.STATE else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,9 @@ def read_header(path: Path, magic: Magic) -> Header:
     """Read the header of `path`, which must be `magic`, and check the file's length by it.
 
     Raises:
-        StoreError: The file is missing, not ours, too new or damaged;
-            `context["reason"]` says which: `missing`, `not_ours`, `too_new`, `damaged`.
+        StoreError: The file is missing, not ours, too new, too old or damaged;
+            `context["reason"]` says which: `missing`, `not_ours`, `too_new`, `too_old`,
+            `damaged`.
         HostError: The kernel cannot read it.
     """
     found = files.read_start(path, HEADER_BYTES)
@@ -69,10 +74,13 @@ def read_header(path: Path, magic: Magic) -> Header:
     _, version, reserved, body_bytes, digest, check = _HEADER.unpack(raw)
     if blake3(raw[:_CHECKED_BYTES]).digest()[:_CHECK_BYTES] != check:
         _refuse("damaged", path, "its header does not match its own digest")
-    if version > VERSION:
-        _refuse("too_new", path, f"it has version {version}, and we read up to {VERSION}")
+    if version > magic.version:
+        _refuse("too_new", path, f"it has version {version}, and we read {magic.version}")
     if version < 1 or reserved:
         _refuse("damaged", path, "its header holds impossible values")
+    if version < magic.version:
+        why = f"it has version {version}, and we read {magic.version}; bake the snapshot again"
+        _refuse("too_old", path, why)
     if size != HEADER_BYTES + body_bytes:
         _refuse(
             "damaged", path, f"it has {size} bytes, its header says {HEADER_BYTES + body_bytes}"
@@ -81,7 +89,12 @@ def read_header(path: Path, magic: Magic) -> Header:
 
 
 def _refuse(reason: str, path: Path, why: str) -> NoReturn:
-    words = {"missing": "is missing", "not_ours": "is not ours", "too_new": "is too new"}
+    words = {
+        "missing": "is missing",
+        "not_ours": "is not ours",
+        "too_new": "is too new",
+        "too_old": "is too old",
+    }
     raise StoreError(
         f"{path.name} {words.get(reason, 'is damaged')}: {why}", reason=reason, path=str(path)
     )

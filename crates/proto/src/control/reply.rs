@@ -269,6 +269,7 @@ pub enum ErrorCode {
     Capacity,
     NotOurs,
     TooNew,
+    TooOld,
     Damaged,
     CpuMismatch,
     Guest,

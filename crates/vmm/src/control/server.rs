@@ -357,6 +357,7 @@ impl Server {
                 json!(PauseReply::default())
             }
             MachineRequest::Resume => {
+                machine.tell_of_pause()?;
                 let pause_ms = machine.resume()?;
                 self.answer(token, Ok(PauseReply { pause_ms }));
                 // It may have been paused to be saved, which freezes a top as a branch does.

@@ -12,6 +12,8 @@ use crate::disk::top::Tops;
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::{Bus, Lines};
+use crate::kvm::cpu::Numbered;
+use crate::kvm::tsc::Counters;
 use crate::kvm::vm;
 use crate::machine::Machine;
 use crate::machine::devices::saved_devices;
@@ -39,11 +41,13 @@ impl ForkPlan {
             .collect::<Result<Vec<_>, _>>()?;
         vm::restore_irqchips(&vm, &self.state.irqchips)?;
         vm::restore_clock(&vm, &self.state.clock)?;
-        for (index, fd) in fds.iter().enumerate() {
+        let counters = Counters::new(&self.state.vcpus);
+        for (id, fd) in fds.iter().enumerate() {
             if let Some(khz) = self.host.tsc_khz {
                 fd.set_tsc_khz(khz).map_err(Error::kvm("KVM_SET_TSC_KHZ"))?;
             }
-            self.state.vcpus[index].restore(fd, &self.cpuids[index], &self.msrs[index])?;
+            let vcpu = Numbered { id, fd, counters: &counters };
+            self.state.vcpus[id].restore(&vcpu, &self.cpuids[id], &self.msrs[id])?;
         }
         let folder = child.top_directory.as_deref();
         let tops = Tops::new(folder, &place.directory, child.top_reserve_bytes)?;

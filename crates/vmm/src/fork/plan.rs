@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 
 use forkd_proto::control::{Derive, DiskConfig, ZygoteConfig};
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
 use crate::kvm::cpu::{self, VcpuState};
-use crate::kvm::{stored, vm};
+use crate::kvm::{stored, tsc, vm};
 use crate::layout;
 use crate::memory::question::Notebook;
 use crate::memory::ram::Ram;
@@ -23,9 +23,6 @@ use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
 use crate::sys::pagemap::Pagemap;
 
-/// Largest difference of TSC frequencies that needs no scaling: 1 in this many.
-const TSC_TOLERANCE: u32 = 100;
-
 /// What this host's KVM gives a fresh vCPU, asked once.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -33,7 +30,7 @@ pub struct Host {
     pub msr_indices: Arc<[u32]>,
     /// The values that a fresh vCPU has in them.
     defaults: Arc<[kvm_msr_entry]>,
-    /// The frequency to ask for, if the guest has seen another than this host's.
+    /// The frequency to ask for: the one that the guest has seen.
     pub(super) tsc_khz: Option<u32>,
 }
 
@@ -250,7 +247,7 @@ impl Host {
 
     fn ask(kvm: &Kvm, vcpus: &[VcpuState]) -> Result<Self, Error> {
         let scratch = Scratch::new(kvm)?;
-        let tsc_khz = scratch.tsc_scaling(vcpus)?;
+        let tsc_khz = scratch.tsc_khz(vcpus, kvm.check_extension(Cap::TscControl))?;
         let listed = cpu::msr_indices(kvm)?;
         if let Some(vcpu) = vcpus.first() {
             scratch.vcpu.set_cpuid2(&vcpu.kvm_cpuid()?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
@@ -276,18 +273,15 @@ impl Scratch {
         Ok(Self { vcpu, _vm: vm })
     }
 
-    /// The frequency to ask KVM for, if the saved one differs by more than the tolerance.
-    fn tsc_scaling(&self, vcpus: &[VcpuState]) -> Result<Option<u32>, Error> {
+    /// The frequency to ask KVM for, which takes it.
+    fn tsc_khz(&self, vcpus: &[VcpuState], scales: bool) -> Result<Option<u32>, Error> {
         let saved = vcpus.first().map_or(0, |vcpu| vcpu.tsc_khz);
-        let here = self.vcpu.get_tsc_khz().unwrap_or(saved);
-        if saved == 0 || saved.abs_diff(here) <= here / TSC_TOLERANCE {
-            return Ok(None);
+        let here = self.vcpu.get_tsc_khz().unwrap_or(0);
+        let asked = tsc::frequency(saved, here, scales)?;
+        if let Some(khz) = asked {
+            self.vcpu.set_tsc_khz(khz).map_err(|_| tsc::cannot_scale(khz, here))?;
         }
-        self.vcpu.set_tsc_khz(saved).map(|()| Some(saved)).map_err(|_| {
-            Error::CpuMismatch(format!(
-                "a TSC of {saved} kHz; this one runs at {here} and cannot be scaled"
-            ))
-        })
+        Ok(asked)
     }
 }
 

@@ -14,6 +14,8 @@ use crate::boot::generation;
 use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::Bus;
+use crate::kvm::cpu::Numbered;
+use crate::kvm::tsc::Counters;
 use crate::kvm::vm;
 use crate::machine::Machine;
 use crate::machine::devices::{saved_serial, saved_vsock};
@@ -72,7 +74,11 @@ impl Machine {
         vm::restore_irqchips(&self.vm, &plan.state().irqchips)?;
         vm::restore_clock(&self.vm, &plan.state().clock)?;
         let (source, indices) = (Arc::clone(plan), Arc::clone(&self.msr_indices));
-        self.vcpus.each(move |id, fd| source.state().vcpus[id].reinstate(fd, &indices))?;
+        let counters = Counters::new(&plan.state().vcpus);
+        self.vcpus.each(move |id, fd| {
+            let vcpu = Numbered { id, fd, counters: &counters };
+            source.state().vcpus[id].reinstate(&vcpu, &indices)
+        })?;
         generation::renew(self.ram.view())?;
         self.generation = self.generation.saturating_add(1);
         self.bus.raise_pending();

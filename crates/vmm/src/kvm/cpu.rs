@@ -6,28 +6,30 @@
 //! 1. CPUID, since it decides which of the later values are legal;
 //! 2. special registers, which hold the APIC base;
 //! 3. XCR0, then XSAVE, which is checked against it;
-//! 4. LAPIC, then MSRs: `IA32_TSC_DEADLINE` is dropped unless the LAPIC timer is
-//!    already in deadline mode, and it is relative to the TSC, so it is the last;
+//! 4. LAPIC, the TSC ([`crate::kvm::tsc`]), then MSRs: `IA32_TSC_DEADLINE` is dropped unless the
+//!    LAPIC timer is already in deadline mode, and it is relative to the TSC, so it is the last;
 //! 5. pending events, and at the end the run state.
 
 use std::collections::BTreeMap;
 
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_HALTED, KVM_MP_STATE_UNINITIALIZED, Msrs,
-    kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs,
-    kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
+    KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::kvm::stored;
+use crate::kvm::tsc::{Counter, Counters};
 use crate::layout::PAGE_SIZE;
 
 /// Most MSRs that one `KVM_GET_MSRS` takes (`MAX_IO_MSRS` in the kernel).
 const MSRS_PER_CALL: usize = 255;
 
-const MSR_IA32_TSC: u32 = 0x10;
+/// Time stamp counter.
+pub const MSR_IA32_TSC: u32 = 0x10;
 const MSR_IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// `Documentation/virt/kvm/x86/msr.rst`
 const MSR_KVM_ASYNC_PF_EN: u32 = 0x4b56_4d02;
@@ -87,6 +89,19 @@ pub struct VcpuState {
     pub mp_state: kvm_mp_state,
     /// TSC frequency, in kHz.
     pub tsc_khz: u32,
+    /// What its TSC had more than the host's, if the kernel told.
+    pub tsc_offset: Option<u64>,
+}
+
+/// A vCPU that is put back, and the counters of all of its machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbered<'a> {
+    /// Its number.
+    pub id: usize,
+    /// KVM's.
+    pub fd: &'a VcpuFd,
+    /// Those of the same machine.
+    pub counters: &'a Counters,
 }
 
 impl VcpuState {
@@ -101,6 +116,11 @@ impl VcpuState {
         let events = vcpu.get_vcpu_events().map_err(Error::kvm("KVM_GET_VCPU_EVENTS"))?;
         let cpuid = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES).map_err(Error::kvm("KVM_GET_CPUID2"))?;
         let cpuid = stored::filled(cpuid.as_slice()).to_vec();
+        // The deadline before the LAPIC: a timer that goes off in between is then in both, and not
+        // in neither.
+        let mut msrs = read_msrs(vcpu, msr_indices)?;
+        let lapic = vcpu.get_lapic().map_err(Error::kvm("KVM_GET_LAPIC"))?;
+        renew_deadline(&mut msrs, &lapic, mp_state.mp_state);
         Ok(Self {
             cpuid,
             regs: vcpu.get_regs().map_err(Error::kvm("KVM_GET_REGS"))?,
@@ -108,12 +128,19 @@ impl VcpuState {
             xsave: vcpu.get_xsave().map_err(Error::kvm("KVM_GET_XSAVE"))?,
             xcrs: vcpu.get_xcrs().map_err(Error::kvm("KVM_GET_XCRS"))?,
             debug: vcpu.get_debug_regs().map_err(Error::kvm("KVM_GET_DEBUGREGS"))?,
-            lapic: vcpu.get_lapic().map_err(Error::kvm("KVM_GET_LAPIC"))?,
-            msrs: read_msrs(vcpu, msr_indices)?,
+            lapic,
+            msrs,
             events,
             mp_state,
             tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
+            tsc_offset: vcpu.offset()?,
         })
+    }
+
+    /// The TSC when it was read.
+    #[must_use]
+    pub fn tsc(&self) -> u64 {
+        value_of(&self.msrs, MSR_IA32_TSC).unwrap_or(0)
     }
 
     /// Puts the state into a fresh vCPU; see the module's documentation for the order.
@@ -125,12 +152,13 @@ impl VcpuState {
     ///
     /// [`Error::Kvm`] naming the ioctl that failed, [`Error::CpuMismatch`] naming an MSR that this
     /// host refuses.
-    pub fn restore(&self, vcpu: &VcpuFd, cpuid: &CpuId, msrs: &[Msrs]) -> Result<(), Error> {
-        vcpu.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+    pub fn restore(&self, vcpu: &Numbered, cpuid: &CpuId, msrs: &[Msrs]) -> Result<(), Error> {
+        vcpu.fd.set_cpuid2(cpuid).map_err(Error::kvm("KVM_SET_CPUID2"))?;
         self.write(vcpu, msrs)
     }
 
-    fn write(&self, vcpu: &VcpuFd, msrs: &[Msrs]) -> Result<(), Error> {
+    fn write(&self, to: &Numbered, msrs: &[Msrs]) -> Result<(), Error> {
+        let vcpu = to.fd;
         vcpu.set_sregs(&self.sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
         vcpu.set_regs(&self.regs).map_err(Error::kvm("KVM_SET_REGS"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(Error::kvm("KVM_SET_XCRS"))?;
@@ -138,6 +166,7 @@ impl VcpuState {
         unsafe { vcpu.set_xsave(&self.xsave) }.map_err(Error::kvm("KVM_SET_XSAVE"))?;
         vcpu.set_debug_regs(&self.debug).map_err(Error::kvm("KVM_SET_DEBUGREGS"))?;
         vcpu.set_lapic(&self.lapic).map_err(Error::kvm("KVM_SET_LAPIC"))?;
+        to.counters.put_back(to.id, vcpu)?;
         write_msrs(vcpu, msrs)?;
         vcpu.set_vcpu_events(&self.events).map_err(Error::kvm("KVM_SET_VCPU_EVENTS"))?;
         vcpu.set_mp_state(self.mp_state).map_err(Error::kvm("KVM_SET_MP_STATE"))
@@ -148,12 +177,12 @@ impl VcpuState {
     /// # Errors
     ///
     /// As [`Self::restore`].
-    pub fn reinstate(&self, vcpu: &VcpuFd, msr_indices: &[u32]) -> Result<(), Error> {
-        let msrs = self.msrs_beyond(&read_msrs(vcpu, msr_indices)?)?;
+    pub fn reinstate(&self, vcpu: &Numbered, msr_indices: &[u32]) -> Result<(), Error> {
+        let msrs = self.msrs_beyond(&read_msrs(vcpu.fd, msr_indices)?)?;
         // Its TLB holds what the guest's page tables have said since, and KVM does not see that we
         // have written them back.  It forgets translations where CR3 changes.
         let elsewhere = kvm_sregs { cr3: self.sregs.cr3 ^ PAGE_SIZE, ..self.sregs };
-        vcpu.set_sregs(&elsewhere).map_err(Error::kvm("KVM_SET_SREGS"))?;
+        vcpu.fd.set_sregs(&elsewhere).map_err(Error::kvm("KVM_SET_SREGS"))?;
         // CPUID cannot change once a vCPU has run, and has not.
         self.write(vcpu, &msrs)
     }
@@ -162,16 +191,18 @@ impl VcpuState {
     ///
     /// Asynchronous page faults are enabled anew even if they are: this has KVM wake whatever in
     /// the guest waits for a page of the host's, whose arrival nobody would tell it any more.
+    /// The TSC is not among them: its value alone does not put it back ([`Counters`]).
     ///
     /// # Errors
     ///
     /// [`Error::Damaged`] if there are more than KVM could ever have listed.
     pub fn msrs_beyond(&self, defaults: &[kvm_msr_entry]) -> Result<Vec<Msrs>, Error> {
         let known: BTreeMap<u32, u64> = defaults.iter().map(|msr| (msr.index, msr.data)).collect();
-        let always = [MSR_IA32_TSC, MSR_IA32_TSC_DEADLINE, MSR_KVM_ASYNC_PF_EN];
+        let always = [MSR_IA32_TSC_DEADLINE, MSR_KVM_ASYNC_PF_EN];
         let changed: Vec<kvm_msr_entry> = self
             .msrs
             .iter()
+            .filter(|msr| msr.index != MSR_IA32_TSC)
             .filter(|msr| always.contains(&msr.index) || known.get(&msr.index) != Some(&msr.data))
             .copied()
             .collect();
@@ -189,6 +220,41 @@ impl VcpuState {
     pub fn kvm_cpuid(&self) -> Result<CpuId, Error> {
         CpuId::from_entries(stored::filled(&self.cpuid)).map_err(|_| too_many("CPUID entries"))
     }
+}
+
+/// Has a timer that may have been lost go off: its deadline is zero, so it has, and its interrupt
+/// is neither pending nor under way.
+///
+/// A vCPU that is halted had no timer, and is left alone: it would wake up once for nothing.  One
+/// that runs without a timer takes the interrupt, and finds nothing due.
+fn renew_deadline(msrs: &mut [kvm_msr_entry], lapic: &kvm_lapic_state, mp_state: u32) {
+    const TIMER: usize = 0x320;
+    const MASKED: u32 = 1 << 16;
+    const MODE: u32 = 3 << 17;
+    const DEADLINE_MODE: u32 = 2 << 17;
+    const IN_SERVICE: usize = 0x100;
+    const REQUESTED: usize = 0x200;
+    let register = |at: usize| {
+        let byte = |number: usize| lapic.regs[at + number].cast_unsigned();
+        u32::from_le_bytes(std::array::from_fn(byte))
+    };
+    let timer = register(TIMER);
+    let vector = timer & 0xff;
+    let (word, bit) = (vector as usize / 32 * 16, 1 << (vector % 32));
+    let known = (register(IN_SERVICE + word) | register(REQUESTED + word)) & bit != 0;
+    let armed = timer & MASKED == 0 && timer & MODE == DEADLINE_MODE;
+    if !armed || known || mp_state != KVM_MP_STATE_RUNNABLE {
+        return;
+    }
+    let now = value_of(msrs, MSR_IA32_TSC);
+    let deadline = msrs.iter_mut().find(|msr| msr.index == MSR_IA32_TSC_DEADLINE);
+    if let (Some(now), Some(deadline)) = (now, deadline.filter(|msr| msr.data == 0)) {
+        deadline.data = now;
+    }
+}
+
+fn value_of(msrs: &[kvm_msr_entry], index: u32) -> Option<u64> {
+    msrs.iter().find(|msr| msr.index == index).map(|msr| msr.data)
 }
 
 fn too_many(what: &str) -> Error {
@@ -362,7 +428,6 @@ pub fn check_features(seen: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvm_bindings::KVM_MP_STATE_RUNNABLE;
 
     fn leaf(function: u32, index: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, index, ..Default::default() }
@@ -374,6 +439,34 @@ mod tests {
         assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_HALTED, flags)), [true, false]);
         assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_UNINITIALIZED, flags)), [true; 2]);
         assert_eq!(flags.map(|flags| is_dead_as(KVM_MP_STATE_RUNNABLE, flags)), [false; 2]);
+    }
+
+    #[test]
+    fn a_timer_that_is_neither_ahead_nor_pending_goes_off_again() {
+        const VECTOR: usize = 0xec;
+        const ARMED: u32 = 2 << 17 | 0xec;
+        let case = |timer: u32, pending: Option<usize>, deadline, mp_state| {
+            let mut lapic = kvm_lapic_state::default();
+            for (byte, of) in lapic.regs[0x320..].iter_mut().zip(timer.to_le_bytes()) {
+                *byte = of.cast_signed();
+            }
+            if let Some(register) = pending {
+                lapic.regs[register + VECTOR / 32 * 16 + VECTOR % 32 / 8] = 1 << (VECTOR % 8);
+            }
+            let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+            let mut msrs = [msr(MSR_IA32_TSC, 70), msr(MSR_IA32_TSC_DEADLINE, deadline)];
+            renew_deadline(&mut msrs, &lapic, mp_state);
+            msrs[1].data
+        };
+
+        assert_eq!(case(ARMED, None, 0, KVM_MP_STATE_RUNNABLE), 70);
+        assert_eq!(case(ARMED, None, 99, KVM_MP_STATE_RUNNABLE), 99);
+        assert_eq!(case(ARMED, None, 0, KVM_MP_STATE_HALTED), 0);
+        assert_eq!(case(ARMED | 1 << 16, None, 0, KVM_MP_STATE_RUNNABLE), 0);
+        assert_eq!(case(1 << 17 | 0xec, None, 0, KVM_MP_STATE_RUNNABLE), 0);
+        for register in [0x100, 0x200] {
+            assert_eq!(case(ARMED, Some(register), 0, KVM_MP_STATE_RUNNABLE), 0);
+        }
     }
 
     #[test]

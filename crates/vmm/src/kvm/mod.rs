@@ -2,4 +2,5 @@
 
 pub mod cpu;
 pub mod stored;
+pub mod tsc;
 pub mod vm;

@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::io::bus::{Bus, Lines};
 use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::tsc;
 use crate::kvm::vm;
 use crate::layout;
 use crate::machine::devices::{fresh_devices, mac_of, save_serial};
@@ -168,6 +169,19 @@ impl Machine {
         self.vcpus.resume()?;
         self.paused_since = None;
         Ok(Some(since.elapsed().as_secs_f64() * 1e3))
+    }
+
+    /// Tells the guest, if it is paused, that its clocks went on meanwhile.  Forks and resets have
+    /// clocks that stood still, and pauses for a branch are short: they say nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kvm`].
+    pub fn tell_of_pause(&self) -> Result<(), Error> {
+        if self.paused_since.is_some() {
+            self.vcpus.each(|_, fd| tsc::tell_of_a_gap(fd))?;
+        }
+        Ok(())
     }
 
     /// Stops all vCPUs.  Devices act only for a vCPU or for a client, and clients are served by the

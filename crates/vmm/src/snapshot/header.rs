@@ -13,8 +13,6 @@ use crate::sys::handed;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
-/// The only version so far.
-pub const VERSION: u32 = 1;
 /// Bytes that are read and hashed at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -37,6 +35,14 @@ impl Kind {
             Self::Layer => *b"FKDLAYER",
         }
     }
+
+    /// The version that is written, and the only one that is read.
+    fn version(self) -> u32 {
+        match self {
+            Self::State => 2,
+            Self::Memory | Self::Layer => 1,
+        }
+    }
 }
 
 /// A decoded header.
@@ -54,7 +60,7 @@ impl Header {
     pub fn encode(&self, kind: Kind) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&kind.magic());
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&kind.version().to_le_bytes());
         bytes[16..24].copy_from_slice(&self.body_bytes.to_le_bytes());
         bytes[24..56].copy_from_slice(&self.digest);
         let check = blake3::hash(&bytes[..56]);
@@ -67,18 +73,23 @@ impl Header {
     /// # Errors
     ///
     /// [`Error::NotOurs`] for another magic, [`Error::TooNew`] for a later version (whatever the
-    /// rest says), [`Error::Damaged`] if the header's own check does not hold.
+    /// rest says), [`Error::TooOld`] for an earlier one that is no longer read, [`Error::Damaged`]
+    /// if the header's own check does not hold.
     pub fn decode(bytes: &[u8; HEADER_BYTES], kind: Kind, name: &str) -> Result<Self, Error> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         if bytes[..8] != kind.magic() {
             return Err(Error::NotOurs(name.into()));
         }
-        if word(8) & 0xffff_ffff > u64::from(VERSION) {
+        let (version, known) = (word(8) & 0xffff_ffff, u64::from(kind.version()));
+        if version > known {
             return Err(Error::TooNew(name.into()));
         }
         let check = blake3::hash(&bytes[..56]);
-        if check.as_bytes()[..8] != bytes[56..] || word(8) != u64::from(VERSION) {
+        if check.as_bytes()[..8] != bytes[56..] || version == 0 || word(8) != version {
             return Err(Error::Damaged(format!("{name}: the header is damaged")));
+        }
+        if version < known {
+            return Err(Error::TooOld(name.into()));
         }
         let digest = std::array::from_fn(|byte| bytes[24 + byte]);
         Ok(Self { body_bytes: word(16), digest })
@@ -305,18 +316,23 @@ mod tests {
     }
 
     #[test]
-    fn another_magic_a_later_version_and_a_flipped_bit_are_three_errors() {
+    fn another_magic_another_version_and_a_flipped_bit_are_four_errors() {
         let other = Header::decode(&header().encode(Kind::Memory), Kind::State, "x").unwrap_err();
         let mut newer = header().encode(Kind::State);
-        newer[8] = 2;
+        newer[8] = 3;
         let newer = Header::decode(&newer, Kind::State, "x").unwrap_err();
+        let mut older = header().encode(Kind::State);
+        older[8] = 1;
+        let check = blake3::hash(&older[..56]);
+        older[56..].copy_from_slice(&check.as_bytes()[..8]);
+        let older = Header::decode(&older, Kind::State, "x").unwrap_err();
         let mut flipped = header().encode(Kind::State);
         flipped[30] ^= 4;
         let flipped = Header::decode(&flipped, Kind::State, "x").unwrap_err();
 
         assert_eq!(
-            [other.code(), newer.code(), flipped.code()],
-            [ErrorCode::NotOurs, ErrorCode::TooNew, ErrorCode::Damaged]
+            [other, newer, older, flipped].map(|error| error.code()),
+            [ErrorCode::NotOurs, ErrorCode::TooNew, ErrorCode::TooOld, ErrorCode::Damaged]
         );
     }
 }

@@ -7,9 +7,9 @@
 use std::mem::size_of;
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_irq_level, kvm_irqchip, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_irq_level, kvm_irqchip,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_regs, kvm_sregs,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 
 use super::Role;
@@ -271,6 +271,10 @@ const VCPU_REQUESTS: &[Way] = &[
     &[Is(1, iow::<kvm_xsave>(0xa5))],
     &[Is(1, ior::<kvm_xcrs>(0xa6))],
     &[Is(1, iow::<kvm_xcrs>(0xa7))],
+    &[Is(1, io(0xad))], // KVM_KVMCLOCK_CTRL
+    // Of vCPUs it is their TSC's offset; of what else we have open there is nothing to get or set.
+    &[Is(1, iow::<kvm_device_attr>(0xe1))],
+    &[Is(1, iow::<kvm_device_attr>(0xe2))],
 ];
 
 /// Those of its own, and all of [`VCPU_REQUESTS`]: a thread's filter adds to its process's.
