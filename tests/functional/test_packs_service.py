@@ -390,7 +390,7 @@ async def test_a_file_that_only_a_later_forkd_reads_is_refused(
     here: Host, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = await here.pack("head")
-    monkeypatch.setattr("forkd.store.headers.VERSION", 0)
+    monkeypatch.setattr("forkd.store.headers.Magic.version", 0)
 
     with pytest.raises(StoreError, match="too new"):
         await there.unpack(pack, "head")

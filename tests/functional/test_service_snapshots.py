@@ -11,7 +11,7 @@ from forkd.errors import BuildError, Conflict, ForkdError, NotFound, StoreError,
 from forkd.model.ids import parse_tag
 from forkd.model.progress import Progress
 from forkd.model.sandbox import ForkOptions
-from forkd.model.snapshot import SnapshotRequest, SnapshotStatus
+from forkd.model.snapshot import SnapshotCpu, SnapshotRequest, SnapshotStatus
 from forkd.service.snapshots import bake, bake_warm
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG
@@ -40,7 +40,9 @@ async def test_a_bake_tells_each_stage_and_ends_in_the_snapshot(fake_host: FakeH
         *image, boot, warm, quiesce, save = list(dict.fromkeys(stages))
         assert image
         assert (boot, warm, quiesce, save) == ("boot", "warm", "quiesce", "save")
-        assert (await service.snapshots.get(CALLER, TAG)).status is SnapshotStatus.READY
+        snapshot = await service.snapshots.get(CALLER, TAG)
+        assert snapshot.status is SnapshotStatus.READY
+        assert snapshot.cpu == SnapshotCpu("A CPU", ("avx2", "fma"))
         assert fake_host.left_over() == []
         assert fake_host.vmm_processes() == []
 

@@ -25,6 +25,7 @@ from forkd.engine.process import (
 )
 from forkd.engine.replies import ChildFailed, ChildReady
 from forkd.errors import ForkdError, StoreError
+from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.callers import CALLER
 from tests.support.real_host import (
@@ -84,6 +85,38 @@ sorted(seen.items())
     async with host.forked(2, ONE) as children:
         for child in children:
             assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(LARGE_VCPUS)]
+
+
+async def test_processors_of_a_guest_are_cores_of_one_package_with_a_name(host: RealHost) -> None:
+    code = """
+import pathlib
+cpus = sorted(pathlib.Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))
+read = lambda name: [(cpu / name).read_text().strip() for cpu in cpus]
+info = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+caches = [cache for cpu in cpus for cache in cpu.glob("cache/index*")]
+last = max(((cache / "level").read_text() for cache in caches), default="")
+[
+    read("topology/physical_package_id"),
+    read("topology/core_id"),
+    read("topology/thread_siblings_list"),
+    sorted({line.split(": ", 1)[1] for line in info if line.startswith("model name")}),
+    sorted({
+        (cache / "shared_cpu_list").read_text().strip()
+        for cache in caches
+        if (cache / "level").read_text() == last
+    }),
+]
+"""
+    async with host.forked(1, ONE) as (child,):
+        packages, cores, threads, names, shared = await value(host, child.id, code)
+
+    each = [str(cpu) for cpu in range(LARGE_VCPUS)]
+    assert packages == ["0"] * LARGE_VCPUS
+    assert sorted(cores) == each
+    assert threads == each
+    assert names == [proc.cpu().model]
+    # A guest may be told of no cache; an emulated AMD processor has none of the kind that is told.
+    assert shared in ([], [f"0-{LARGE_VCPUS - 1}"])
 
 
 async def test_nothing_wakes_a_guest_for_the_sake_of_its_kernels_own_statistics(

@@ -55,6 +55,15 @@ Members = dict[str, Any]
 
 HUNGRY_BYTES = 512 << 20
 
+CPU = {
+    "model": "A CPU",
+    "features": ["avx2", "fma"],
+    "portable": True,
+    "physical_bits": 46,
+    "tsc_khz": 2_000_000,
+}
+"""What its guests see."""
+
 UNKNOWN_MEMBER = {"code": "invalid_request", "message": "unknown field", "field": "network"}
 
 
@@ -177,7 +186,7 @@ class Machine:
             return
         plain = _jsonable(self.agent.namespace)
         files = write_link(directory, self.agent.knobs, plain, _texts(self.agent.files))
-        peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0})
+        peer.send(Kind.REPLY, {"files": files, "duration_ms": 1.0, "cpu": CPU})
 
     def layers(self) -> list[dict[str, str]]:
         """Return the disk's layers, with the top as it is now."""

@@ -90,6 +90,7 @@ from forkd.types import (
     SecretInfo,
     Secrets,
     SkippedEntry,
+    SnapshotCpuInfo,
     SnapshotGcInfo,
     SnapshotInfo,
     SnapshotInfoDetail,
@@ -253,6 +254,7 @@ def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
     assert_type(built, BuildResult)
     assert_type(list(built.steps), list[BuildStep])
     assert_type(client.snapshots.info("app").config, ImageConfigInfo | None)
+    assert_type(client.snapshots.info("app").cpu, SnapshotCpuInfo | None)
     assert_type(client.images, Images)
     assert_type(client.images.build(path), ImageInfo)
     assert_type(client.images.list(), list[CachedImageInfo])

@@ -22,6 +22,13 @@ ENTRY = {
     "modified_at_ns": -1,
     "target": None,
 }
+CPU = {
+    "model": "A CPU",
+    "features": ["avx2"],
+    "portable": True,
+    "physical_bits": 46,
+    "tsc_khz": 2_000_000,
+}
 DISK = {"top_bytes": 4096, "reads": 1, "writes": 2, "flushes": 0}
 STAGES = {"clone": 1, "build": 2.5, "resume": 3, "agent": 4, "total": 10.5}
 
@@ -57,8 +64,9 @@ SAMPLES: dict[type[replies.Reply], dict[str, Any]] = {
     replies.Watched: {"longest_s": 0.1},
     replies.Booted: {"event": "booted", "version": "0"},
     replies.ControlError: {"code": "io", "message": "m"},
+    replies.CpuSeen: CPU,
     replies.SavedFile: {"name": "disk.layer", "bytes": 1, "digest": DIGEST},
-    replies.Saved: {"files": [{"name": "memory", "bytes": 1, "digest": DIGEST}]},
+    replies.Saved: {"files": [{"name": "memory", "bytes": 1, "digest": DIGEST}], "cpu": CPU},
     replies.Branched: {"pid": 1, "pause_ms": 0.5},
     replies.Derived: {"pid": 1},
     replies.Retired: {"children": 0},

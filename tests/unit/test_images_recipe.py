@@ -30,6 +30,7 @@ def test_a_recipe_of_two_keys_has_defaults_for_all_others(tmp_path: Path) -> Non
     assert recipe.image.debian is not None
     assert recipe.image.debian.suite == "bookworm"
     assert (recipe.machine.vcpus, recipe.machine.memory_mib) == (1, 512)
+    assert recipe.machine.cpu == "host"
     assert (recipe.machine.kernel, recipe.init, recipe.warmup.runtime) == (
         "debian",
         "agent",
@@ -76,6 +77,8 @@ def test_the_folder_cannot_be_set_from_inside_a_recipe(tmp_path: Path) -> None:
     [
         ({"machine": {"vcpus": limits.VCPUS_MAX + 1}}, "machine.vcpus"),
         ({"machine": {"vcpus": 0}}, "machine.vcpus"),
+        ({"machine": {"cpu": "i386"}}, "machine.cpu"),
+        ({"machine": {"cpu": True}}, "machine.cpu"),
         ({"machine": {"vcpus": True}}, "machine.vcpus"),
         ({"machine": {"memory_mib": limits.MEMORY_MIB_MIN - 2}}, "machine.memory_mib"),
         ({"machine": {"memory_mib": limits.MEMORY_MIB_MAX + 2}}, "machine.memory_mib"),

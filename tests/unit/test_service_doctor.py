@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from forkd.engine.replies import CpuSeen
 from forkd.host.rlimits import PRLIMIT
 from forkd.service.doctor import (
     BUILDERS,
@@ -13,6 +14,7 @@ from forkd.service.doctor import (
     MEMORY_GOOD_MIB,
     OCI_TOOLS,
     QEMU,
+    X86_64_V3,
     Check,
     Facts,
     JailTried,
@@ -22,6 +24,14 @@ from forkd.service.doctor import (
     as_text,
     exit_status,
     judge,
+)
+
+PROCESSOR = CpuSeen(
+    model="A CPU",
+    features=("sse2", *X86_64_V3),
+    portable=True,
+    physical_bits=46,
+    tsc_khz=2_600_000,
 )
 
 GOOD = Facts(
@@ -34,6 +44,7 @@ GOOD = Facts(
     kvm_nests=True,
     is_pvm=False,
     probe=Probe(ok=True, reason=""),
+    processor=PROCESSOR,
     jail=JailTried(ok=True, reason=""),
     cell=JailTried(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
@@ -47,6 +58,16 @@ GOOD = Facts(
     state_free_mib=1 << 20,
     cache_free_mib=1 << 20,
 )
+
+
+def test_a_host_says_what_guests_are_shown_of_its_processor() -> None:
+    name = "processor of guests"
+    shown = "A CPU: x86-64-v3, 16 features, 46 address bits, TSC of 2600 MHz"
+    less = PROCESSOR.model_copy(update={"features": ("avx512f",)})
+
+    assert check(GOOD, name).found == shown
+    assert "less than x86-64-v3 and AVX-512" in check(replace(GOOD, processor=less), name).found
+    assert check(replace(GOOD, processor=None), name).status is Status.SKIP
 
 
 def check(facts: Facts, name: str) -> Check:

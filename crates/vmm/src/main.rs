@@ -8,7 +8,7 @@
 //! forkd-vmm cell CONFIG -- PROGRAM… run a program that is not ours in a jail of its own
 //! forkd-vmm users PID UID RANGE…    make a user namespace for the siblings of a machine
 //! forkd-vmm jail FOLDER [UID GROUP] can this host jail a process?  Without, one that is not root
-//! forkd-vmm probe                   can this host's KVM run a stock guest?  As JSON
+//! forkd-vmm probe | cpu             can KVM run a stock guest?  What does that see?  As JSON
 //! ```
 //!
 //! `protocol/control/PROTOCOL.md` says what they print, and what `--no-filter` at the end means.
@@ -30,7 +30,7 @@ use serde::Serialize;
 use serde_json::json;
 
 const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | inspect STATE | \
-                     cell CONFIG -- PROGRAM… | users PID UID RANGE… | jail FOLDER … | probe";
+                     cell CONFIG -- PROGRAM… | users PID UID RANGE… | jail FOLDER … | probe | cpu";
 
 fn main() -> ExitCode {
     process::one_arena();
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         ["zygote", "--config", file] => zygote(Path::new(file)),
         ["compare", "--config", file] => compare(Path::new(file)),
         ["inspect", file] => MachineState::read(Path::new(file)).and_then(|it| say(&it.describe())),
+        ["cpu"] => forkd_vmm::kvm::cpuid::offered().and_then(|it| say(&it)),
         ["probe"] => say(&forkd_vmm::boot::probe::probe()),
         ["cell", config, "--", program @ ..] => jail::cell::run(config, program),
         ["users", pid, uid, ranges @ ..] => jail::users::make(pid, uid, ranges),

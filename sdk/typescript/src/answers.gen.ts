@@ -52,6 +52,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
   SecretInfo: ["name", "tenant", "hosts", "header", "env", "placeholder", "created_at_unix"],
   SecretSet: ["value", "hosts"],
   SkippedEntry: ["path", "reason"],
+  SnapshotCpuInfo: ["model", "features"],
   SnapshotCreate: ["tag"],
   SnapshotEvent: ["snapshot"],
   SnapshotGcInfo: ["removed", "bytes"],

@@ -2826,6 +2826,22 @@ export interface components {
             to?: string | null;
         };
         /**
+         * SnapshotCpuInfo
+         * @description What a snapshot's guest saw of a processor, which a host must have to run it.
+         */
+        SnapshotCpuInfo: {
+            /**
+             * Features
+             * @description Its features, as Linux names them.
+             */
+            features: string[];
+            /**
+             * Model
+             * @description What the processor calls itself.
+             */
+            model: string;
+        };
+        /**
          * SnapshotCreate
          * @description Make a snapshot: of an image or a recipe (boot, warm up, freeze), a sandbox, or a snapshot.
          *
@@ -3071,6 +3087,8 @@ export interface components {
             chain_depth: number;
             /** @description What its image says of programs; null if that is not known. */
             config?: components["schemas"]["ImageConfigInfo"] | null;
+            /** @description What its guest saw of a processor; null if that is not known. */
+            cpu?: components["schemas"]["SnapshotCpuInfo"] | null;
             /** Created At Unix */
             created_at_unix: number;
             /**

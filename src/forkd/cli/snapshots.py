@@ -186,6 +186,7 @@ def _labels(of: SnapshotInfoDetail, *, whole_ids: bool) -> list[tuple[str, objec
         ("Recipe", of.recipe),
         ("Runtime", of.runtime),
         ("Machine", f"{counted(of.vcpus, 'vCPU')}, {memory} memory, {_disk(of)} disk"),
+        ("Processor", _cpu(of)),
         ("Stored", f"{shown_size(of.stored_bytes)} of its own"),
         ("With ancestors", f"{shown_size(of.chain_bytes)}{shared_}" if of.ancestors else None),
         ("Taken of", of.source_id),
@@ -196,6 +197,12 @@ def _labels(of: SnapshotInfoDetail, *, whole_ids: bool) -> list[tuple[str, objec
         ("Image", of.image_key),
         ("Folder", of.dir),
     ]
+
+
+def _cpu(of: SnapshotInfoDetail) -> str | None:
+    if of.cpu is None:
+        return None
+    return f"{of.cpu.model}, {counted(len(of.cpu.features), 'feature')} that a host must have"
 
 
 def _disk(of: SnapshotInfo) -> str:

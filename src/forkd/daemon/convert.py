@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         SpawnTimes,
         Ttl,
     )
-    from forkd.model.snapshot import Removed
+    from forkd.model.snapshot import Removed, SnapshotCpu
     from forkd.model.tree import TreeBudgets, TreeNode
 
 MIB = 1 << 20
@@ -310,7 +310,13 @@ def snapshot_detail(
         dependents=[each.tag for each in by_tag.values() if each.parent == stored.tag],
         sandbox_ids=[each.id for each in forks],
         config=None if stored.config is None else image_config(stored.config),
+        cpu=None if stored.cpu is None else snapshot_cpu(stored.cpu),
     )
+
+
+def snapshot_cpu(seen: SnapshotCpu) -> v2.SnapshotCpuInfo:
+    """Return what a guest saw of a processor as clients see it."""
+    return v2.SnapshotCpuInfo(model=seen.model, features=list(seen.features))
 
 
 def image_config(found: ImageConfig) -> v2_builds.ImageConfigInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from forkd.model.json import JsonObject, JsonValue
@@ -97,6 +97,7 @@ class MachineConfig:
     kernel: Path
     vcpus: int
     memory_bytes: int
+    cpu: Literal["host", "portable"] | None = None
     initramfs: Path | None = None
     cmdline: str | None = None
     disk: DiskConfig | None = None

@@ -144,7 +144,7 @@ class Control:
         """Have a paused machine go on; idempotent, as `request`."""
         await self.request("resume")
 
-    async def save(self, directory: Path) -> tuple[SavedFile, ...]:
+    async def save(self, directory: Path) -> Saved:
         """Have a paused machine written to `directory`; as `request`."""
         return await self._save({"directory": str(directory)})
 
@@ -161,8 +161,9 @@ class Control:
         Raises:
             ForkdError: As `save_link`.
         """
-        match await self._save({"directory": str(directory), "disk_above": above}):
-            case (file,):
+        saved = await self._save({"directory": str(directory), "disk_above": above})
+        match saved.files:
+            case [file]:
                 return directory / file.name
         raise EngineError("the answer to save names more than one file")
 
@@ -173,11 +174,10 @@ class Control:
             HostError: It could not be written, for one because the disk is full.
             ForkdError: As `request`.
         """
-        return await self._save(as_members(config))
+        return tuple((await self._save(as_members(config))).files)
 
-    async def _save(self, request: JsonObject) -> tuple[SavedFile, ...]:
-        saved = await self.request("save", request, Saved, timeout_s=SAVE_TIMEOUT_S)
-        return tuple(saved.files)
+    async def _save(self, request: JsonObject) -> Saved:
+        return await self.request("save", request, Saved, timeout_s=SAVE_TIMEOUT_S)
 
     async def branch(self, config: BranchConfig) -> Branched:
         """Have a machine fork a seed of itself, which serves `fork` and `save` like a zygote.

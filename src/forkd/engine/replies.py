@@ -42,6 +42,9 @@ PID_MAX = 1 << 22
 SIGNAL_MAX = 64
 """Greatest signal of Linux."""
 
+CPU_FEATURES_MAX = 1_024
+"""Most features of a processor that are read; there are some two hundred with a name."""
+
 MODE_BITS_MAX = 0o177777
 """Greatest `st_mode`, type bits included."""
 
@@ -276,10 +279,34 @@ class SavedFile(Reply):
     digest: Digest
 
 
+class CpuSeen(Reply):
+    """What a guest has seen of a processor, or would be shown of one.
+
+    Attributes:
+        model: What it calls itself.
+        features: Each of which another host must have.
+        portable: Whether that is no more than `cpu = "portable"` has.
+        physical_bits: Of an address.
+        tsc_khz: Frequency of its time stamp counter; 0 if that is not known.
+    """
+
+    model: Word
+    features: Annotated[tuple[Word, ...], Field(max_length=CPU_FEATURES_MAX, strict=False)]
+    portable: bool
+    physical_bits: Annotated[int, Field(ge=0, le=64)]
+    tsc_khz: Count
+
+
 class Saved(Reply):
-    """To `save`."""
+    """To `save`.
+
+    Attributes:
+        files: What was written.
+        cpu: What the guest has seen of the processor; None of a disk alone.
+    """
 
     files: Annotated[list[SavedFile], Field(min_length=1, max_length=3)]
+    cpu: CpuSeen | None = None
 
 
 class Branched(Reply):

@@ -243,6 +243,8 @@ class MachineShape(_Frozen):
 
     Attributes:
         vcpus: Virtual CPUs.
+        cpu: Which features of the processor the guest sees: `host` for all that this host has,
+            `portable` for those that many hosts of the same vendor have.
         memory_mib: Memory, in MiB.
         disk_mib: Size of the disk; None is `DISK_MIB_DEFAULT`, or the size of a given rootfs.
         kernel: `debian` for the host's release's, the beginning of a version of Linux, such as
@@ -253,6 +255,7 @@ class MachineShape(_Frozen):
     """
 
     vcpus: Annotated[int, Field(strict=True, ge=1, le=VCPUS_MAX)] = 1
+    cpu: Literal["host", "portable"] = "host"
     memory_mib: Annotated[
         int, Field(strict=True, ge=MEMORY_MIB_MIN, le=MEMORY_MIB_MAX, multiple_of=MEMORY_MIB_STEP)
     ] = 512

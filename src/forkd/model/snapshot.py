@@ -33,6 +33,19 @@ class SnapshotStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotCpu:
+    """What a guest saw of a processor.
+
+    Attributes:
+        model: What it calls itself.
+        features: Each of which a host must have to run the snapshot.
+    """
+
+    model: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A stored machine.
 
@@ -60,6 +73,7 @@ class Snapshot:
         cached: Whether it may be removed for want of room, as nobody has named it.
         config: What its image says of programs; None if that is not known.
         build_key: The key of the step of a build that it is the result of; None for others.
+        cpu: What its guest saw of a processor; None if that is not known.
     """
 
     tag: Tag
@@ -85,6 +99,7 @@ class Snapshot:
     cached: bool = False
     config: ImageConfig | None = None
     build_key: str | None = None
+    cpu: SnapshotCpu | None = None
 
     @property
     def shared_fraction(self) -> float:

@@ -100,7 +100,7 @@ class PackedImage(_Part):
 
 
 class Cpu(_Part):
-    """The host CPU that the guest saw."""
+    """What its guest saw of a processor."""
 
     model: Line
     features: Annotated[tuple[Name, ...], Field(max_length=limits.FEATURES_MAX, strict=False)]

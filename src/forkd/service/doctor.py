@@ -25,13 +25,14 @@ from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
-from forkd.service import rootless
+from forkd.service import processors, rootless
 from forkd.service.cells import Cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from forkd.engine.replies import CpuSeen
     from forkd.service.jail import UidRange
 
 PROBE_TIMEOUT_S = 5.0
@@ -56,6 +57,27 @@ CONTROLLERS = ("cpu", "memory", "pids")
 
 BUILDERS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg"}
 OCI_TOOLS = {"skopeo": "skopeo", "umoci": "umoci"}
+X86_64_V3 = frozenset(
+    (
+        "abm",
+        "avx",
+        "avx2",
+        "bmi1",
+        "bmi2",
+        "cx16",
+        "f16c",
+        "fma",
+        "lahf_lm",
+        "movbe",
+        "popcnt",
+        "sse4_1",
+        "sse4_2",
+        "ssse3",
+        "xsave",
+    )
+)
+"""What a processor of that level has, beside what all have."""
+
 QEMU = "qemu-system-x86_64"
 
 MIB = 1 << 20
@@ -136,6 +158,7 @@ class Facts:
     kvm_nests: bool
     is_pvm: bool
     probe: Probe | None
+    processor: CpuSeen | None
     jail: JailTried | None
     cell: JailTried | None
     controllers: frozenset[str]
@@ -170,6 +193,7 @@ def gather(places: Places) -> Facts:
         kvm_nests=kvm.nests(),
         is_pvm=kvm.is_pvm(),
         probe=_probe(),
+        processor=_processor(),
         jail=_try_rootless() if places.rootless_jail else _try_jail(places.uids),
         cell=_try_cell(places.uids, places.build_uids),
         controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
@@ -198,6 +222,14 @@ def _probe() -> Probe | None:
         return Probe(ok=False, reason=str(error).splitlines()[0])
     except (ValueError, LookupError, TypeError) as error:
         return Probe(ok=False, reason=f"the probe's answer makes no sense: {error}")
+
+
+def _processor() -> CpuSeen | None:
+    """Ask the VMM what guests are shown; None if it cannot say."""
+    try:
+        return processors.offered() if kvm.is_usable() else None
+    except ForkdError:
+        return None
 
 
 def _try_siblings(uids: UidRange) -> None:
@@ -283,6 +315,7 @@ def judge(facts: Facts) -> list[Check]:
         _programs(facts),
         _limits(facts),
         _native(facts),
+        _shown(facts),
         _helper(facts),
         _root(facts),
         _jail(facts),
@@ -341,6 +374,22 @@ def _native(facts: Facts) -> Check:
     if facts.probe is None:
         return Check(name, Status.SKIP, "it opens, but no guest could be tried", "`make build`")
     return Check(name, Status.PASS, "a test guest runs")
+
+
+def _shown(facts: Facts) -> Check:
+    """Say what guests are shown of the processor, which snapshots of them need."""
+    name, seen = "processor of guests", facts.processor
+    if seen is None:
+        return Check(name, Status.SKIP, "not known without KVM")
+    known = set(seen.features)
+    level = "x86-64-v3" if known.issuperset(X86_64_V3) else "less than x86-64-v3"
+    if "avx512f" in known:
+        level = f"{level} and AVX-512"
+    found = (
+        f"{seen.model}: {level}, {len(known)} features, {seen.physical_bits} address bits, "
+        f"TSC of {seen.tsc_khz / 1000:.0f} MHz"
+    )
+    return Check(name, Status.PASS, found)
 
 
 def _helper(facts: Facts) -> Check:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from forkd.errors import CapacityError, Conflict, ForkdError, HostError, PackError, StoreError
-from forkd.host import cells, files, ownership, proc
+from forkd.host import cells, files, ownership
 from forkd.host.pipes import piped
 from forkd.host.rlimits import PACKER
 from forkd.limits import LONG_RETRY_S, PACKS_MAX, ROOM_BYTES_MIN
@@ -30,6 +30,7 @@ from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import manifest as packs
 from forkd.packs.__main__ import Job, Outcome
 from forkd.packs.writer import Source, measured, paths_of
+from forkd.service import processors
 from forkd.service.pack_links import content_key, from_pack, shape, to_pack
 from forkd.service.places import Places
 from forkd.service.snapshots.catalog import may_use
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         AsyncIterator,
         Callable,
         Coroutine,
+        Iterable,
         Iterator,
         Mapping,
         Sequence,
@@ -178,8 +180,7 @@ class Packs:
         log.info("pack unpacked", extra={"tag": request.tag, "signed_by": outcome.key or ""})
         head = self._catalog.get(request.tag)
         key = None if outcome.key is None else bytes.fromhex(outcome.key)
-        seen = manifest.head.cpu.features
-        missing = tuple(sorted(set(seen) - set(proc.cpu().features)))
+        missing = await asyncio.to_thread(_missing, manifest.head.cpu.features)
         links = tuple(UnpackedLink(each.tag, each.reused) for each in unpacked)
         return Unpacked(head, links, key, missing)
 
@@ -384,6 +385,15 @@ def _names(head: Tag, number: int, manifest: PackManifest) -> Iterator[Tag]:
 
 async def _only(data: bytes) -> AsyncIterator[bytes]:
     yield data
+
+
+def _missing(seen: Iterable[str]) -> tuple[str, ...]:
+    """Return what a guest saw of a processor that this host cannot show; none if KVM is closed."""
+    try:
+        here = processors.offered().features
+    except ForkdError:
+        return ()
+    return tuple(sorted(set(seen).difference(here)))
 
 
 async def _check_ended(process: Piped) -> None:

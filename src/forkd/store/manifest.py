@@ -48,7 +48,7 @@ class StoredFile(_Part):
 
 
 class Cpu(_Part):
-    """The host CPU that the guest saw; it can only be restored where that is available."""
+    """What its guest saw of a processor; it can only be restored where that is available."""
 
     model: str
     features: tuple[str, ...]

@@ -188,6 +188,13 @@ class SnapshotInfo(Answer):
     )
 
 
+class SnapshotCpuInfo(Answer):
+    """What a snapshot's guest saw of a processor, which a host must have to run it."""
+
+    model: str = Field(description="What the processor calls itself.")
+    features: list[str] = Field(description="Its features, as Linux names them.")
+
+
 class SnapshotInfoDetail(SnapshotInfo):
     """One stored snapshot, with what it depends on and what depends on it."""
 
@@ -199,6 +206,10 @@ class SnapshotInfoDetail(SnapshotInfo):
     sandbox_ids: list[str] = Field(description="Live forks of it.")
     config: ImageConfigInfo | None = Field(
         default=None, description="What its image says of programs; null if that is not known."
+    )
+    cpu: SnapshotCpuInfo | None = Field(
+        default=None,
+        description="What its guest saw of a processor; null if that is not known.",
     )
 
 

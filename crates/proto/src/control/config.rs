@@ -29,6 +29,9 @@ pub struct MachineConfig {
     pub vcpus: u8,
     /// Multiple of [`MEMORY_ALIGN_BYTES`].
     pub memory_bytes: u64,
+    /// What its guest sees of the processor.
+    #[serde(default)]
+    pub cpu: Cpu,
     /// The one disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskConfig>,
@@ -76,6 +79,17 @@ impl MachineConfig {
         self.jail.as_ref().map_or(Ok(()), JailConfig::check)?;
         self.disk.as_ref().map_or(Ok(()), DiskConfig::check)
     }
+}
+
+/// Which features of the processor a guest sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cpu {
+    /// All that this host has and a snapshot can hold.
+    #[default]
+    Host,
+    /// Of those, what many hosts of the same vendor have.
+    Portable,
 }
 
 /// What is left to a process of the host.

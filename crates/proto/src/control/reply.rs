@@ -48,6 +48,24 @@ pub struct SaveReply {
     pub files: Vec<SavedFile>,
     /// How long it took.
     pub duration_ms: f64,
+    /// What the guest has seen of the processor, if its state was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuSeen>,
+}
+
+/// What a guest has seen of a processor, or would be shown of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuSeen {
+    /// What it calls itself.
+    pub model: String,
+    /// Its features, sorted, each of which another host must have.
+    pub features: Vec<String>,
+    /// Whether that is no more than [`super::Cpu::Portable`] has.
+    pub portable: bool,
+    /// Bits of a physical address.
+    pub physical_bits: u32,
+    /// Frequency of the TSC, in kHz; 0 if it is not known.
+    pub tsc_khz: u32,
 }
 
 /// One file that `save` wrote.

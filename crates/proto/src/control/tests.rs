@@ -11,6 +11,7 @@ fn machine() -> MachineConfig {
         initramfs: None,
         cmdline: None,
         vcpus: 1,
+        cpu: Cpu::Host,
         memory_bytes: MEMORY_MIN_BYTES,
         disk: None,
         network: None,
@@ -146,6 +147,20 @@ fn a_disk_one_block_too_large_is_refused() {
     for bytes in [0, 4095, DISK_MAX_BYTES + 4096] {
         assert_eq!(refused(|m| m.disk = Some(of(bytes))).as_deref(), Some("disk"));
     }
+}
+
+#[test]
+fn a_guest_sees_what_the_host_has_unless_it_is_to_be_portable() {
+    let parse = |cpu: &str| {
+        let json = format!(
+            r#"{{"directory":"/d","kernel":"/k","vcpus":1,"memory_bytes":134217728{cpu}}}"#
+        );
+        MachineConfig::parse(json.as_bytes()).map(|config| config.cpu)
+    };
+
+    assert_eq!(parse("").unwrap(), Cpu::Host);
+    assert_eq!(parse(r#","cpu":"portable""#).unwrap(), Cpu::Portable);
+    assert!(parse(r#","cpu":"i386""#).unwrap_err().to_string().contains("i386"));
 }
 
 #[test]

@@ -7,13 +7,14 @@
 
 use std::time::{Duration, Instant};
 
+use forkd_proto::control::Cpu;
 use kvm_ioctls::{Cap, Kvm, VcpuExit};
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::boot::kernel;
 use crate::error::Error;
-use crate::kvm::cpu;
+use crate::kvm::cpuid::{self, Wanted};
 use crate::kvm::vm;
 use crate::layout;
 use crate::memory::ram::Ram;
@@ -71,7 +72,8 @@ fn try_guest() -> Result<Duration, Error> {
     let memory = ram.view();
     let vm = vm::create(&kvm, memory)?;
     let mut vcpu = vm.create_vcpu(0).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
-    vcpu.set_cpuid2(&cpu::cpuid_for(&kvm, 0, 1)?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+    let shown = cpuid::for_vcpu(&kvm, Wanted { cpu: Cpu::Host, id: 0, vcpus: 1 })?;
+    vcpu.set_cpuid2(&shown).map_err(Error::kvm("KVM_SET_CPUID2"))?;
     let mut sregs = vcpu.get_sregs().map_err(Error::kvm("KVM_GET_SREGS"))?;
     kernel::long_mode(memory, &mut sregs)?;
     vcpu.set_sregs(&sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;

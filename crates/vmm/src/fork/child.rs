@@ -76,7 +76,7 @@ impl ForkPlan {
             started: Instant::now(),
             paused_since: Some(Instant::now()),
             generation: self.state.generation.saturating_add(1),
-            msr_indices: Arc::clone(&self.host.msr_indices),
+            msr_defaults: Arc::clone(&self.host.msr_defaults),
             lineage: self.lineage.clone(),
         })
     }

@@ -6,13 +6,15 @@
 
 use std::sync::{Arc, OnceLock};
 
-use forkd_proto::control::{Derive, DiskConfig, ZygoteConfig};
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
+use forkd_proto::control::{Cpu, Derive, DiskConfig, ZygoteConfig};
+use kvm_bindings::{CpuId, Msrs};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
-use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::cpu::VcpuState;
+use crate::kvm::cpuid::{self, Vendor, Wanted, arch_capabilities, compare};
+use crate::kvm::msrs::{self, Defaults};
 use crate::kvm::{stored, tsc, vm};
 use crate::layout;
 use crate::memory::question::Notebook;
@@ -26,10 +28,8 @@ use crate::sys::pagemap::Pagemap;
 /// What this host's KVM gives a fresh vCPU, asked once.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The MSRs that are saved: those that can be read.
-    pub msr_indices: Arc<[u32]>,
-    /// The values that a fresh vCPU has in them.
-    defaults: Arc<[kvm_msr_entry]>,
+    /// The MSRs that can be saved, with what a fresh vCPU has in them.
+    pub msr_defaults: Arc<Defaults>,
     /// The frequency to ask for: the one that the guest has seen.
     pub(super) tsc_khz: Option<u32>,
 }
@@ -138,7 +138,7 @@ impl ForkPlan {
         let msrs = state
             .vcpus
             .iter()
-            .map(|vcpu| vcpu.msrs_beyond(&host.defaults))
+            .map(|vcpu| msrs::to_write(&vcpu.msrs, &host.msr_defaults, &host.msr_defaults))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             kvm,
@@ -234,13 +234,17 @@ impl Host {
     /// machine here would have saved.
     fn admit(kvm: &Kvm, state: &MachineState) -> Result<Self, Error> {
         let count = u8::try_from(state.vcpus.len()).unwrap_or(layout::VCPUS_MAX);
-        let supported = cpu::cpuid_for(kvm, 0, count)?;
+        let offered = cpuid::for_vcpu(kvm, Wanted { cpu: Cpu::Host, id: 0, vcpus: count })?;
         for vcpu in &state.vcpus {
-            cpu::check_features(&vcpu.cpuid, supported.as_slice())?;
+            compare::check(&vcpu.cpuid, offered.as_slice())?;
         }
         let host = Self::ask(kvm, &state.vcpus)?;
+        let here = msrs::value_of(&host.msr_defaults, arch_capabilities::MSR);
         for vcpu in &state.vcpus {
-            stored::check_msrs(&vcpu.msrs, &host.msr_indices)?;
+            stored::check_msrs(&vcpu.msrs, &host.msr_defaults)?;
+            if let Some(seen) = msrs::value_of(&vcpu.msrs, arch_capabilities::MSR) {
+                arch_capabilities::check(seen, here.unwrap_or(0))?;
+            }
         }
         Ok(host)
     }
@@ -248,14 +252,14 @@ impl Host {
     fn ask(kvm: &Kvm, vcpus: &[VcpuState]) -> Result<Self, Error> {
         let scratch = Scratch::new(kvm)?;
         let tsc_khz = scratch.tsc_khz(vcpus, kvm.check_extension(Cap::TscControl))?;
-        let listed = cpu::msr_indices(kvm)?;
+        let mut vendor = Vendor::Intel;
         if let Some(vcpu) = vcpus.first() {
+            vendor = Vendor::of(&vcpu.cpuid);
             scratch.vcpu.set_cpuid2(&vcpu.kvm_cpuid()?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
         }
-        let defaults: Arc<[_]> = cpu::read_msrs(&scratch.vcpu, &listed)?.into();
         // Each that cannot be read would end a call, whenever a machine of this plan is saved.
-        let msr_indices = defaults.iter().map(|msr| msr.index).collect();
-        Ok(Self { msr_indices, defaults, tsc_khz })
+        let msr_defaults = msrs::read(&scratch.vcpu, msrs::indices(kvm, vendor)?)?.into();
+        Ok(Self { msr_defaults, tsc_khz })
     }
 }
 

@@ -73,11 +73,11 @@ impl Machine {
         self.bus.rewind(plan)?;
         vm::restore_irqchips(&self.vm, &plan.state().irqchips)?;
         vm::restore_clock(&self.vm, &plan.state().clock)?;
-        let (source, indices) = (Arc::clone(plan), Arc::clone(&self.msr_indices));
+        let (source, defaults) = (Arc::clone(plan), Arc::clone(&self.msr_defaults));
         let counters = Counters::new(&plan.state().vcpus);
         self.vcpus.each(move |id, fd| {
             let vcpu = Numbered { id, fd, counters: &counters };
-            source.state().vcpus[id].reinstate(&vcpu, &indices)
+            source.state().vcpus[id].reinstate(&vcpu, &defaults)
         })?;
         generation::renew(self.ram.view())?;
         self.generation = self.generation.saturating_add(1);

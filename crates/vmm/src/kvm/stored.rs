@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2, kvm_msr_entry};
 
 use crate::error::Error;
+use crate::kvm::msrs::Defaults;
 
 /// The functions of CPUID that have an entry for each index; of all others there is one
 /// (`cpuid_function_is_indexed` in `arch/x86/kvm/cpuid.c`).
@@ -60,8 +61,8 @@ pub fn check_cpuid(entries: &[kvm_cpuid_entry2]) -> Result<(), Error> {
 /// # Errors
 ///
 /// [`Error::CpuMismatch`] naming the first: it may be one of another host.
-pub fn check_msrs(msrs: &[kvm_msr_entry], saved: &[u32]) -> Result<(), Error> {
-    match msrs.iter().find(|msr| !saved.contains(&msr.index)) {
+pub fn check_msrs(msrs: &[kvm_msr_entry], saved: &Defaults) -> Result<(), Error> {
+    match msrs.iter().find(|msr| !saved.iter().any(|known| known.index == msr.index)) {
         None => Ok(()),
         Some(other) => {
             Err(Error::CpuMismatch(format!("MSR {:#x}, which is not saved here", other.index)))
@@ -109,7 +110,7 @@ mod tests {
     #[test]
     fn one_msr_that_is_not_saved_is_refused_by_its_number() {
         let msr = |index| kvm_msr_entry { index, ..Default::default() };
-        let saved = [0x10, 0x6e0];
+        let saved = [msr(0x10), msr(0x6e0)];
 
         assert!(check_msrs(&[msr(0x6e0), msr(0x10)], &saved).is_ok());
         let refused = check_msrs(&[msr(0x10), msr(0x3a)], &saved).unwrap_err();

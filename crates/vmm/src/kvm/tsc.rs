@@ -19,7 +19,8 @@ use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr
 use kvm_ioctls::VcpuFd;
 
 use crate::error::Error;
-use crate::kvm::cpu::{MSR_IA32_TSC, VcpuState};
+use crate::kvm::cpu::VcpuState;
+use crate::kvm::msrs::IA32_TSC;
 
 /// Largest difference of frequencies that KVM leaves unscaled, in parts per million: its own
 /// `tsc_tolerance_ppm`, and about what a guest's time service can make up for.
@@ -219,11 +220,11 @@ fn attribute(offset: *mut u64) -> kvm_device_attr {
 }
 
 fn one_msr(data: u64) -> Result<Msrs, Error> {
-    Msrs::from_entries(&[kvm_msr_entry { index: MSR_IA32_TSC, data, ..Default::default() }])
+    Msrs::from_entries(&[kvm_msr_entry { index: IA32_TSC, data, ..Default::default() }])
         .map_err(|_| Error::State("there is no memory for one MSR"))
 }
 
-/// Tells the guest that it stood still and that its clocks went on, so that its watchdogs do not
+/// Tells the guest that it was paused and that its clocks went on, so that its watchdogs do not
 /// take the gap for a hang.  A guest that does not use `kvm-clock` is not told.
 ///
 /// # Errors

@@ -17,6 +17,7 @@ use std::time::Instant;
 use forkd_proto::control::{
     MachineConfig, MachineState as RunState, MachineStatus, Metrics, SaveLink, SaveReply,
 };
+use kvm_bindings::kvm_msr_entry;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
@@ -28,6 +29,8 @@ use crate::error::Error;
 use crate::io::bus::{Bus, Lines};
 use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::{self, VcpuState};
+use crate::kvm::cpuid::{self, Vendor, Wanted, arch_capabilities};
+use crate::kvm::msrs::{self, Defaults};
 use crate::kvm::tsc;
 use crate::kvm::vm;
 use crate::layout;
@@ -75,7 +78,7 @@ pub struct Machine {
     pub(crate) started: Instant,
     pub(crate) paused_since: Option<Instant>,
     pub(crate) generation: u64,
-    pub(crate) msr_indices: Arc<[u32]>,
+    pub(crate) msr_defaults: Arc<Defaults>,
     /// What its memory was loaded from; nothing if it booted.
     pub(crate) lineage: Lineage,
 }
@@ -110,9 +113,11 @@ impl Machine {
             rsdp,
         )?;
         generation::renew(memory)?;
-        let fds = (0..config.vcpus)
-            .map(|id| boot_vcpu(&kvm, &vm, memory, id, config.vcpus, entry))
+        let wanted = |id| Wanted { cpu: config.cpu, id, vcpus: config.vcpus };
+        let made = (0..config.vcpus)
+            .map(|id| boot_vcpu(&kvm, &vm, memory, wanted(id), entry))
             .collect::<Result<Vec<_>, _>>()?;
+        let (fds, mut msr_defaults): (Vec<_>, Vec<_>) = made.into_iter().unzip();
         let lower = config
             .disk
             .as_ref()
@@ -142,7 +147,7 @@ impl Machine {
             started: Instant::now(),
             paused_since: Some(Instant::now()),
             generation: 0,
-            msr_indices: cpu::msr_indices(&kvm)?.into(),
+            msr_defaults: msr_defaults.swap_remove(0).into(),
             lineage: Lineage::default(),
         })
     }
@@ -172,7 +177,7 @@ impl Machine {
     }
 
     /// Tells the guest, if it is paused, that its clocks went on meanwhile.  Forks and resets have
-    /// clocks that stood still, and pauses for a branch are short: they say nothing.
+    /// clocks without a gap, and pauses for a branch are short: they say nothing.
     ///
     /// # Errors
     ///
@@ -218,10 +223,10 @@ impl Machine {
     /// Those of [`Vcpus::pause_and_save`].  [`Self::resume`] lets the guest go on, if it does not.
     pub fn pause_and_save(&mut self) -> Result<Vec<VcpuState>, Error> {
         if self.paused_since.is_some() {
-            return self.vcpus.save(&self.msr_indices);
+            return self.vcpus.save(&self.msr_defaults);
         }
         let since = Instant::now();
-        let saved = self.vcpus.pause_and_save(&self.msr_indices);
+        let saved = self.vcpus.pause_and_save(&self.msr_defaults);
         if !matches!(saved, Err(Error::Stuck)) {
             self.paused_since = Some(since);
         }
@@ -266,7 +271,7 @@ impl Machine {
     pub fn save(&self, directory: &Path) -> Result<SaveReply, Error> {
         self.check_paused()?;
         save::check_empty(directory)?;
-        let Frozen { state, disk } = *self.instant(self.vcpus.save(&self.msr_indices)?)?;
+        let Frozen { state, disk } = *self.instant(self.vcpus.save(&self.msr_defaults)?)?;
         let (lower, disk_layers) = disk.map_or((None, 0), |(lower, given)| (Some(lower), given));
         let still =
             Still { state: &state, ram: &self.ram, lineage: &self.lineage, lower: lower.as_ref() };
@@ -310,7 +315,7 @@ impl Machine {
     #[inline(never)]
     pub fn instant(&self, vcpus: Vec<VcpuState>) -> Result<Box<Frozen>, Error> {
         // A device that had something left to do has raised an interrupt.
-        let vcpus = if self.bus.settle() { self.vcpus.save(&self.msr_indices)? } else { vcpus };
+        let vcpus = if self.bus.settle() { self.vcpus.save(&self.msr_defaults)? } else { vcpus };
         let state = self.state(vcpus)?;
         let disk = self
             .bus
@@ -348,18 +353,21 @@ fn boot_vcpu(
     kvm: &Kvm,
     vm: &VmFd,
     memory: &GuestMemoryMmap,
-    id: u8,
-    vcpus: u8,
+    wanted: Wanted,
     entry: kernel::Entry,
-) -> Result<VcpuFd, Error> {
-    let fd = vm.create_vcpu(u64::from(id)).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
-    fd.set_cpuid2(&cpu::cpuid_for(kvm, id, vcpus)?).map_err(Error::kvm("KVM_SET_CPUID2"))?;
-    cpu::set_boot_msrs(&fd)?;
-    if id == 0 {
+) -> Result<(VcpuFd, Vec<kvm_msr_entry>), Error> {
+    let fd = vm.create_vcpu(wanted.id.into()).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
+    let shown = cpuid::for_vcpu(kvm, wanted)?;
+    fd.set_cpuid2(&shown).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+    let defaults = msrs::read(&fd, msrs::indices(kvm, Vendor::of(shown.as_slice()))?)?;
+    let capabilities = msrs::value_of(&defaults, arch_capabilities::MSR);
+    let capabilities = capabilities.map(|value| arch_capabilities::shown(value, wanted.cpu));
+    msrs::set_up_boot(&fd, capabilities)?;
+    if wanted.id == 0 {
         let mut sregs = fd.get_sregs().map_err(Error::kvm("KVM_GET_SREGS"))?;
         kernel::long_mode(memory, &mut sregs)?;
         fd.set_sregs(&sregs).map_err(Error::kvm("KVM_SET_SREGS"))?;
         fd.set_regs(&kernel::registers(entry)).map_err(Error::kvm("KVM_SET_REGS"))?;
     }
-    Ok(fd)
+    Ok((fd, defaults))
 }

@@ -8,6 +8,7 @@ use forkd_proto::control::{SaveLink, SaveReply, SavedFile};
 
 use crate::disk::layers::Lower;
 use crate::error::Error;
+use crate::kvm::cpu::VcpuState;
 use crate::memory::delta;
 use crate::memory::ram::Ram;
 use crate::snapshot::header::Written;
@@ -42,7 +43,12 @@ pub fn save(still: Still<'_>, to: &SaveLink) -> Result<SaveReply, Error> {
     if saved.is_err() {
         remove(&to.directory);
     }
-    Ok(SaveReply { files: saved?, duration_ms: started.elapsed().as_secs_f64() * 1e3 })
+    let duration_ms = started.elapsed().as_secs_f64() * 1e3;
+    Ok(SaveReply {
+        files: saved?,
+        duration_ms,
+        cpu: still.state.vcpus.first().map(VcpuState::seen),
+    })
 }
 
 /// Writes `disk.layer` alone into a folder: what `lower` has above its `above` lowest layers.
@@ -59,7 +65,7 @@ pub fn save_disk(lower: &Lower, directory: &Path, above: usize) -> Result<SaveRe
     }
     let Written { bytes, digest } = saved?;
     let files = vec![SavedFile { name: disk.to_owned(), bytes, digest }];
-    Ok(SaveReply { files, duration_ms: started.elapsed().as_secs_f64() * 1e3 })
+    Ok(SaveReply { files, duration_ms: started.elapsed().as_secs_f64() * 1e3, cpu: None })
 }
 
 /// Removes what an attempt to save may have left.

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::io::bus::{Bus, End};
 use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::VcpuState;
+use crate::kvm::msrs::Defaults;
 use crate::sys::mapping;
 use crate::sys::urgency::{self, Urgent};
 
@@ -300,8 +301,8 @@ impl Vcpus {
     /// # Errors
     ///
     /// [`Error::Stuck`] as [`Self::pause`]; those of [`Self::save`], and all are stopped then.
-    pub fn pause_and_save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
-        gather(self.threads.len(), saving(msr_indices), |work| {
+    pub fn pause_and_save(&self, msr_defaults: &Arc<Defaults>) -> Result<Vec<VcpuState>, Error> {
+        gather(self.threads.len(), saving(msr_defaults), |work| {
             self.shared.pause(Some(work), || self.kick())
         })
     }
@@ -311,8 +312,8 @@ impl Vcpus {
     /// # Errors
     ///
     /// [`Error::Kvm`] if one cannot be read, [`Error::State`] if they are running.
-    pub fn save(&self, msr_indices: &Arc<[u32]>) -> Result<Vec<VcpuState>, Error> {
-        self.each(saving(msr_indices))
+    pub fn save(&self, msr_defaults: &Arc<Defaults>) -> Result<Vec<VcpuState>, Error> {
+        self.each(saving(msr_defaults))
     }
 
     /// Has each vCPU's thread do `work`, all at once; they must be paused.
@@ -350,10 +351,10 @@ impl Drop for Vcpus {
 }
 
 fn saving(
-    msr_indices: &Arc<[u32]>,
+    msr_defaults: &Arc<Defaults>,
 ) -> impl Fn(usize, &VcpuFd) -> Result<VcpuState, Error> + Send + Sync + 'static {
-    let msr_indices = Arc::clone(msr_indices);
-    move |_, fd| VcpuState::save(fd, &msr_indices)
+    let msr_defaults = Arc::clone(msr_defaults);
+    move |_, fd| VcpuState::save(fd, &msr_defaults)
 }
 
 /// Returns what each of `threads` made of `work`, which `perform` has them do.

@@ -42,7 +42,7 @@ use crate::jail::{self, filter, rights};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output};
-use children::{Birth, Children, Ended, Failure};
+use children::{Birth, Children, Ended, Failure, attempts_here};
 use help::{Helper, Task};
 use lessons::Lessons;
 use report::Report;
@@ -112,7 +112,7 @@ impl Zygote {
             control,
             reports,
             signals,
-            children: Children::default(),
+            children: Children::new(attempts_here()),
             stopping: false,
             retiring: false,
         })

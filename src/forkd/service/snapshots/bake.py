@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from forkd.engine.replies import SavedFile
+    from forkd.engine.replies import CpuSeen, SavedFile
     from forkd.images.builder import BuiltImage
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.bake_leases import BakeLease
@@ -57,10 +57,12 @@ class Baked:
     Attributes:
         files: What was saved.
         runtime: The name of the guest's warm runtime, or `none`.
+        cpu: What the guest has seen of the processor; None if the VMM did not say.
     """
 
     files: tuple[SavedFile, ...]
     runtime: str
+    cpu: CpuSeen | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,9 @@ async def _bake_in(
         await asyncio.to_thread(ownership.give, plan.staged, plan.uid)
         saved = await control.save(plan.staged)
         await asyncio.to_thread(ownership.take_back, plan.staged)
-        tell(Progress("save", 1.0, f"wrote {sum(file.bytes for file in saved) // _MIB} MiB"))
-        return Baked(saved, runtime)
+        written_mib = sum(file.bytes for file in saved.files) // _MIB
+        tell(Progress("save", 1.0, f"wrote {written_mib} MiB"))
+        return Baked(tuple(saved.files), runtime, saved.cpu)
 
 
 @contextlib.asynccontextmanager
@@ -158,6 +161,7 @@ def _config(directory: Path, settings: HostSettings, plan: BakePlan) -> MachineC
         initramfs=image.initramfs,
         cmdline=_cmdline(plan.built),
         vcpus=shape.vcpus,
+        cpu=shape.cpu,
         memory_bytes=shape.memory_mib * _MIB,
         disk=DiskConfig(
             (plan.rootfs,),

@@ -201,7 +201,7 @@ def _shape(snapshot: Snapshot, built: BuiltImage) -> Snapshot:
 
 
 def _manifest(tag: Tag, created_at: datetime, built: BuiltImage, baked: Baked) -> Manifest:
-    recipe, image, cpu = built.recipe, built.image, proc.cpu()
+    recipe, image, cpu = built.recipe, built.image, baked.cpu or proc.cpu()
     return Manifest(
         tag=tag,
         created_at=created_at,

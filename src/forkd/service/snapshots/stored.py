@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import ChainError, StoreError
 from forkd.model.ids import SandboxId, Tag, parse_tag
 from forkd.model.image import ImageConfig
-from forkd.model.snapshot import Snapshot, SnapshotStatus
+from forkd.model.snapshot import Snapshot, SnapshotCpu, SnapshotStatus
 from forkd.store.snapshots import check_link
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def from_manifest(manifest: Manifest, store: SnapshotStore, *, cached: bool = Fa
         cached=cached,
         config=None if manifest.config is None else ImageConfig(**manifest.config.model_dump()),
         build_key=manifest.build_key,
+        cpu=SnapshotCpu(manifest.cpu.model, manifest.cpu.features),
     )
 
 
