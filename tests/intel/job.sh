@@ -25,10 +25,12 @@ bb ln -sfn "$KERNEL_MODULES" "/lib/modules/$RELEASE"
 bb hostname forkd-intel
 bb ip link set lo up
 
+# The host's modprobe unpacks compressed modules; busybox's does not.
+load() { modprobe "$@" || bb modprobe "$@"; }
 # Bochs delivers virtual interrupts wrongly when a page is missing on the way.
-bb modprobe kvm_intel enable_apicv=0 || fail "modprobe kvm_intel"
+load kvm_intel enable_apicv=0 || fail "modprobe kvm_intel"
 for module in $MODULES; do
-    bb modprobe "$module" || echo "forkd-intel: no module $module"
+    load "$module" || echo "forkd-intel: no module $module"
 done
 [ -e /dev/kvm ] || fail "there is no /dev/kvm"
 bb chmod 666 /dev/kvm

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from forkd.machine import Kernel
 
 MEMORY_MIB = 6144
-"""Memory of a machine: tests bake a guest of 4 GiB, most of which it never touches."""
+"""Memory of a machine: tests bake a guest of 4 GiB, most of which it never touches.
+
+Linux has a GiB less: Bochs hides what lies below 4 GiB behind its devices.
+"""
 
 RESULTS_BYTES = 64 << 20
 """Size of the disk on which a job leaves its files."""
