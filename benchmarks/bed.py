@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from forkd.model.json import JsonValue
     from forkd.model.snapshot import Snapshot
 
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+"""The recipes of this repository."""
+
 TAG = parse_tag("bench")
 LARGE_TAG = parse_tag("bench-large")
 
@@ -375,7 +378,7 @@ def settings(programs: Programs, cache: Path, work: Path) -> Iterator[HostSettin
             cache_dir=ours,
             state_dir=state,
             run_dir=run,
-            recipe_dirs=(Path("/"),),
+            recipe_dirs=(RECIPES, Path("/")),  # by name, too, as bases are
             cgroups=True,
         )
     finally:
@@ -400,18 +403,23 @@ async def bake(
             async for event in events:
                 if not isinstance(event, Progress):
                     stages.append(("publish", clock.ms()))
-                    return Baked(event, _durations(stages, clock.ms()), host)
+                    return Baked(event, durations(stages, clock.ms()), host)
                 tell(f"bake: {event.message}")
                 if not stages or stages[-1][0] != event.stage:
                     stages.append((event.stage, clock.ms()))
     raise BuildError("the bake ended without a snapshot")
 
 
-def _durations(stages: list[tuple[str, float]], total_ms: float) -> Json:
-    """Return how long each stage took: until the next one began."""
+def durations(stages: list[tuple[str, float]], total_ms: float) -> Json:
+    """Return how long each stage took: until the next one began.
+
+    A recipe over a base has the stages of both: those of one name count together.
+    """
     ends = [began for _, began in stages[1:]] + [total_ms]
-    taken = {name: (ended - began) / 1e3 for (name, began), ended in zip(stages, ends, strict=True)}
-    return {**taken, "total": total_ms / 1e3}
+    taken: Json = {"total": total_ms / 1e3}
+    for (name, began), ended in zip(stages, ends, strict=True):
+        taken[name] = taken.get(name, 0.0) + (ended - began) / 1e3
+    return taken
 
 
 @contextlib.asynccontextmanager

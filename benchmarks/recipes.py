@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import bed, programs
@@ -27,12 +26,13 @@ from forkd.service.host import open_host
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
 
     from forkd.model.ids import SandboxId, Tag
     from forkd.service.host import Host
     from forkd.service.settings import HostSettings
 
-FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+FOLDER = bed.RECIPES
 
 CALLER = local_caller()
 

@@ -19,7 +19,7 @@ from benchmarks import (
     testing,
     walls,
 )
-from benchmarks.bed import Child, Herd, resized
+from benchmarks.bed import Child, Herd, durations, resized
 from benchmarks.floor import Floor
 from benchmarks.harness import MIB, available_mib, machine, median, private_mib, quantile, summary
 from benchmarks.report import PLOTS, ROWS, look_up, plot, show, shown
@@ -232,6 +232,18 @@ def test_a_recipe_saves_its_boot_and_its_warm_up_over_a_median_of_forks() -> Non
         "cold_s": 12.0,
         "first_answer_s": 0.5,
         "ratio": 24.0,
+    }
+
+
+def test_the_stages_of_a_recipe_and_of_its_base_count_together() -> None:
+    stages = [("boot", 0.0), ("warm", 4000.0), ("fork", 6000.0), ("warm", 6500.0), ("save", 9500.0)]
+
+    assert durations(stages, 10_000.0) == {
+        "boot": 4.0,
+        "warm": 5.0,
+        "fork": 0.5,
+        "save": 0.5,
+        "total": 10.0,
     }
 
 
