@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.cgroups.limits import Limits
-from forkd.cgroups.tree import CgroupTree
+from forkd.cgroups.tree import DAEMON, CgroupTree
 from forkd.errors import HostError
 from forkd.host import cgroupfs, disks
 from forkd.limits import CPU_WEIGHT_DEFAULT
@@ -108,6 +108,25 @@ def test_a_limit_that_the_kernel_refuses_is_an_error_and_leaves_no_group(tree: C
         tree.create("one", Limits(pids=-5))
 
     assert tree.names() == ()
+
+
+def test_whoever_is_in_a_group_without_the_hierarchy_steps_aside_as_in_a_container() -> None:
+    above = cgroupfs.CGROUP_ROOT / "forkd-test"  # as a container sees its own: not the hierarchy's
+    cgroupfs.make(above)
+    sleeper = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        cgroupfs.enter(above, sleeper.pid)
+        inner = CgroupTree(above / "forkd", STATE)
+        inner.create("one", LIMITS)
+
+        assert cgroupfs.processes(above / DAEMON) == {sleeper.pid}
+        inner.remove("one")
+        inner.close()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        cgroupfs.end(above / DAEMON, DEADLINE_S)
+        cgroupfs.remove_empty(above)
 
 
 def test_a_host_with_cgroup_v2_is_usable(tree: CgroupTree) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says of pressure is read from the line that is meant."""
+"""What the kernel says of pressure and of memory is read from the line that is meant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import HostError
-from forkd.host import proc
+from forkd.host import cgroupfs, proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,3 +47,56 @@ def test_pressure_is_that_of_the_resource_over_ten_seconds(
 
     (pressure / name).unlink()
     assert measure() is None
+
+
+GIB = 1 << 30
+
+STAT = "anon 1\ninactive_file {}\nactive_file 3\n"
+
+
+@pytest.fixture
+def inner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a group of a container, in which we are, on a host of 8 GiB of which 4 are left."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: {4 << 20} kB\n")
+    inner = tmp_path / "container/daemon"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(proc, "_PROC", tmp_path)
+    monkeypatch.setattr(cgroupfs, "CGROUP_ROOT", inner.parent)
+    monkeypatch.setattr(cgroupfs, "own", lambda: inner)
+    return inner
+
+
+def limit(group: Path, maximum: int | str, used: int = 0, inactive_file: int = 0) -> None:
+    """Write what the kernel says of a group's memory."""
+    (group / "memory.max").write_text(f"{maximum}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(STAT.format(inactive_file))
+
+
+def test_memory_is_the_hosts_without_a_lower_limit(inner: Path) -> None:
+    assert proc.memory_bytes() == (8 * GIB, 4 * GIB)
+    limit(inner, "max", 7 * GIB)
+    limit(inner.parent, 16 * GIB, 1 * GIB)
+    assert proc.memory_bytes() == (8 * GIB, 4 * GIB)
+
+
+def test_memory_is_that_of_the_narrowest_group_and_unused_files_count_as_left(inner: Path) -> None:
+    limit(inner, 3 * GIB, 1 * GIB)
+    limit(inner.parent, 6 * GIB, 5 * GIB, inactive_file=GIB // 2)
+
+    assert proc.memory_bytes() == (3 * GIB, GIB + GIB // 2)
+
+
+def test_a_group_above_its_limit_has_no_memory_left(inner: Path) -> None:
+    limit(inner, 1 * GIB, 2 * GIB)
+
+    assert proc.memory_bytes() == (1 * GIB, 0)
+
+
+def test_a_host_without_cgroup_v2_has_its_own_memory(
+    inner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(inner, 1 * GIB)
+    monkeypatch.setattr(cgroupfs, "own", lambda: None)
+
+    assert proc.memory_bytes() == (8 * GIB, 4 * GIB)

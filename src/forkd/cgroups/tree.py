@@ -21,8 +21,8 @@ END_TIMEOUT_S = 30.0
 
 
 DAEMON = "forkd-daemon"
-"""Where the daemon goes itself below a group that it was started in: the kernel lets no group but
-the hierarchy's own both have processes and pass on controllers."""
+"""Where the daemon goes below a group that it was started in, with whoever is there in a container:
+the kernel lets no group but the hierarchy's own both have processes and pass on controllers."""
 
 
 def delegated() -> Path | None:
@@ -201,11 +201,19 @@ class CgroupTree:
             self._prepared = True
 
     def _step_aside(self) -> None:
-        """Leave the group above ours, if we are in it and it could not pass on controllers."""
+        """Empty the group above ours, which could not pass on controllers if it had processes.
+
+        In a container all of its processes are there: its first one, and shells.  They come along;
+        those of other namespaces of process ids, which are listed as 0, we cannot move.
+        """
         above = self.root.parent
-        if cgroupfs.own() == above and not cgroupfs.is_top(above):
+        if cgroupfs.is_top(above):
+            return
+        there = cgroupfs.processes(above) - {0}
+        if there:
             cgroupfs.make(above / DAEMON)
-            cgroupfs.enter(above / DAEMON, proc.own_pid())
+        for pid in there:
+            cgroupfs.enter(above / DAEMON, pid)
 
     def _disk(self, limits: Limits) -> str | None:
         """Return the disk whose I/O is to be limited, by number; None if none is to be."""

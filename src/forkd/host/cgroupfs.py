@@ -192,6 +192,44 @@ def enter(group: Path, pid: int) -> None:
         write(group, PROCESSES, str(pid))
 
 
+def memory_limit(group: Path) -> tuple[int, int] | None:
+    """Return a group's memory limit in bytes, and how much of it is left; None without a limit.
+
+    Cached contents of files that nobody used lately count as left: the kernel takes them back
+    before it refuses memory.  Source: `memory.max`, `memory.current` and `inactive_file` of the
+    kernel's Documentation/admin-guide/cgroup-v2.rst.
+
+    Raises:
+        CapacityError: There are too many open files, or too little memory.
+        HostError: The kernel does not say.
+    """
+    with kernel_call(f"look at the memory of {group}"):
+        try:
+            limit = (group / "memory.max").read_text().strip()
+        except FileNotFoundError:  # the hierarchy's own group, or one without the controller
+            return None
+        if limit == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        lines = map(str.split, (group / "memory.stat").read_text().splitlines())
+        unused = next((int(value) for name, value in lines if name == "inactive_file"), 0)
+    return int(limit), max(int(limit) - used + unused, 0)
+
+
+def memory_limits() -> list[tuple[int, int]]:
+    """Return `memory_limit` of each group that we are in, innermost first, as far as we see them.
+
+    In a container, the outermost is the container's.
+
+    Raises:
+        HostError: As `controllers`.
+    """
+    here = own()
+    groups = [] if here is None else [here, *here.parents]
+    ours = [group for group in groups if group.is_relative_to(CGROUP_ROOT)]
+    return [limit for group in ours if (limit := memory_limit(group)) is not None]
+
+
 def memory_bytes(group: Path) -> int | None:
     """Return what the kernel counts against a group's memory limit; None if there is no group."""
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import HostError
+from forkd.host import cgroupfs
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def kernel() -> str:
 def memory_bytes() -> tuple[int, int]:
     """Return the host's memory and how much of it could be given out now.
 
+    In a container or a service with a limit, that limit and what is left of it, if that is less.
+
     Raises:
         HostError: The kernel does not say.
     """
@@ -99,9 +102,11 @@ def memory_bytes() -> tuple[int, int]:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * _KIB
     try:
-        return fields["MemTotal"], fields["MemAvailable"]
+        host = fields["MemTotal"], fields["MemAvailable"]
     except KeyError as error:
         raise HostError(f"/proc/meminfo does not have {error}") from error
+    totals, lefts = zip(host, *cgroupfs.memory_limits(), strict=True)
+    return min(totals), min(lefts)
 
 
 def memory_pressure() -> float | None:
