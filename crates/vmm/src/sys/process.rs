@@ -1,11 +1,12 @@
 //! System calls around processes that neither `std` nor the rust-vmm crates wrap.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 
 use crate::error::Error;
+use crate::sys::descriptors::pipe;
 use crate::sys::handed;
 
 /// `linux/sched.h`; libc's constant is too narrow for it.
@@ -22,6 +23,9 @@ const CONFINED: [(libc::__rlimit_resource_t, u64); 5] = [
     (libc::RLIMIT_NOFILE, 0),
     (libc::RLIMIT_NPROC, 0),
 ];
+
+const ENTER_WITHOUT_CLONE3: &str =
+    "enter a cgroup without clone3, which the seccomp profile of a container hides";
 
 /// Which side of a fork this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,10 +59,11 @@ pub fn enter_cgroup(path: &Path) -> Result<(), Error> {
 ///
 /// `clone3` with `CLONE_INTO_CGROUP` starts the child where it belongs; moving it afterwards would
 /// take a lock that every fork on the host waits for.  The child's exit is announced by SIGCHLD.
+/// Where a container's seccomp profile hides `clone3`, the child moves itself, before it is used.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] with the kernel's refusal to fork.
+/// [`Error::Io`] with the kernel's refusal to fork, or to enter the cgroup.
 pub fn fork_into(cgroup: Option<&File>) -> Result<Forked, Error> {
     // SAFETY: all-zero is a valid `clone_args`: no flags, no stack, no pointers.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -76,8 +81,64 @@ pub fn fork_into(cgroup: Option<&File>) -> Result<Forked, Error> {
     match libc::pid_t::try_from(pid) {
         Ok(0) => Ok(Forked::Child),
         Ok(pid) if pid > 0 => Ok(Forked::Parent(pid)),
-        _ => Err(Error::last_os("clone3")),
+        _ => match io::Error::last_os_error() {
+            hidden if hidden.raw_os_error() == Some(libc::ENOSYS) => clone_into(cgroup),
+            source => Err(Error::Io { what: "clone3".into(), source }),
+        },
     }
+}
+
+/// As [`fork_into`], without `clone3`.
+fn clone_into(cgroup: Option<&File>) -> Result<Forked, Error> {
+    let Some(folder) = cgroup else { return clone() };
+    // Opened here, where a refusal can still be told.  A jailed zygote has its groups read-only.
+    let procs = open_procs(folder).map_err(Error::io(ENTER_WITHOUT_CLONE3))?;
+    let (mut answer, mut report) = pipe()?;
+    match clone()? {
+        Forked::Child => {
+            if let Err(refused) = (&procs).write_all(b"0") {
+                let number = refused.raw_os_error().unwrap_or(libc::EIO);
+                // Who does not get the number hears of no error, but has no child either.
+                drop(report.write_all(&number.to_ne_bytes()));
+                exit_now(1);
+            }
+            Ok(Forked::Child)
+        }
+        Forked::Parent(pid) => {
+            drop(report);
+            let mut number = [0; size_of::<i32>()];
+            // All of it or nothing: it is shorter than what a pipe takes at once.
+            if answer.read(&mut number).is_ok_and(|bytes| bytes == number.len()) {
+                // Whoever ignores its children has none to reap.
+                drop(wait(pid));
+                let source = io::Error::from_raw_os_error(i32::from_ne_bytes(number));
+                return Err(Error::Io { what: ENTER_WITHOUT_CLONE3.into(), source });
+            }
+            Ok(Forked::Parent(pid))
+        }
+    }
+}
+
+fn clone() -> Result<Forked, Error> {
+    // SAFETY: as of `clone3` in `fork_into`: no CLONE_VM, and no pointers.
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), 0, 0, 0, 0) };
+    match libc::pid_t::try_from(pid) {
+        Ok(0) => Ok(Forked::Child),
+        Ok(pid) if pid > 0 => Ok(Forked::Parent(pid)),
+        _ => Err(Error::last_os("clone")),
+    }
+}
+
+fn open_procs(cgroup: &File) -> io::Result<File> {
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: the descriptor is open, and the name a constant that ends in NUL.
+    let fd = unsafe { libc::openat(cgroup.as_raw_fd(), c"cgroup.procs".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel opened `fd` for us just now, and nothing else knows its number.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Gives up all that is not needed to read open files and to write to a pipe, for a process that
@@ -332,8 +393,6 @@ pub fn alarm_after(seconds: u32) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::descriptors::pipe;
-    use std::io::{Read, Write};
 
     #[test]
     fn children_are_outlasted() {

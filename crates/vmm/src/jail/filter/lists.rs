@@ -170,6 +170,7 @@ const PROCESS: &[Allowed] = &[
     any(libc::SYS_mincore),
     any(libc::SYS_close_range),
     any(libc::SYS_clone3),
+    only(libc::SYS_clone, WITHOUT_CLONE3),
     any(libc::SYS_set_robust_list),
     any(libc::SYS_rseq),
     any(libc::SYS_sched_getaffinity),
@@ -196,6 +197,19 @@ const PROCESS: &[Allowed] = &[
 /// Also keeps any of them from staying what it is, which `u32::MAX` would say.
 const NOT_ROOT: [Test; 3] =
     [Within(0, 1, u32::MAX - 1), Within(1, 1, u32::MAX - 1), Within(2, 1, u32::MAX - 1)];
+
+/// Where a container's seccomp profile hides `clone3`: a fork, and a thread as glibc makes one.
+const WITHOUT_CLONE3: &[Way] =
+    &[&[Is(0, libc::SIGCHLD.cast_unsigned())], &[Is(0, THREAD.cast_unsigned())]];
+const THREAD: libc::c_int = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
 
 const PROCESS_CONTROLS: &[Way] = &[
     &[Is(0, libc::PR_GET_DUMPABLE.cast_unsigned())],

@@ -1,10 +1,12 @@
 //! Each of these forks a process, confines it, and looks at how it ended.
 
 use super::*;
-use crate::sys::process::{Forked, exit_now, fork_into};
+use crate::sys::process::{Forked, exit_now, fork_into, open_cgroup, wait};
 use crate::sys::urgency;
+use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
 use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::panic::AssertUnwindSafe;
 
 /// How a process ended that was confined as `role` and then made a call: its wait status, and what
 /// it logged.
@@ -121,6 +123,10 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(urgency::URGENT), 0]),
         (Role::Vcpu, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_FIFO), 0]),
         (Role::Process, libc::SYS_sched_setscheduler, [-1, i64::from(libc::SCHED_RR), 0]),
+        (Role::Process, libc::SYS_clone, [i64::from(libc::CLONE_NEWUSER | libc::SIGCHLD), 0, 0]),
+        (Role::Process, libc::SYS_clone, [i64::from(libc::CLONE_VM | libc::CLONE_VFORK), 0, 0]),
+        (Role::Process, libc::SYS_clone, [i64::from(libc::SIGCHLD | libc::CLONE_PARENT), 0, 0]),
+        (Role::Vcpu, libc::SYS_clone, [i64::from(libc::SIGCHLD), 0, 0]),
         (Role::Process, libc::SYS_setresuid, [0, 0, 0]),
         (Role::Process, libc::SYS_setresgid, [1, 1, -1]),
         (Role::Process, libc::SYS_rt_sigaction, [i64::from(libc::SIGSYS), 0, 0]),
@@ -163,4 +169,82 @@ fn a_thread_can_only_signal_its_own_process() {
     assert!(of_this_process(&program).iter().all(|instruction| instruction.k != ANY_PID));
     // The program is of the process that made it, which is not the one that it confines here.
     assert!(libc::WIFSIGNALED(after(Role::Vcpu, own).0));
+}
+
+/// What a container's seccomp profile does to `clone3` unless the container is all-powerful.
+fn hide_clone3() {
+    let rules = [(libc::SYS_clone3, Vec::new())].into();
+    let hide = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, hide, TargetArch::x86_64);
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
+fn new_folder(name: &str) -> std::path::PathBuf {
+    let name = format!("forkd-filter-{name}-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// The wait status of a process in a container, with that profile, and then confined as `role`.
+fn in_a_container(role: Role, life: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: glibc's own fork: the child may allocate, and start threads.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let lived = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            hide_clone3();
+            put_on(role).unwrap();
+            life()
+        }));
+        exit_now(lived.unwrap_or(101));
+    }
+    wait(pid).unwrap().1
+}
+
+#[test]
+fn a_process_without_clone3_forks_and_starts_threads() {
+    let status = in_a_container(Role::Process, || {
+        let seven = std::thread::spawn(|| 7).join().unwrap();
+        match fork_into(None).unwrap() {
+            Forked::Child => exit_now(seven),
+            Forked::Parent(pid) => libc::WEXITSTATUS(wait(pid).unwrap().1),
+        }
+    });
+
+    assert_eq!(status, 7 << 8);
+}
+
+#[test]
+fn a_child_without_clone3_enters_its_cgroup_itself() {
+    let folder = new_folder("group");
+    std::fs::write(folder.join("cgroup.procs"), "").unwrap();
+    let group = open_cgroup(&folder).unwrap();
+
+    let status = in_a_container(Role::Process, || match fork_into(Some(&group)).unwrap() {
+        Forked::Child => exit_now(7),
+        Forked::Parent(pid) => libc::WEXITSTATUS(wait(pid).unwrap().1),
+    });
+
+    assert_eq!(status, 7 << 8);
+    assert_eq!(std::fs::read(folder.join("cgroup.procs")).unwrap(), b"0");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_child_that_cannot_enter_its_cgroup_ends_and_its_parent_says_why() {
+    // A folder without the file; one whose file takes nothing.
+    let (bare, full) = (new_folder("bare"), new_folder("full"));
+    std::os::unix::fs::symlink("/dev/full", full.join("cgroup.procs")).unwrap();
+
+    for (folder, reason) in [(bare, "No such file"), (full, "No space left")] {
+        let group = open_cgroup(&folder).unwrap();
+        let status = in_a_container(Role::Process, || {
+            let said = fork_into(Some(&group)).unwrap_err().to_string();
+            let left = wait(-1).is_ok();
+            i32::from(said.contains("seccomp profile") && said.contains(reason) && !left)
+        });
+        assert_eq!(status, 1 << 8, "{reason}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
