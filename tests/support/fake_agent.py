@@ -15,7 +15,6 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from forkd.engine.frames import Kind, encode
 from tests.support import interpreter
@@ -125,7 +124,7 @@ class Agent:
             )
         context = request.get("context")
         names = self.namespace if context is None else self.contexts.setdefault(context, {})
-        with patch.dict(os.environ, request.get("env", {})):
+        with interpreter.variables(request.get("env", {})):
             *outputs, members = interpreter.run(request["code"], names)
         for kind, output in zip((Kind.STDOUT, Kind.STDERR), outputs, strict=True):
             if output:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
-from unittest.mock import patch
 
 from forkd.engine.faults import guest_fault
 from forkd.errors import Conflict, EngineExited
@@ -19,6 +17,7 @@ from forkd.model.checks import in_range
 from forkd.model.exec import Stderr, Stdout
 from forkd.model.files import ArchiveResult, EntryKind, FileEntry
 from forkd.model.guest import GuestStatus, RuntimeStatus
+from tests.support import interpreter
 from tests.support.fake_programs import FakeExec, evaluate_in
 from tests.support.file_tree import FileTree, Refused
 
@@ -161,7 +160,7 @@ class FakeGuests:
                 guest_code="no_runtime",
             )
         contents = self.world.running_guest(caller, sandbox).contents
-        with patch.dict(os.environ, env or {}):
+        with interpreter.variables(env or {}):
             result = evaluate_in(contents.contexts, contents.names, context, code, timeout_s)
         if on_output is not None:
             await self._told(result, on_output)

@@ -7,8 +7,27 @@ import base64
 import contextlib
 import io
 import json
+import os
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@contextlib.contextmanager
+def variables(given: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a block; no others are as before it."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def run(code: str, names: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:

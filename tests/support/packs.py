@@ -77,7 +77,7 @@ def a_link(folder: Path, tag: str, parent: str | None, *, disk: bool = True) -> 
         created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         recipe="python-numpy",
         image_key="key",
-        kernel="6.1.0-40-amd64",
+        kernel=f"6.1.0-40-amd64_6.1.153-1@sha256:{'5' * 64}",
         vcpus=2,
         memory_bytes=MEMORY_BYTES,
         disk_bytes=DISK_BYTES if disk else 0,

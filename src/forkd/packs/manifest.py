@@ -66,6 +66,13 @@ MaybeName = Annotated[
     Field(pattern=rf"\A([A-Za-z0-9_][A-Za-z0-9._+:-]{{0,{_SOME - 1}}})?\z"),
     AfterValidator(_no_dots),
 ]
+Kernel = Annotated[
+    str,
+    Field(pattern=rf"\A([A-Za-z0-9_][A-Za-z0-9._+:@-]{{0,{_SOME - 1}}})?\z"),
+    AfterValidator(_no_dots),
+]
+"""A kernel's version, or that and its digest: `VERSION@sha256:DIGEST`."""
+
 Line = Annotated[str, Field(max_length=_SOME), AfterValidator(_one_line)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 Bytes = Annotated[int, Field(ge=0, le=limits.PACK_BYTES_MAX)]
@@ -130,7 +137,7 @@ class Link(_Part):
     created_at: Annotated[datetime, Field(strict=False)]
     recipe: MaybeName
     image_key: MaybeName
-    kernel: MaybeName
+    kernel: Kernel
     vcpus: Annotated[int, Field(ge=1, le=1024)]
     memory_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=limits.PACK_BYTES_MAX)]
     disk_bytes: Bytes
