@@ -1,7 +1,9 @@
 """The daemon of today adopts what daemons of every earlier version left running.
 
 Each folder of `golden/` is such a state, with a README that says how it came to be.  Its machines
-are started anew, as processes of the fake VMM in the folders that its rows name.
+are started anew, as processes of the fake VMM in the folders that its rows name.  What is adopted
+is the database and the folders: states of machines are of today's version, since those of before
+version 2 are refused by name (`test_snapshots_of_an_earlier_format_are_refused_by_name`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import pytest
 
 from forkd.engine.configs import MachineConfig
 from forkd.engine.process import start_machine
+from forkd.errors import StoreError
 from forkd.host.files import make_folder
 from forkd.model.caller import DEFAULT_OWNER
 from forkd.model.ids import SandboxId, Tag
@@ -27,6 +30,7 @@ from forkd.model.snapshot import SnapshotStatus
 from forkd.service.host import DATABASE_FILE
 from forkd.store.schema import SCHEMA_VERSION
 from tests.support.callers import CALLER
+from tests.support.stored import read_stored, write_stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,10 +43,20 @@ VERSIONS = sorted(folder.name for folder in GOLDEN.iterdir())
 
 
 @contextlib.asynccontextmanager
-async def left_behind(host: FakeHost, version: str) -> AsyncIterator[dict[str, str]]:
-    """Lay out what an earlier daemon left, its machines running; gives who is who."""
+async def left_behind(
+    host: FakeHost, version: str, *, readable: bool = True
+) -> AsyncIterator[dict[str, str]]:
+    """Lay out what an earlier daemon left, its machines running; gives who is who.
+
+    Args:
+        host: Where.
+        version: Of the daemon.
+        readable: Write the states of its machines in today's version.
+    """
     state, run_dir = host.settings.state_dir, host.settings.run_dir
     shutil.copytree(GOLDEN / version, state)
+    for path in state.glob("snapshots/*/state") if readable else ():
+        write_stored(path, "state", read_stored(path, "state"))
     lease = "place" if version == "schema-2" else "lease"
     with contextlib.closing(sqlite3.connect(state / DATABASE_FILE)) as database:
         query = f"SELECT id, {lease} FROM sandboxes WHERE state = 'running'"  # noqa: S608 - ours
@@ -137,3 +151,16 @@ def test_the_golden_database_has_the_version_that_its_folder_names(version: str)
 
     assert f"schema-{found}" == version
     assert found < SCHEMA_VERSION
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_snapshots_of_an_earlier_format_are_refused_by_name(
+    fake_host: FakeHost, version: str
+) -> None:
+    refused = "snapshot python cannot be used: state is too old: .* bake the snapshot again"
+    async with left_behind(fake_host, version, readable=False), fake_host.service() as service:
+        with pytest.raises(StoreError, match=refused):
+            await service.sandboxes.fork(CALLER, Tag("python"), 1, ForkOptions())
+
+        for sandbox in await service.sandboxes.list(CALLER):
+            await service.sandboxes.delete(CALLER, sandbox.id)
