@@ -6,7 +6,7 @@ use crate::sys::urgency;
 use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 
 /// How a process ended that was confined as `role` and then made a call: its wait status, and what
 /// it logged.
@@ -172,43 +172,44 @@ fn a_thread_can_only_signal_its_own_process() {
 }
 
 /// What a container's seccomp profile does to `clone3` unless the container is all-powerful.
-fn hide_clone3() {
+fn without_clone3() -> BpfProgram {
     let rules = [(libc::SYS_clone3, Vec::new())].into();
     let hide = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, hide, TargetArch::x86_64);
-    let program: BpfProgram = filter.unwrap().try_into().unwrap();
-    seccompiler::apply_filter(&program).unwrap();
+    filter.unwrap().try_into().unwrap()
 }
 
-fn new_folder(name: &str) -> std::path::PathBuf {
+/// The wait status of a process in a container with that profile, confined as a machine's is.
+///
+/// What it does must not panic: a process forked of several threads may wait for ever then.
+fn in_a_container(life: impl FnOnce() -> Result<i32, Error>) -> i32 {
+    let program = without_clone3();
+    // SAFETY: glibc's own fork: the child may allocate, and start threads.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let confined = seccompiler::apply_filter(&program).map_err(failed);
+        let lived = confined.and_then(|()| put_on(Role::Process)).and_then(|()| life());
+        exit_now(lived.unwrap_or(101));
+    }
+    wait(pid).unwrap().1
+}
+
+fn new_folder(name: &str) -> PathBuf {
     let name = format!("forkd-filter-{name}-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-/// The wait status of a process in a container, with that profile, and then confined as `role`.
-fn in_a_container(role: Role, life: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: glibc's own fork: the child may allocate, and start threads.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let lived = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            hide_clone3();
-            put_on(role).unwrap();
-            life()
-        }));
-        exit_now(lived.unwrap_or(101));
-    }
-    wait(pid).unwrap().1
-}
-
 #[test]
 fn a_process_without_clone3_forks_and_starts_threads() {
-    let status = in_a_container(Role::Process, || {
-        let seven = std::thread::spawn(|| 7).join().unwrap();
-        match fork_into(None).unwrap() {
+    let status = in_a_container(|| {
+        let thread =
+            std::thread::Builder::new().spawn(|| 7).map_err(Error::io("start a thread"))?;
+        let seven = thread.join().unwrap_or(102);
+        match fork_into(None)? {
             Forked::Child => exit_now(seven),
-            Forked::Parent(pid) => libc::WEXITSTATUS(wait(pid).unwrap().1),
+            Forked::Parent(pid) => Ok(libc::WEXITSTATUS(wait(pid)?.1)),
         }
     });
 
@@ -221,9 +222,9 @@ fn a_child_without_clone3_enters_its_cgroup_itself() {
     std::fs::write(folder.join("cgroup.procs"), "").unwrap();
     let group = open_cgroup(&folder).unwrap();
 
-    let status = in_a_container(Role::Process, || match fork_into(Some(&group)).unwrap() {
+    let status = in_a_container(|| match fork_into(Some(&group))? {
         Forked::Child => exit_now(7),
-        Forked::Parent(pid) => libc::WEXITSTATUS(wait(pid).unwrap().1),
+        Forked::Parent(pid) => Ok(libc::WEXITSTATUS(wait(pid)?.1)),
     });
 
     assert_eq!(status, 7 << 8);
@@ -239,10 +240,11 @@ fn a_child_that_cannot_enter_its_cgroup_ends_and_its_parent_says_why() {
 
     for (folder, reason) in [(bare, "No such file"), (full, "No space left")] {
         let group = open_cgroup(&folder).unwrap();
-        let status = in_a_container(Role::Process, || {
-            let said = fork_into(Some(&group)).unwrap_err().to_string();
-            let left = wait(-1).is_ok();
-            i32::from(said.contains("seccomp profile") && said.contains(reason) && !left)
+        let status = in_a_container(|| {
+            let forked = fork_into(Some(&group));
+            let said = forked.err().map(|error| error.to_string()).unwrap_or_default();
+            let childless = wait(-1).is_err();
+            Ok(i32::from(said.contains("seccomp profile") && said.contains(reason) && childless))
         });
         assert_eq!(status, 1 << 8, "{reason}");
         std::fs::remove_dir_all(folder).unwrap();
