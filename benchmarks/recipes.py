@@ -143,7 +143,8 @@ async def measure(
         async with open_host(settings) as host:
             asked_ms = [await first_answer(host, tag, question) for _ in range(rounds + 1)]
             await host.snapshots.delete(CALLER, tag)
-            for left in await host.snapshots.list(CALLER):  # its base: the next one starts cold, too
+            # Its base as well: the next one starts cold, too.
+            for left in await host.snapshots.list(CALLER):
                 await host.snapshots.delete(CALLER, left.tag)
         figures[name] = of_recipe(baked.stages_s, asked_ms[1:])
         _tell(f"{name}: {json.dumps(figures[name])}")
