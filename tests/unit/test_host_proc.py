@@ -63,6 +63,7 @@ def inner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(proc, "_PROC", tmp_path)
     monkeypatch.setattr(cgroupfs, "CGROUP_ROOT", inner.parent)
     monkeypatch.setattr(cgroupfs, "own", lambda: inner)
+    monkeypatch.setattr(proc, "is_root", lambda: False)
     return inner
 
 
@@ -100,3 +101,13 @@ def test_a_host_without_cgroup_v2_has_its_own_memory(
     monkeypatch.setattr(cgroupfs, "own", lambda: None)
 
     assert proc.memory_bytes() == (8 * GIB, 4 * GIB)
+
+
+def test_sandboxes_of_root_have_the_containers_memory_and_not_their_daemons_services(
+    inner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(inner, 1 * GIB)
+    limit(inner.parent, 3 * GIB, 1 * GIB)
+    monkeypatch.setattr(proc, "is_root", lambda: True)
+
+    assert proc.memory_bytes() == (3 * GIB, 2 * GIB)

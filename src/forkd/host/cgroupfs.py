@@ -216,18 +216,16 @@ def memory_limit(group: Path) -> tuple[int, int] | None:
     return int(limit), max(int(limit) - used + unused, 0)
 
 
-def memory_limits() -> list[tuple[int, int]]:
-    """Return `memory_limit` of each group that we are in, innermost first, as far as we see them.
+def memory_limits(group: Path) -> list[tuple[int, int]]:
+    """Return `memory_limit` of a group and of each above it, innermost first, as far as we see.
 
     In a container, the outermost is the container's.
 
     Raises:
-        HostError: As `controllers`.
+        HostError: As `memory_limit`.
     """
-    here = own()
-    groups = [] if here is None else [here, *here.parents]
-    ours = [group for group in groups if group.is_relative_to(CGROUP_ROOT)]
-    return [limit for group in ours if (limit := memory_limit(group)) is not None]
+    groups = [each for each in (group, *group.parents) if each.is_relative_to(CGROUP_ROOT)]
+    return [limit for each in groups if (limit := memory_limit(each)) is not None]
 
 
 def memory_bytes(group: Path) -> int | None:

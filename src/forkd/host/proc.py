@@ -92,7 +92,9 @@ def kernel() -> str:
 def memory_bytes() -> tuple[int, int]:
     """Return the host's memory and how much of it could be given out now.
 
-    In a container or a service with a limit, that limit and what is left of it, if that is less.
+    If the groups in which sandboxes are have a limit, as in a container, that limit and what is
+    left of it, if that is less.  A root daemon's sandboxes are directly below the hierarchy that it
+    sees, so that its own service's limit is not theirs; another's are within its own group.
 
     Raises:
         HostError: The kernel does not say.
@@ -105,7 +107,9 @@ def memory_bytes() -> tuple[int, int]:
         host = fields["MemTotal"], fields["MemAvailable"]
     except KeyError as error:
         raise HostError(f"/proc/meminfo does not have {error}") from error
-    totals, lefts = zip(host, *cgroupfs.memory_limits(), strict=True)
+    group = cgroupfs.CGROUP_ROOT if is_root() else cgroupfs.own()
+    limits = [] if group is None else cgroupfs.memory_limits(group)
+    totals, lefts = zip(host, *limits, strict=True)
     return min(totals), min(lefts)
 
 
