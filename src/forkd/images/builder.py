@@ -28,6 +28,8 @@ from forkd.images.steps import Build
 from forkd.model.image import Image
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forkd.host.process import Cancel
     from forkd.images.apart import Cells
     from forkd.images.layout import Cache
@@ -169,29 +171,15 @@ def build_rootfs(  # noqa: PLR0913, PLR0917 - what it is made of, and where
 
     Nobody removes it from the cache before `keep` has returned.
     """
-    key = keys.image_key(recipe, chosen_modules)
-    folder = cache.images / key
 
-    def remove(path: Path) -> None:
-        namespace.remove(path, build)
+    def identify() -> str:
+        return keys.image_key(recipe, chosen_modules)
 
-    cache.sweep(remove)
-    wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
-    with cache.lock(f"image-{key}", wait):
-        if files.is_there(folder):
-            build.tell("rootfs", f"image {recipe.name} {key}, from the cache", 1.0)
-            with contextlib.suppress(HostError):  # a cache that others only read
-                files.touch(folder)
-            return _kept(_stored(folder), keep)
-        with cache.partial(folder, remove) as aside:
-            planned = plan.plan_of(recipe, key, chosen_modules, build.registries)
-            _make(recipe, planned, aside, build, cells)
-            if keys.image_key(recipe, chosen_modules) != key:
-                raise BuildError(
-                    f"the files of {recipe.name} changed while its image was built; build it again",
-                    stage="rootfs",
-                )
-            files.publish(aside, folder)
+    def fill(key: str, aside: Path) -> None:
+        planned = plan.plan_of(recipe, key, chosen_modules, build.registries)
+        _make(recipe, planned, aside, build, cells)
+
+    with _cached(f"image {recipe.name}", recipe, identify, fill, cache, build) as folder:
         return _kept(_stored(folder), keep)
 
 
@@ -216,33 +204,71 @@ def build_additions(  # noqa: PLR0913, PLR0917 - what it is made of, and where
     Raises:
         ForkdError: As `build`.
     """
-    key = keys.image_key(recipe, rootfs=base)
-    folder = cache.images / key
-    wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
-    with cache.lock(f"image-{key}", wait):
-        if files.is_there(folder):
-            build.tell("rootfs", f"what {recipe.name} adds, {key}, from the cache", 1.0)
-            with contextlib.suppress(HostError):  # a cache that others only read
-                files.touch(folder)
-        else:
-            with cache.partial(folder, lambda path: namespace.remove(path, build)) as aside:
-                _add(recipe, key, base, aside, build, cells)
-                if keys.image_key(recipe, rootfs=base) != key:
-                    raise BuildError(
-                        f"the files of {recipe.name} changed while it was built; build it again",
-                        stage="rootfs",
-                    )
-                files.publish(aside, folder)
+
+    def identify() -> str:
+        return keys.image_key(recipe, rootfs=base)
+
+    def fill(key: str, aside: Path) -> None:
+        _add(recipe, key, base, aside, build, cells)
+
+    with _cached(f"what {recipe.name} adds,", recipe, identify, fill, cache, build) as folder:
         replaced = plan.Replaced.model_validate_json(files.read_all(folder / "replaced.json"))
-    env = {**config.env, **recipe.env}
     changed = {
-        "env": env,
+        "env": {**config.env, **recipe.env},
         "cwd": recipe.cwd or config.cwd,
         "user": recipe.user or config.user,
         "post_fork_command": recipe.warmup.post_fork_command or (),
     }
     archive = folder / plan.ADDITIONS_NAME
-    return Additions(key, archive, replaced.paths, config.model_copy(update=changed))
+    return Additions(folder.name, archive, replaced.paths, config.model_copy(update=changed))
+
+
+@contextlib.contextmanager
+def _cached(  # noqa: PLR0913, PLR0917 - what is built, and where
+    what: str,
+    recipe: Recipe,
+    identify: Callable[[], str],
+    fill: Callable[[str, Path], None],
+    cache: Cache,
+    build: Build,
+) -> Iterator[Path]:
+    """Give the folder of something in the cache of images, which nobody removes within the block.
+
+    Args:
+        what: What it is, in words.
+        recipe: What it is built for.
+        identify: Returns its key, by what it is built of.
+        fill: Builds it, if it is not there, into a folder; is told the key.
+        cache: Where it is kept.
+        build: What it is a part of.
+
+    Raises:
+        BuildError: What it is built of has changed meanwhile.
+    """
+
+    def remove(path: Path) -> None:
+        namespace.remove(path, build)
+
+    key = identify()
+    folder = cache.images / key
+    cache.sweep(remove)
+    wait = build.waiting("rootfs", f"waiting for another builder of {recipe.name}")
+    with cache.lock(f"image-{key}", wait):
+        if files.is_there(folder):
+            build.tell("rootfs", f"{what} {key}, from the cache", 1.0)
+            with contextlib.suppress(HostError):  # a cache that others only read
+                files.touch(folder)
+        else:
+            with cache.partial(folder, remove) as aside:
+                fill(key, aside)
+                if identify() != key:
+                    raise BuildError(
+                        f"the files of {recipe.name} changed while its image was built; build it "
+                        "again",
+                        stage="rootfs",
+                    )
+                files.publish(aside, folder)
+        yield folder
 
 
 def _add(  # noqa: PLR0913, PLR0917 - as `build_additions`
