@@ -23,6 +23,7 @@ from forkd.images.modules import PlannedModules
 from forkd.images.namespace import run_as_root
 from forkd.images.oci import OciConfig
 from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
+from forkd.model.image import ImageConfig as ProgramConfig
 
 if TYPE_CHECKING:
     from forkd.images.recipe import Recipe
@@ -70,6 +71,10 @@ class ImageConfig(_Frozen):
     def for_agent(self) -> bytes:
         """Return what the agent reads of it in the guest."""
         return to_json(self.model_dump(mode="json", exclude={"entrypoint", "cmd"}))
+
+    def for_programs(self) -> ProgramConfig:
+        """Return what it says of programs, as a snapshot keeps it."""
+        return ProgramConfig(self.env, self.cwd, self.user, self.entrypoint, self.cmd)
 
 
 class PlannedFile(_Frozen):

@@ -19,7 +19,7 @@ from forkd.errors import BuildError, Conflict, EngineError, GuestError, InvalidR
 from forkd.host import files
 from forkd.images.plan import ImageConfig as Settings
 from forkd.model.caller import Scope
-from forkd.model.image import ImageConfig, ImageSnapshotRequest
+from forkd.model.image import ImageSnapshotRequest
 from forkd.model.progress import Progress
 from forkd.model.recipe import RecipeChanges
 from forkd.model.sandbox import ForkOptions
@@ -127,7 +127,7 @@ class OverBase:
     ) -> Snapshot:
         rootfs = self._store.rootfs(base.image_key)
         added = await self._images.additions(caller, recipe, rootfs, _settings_of(base), tell)
-        config = _config(added.config)
+        config = added.config.for_programs()
         config.check()
         self._catalog.check_claim(request.tag, base.tag, cached=request.cached)
         tell(Progress("fork", None, f"forking {base.tag}, the base"))
@@ -207,10 +207,4 @@ def _settings_of(base: Snapshot) -> Settings:
         post_fork_command=(),
         entrypoint=said.entrypoint,
         cmd=said.cmd,
-    )
-
-
-def _config(said: Settings) -> ImageConfig:
-    return ImageConfig(
-        env=said.env, cwd=said.cwd, user=said.user, entrypoint=said.entrypoint, cmd=said.cmd
     )

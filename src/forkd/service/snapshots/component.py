@@ -12,7 +12,6 @@ from forkd.errors import ForkdError
 from forkd.host import proc
 from forkd.limits import BAKES_MAX, LONG_RETRY_S
 from forkd.model.caller import Scope
-from forkd.model.image import ImageConfig
 from forkd.model.progress import Progress
 from forkd.service.ledger import most_stored_bytes
 from forkd.service.places import Places
@@ -168,7 +167,7 @@ class Snapshots:
             built = await self.images.built(
                 caller, request.recipe, tell, request.changes, self.store.keep_rootfs
             )
-            _config(built).check()
+            built.config.for_programs().check()
             shape = _shape(self.catalog.get(request.tag), built)
             most_bytes = most_stored_bytes(shape, self.settings.disks.limit_mib)
             self.catalog.expect(request.tag, most_bytes)
@@ -214,13 +213,5 @@ def _manifest(tag: Tag, created_at: datetime, built: BuiltImage, baked: Baked) -
         runtime=baked.runtime,
         cpu=Cpu(model=cpu.model, features=cpu.features),
         files=stored_files(baked.files),
-        config=config_of(_config(built)),
-    )
-
-
-def _config(built: BuiltImage) -> ImageConfig:
-    """Return what an image says of programs in it."""
-    said = built.config
-    return ImageConfig(
-        env=said.env, cwd=said.cwd, user=said.user, entrypoint=said.entrypoint, cmd=said.cmd
+        config=config_of(built.config.for_programs()),
     )
