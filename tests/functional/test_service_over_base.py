@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import BuildError, Conflict, InvalidRequest, NotFound, WarmUpError
+from forkd.images.builder import Additions
+from forkd.images.plan import ImageConfig
 from forkd.model.caller import Caller, Scope, Tenant
 from forkd.model.ids import parse_tag
 from forkd.model.image import ImageSnapshotRequest
 from forkd.model.recipe import NamedRecipe, RecipeChanges
 from forkd.model.sandbox import ForkOptions
 from forkd.model.snapshot import Snapshot
+from forkd.service.over_base import put_in
 from tests.support.callers import CALLER
 
 if TYPE_CHECKING:
@@ -197,6 +201,35 @@ async def test_what_cannot_be_made_in_the_guest_fails_the_bake(
     with pytest.raises(BuildError, match="/proc/greeting could not be made"):
         await fake_host.bake(host, over(fake_host, more=more), APP)
     assert APP not in await tags(host)
+
+
+async def test_what_changes_its_kind_takes_the_place_of_what_the_base_has(
+    fake_host: FakeHost, host: Host, tmp_path: Path
+) -> None:
+    made = await fake_host.bake(host, fake_host.recipe(), APP)
+    (fork,) = (await host.sandboxes.fork(CALLER, made.tag, 1, ForkOptions())).sandboxes
+    guest = host.sandboxes.roster.get(CALLER, fork.id).running_guest()
+    await host.guests.make_dir(CALLER, fork.id, "/srv/greeting", parents=True)
+    for name in ("/srv/greeting/old", "/srv/kept"):
+        await host.guests.write_file(CALLER, fork.id, name, pieces(b"of the base"))
+    (tmp_path / "greeting").write_text("of the recipe")
+    with tarfile.open(tmp_path / "added.tar", "w") as archive:
+        archive.add(tmp_path / "greeting", "srv/greeting")
+    settings = ImageConfig(env={}, cwd="/", user="root", post_fork_command=())
+
+    added = Additions("key", tmp_path / "added.tar", ("srv/greeting",), settings)
+    await put_in(guest, added)
+
+    for name, contents in (("greeting", b"of the recipe"), ("kept", b"of the base")):
+        async with await host.guests.read_file(CALLER, fork.id, f"/srv/{name}") as file:
+            assert b"".join([piece async for piece in file]) == contents
+    with pytest.raises(NotFound):
+        await host.guests.read_file(CALLER, fork.id, "/srv/greeting/old")
+    await host.sandboxes.delete(CALLER, fork.id)
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def test_a_caller_who_may_bake_needs_no_right_to_fork(

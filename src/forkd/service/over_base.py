@@ -137,7 +137,6 @@ class OverBase:
         try:
             runtime = await self._warm(forker, fork.id, recipe, added, tell)
             tell(Progress("save", None, f"writing what differs from {base.tag}"))
-            runtime = base.runtime if runtime == "none" else runtime
             built = BuiltLink(None, config, request.cached, recipe.name, runtime)
             return await self._branches.write_built(forker, fork.id, request.tag, built)
         finally:
@@ -155,7 +154,7 @@ class OverBase:
         guest = self._sandboxes.roster.get(caller, sandbox).running_guest()
         try:
             tell(Progress("add", None, f"adding what {recipe.name} has beside its base"))
-            await _add(guest, added)
+            await put_in(guest, added)
             runtime = await warm_up(guest, recipe, added.config, tell)
             tell(Progress("quiesce", None, "making the guest cheap to fork"))
             await guest_bake.quiesce(guest)
@@ -167,7 +166,7 @@ class OverBase:
         return runtime
 
 
-async def _add(guest: Guest, added: Additions) -> None:
+async def put_in(guest: Guest, added: Additions) -> None:
     """Put what a recipe adds into a guest.
 
     Raises:
