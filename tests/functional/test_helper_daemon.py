@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from forkd import Client, programs
 from forkd.daemon.clients import TCP_CONNECTIONS_MAX
 from forkd.errors import HostError
 from forkd.machine import Machine, lifecycle
@@ -148,6 +149,18 @@ def test_what_the_machine_writes_into_the_cache_stays_in_the_machine(
     assert status == 0
     assert set(output.decode().split()) == kernels | {"poison"}
     assert not written.exists()
+
+
+def test_the_daemon_in_the_machine_knows_the_recipes_that_come_with_forkd(
+    daemon: lifecycle.RunningDaemon,
+) -> None:
+    """A recipe that is uploaded may name one of them as its base."""
+    assert daemon.token_file is not None
+    with Client(url=daemon.url, token=daemon.token_file.read_text()) as client:
+        listed = client.recipes.list()
+
+    ours = {path.parent.name for path in programs.RECIPES.glob("*/recipe.toml")}
+    assert {each.name for each in listed if each.error is None} == ours
 
 
 def test_a_full_disk_pauses_the_machine_and_room_continues_it(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -137,3 +139,23 @@ def test_files_are_added_without_a_look_at_the_base(tmp_path: Path) -> None:
 def base_changed(recipe: Recipe) -> Recipe:
     assert recipe.under is not None
     return recipe.model_copy(update={"under": recipe.under.model_copy(update={"env": {"X": "1"}})})
+
+
+def test_a_base_that_is_not_there_is_refused_with_the_recipes_that_are(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "app"\ndescription = "x"\nimage.base = "no"\n')
+    known = tmp_path / "known"
+    for name in ("two", "one"):
+        (known / name).mkdir(parents=True)
+        (known / name / "recipe.toml").touch()
+    (known / "README.md").touch()
+    command = [sys.executable, "-m", "forkd.images", "build", str(tmp_path), "--json"]
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [*command, "--recipes", str(known), "--cache", str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["message"] == "the base of app: no recipe 'no'; there are: one, two"

@@ -110,10 +110,11 @@ def _load(path: Path, known: Path | None) -> Recipe:
         if isinstance(source, Path):
             return load_recipe(source)
         if isinstance(source, NamedRecipe) and known is not None:
-            if files.is_there(known / source.name / RECIPE_FILE_NAME):
-                return load_recipe(known / source.name)
-            names = (each.name for each in files.entries(known))
-            raise no_recipe(source.name, names)
+            found = folders.matching(known, f"*/{RECIPE_FILE_NAME}")
+            there = {path.parent.name: path.parent for path in found}
+            if source.name in there:
+                return load_recipe(there[source.name])
+            raise no_recipe(source.name, sorted(there))
         raise NotFound(f"no recipe {name!r} on this host")
 
     return over_base(load_recipe(path), find)

@@ -407,7 +407,7 @@ def _url(machine: Machine) -> str:
 
 
 def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
-    """Return the helper machine, which sees the host's programs, ours, and the cache of images.
+    """Return the helper machine, which sees the host's programs, ours, our recipes, and the cache.
 
     The cache is read there and not written: the machine keeps what it builds on its own disk.
     """
@@ -416,7 +416,7 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
     kernel = find_kernel()
     shares = (
         Share(cache, str(cache), layer=CACHE_LAYER),
-        *(Share(each, str(each), changing=False) for each in _program_folders()),
+        *(Share(each, str(each), changing=False) for each in (*_program_folders(), *_recipes())),
     )
     config = MachineConfig(
         kernel.image,
@@ -432,6 +432,11 @@ def _program_folders() -> list[Path]:
     """Return the folders with Python, forkd's source, and its two programs."""
     found = {programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)}
     return system.outermost(found | system.python_folders())
+
+
+def _recipes() -> list[Path]:
+    """Return the folder of our recipes, which others may name as their base; none without it."""
+    return [programs.RECIPES] if programs.RECIPES.is_dir() else []
 
 
 def _put_token(machine: Machine, token_file: Path) -> None:
