@@ -377,11 +377,12 @@ const STATES: &[Feature] = &[
     (9, "xsave_pkru", Host),
 ];
 
+/// Linux hides `xsaves` on AMD's Zen 1 and 2 if their microcode has erratum 1386.
 const XSAVE: &[Feature] = &[
     (0, "xsaveopt", Always),
     (1, "xsavec", Always),
     (2, "xgetbv1", Always),
-    (3, "xsaves", Always),
+    (3, "xsaves", HostOrIntel),
 ];
 
 const KVM: &[Feature] = &[

@@ -154,6 +154,18 @@ fn a_portable_guest_has_x86_64_v3_and_no_avx_512() {
     }
 }
 
+/// `pcid` and `invpcid` came with Zen 3; Linux takes `xsaves` away for erratum 1386.
+#[test]
+fn a_portable_guest_of_amds_has_nothing_that_zen_2_has_not() {
+    for name in ["milan", "genoa"] {
+        let table = guest(name, Cpu::Portable, 0, 1);
+        let names = names(&table);
+        let later = ["erms", "fsrm", "invpcid", "pcid", "pku", "vaes", "vpclmulqdq", "xsaves"];
+        let shown: Vec<_> = later.iter().filter(|it| names.contains(it)).collect();
+        assert!(shown.is_empty(), "{name}: {shown:?}");
+    }
+}
+
 #[test]
 fn each_vcpu_is_a_core_of_one_package_that_shares_the_last_cache() {
     for (name, _) in HOSTS {
