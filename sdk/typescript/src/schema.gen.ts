@@ -2477,7 +2477,7 @@ export interface components {
             hold_egress: boolean;
             /**
              * Idle Ttl Secs
-             * @description Each is ended once nobody has used it for this time; null: never. Programs, evaluations, files, connections and changes are use; a ping is not.
+             * @description Each is ended once nobody has used it for this time; null: never. A program, an evaluation, a file, a connection or a change uses a sandbox; a ping does not.
              */
             idle_ttl_secs?: number | null;
             /**

@@ -63,7 +63,7 @@ def ttl(
 ) -> None:
     """Show or change when a sandbox ends by itself.
 
-    Programs, evaluations, files, connections and changes are use.  `ping` is not.
+    A program, an evaluation, a file, a connection or a change uses a sandbox; `ping` does not.
 
     Examples:
       forkd ttl sb-7q66th9abcde

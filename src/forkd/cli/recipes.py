@@ -76,8 +76,8 @@ def register(app: Commands) -> None:
 def list_(*, output: Output = None, json: Json = False) -> None:
     """List recipes that can be given by name.
 
-    They are the daemon's.  With a daemon in a helper VM they are also those that come with forkd,
-    whose images are built on this host.
+    The list has the daemon's recipes.  If the daemon runs in a helper VM, it also has those that
+    come with forkd, whose images are built on this host.
 
     Examples:
       forkd recipe ls

@@ -411,8 +411,8 @@ class SandboxCreate(LimitsPatch):
     )
     idle_ttl_secs: IdleTtlSecs | None = Field(
         default=None,
-        description="Each is ended once nobody has used it for this time; null: never. Programs, "
-        "evaluations, files, connections and changes are use; a ping is not.",
+        description="Each is ended once nobody has used it for this time; null: never. A program, "
+        "an evaluation, a file, a connection or a change uses a sandbox; a ping does not.",
     )
     name: SandboxName | None = Field(
         default=None,
