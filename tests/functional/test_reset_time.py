@@ -33,10 +33,6 @@ longer than the first.
 """
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="KVM takes a counter written within a second of the last one for a synchronisation",
-)
 async def test_time_in_a_guest_that_is_reset_again_and_again_does_not_grow(
     real_host: RealHost,
 ) -> None:

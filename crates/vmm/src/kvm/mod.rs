@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod cpuid;
+pub mod emulator;
 pub mod msrs;
 pub mod stored;
 pub mod tsc;

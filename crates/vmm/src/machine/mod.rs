@@ -30,6 +30,7 @@ use crate::io::bus::{Bus, Lines};
 use crate::jail::filter::{self, Role};
 use crate::kvm::cpu::{self, VcpuState};
 use crate::kvm::cpuid::{self, Vendor, Wanted, arch_capabilities};
+use crate::kvm::emulator;
 use crate::kvm::msrs::{self, Defaults};
 use crate::kvm::tsc;
 use crate::kvm::vm;
@@ -359,6 +360,9 @@ fn boot_vcpu(
     let fd = vm.create_vcpu(wanted.id.into()).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
     let shown = cpuid::for_vcpu(kvm, wanted)?;
     fd.set_cpuid2(&shown).map_err(Error::kvm("KVM_SET_CPUID2"))?;
+    if emulator::is_here() {
+        emulator::enable_states(&fd, &shown)?;
+    }
     let defaults = msrs::read(&fd, msrs::indices(kvm, Vendor::of(shown.as_slice()))?)?;
     let capabilities = msrs::value_of(&defaults, arch_capabilities::MSR);
     let capabilities = capabilities.map(|value| arch_capabilities::shown(value, wanted.cpu));

@@ -5,7 +5,6 @@
 //!
 //! Decisions only: nothing here forks a process, sends a frame or removes a file.
 
-use std::arch::x86_64::__cpuid;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use forkd_proto::control::{Child, ErrorCode, Event, Fork, ForkMs, ForkReply};
 
 use crate::control::socket::Token;
+use crate::kvm::emulator;
 
 /// Children of one zygote that may be on their way to ready at the same time; the rest wait.
 ///
@@ -27,16 +27,7 @@ pub const ATTEMPTS_MAX: u32 = 3;
 /// How often it is here.
 #[must_use]
 pub fn attempts_here() -> u32 {
-    const HYPERVISOR: u32 = 1 << 31;
-    let leaf = __cpuid(0x4000_0000);
-    let hypervisor = __cpuid(1).ecx & HYPERVISOR != 0;
-    attempts_under(hypervisor.then_some([leaf.ebx, leaf.ecx, leaf.edx]))
-}
-
-/// `hypervisor` is what the one above us calls itself, if there is one.
-fn attempts_under(hypervisor: Option<[u32; 3]>) -> u32 {
-    let emulator = [*b"TCGT", *b"CGTC", *b"GTCG"].map(u32::from_le_bytes);
-    if hypervisor == Some(emulator) { ATTEMPTS_MAX } else { 1 }
+    if emulator::is_here() { ATTEMPTS_MAX } else { 1 }
 }
 
 /// One attempt to fork a child.
@@ -321,11 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_emulated_processor_is_given_another_try() {
-        let kvm = [*b"KVMK", *b"VMKV", *b"M\0\0\0"].map(u32::from_le_bytes);
-        let emulator = [*b"TCGT", *b"CGTC", *b"GTCG"].map(u32::from_le_bytes);
-        assert_eq!([None, Some(kvm), Some(emulator)].map(attempts_under), [1, 1, ATTEMPTS_MAX]);
-
+    fn a_processor_that_nobody_emulates_gets_no_other_try() {
         let now = Instant::now();
         let mut children = Children { attempts_max: 1, ..of(1, now) };
         start(&mut children, 1, now).unwrap();
