@@ -8,6 +8,8 @@ import pytest
 
 from forkd.engine.replies import CpuSeen
 from forkd.host.rlimits import PRLIMIT
+from forkd.host.tuning import Seen
+from forkd.service.checks import Check, Status, as_json, as_text, exit_status
 from forkd.service.doctor import (
     BUILDERS,
     DISK_LEAST_MIB,
@@ -15,14 +17,9 @@ from forkd.service.doctor import (
     OCI_TOOLS,
     QEMU,
     X86_64_V3,
-    Check,
     Facts,
     JailTried,
     Probe,
-    Status,
-    as_json,
-    as_text,
-    exit_status,
     judge,
 )
 
@@ -57,6 +54,7 @@ GOOD = Facts(
     memory_available_mib=MEMORY_GOOD_MIB,
     state_free_mib=1 << 20,
     cache_free_mib=1 << 20,
+    seen=Seen(release=(6, 12)),
 )
 
 

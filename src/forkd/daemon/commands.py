@@ -33,6 +33,7 @@ from forkd.images.registries import Registries
 from forkd.model.tree import TreeBudgets
 from forkd.network.upstream import Via, parse_no_proxy
 from forkd.packs.keys import Keyring
+from forkd.service import checks
 from forkd.service import doctor as examination
 from forkd.service import uninstall as uninstalling
 from forkd.service.build_network import BuildNetwork
@@ -309,7 +310,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
         )
     )
     if as_json:
-        sys.stdout.write(examination.as_json(found) + "\n")
+        sys.stdout.write(checks.as_json(found) + "\n")
     else:
-        sys.stdout.write(examination.as_text(found) + "\n")
-    return examination.exit_status(found)
+        sys.stdout.write(checks.as_text(found) + "\n")
+    return checks.exit_status(found)

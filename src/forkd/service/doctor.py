@@ -13,26 +13,37 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.cgroups import tree
 from forkd.errors import ForkdError, HostError
-from forkd.host import cgroupfs, files, kvm, netlink, nftables, proc, process, userns
+from forkd.host import (
+    cgroupfs,
+    files,
+    kvm,
+    netlink,
+    nftables,
+    proc,
+    process,
+    refusals,
+    tuning,
+    userns,
+)
 from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
-from forkd.service import processors, rootless
+from forkd.service import processors, rootless, tuning_checks
 from forkd.service.cells import Cells
+from forkd.service.checks import Check, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from forkd.engine.replies import CpuSeen
+    from forkd.host.tuning import Seen
     from forkd.service.jail import UidRange
 
 PROBE_TIMEOUT_S = 5.0
@@ -81,32 +92,6 @@ X86_64_V3 = frozenset(
 QEMU = "qemu-system-x86_64"
 
 MIB = 1 << 20
-
-
-class Status(StrEnum):
-    """How a check came out."""
-
-    PASS = "PASS"  # noqa: S105 - not a password
-    WARN = "WARN"
-    FAIL = "FAIL"
-    SKIP = "SKIP"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What was looked at.
-        status: How it came out.
-        found: What was found, in a sentence.
-        advice: What to do about it; empty if nothing.
-    """
-
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +156,8 @@ class Facts:
     memory_available_mib: int
     state_free_mib: int
     cache_free_mib: int
+    seen: Seen
+    hides_clone3: bool = False
 
 
 def examine(places: Places) -> list[Check]:
@@ -206,6 +193,8 @@ def gather(places: Places) -> Facts:
         memory_available_mib=proc.memory_bytes()[1] // MIB,
         state_free_mib=files.free_bytes(places.state_dir) // MIB,
         cache_free_mib=files.free_bytes(places.cache_dir) // MIB,
+        seen=tuning.look(),
+        hides_clone3=refusals.hides_clone3(),
     )
 
 
@@ -328,6 +317,12 @@ def judge(facts: Facts) -> list[Check]:
         _amount("memory", facts.memory_available_mib, MEMORY_GOOD_MIB, MEMORY_LEAST_MIB),
         _amount("disk for snapshots", facts.state_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
         _amount("disk for images", facts.cache_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
+        *tuning_checks.judge(
+            facts.seen,
+            is_root=facts.is_root,
+            hides_clone3=facts.hides_clone3,
+            is_jailed=facts.jail is not None and facts.jail.ok,
+        ),
     ]
 
 
@@ -505,26 +500,3 @@ def _amount(name: str, mib: int, good: int, least: int) -> Check:
         return Check(name, Status.PASS, found)
     status = Status.WARN if mib >= least else Status.FAIL
     return Check(name, status, found, f"{good} MiB are good, {least} MiB the least")
-
-
-# Report
-
-
-def exit_status(found: Iterable[Check]) -> int:
-    """Return 1 if something keeps sandboxes from running here, else 0."""
-    return int(any(each.status is Status.FAIL for each in found))
-
-
-def as_json(found: Iterable[Check]) -> str:
-    """Return the checks as one JSON document."""
-    return json.dumps([asdict(each) for each in found], indent=2)
-
-
-def as_text(found: Iterable[Check]) -> str:
-    """Return the checks for a person, each with what to do about it."""
-    lines: list[str] = []
-    for each in found:
-        lines.append(f"{each.status:4}  {each.name}: {each.found}")
-        if each.advice and each.status is not Status.PASS:
-            lines.append(f"      -> {each.advice}")
-    return "\n".join(lines)
