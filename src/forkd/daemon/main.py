@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from forkd.daemon import commands
+from forkd.daemon import commands, fixing
 from forkd.daemon.flags import EVERY, with_settings
 from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
@@ -44,8 +44,13 @@ def doctor(
     given: Settings,
     *,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Set what is wrong, by two files.")] = False,
+    root: Annotated[Path | None, typer.Option("--dir", help="Their root, to set nothing.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Write them without asking.")] = False,
 ) -> None:
     """Find out what this host can do, by trying, and say what to do about the rest."""
+    if fix or root or yes:
+        raise typer.Exit(fixing.fix(root, fix=fix, yes=yes, as_json=json))
     raise typer.Exit(commands.doctor(given, as_json=json))
 
 
