@@ -113,10 +113,12 @@ test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs 
 test-native: build ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
-# KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; such a machine is fresh.
+# KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; QEMU=10 runs it in Debian 13's QEMU.
+# Such a machine is fresh.
 test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds, KERNEL=6.12 boots it
-	@$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
-		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
+	@$(if $(QEMU),qemu=$$($(BIN)/python -m tools.qemu $(QEMU)) && export FORKD_MACHINE_QEMU="$$qemu" &&) \
+		$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
+		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
 
 # What depends on the kind of processor: its registers, timers and clocks, and the calls that are allowed.
 ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \

@@ -1,7 +1,7 @@
 """`make bench`: measure in one go where KVM works, show the figures, keep them.
 
     python -m benchmarks [--quick] [--only PART,…] [--recipes NAME,…] [--recipe FOLDER]
-                         [--output FILE]
+                         [--possible-cpus N] [--output FILE]
 
 Where this host's KVM runs a stock guest the measuring happens here, else in the helper machine.
 The image is built here in either case.  What is written: `build/bench.json`, and beside it
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks import pools, recipes, report
 from benchmarks.run import APART, PARTS
 from forkd import programs
-from forkd.errors import EngineError, ForkdError, HostError
+from forkd.errors import EngineError, ForkdError, HostError, InvalidRequest
 from forkd.machine import Machine
 from forkd.machine.build import build_image
 from forkd.machine.kernel import default_cache
@@ -62,12 +62,18 @@ def main() -> int:
     )
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "python-numpy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
+    parser.add_argument(
+        "--possible-cpus", type=int, metavar="N",
+        help="processors that the helper machine's kernel makes room for",
+    )  # fmt: skip
     options = parser.parse_args()
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         measured = recipes.folders(options.recipes) if of_recipes(options) else []
-        bench = measure([options.recipe.absolute(), *measured], chosen(options))
+        bench = measure(
+            [options.recipe.absolute(), *measured], chosen(options), options.possible_cpus
+        )
     except ForkdError as error:
         console.print(f"error: {error} ({error.code})", markup=False)
         return 1
@@ -97,14 +103,18 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [*only, *names, *(["--quick"] if options.quick else [])]
 
 
-def measure(images: list[Path], chosen: list[str]) -> dict[str, Any]:
+def measure(
+    images: list[Path], chosen: list[str], possible_cpus: int | None = None
+) -> dict[str, Any]:
     """Build the images of recipes, measure where KVM works, and return the figures.
 
     Args:
         images: The recipe that most parts are measured on, and others.
         chosen: What to measure.
+        possible_cpus: For how many processors the helper machine's kernel makes room.
 
     Raises:
+        InvalidRequest: So many processors are asked of this host, or of no kernel.
         ForkdError: Something is missing, or the measuring failed.
     """
     with _progress() as bar:
@@ -112,6 +122,11 @@ def measure(images: list[Path], chosen: list[str]) -> dict[str, Any]:
             build_image(each, lambda step: bar.tell(step.message, None))
         bar.tell("looking for a usable KVM", None)
         reason = why_not_native()
+        if reason is None and possible_cpus is not None:
+            raise InvalidRequest(
+                "--possible-cpus is for the helper machine; here the measuring is on this host",
+                field="possible-cpus",
+            )
         if reason is None:
             place, work = "this host", tempfile.gettempdir()
         else:
@@ -121,7 +136,7 @@ def measure(images: list[Path], chosen: list[str]) -> dict[str, Any]:
         if reason is None:
             _run_here(command, follower)
         else:
-            with _helper(lambda text: bar.tell(text, None)) as machine:
+            with _helper(lambda text: bar.tell(text, None), possible_cpus) as machine:
                 _run_inside(machine, command, follower)
     return follower.result()
 
@@ -169,10 +184,11 @@ def _run_inside(machine: Machine, command: list[str], follower: _Follower) -> No
 
 
 @contextmanager
-def _helper(tell: Callable[[str], object]) -> Iterator[Machine]:
+def _helper(tell: Callable[[str], object], possible_cpus: int | None = None) -> Iterator[Machine]:
     """Boot a machine that nothing else disturbs; it is gone afterwards, its disk too."""
     with tempfile.TemporaryDirectory(prefix="forkd-bench-machine-") as folder:
-        machine = Machine.start(Path(folder), in_machine.checkout_config(), progress=tell)
+        config = replace(in_machine.checkout_config(), possible_cpus=possible_cpus)
+        machine = Machine.start(Path(folder), config, progress=tell)
         try:
             yield machine
         finally:

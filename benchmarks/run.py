@@ -22,6 +22,7 @@ from benchmarks import (
     chain,
     clients,
     hogs,
+    memory,
     pools,
     questions,
     recipes,
@@ -62,11 +63,22 @@ WIDTH = 100
 PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "tenants", "walls")
 """What can be measured by itself, in the order in which it is."""
 
-APART = ("recipes", "executor")
-"""What is measured only if it is asked for: it builds images, or measures what is not ours, too."""
+APART = ("recipes", "executor", "memory")
+"""What is measured only if it is asked for."""
 
 SMALL_PARTS = frozenset(
-    {"fork", "branch", "chain", "reset", "clients", "hogs", "tenants", "walls", "executor"}
+    {
+        "fork",
+        "branch",
+        "chain",
+        "reset",
+        "clients",
+        "hogs",
+        "tenants",
+        "walls",
+        "executor",
+        "memory",
+    }
 )
 LARGE_PARTS = frozenset({"branch", "snapshot"})
 """Which parts need a machine as the recipe has it, and which one with `LARGE_MIB`."""
@@ -204,6 +216,8 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services["tenants"] = await measured
             if "walls" in parts:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
+            if "memory" in parts:
+                of_services |= await memory.measure(host, bed.TAG, teller, quick=options.quick)
             if "executor" in parts:
                 of_services |= await asyncio.to_thread(
                     pools.measure, host, bed.TAG, teller, quick=options.quick
@@ -323,6 +337,7 @@ def steps(parts: frozenset[str], *, quick: bool, names: Iterable[str] = recipes.
                 "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
                 "recipes": recipes.steps(tuple(names)),
                 "executor": pools.STEPS,
+                "memory": 1 + (memory.ROUNDS_QUICK if quick else memory.ROUNDS),
             }[part]
             for part in parts
         )

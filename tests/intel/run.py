@@ -27,7 +27,7 @@ from forkd.machine.kernel import default_cache
 from tests.intel import bochs
 from tests.intel.machine import RESULTS, Job, run_job
 from tests.support.real_host import RECIPES
-from tools import in_machine
+from tools import in_machine, trixie
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,7 +97,7 @@ def collect(arguments: list[str]) -> int:
 
 def run_pytest(arguments: list[str], deadline_s: float, junit: Path | None) -> int:
     """Run pytest inside with `arguments`, and leave its JUnit file at `junit`."""
-    emulator = bochs.fetch(BUILD / "bochs", in_machine.say)
+    emulator = trixie.fetch(BUILD / "bochs", bochs.PROGRAM, in_machine.say)
     outcome = run_job(
         Job(script(arguments, os.environ), in_machine.ROOT, tuple(images())), find_kernel(),
         emulator=emulator, folder=BUILD / "intel", deadline_s=deadline_s,

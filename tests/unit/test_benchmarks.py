@@ -13,6 +13,7 @@ from benchmarks import (
     clients,
     executor,
     hogs,
+    memory,
     programs,
     recipes,
     tenants,
@@ -27,7 +28,7 @@ from benchmarks.run import PARTS, Width, assemble, parse_parts, steps
 from forkd.engine.guest import Guest
 from forkd.engine.process import VSOCK_SOCKET
 from forkd.engine.replies import SpawnStages
-from forkd.errors import EngineError
+from forkd.errors import EngineError, InvalidRequest
 from forkd.host import proc
 from forkd.images.recipe import load_recipe
 from tools import gen_recipe_times
@@ -100,6 +101,7 @@ def bench(widths: dict[int, Width]) -> dict[str, object]:
         "reset": chain.reset_figures([6.0], [12.0]),
         "clients": of_clients().figures(),
         "hogs": hogs.lay_out([10.0, 12.0], [15.0, 18.0], {"cpu": None}),
+        "host_memory": memory.lay_out([dict.fromkeys(memory.KINDS, 100.0)]),
         "executor": dict.fromkeys(
             ("start_ms", "task_ms", "fresh_ms"), executor.compared([30.0, 20.0], [10.0])
         ),
@@ -349,7 +351,7 @@ def test_every_program_is_measured_once_it_has_its_packages(
 def test_a_run_builds_the_images_of_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Path] = []
 
-    def measure(images: list[Path], _: list[str]) -> dict[str, Any]:
+    def measure(images: list[Path], *_: object) -> dict[str, Any]:
         built.extend(images)
         raise EngineError("enough")
 
@@ -375,3 +377,33 @@ def test_the_figures_of_programs_are_shown_and_get_a_table_of_their_own(
     row = "| [mcp-agent](../../recipes/mcp-agent/README.md) | 4 | 220.0 s | 20.0 s | 11.0 x |"
     assert f"{row} 2026-11-28 |" in page.splitlines()
     assert page.index("## Programs") > page.index("[redis]")
+
+
+def test_what_a_child_takes_of_the_host_is_what_the_kernel_counts_more(tmp_path: Path) -> None:
+    (tmp_path / "before").write_text(meminfo(available=9_000, per_cpu=100))
+    (tmp_path / "after").write_text(meminfo(available=5_000, per_cpu=300))
+    before, after = (memory.meminfo(tmp_path / name) for name in ("before", "after"))
+
+    taken = memory.per_child(before, after, 2)
+
+    assert (taken["available"], taken["per_cpu"], taken["slab"]) == (2_000, 100, 0)
+
+
+def test_the_processors_of_a_host_are_counted_from_zero(tmp_path: Path) -> None:
+    possible = tmp_path / "possible"
+    for said, count in (("0\n", 1), ("0-127\n", 128)):
+        possible.write_text(said)
+        assert memory.possible_cpus(possible) == count
+
+
+def meminfo(*, available: int, per_cpu: int) -> str:
+    """Return what a kernel says of memory; all other kinds are 7 KiB."""
+    counted = dict.fromkeys(memory.KINDS.values(), 7)
+    counted |= {"MemAvailable": available, "Percpu": per_cpu}
+    return "".join(f"{name}:  {kib} kB\n" for name, kib in counted.items())
+
+
+def test_processors_of_this_host_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "why_not_native", lambda: None)
+    with pytest.raises(InvalidRequest, match="--possible-cpus is for the helper machine"):
+        command_line.measure([], [], 128)

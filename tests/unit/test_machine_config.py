@@ -13,11 +13,13 @@ from forkd.machine.config import (
     CPUS_EMULATED,
     CPUS_MAX,
     MEMORY_MIB_MIN,
+    POSSIBLE_CPUS_MAX,
     SHARES_MAX,
     MachineConfig,
     Share,
     default_cpus,
     default_memory_mib,
+    default_qemu,
 )
 
 SHARE = Share(Path("/a"), "/a")
@@ -29,7 +31,12 @@ def config(**changes: Any) -> MachineConfig:  # noqa: ANN401 - any field
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cpus": CPUS_MAX}, {"memory_mib": MEMORY_MIB_MIN}, {"shares": (SHARE,) * SHARES_MAX}],
+    [
+        {"cpus": CPUS_MAX},
+        {"memory_mib": MEMORY_MIB_MIN},
+        {"shares": (SHARE,) * SHARES_MAX},
+        {"possible_cpus": POSSIBLE_CPUS_MAX},
+    ],
 )
 def test_a_machine_may_be_at_its_limits(changes: dict[str, Any]) -> None:
     assert config(**changes)
@@ -42,6 +49,8 @@ def test_a_machine_may_be_at_its_limits(changes: dict[str, Any]) -> None:
         {"cpus": CPUS_MAX + 1},
         {"memory_mib": MEMORY_MIB_MIN - 1},
         {"shares": (SHARE,) * (SHARES_MAX + 1)},
+        {"possible_cpus": POSSIBLE_CPUS_MAX + 1},
+        {"possible_cpus": 0},
     ],
 )
 def test_a_machine_past_a_limit_is_refused_by_the_name_of_its_field(
@@ -67,3 +76,20 @@ def test_the_memory_of_a_machine_can_be_set(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FORKD_MACHINE_MEMORY_MIB", "8g")
     with pytest.raises(InvalidRequest, match=r"FORKD_MACHINE_MEMORY_MIB is '8g': .*such as 8192"):
         default_memory_mib()
+
+
+def test_the_qemu_of_a_machine_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORKD_MACHINE_QEMU", raising=False)
+    assert default_qemu() == "qemu-system-x86_64"
+
+    program = tmp_path / "qemu"
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORKD_MACHINE_QEMU", "./qemu")
+    assert config().qemu == str(program), "QEMU starts in another folder"
+
+    monkeypatch.setenv("FORKD_MACHINE_QEMU", "/none/qemu")
+    with pytest.raises(InvalidRequest, match=r"FORKD_MACHINE_QEMU is '/none/qemu': .*no such"):
+        default_qemu()

@@ -30,6 +30,10 @@ def test_emulation_offers_virtualisation_with_nested_paging() -> None:
     assert "-cpu EPYC-v3,+svm,+npt" in command(CONFIG)
 
 
+def test_the_machine_runs_in_the_qemu_that_is_chosen() -> None:
+    assert command(replace(CONFIG, qemu="/opt/qemu")).startswith("/opt/qemu -nodefaults ")
+
+
 def test_kvm_offers_the_host_processor() -> None:
     assert "-accel kvm -cpu host" in command(replace(CONFIG, accel=Accel.KVM))
 
@@ -40,6 +44,11 @@ def test_an_emulated_machine_is_told_how_fast_the_counter_runs_that_it_reads() -
     assert " tsc_early_khz=2300000'" in command(known)
     assert "tsc_early_khz" not in command(replace(known, counter_khz=None))
     assert "tsc_early_khz" not in command(replace(known, accel=Accel.KVM))
+
+
+def test_a_kernel_makes_room_for_as_many_processors_as_is_asked() -> None:
+    assert " possible_cpus=128'" in command(replace(CONFIG, possible_cpus=128))
+    assert "possible_cpus" not in command(CONFIG)
 
 
 def test_ports_are_forwarded_from_loopback_only() -> None:

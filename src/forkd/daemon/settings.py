@@ -33,9 +33,9 @@ PREFIX = "FORKD_"
 CLIENTS_VARIABLES = frozenset(
     {
         "FORKD_CA_FILE", "FORKD_CLIENT_CERT", "FORKD_CLIENT_KEY", "FORKD_HOME", "FORKD_KEYS",
-        "FORKD_KERNEL", "FORKD_MACHINE_KERNEL", "FORKD_MACHINE_MEMORY_MIB", "FORKD_PACKS_TOKEN",
-        "FORKD_PACKS_URL", "FORKD_TAG",
-        "FORKD_TARGET", "FORKD_TOKEN", "FORKD_URL",
+        "FORKD_KERNEL", "FORKD_MACHINE_KERNEL", "FORKD_MACHINE_MEMORY_MIB", "FORKD_MACHINE_QEMU",
+        "FORKD_PACKS_TOKEN", "FORKD_PACKS_URL", "FORKD_TAG", "FORKD_TARGET", "FORKD_TOKEN",
+        "FORKD_URL",
     }
 )  # fmt: skip
 """Variables of the same prefix that are for clients; the daemon has nothing to say of them."""

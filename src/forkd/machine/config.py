@@ -7,6 +7,7 @@ functions of it and of where the state directory is.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ With two, about one guest in some thousands faults on the first instruction afte
 once in a while so does the machine's own kernel; with one, none did (ADR 0015).
 """
 
+POSSIBLE_CPUS_MAX = 8192
+"""Most processors that Debian's kernel can make room for."""
+
 MEMORY_MIB_MIN = 1024
 """Least memory with which the daemon and one sandbox fit, in MiB."""
 
@@ -35,6 +39,12 @@ MEMORY_SHARE = 0.6
 
 MEMORY_VARIABLE = "FORKD_MACHINE_MEMORY_MIB"
 """The environment variable that sets it."""
+
+QEMU = "qemu-system-x86_64"
+"""The program that runs a machine, unless `QEMU_VARIABLE` names another."""
+
+QEMU_VARIABLE = "FORKD_MACHINE_QEMU"
+"""The environment variable that names another QEMU."""
 
 STATE_DISK_GIB = 64
 """Size of the state disk; a sparse file, so only what is written counts."""
@@ -103,6 +113,25 @@ def default_memory_mib() -> int:
     return max(int(total_bytes * MEMORY_SHARE) >> 20 & ~63, MEMORY_MIB_MIN)
 
 
+def default_qemu() -> str:
+    """Return the program that `FORKD_MACHINE_QEMU` names, or else `QEMU`.
+
+    Raises:
+        InvalidRequest: The variable names no program.
+    """
+    said = os.environ.get(QEMU_VARIABLE)
+    if not said:
+        return QEMU
+    found = shutil.which(said)
+    if found is None:
+        raise InvalidRequest(
+            f"{QEMU_VARIABLE} is {said!r}: there is no such program; name one, such as "
+            f"/opt/qemu/bin/{QEMU}",
+            field=QEMU_VARIABLE,
+        )
+    return os.path.abspath(found)  # noqa: PTH100 - a link stays one: its name may choose the program
+
+
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
     """A helper machine before it is started.
@@ -121,6 +150,9 @@ class MachineConfig:
         forwards: Ports beside the executor's, which is always there.
         counter_khz: How fast the time-stamp counter runs that an emulated machine reads, which is
             the host's; None lets its kernel find out.
+        qemu: The program that runs it.
+        possible_cpus: Processors that its kernel makes room for, as that of a larger host does;
+            None for those it has.
     """
 
     kernel: Path
@@ -134,6 +166,8 @@ class MachineConfig:
     whole_host: bool = False
     forwards: tuple[Forward, ...] = ()
     counter_khz: int | None = field(default_factory=counter_khz)
+    qemu: str = field(default_factory=default_qemu)
+    possible_cpus: int | None = None
 
     @property
     def cpu_count(self) -> int:
@@ -148,6 +182,13 @@ class MachineConfig:
                 f"the helper machine needs at least {MEMORY_MIB_MIN} MiB of memory, not "
                 f"{self.memory_mib}",
                 field="memory_mib",
+            )
+        possible = self.cpu_count if self.possible_cpus is None else self.possible_cpus
+        if not self.cpu_count <= possible <= POSSIBLE_CPUS_MAX:
+            raise InvalidRequest(
+                f"possible_cpus must be {self.cpu_count} to {POSSIBLE_CPUS_MAX}, not "
+                f"{self.possible_cpus}",
+                field="possible_cpus",
             )
         if len(self.shares) > SHARES_MAX:
             raise InvalidRequest(

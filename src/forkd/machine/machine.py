@@ -415,15 +415,15 @@ def _start_qemu(state_dir: Path, command: list[str], ready_fd: int) -> ProcessId
                 pass_fds=(ready_fd,), timeout=BOOT_DEADLINE_S, check=False,
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
-            raise HostError(f"{qemu.PROGRAM} cannot be started: {error}") from error
+            raise HostError(f"{command[0]} cannot be started: {error}") from error
     said = _tail(state_dir / "qemu.log")
     if done.returncode != 0:
         if "Could not set up host forwarding rule" in said:
             return None
-        raise HostError(f"{qemu.PROGRAM} did not start: {said}")
+        raise HostError(f"{command[0]} did not start: {said}")
     process = ProcessId.of(int((state_dir / "qemu.pid").read_text(encoding="ascii")))
     if process is None:
-        raise HostError(f"{qemu.PROGRAM} ended at once: {said}")
+        raise HostError(f"{command[0]} ended at once: {said}")
     return process
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from forkd.machine.config import MachineConfig
 
-PROGRAM = "qemu-system-x86_64"
-
 ROOT_FOLDER = "root"
 """The machine's root, in the state folder."""
 
@@ -74,7 +72,7 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
     forwards = [(executor_port, PORT), *((f.host_port, f.guest_port) for f in config.forwards)]
     rules = "".join(f",hostfwd=tcp:127.0.0.1:{host}-:{guest}" for host, guest in forwards)
     return [
-        PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        config.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-daemonize", "-pidfile", "qemu.pid", "-qmp", f"unix:{MONITOR},server=on,wait=off",
         "-machine", "q35,usb=off,vmport=off",
         *_processor(config.accel),
@@ -93,9 +91,12 @@ def command(config: MachineConfig, *, executor_port: int, ready_fd: int) -> list
 
 
 def _cmdline(config: MachineConfig) -> str:
-    if config.accel is Accel.KVM or config.counter_khz is None:
-        return CMDLINE
-    return f"{CMDLINE} tsc_early_khz={config.counter_khz}"
+    words = [CMDLINE]
+    if config.accel is Accel.TCG and config.counter_khz is not None:
+        words.append(f"tsc_early_khz={config.counter_khz}")
+    if config.possible_cpus is not None:
+        words.append(f"possible_cpus={config.possible_cpus}")
+    return " ".join(words)
 
 
 def _processor(accel: Accel) -> list[str]:
