@@ -30,6 +30,7 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@echo "setup: making the virtual environment"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip uninstall -q -y forkd 2>/dev/null # what a checkout was called until it was `forkd-vm`
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from forkd.installed import VERSION, check_alone
+
 if TYPE_CHECKING:
     from forkd import compat, errors, types
     from forkd.errors import CommandError, ExecTimeout, ForkdError
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     )
     from forkd.sdk.compat import BranchMode, CommandResult, Controller, ControllerError
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AsyncClient",
@@ -67,6 +69,8 @@ __all__ = [
     "errors",
     "types",
 ]
+
+check_alone()
 
 _MODULES = {"compat", "errors", "types"}
 _ERRORS = {"CommandError", "ExecTimeout", "ForkdError"}

@@ -306,7 +306,7 @@ def test_without_the_package_the_command_says_how_to_install_it() -> None:
     )
 
     assert (ran.returncode, ran.stdout) == (1, "")
-    said = "the package `mcp` is not installed: `pip install 'forkd[mcp]'` installs it"
+    said = "the package `mcp` is not installed: `pip install 'forkd-vm[mcp]'` installs it"
     assert said in ran.stderr
 
 

@@ -183,7 +183,7 @@ async def test_a_daemon_without_the_package_says_how_to_install_it(
         monkeypatch.undo()
 
     assert answer.status_code == 404
-    assert "pip install 'forkd[mcp]'" in answer.json()["error"]
+    assert "pip install 'forkd-vm[mcp]'" in answer.json()["error"]
 
 
 async def test_long_output_is_kept_over_http_too(fake_host: FakeHost) -> None:

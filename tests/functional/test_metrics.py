@@ -10,7 +10,6 @@ import shutil
 import socket
 import tarfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import httpx
@@ -19,6 +18,7 @@ import pytest
 from forkd.daemon.settings import Bind
 from forkd.errors import ForkdError
 from forkd.host import holdings
+from forkd.installed import VERSION
 from forkd.limits import BUILDS_MAX
 from forkd.model.caller import DEFAULT_TENANT, TENANT_SCOPES, Caller, Scope
 from forkd.model.exec import ExecRequest
@@ -114,7 +114,7 @@ MOVED: dict[names.Metric, Callable[[Scrapes], bool]] = {
     ),
     names.TOPS_BYTES: lambda s: s.came_and_went("forkd_tops_bytes"),
     names.LAG_SECONDS: lambda s: s.busy.total("forkd_event_loop_lag_seconds") > 0,
-    names.BUILD_INFO: lambda s: s.busy.total("forkd_build_info", version=version("forkd")) == 1.0,
+    names.BUILD_INFO: lambda s: s.busy.total("forkd_build_info", version=VERSION) == 1.0,
 } | {each: functools.partial(Scrapes.has, name=each.name) for each in names.PROCESS}
 """How each metric is seen to follow what happens; one that is not here fails.
 

@@ -156,7 +156,7 @@ async def test_an_endpoint_without_the_extra_is_refused_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "forkd.telemetry.export", None)
-    with pytest.raises(InvalidRequest, match=r"pip install 'forkd\[tracing\]'"):
+    with pytest.raises(InvalidRequest, match=r"pip install 'forkd-vm\[tracing\]'"):
         async with exporting.exported("http://127.0.0.1:1"):
             pass
 

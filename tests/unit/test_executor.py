@@ -447,7 +447,7 @@ def test_without_cloudpickle_the_import_says_what_to_install() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
     )
 
-    assert "pip install 'forkd[executor]'" in done.stdout
+    assert "pip install 'forkd-vm[executor]'" in done.stdout
 
 
 def test_sandboxes_are_given_more_time_at_once() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import typer
 
+from forkd import installed
 from forkd.cli.commands import PANELS, Lazy
 from forkd.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, exit_code, shared
 from forkd.cli.help_text import CommandGroup, parameter_name, write_parameters
-from forkd.errors import ForkdError, InvalidRequest
+from forkd.errors import ForkdError, HostError, InvalidRequest
 
 _BELOW_ZERO = re.compile(r"[Nn]o such option: (-\d)")
 """What the parser says of a number below zero."""
@@ -64,6 +65,11 @@ class Group(CommandGroup):
             raise _misused(error) from None
         except ForkdError as error:
             raise _failed(error) from None
+        except ModuleNotFoundError as error:
+            said = installed.advice(error.name)
+            if said is None:
+                raise
+            raise _failed(HostError(said)) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:

@@ -46,7 +46,7 @@ def serve() -> None:
     """
     if find_spec("mcp") is None:
         raise HostError(
-            "the package `mcp` is not installed: `pip install 'forkd[mcp]'` installs it"
+            "the package `mcp` is not installed: `pip install 'forkd-vm[mcp]'` installs it"
         )
     endpoint = shared.endpoint()
     if sys.stdin.isatty():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 MISSING = (
-    "this daemon has no MCP: install it where the daemon runs, `pip install 'forkd[mcp]'`, and "
+    "this daemon has no MCP: install it where the daemon runs, `pip install 'forkd-vm[mcp]'`, and "
     "restart the daemon"
 )
 

@@ -455,7 +455,7 @@ class Settings(BaseSettings):
     otlp_endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = _setting(
         None,
         "Where traces are exported to, by OTLP over HTTP: `http://HOST:PORT` of a collector. Needs "
-        "`forkd[tracing]`; the variables of OpenTelemetry's SDK, such as `OTEL_TRACES_SAMPLER`, "
+        "`forkd-vm[tracing]`; the variables of OpenTelemetry's SDK, such as `OTEL_TRACES_SAMPLER`, "
         "hold as well.",
         "none",
     )

@@ -5,7 +5,7 @@
     with ForkExecutor("numpy", workers=4) as executor:
         print(list(executor.map(lambda n: n * n, range(10))))
 
-It needs cloudpickle, `pip install 'forkd[executor]'`.  docs/howto/run-tasks-in-forks.md is the
+It needs cloudpickle, `pip install 'forkd-vm[executor]'`.  docs/howto/run-tasks-in-forks.md is the
 guide.
 
 A result is a pickle that a sandbox made, and to read a pickle is to run what it says: whoever

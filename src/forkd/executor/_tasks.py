@@ -34,7 +34,8 @@ try:
     from cloudpickle import cloudpickle as cloudpickle_module
 except ImportError as error:
     raise ImportError(
-        "forkd.executor needs cloudpickle, which is not installed: pip install 'forkd[executor]'",
+        "forkd.executor needs cloudpickle, which is not installed: "
+        "pip install 'forkd-vm[executor]'",
         name="cloudpickle",
     ) from error
 

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forkd import programs
+from forkd import installed, programs
 from forkd.errors import EngineError, HostError, NotFound
 from forkd.machine import system
 from forkd.machine.accel import look_at_kvm
@@ -209,6 +209,8 @@ def up(
             on this host does not answer.
         EngineError: The daemon said why it could not start.
     """
+    if (lack := installed.lacking("daemon") or installed.lacking("packs")) is not None:
+        raise HostError(lack)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(state_dir):
         try:

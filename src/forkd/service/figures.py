@@ -11,11 +11,11 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from forkd.host import files, proc
 from forkd.host.holdings import Holdings
+from forkd.installed import VERSION
 from forkd.model.caller import Scope
 from forkd.model.sandbox import SandboxState
 from forkd.model.snapshot import SnapshotStatus
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from forkd.service.zygotes import ZygotePool
     from forkd.telemetry.lag import LoopLag
     from forkd.telemetry.telemetry import Telemetry
-
-_VERSION = version("forkd")
 
 FRESH_S = 5.0
 """How long what was read of processes is shown again before it is read anew."""
@@ -78,7 +76,7 @@ class Figures:
 
     def __post_init__(self) -> None:
         self._holdings = Holdings(self.settings.tops_dir)
-        self.telemetry.set(names.BUILD_INFO, 1, _VERSION)
+        self.telemetry.set(names.BUILD_INFO, 1, VERSION)
 
     @use_case("metrics", Scope.METRICS)
     async def exposition(self, caller: Caller, accept: str) -> tuple[bytes, str]:

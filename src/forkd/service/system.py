@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from forkd.host import files, kvm, netlink, nftables, proc
+from forkd.installed import VERSION
 from forkd.model.caller import Scope
 from forkd.model.host import HostInfo
 from forkd.service.use_case import use_case
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from forkd.service.settings import HostSettings
     from forkd.service.snapshots.catalog import Catalog
     from forkd.telemetry.telemetry import Telemetry
-
-VERSION = version("forkd")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from contextvars import ContextVar
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
@@ -20,6 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from forkd.errors import ForkdError
+from forkd.installed import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -40,12 +40,12 @@ class Exporter:
     """
 
     def __init__(self, endpoint: str) -> None:
-        about = {"service.name": "forkd", "service.version": version("forkd")}
+        about = {"service.name": "forkd", "service.version": VERSION}
         self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
         url = f"{endpoint.rstrip('/')}/v1/traces"
         exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("forkd", version("forkd"))
+        self._tracer = self._provider.get_tracer("forkd", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ async def exported(endpoint: str | None) -> AsyncGenerator[None, None]:
     except ImportError as error:
         raise InvalidRequest(
             "FORKD_OTLP_ENDPOINT is set, and what exports traces is not installed; run: "
-            "pip install 'forkd[tracing]'",
+            "pip install 'forkd-vm[tracing]'",
             field="otlp_endpoint",
         ) from error
     exporter = Exporter(endpoint)

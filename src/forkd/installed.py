@@ -1,0 +1,70 @@
+"""How forkd is installed: alone under its name, and with what a program of it needs.
+
+The distribution is `forkd-vm` (docs/adr/0063).  The one called `forkd` is another program with a
+package of the same name: in one environment each overwrites files of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.util import find_spec
+
+DISTRIBUTION = "forkd-vm"
+"""What forkd is called where packages come from."""
+
+VERSION = "0.1.0"
+
+EXTRAS = {
+    "packs": ("blake3", "cryptography", "zstandard"),
+    "daemon": ("dns", "fastapi", "prometheus_client", "pydantic_settings", "pyroute2", "uvicorn"),
+}
+"""The modules that each extra brings."""
+
+_OTHER = re.compile(r"forkd-[0-9][^-]*\.(?:dist|egg)-info")
+
+
+def check_alone(folder: str | None = None) -> None:
+    """Return if no other distribution has a package `forkd` beside this one.
+
+    Args:
+        folder: Where packages are installed; where this one is, if None.
+
+    Raises:
+        ImportError: There is one; the message says what to run.
+    """
+    folder = folder or os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes long to load
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - as above
+    except OSError:
+        return  # a zip file, say
+    found = next((name for name in names if _OTHER.fullmatch(name)), None)
+    if found is None:
+        return
+    raise ImportError(
+        f"two programs are installed as the package `forkd` in {folder}: {DISTRIBUTION}, and "
+        f"{found.rpartition('.')[0]}, which is another one. They overwrite each other's files. Run "
+        f"`pip uninstall forkd {DISTRIBUTION}`, then install the one that you want"
+    )
+
+
+def lacking(extra: str) -> str | None:
+    """Return what an extra would bring and is not there, with what to run; None if all is there."""
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    return _advice(missing[0], extra) if missing else None
+
+
+def advice(module: str | None) -> str | None:
+    """Return what to run for a module that could not be imported; None if no extra brings it."""
+    top = (module or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if top in modules:
+            return _advice(top, extra)
+    return None
+
+
+def _advice(module: str, extra: str) -> str:
+    return (
+        f"the Python package {module} is not installed: `pip install '{DISTRIBUTION}[{extra}]'` "
+        "installs it and what else is needed"
+    )
