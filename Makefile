@@ -15,7 +15,7 @@ export CARGO_INCREMENTAL := 0
 endif
 .PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
         compile-rust-tests test-fuzz test-native test-machine test-intel soak shell machine-up machine-down in-machine \
-        bench demo demo-branch docs typescript gen lock clean
+        bench demo demo-branch docs typescript wheel gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -165,6 +165,11 @@ demo: build ## Fork a hundred Linux machines from a warm one
 
 demo-branch: build ## Branch a machine that is thinking into five, and keep the best
 	@$(BIN)/python -m tools.demo_branch $(ARGS)
+
+wheel: build ## Build both wheels and the source distribution into build/dist
+	@rm -rf build/dist
+	@FORKD_WHEEL=platform $(BIN)/python -m hatchling build -t wheel -t sdist -d build/dist
+	@FORKD_WHEEL=pure $(BIN)/python -m hatchling build -t wheel -d build/dist
 
 $(STAMPS)/site: tools/site-requirements.txt | $(STAMPS)/venv
 	@rm -rf build/site-tools

@@ -22,6 +22,7 @@ from forkd.daemon.errors import status_of
 from forkd.daemon.reference.app import create_reference
 from tools import (
     async_to_sync,
+    gen_completions,
     gen_docs,
     gen_executor_times,
     gen_limits,
@@ -61,6 +62,7 @@ def outputs() -> dict[Path, str]:
         OPENAPI_V1: openapi_v1(),
         ERRORS: error_codes(),
         **async_to_sync.outputs(),
+        **gen_completions.outputs(),
         **gen_docs.outputs(),
         **gen_limits.outputs(),
         **gen_llms.outputs(),

@@ -16,9 +16,12 @@ from forkd.errors import HostError
 VMM = "forkd-vmm"
 AGENT = "forkd-agent"
 
+_BUNDLED = Path(__file__).resolve().parent / "bundled"
+"""What a wheel for Linux on x86_64 has besides Python (`hatch_build.py`)."""
+
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
-RECIPES = _CHECKOUT / "recipes"
+RECIPES = (_BUNDLED if _BUNDLED.is_dir() else _CHECKOUT) / "recipes"
 """The recipes that come with forkd."""
 
 _BUILT = ("build/bin", "target/x86_64-unknown-linux-gnu/release")
@@ -31,17 +34,17 @@ def find(name: str) -> Path:
     """Return the program called `name`.
 
     It is what its variable names (`FORKD_VMM`, `FORKD_AGENT`), or is beside this Python, or was
-    built in this checkout, or is on `PATH`: the first of these.
+    built in this checkout, or came with this package, or is on `PATH`: the first of these.
 
     Raises:
-        HostError: It is nowhere; `make build` makes it.
+        HostError: It is nowhere.
     """
     for path in _candidates(name):
         if path.is_file() and os.access(path, os.X_OK):
             return path.absolute()
     raise HostError(
-        f"the program {name} is nowhere to be found: `make build` makes it, and "
-        f"{_VARIABLES[name]} says where it is",
+        f"the program {name} is nowhere to be found: the wheel for Linux on x86_64 has it, "
+        f"`make build` makes it in a checkout, and {_VARIABLES[name]} says where it is",
         program=name,
     )
 
@@ -52,4 +55,9 @@ def _candidates(name: str) -> list[Path]:
         return [Path(named)]
     found = shutil.which(name)
     built = [_CHECKOUT / folder / name for folder in _BUILT]
-    return [Path(sys.executable).parent / name, *built, *([Path(found)] if found else [])]
+    return [
+        Path(sys.executable).parent / name,
+        *built,
+        _BUNDLED / "bin" / name,
+        *([Path(found)] if found else []),
+    ]

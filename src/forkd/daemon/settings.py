@@ -339,7 +339,7 @@ class Settings(BaseSettings):
         "Folders of recipes, separated by colons. A request may name a recipe in one of them, by "
         "the name of its folder or by its path; any other recipe is uploaded. What these recipes "
         "name of this host's files may be read into a guest.",
-        "`recipes` in forkd's checkout, then `/etc/forkd/recipes`",
+        "the recipes that come with forkd, then `/etc/forkd/recipes`",
     )
     vmm: _Path = _setting(
         None,
