@@ -69,6 +69,19 @@ def test_every_controller_of_cgroup2_is_there(sh: Callable[[str], tuple[int, str
     assert {"cpu", "io", "memory", "pids"} <= set(controllers.split())
 
 
+def test_its_cgroups_are_mounted_so_that_forks_do_not_wait(
+    sh: Callable[[str], tuple[int, str]],
+) -> None:
+    code, mounted = sh("grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts")
+
+    assert code == 0
+    assert "favordynmods" in mounted
+
+
+def test_kvm_makes_no_thread_for_each_guest(sh: Callable[[str], tuple[int, str]]) -> None:
+    assert sh("cat /sys/module/kvm/parameters/nx_huge_pages") == (0, "never\n")
+
+
 def test_its_clock_is_the_time_stamp_counter(sh: Callable[[str], tuple[int, str]]) -> None:
     path = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 

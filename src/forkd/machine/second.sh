@@ -7,6 +7,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
 cd /run/forkd-machine || exit 1
 SHMEM_HUGE=/sys/kernel/mm/transparent_hugepage/shmem_enabled
 FAULT_AROUND=/sys/kernel/debug/fault_around_bytes
+NX_HUGE_PAGES=/sys/module/kvm/parameters/nx_huge_pages
+MULTIHIT=/sys/devices/system/cpu/vulnerabilities/itlb_multihit
 bb() { /run/forkd-machine/busybox "$@"; }
 fail() { echo "failed: $*" >/dev/ttyS1; echo "forkd-machine: failed: $*"; bb sync; bb poweroff -f; }
 . ./machine.conf
@@ -24,7 +26,9 @@ echo "$KEPT" | while IFS= read -r folder && [ -n "$folder" ]; do
     bb mkdir -p "$folder"
     bb mount -o bind "/run/forkd-machine/kept$folder" "$folder" || fail "keep $folder"
 done
-bb mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
+# Else each fork waits for a grace period: docs/explanation/spawn.md.  Since Linux 6.0.
+bb mount -t cgroup2 -o favordynmods cgroup2 /sys/fs/cgroup ||
+    bb mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
 for controller in $(bb cat /sys/fs/cgroup/cgroup.controllers); do
     echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
 done
@@ -67,6 +71,10 @@ for module in $MODULES; do
     modprobe "$module" || bb modprobe "$module" || echo "forkd-machine: no module $module"
 done
 [ -e /dev/kvm ] && bb chmod 666 /dev/kvm
+# KVM then makes no thread for each guest.  Kernels that do not know the word refuse it.
+if [ -e "$NX_HUGE_PAGES" ] && bb grep -q "Not affected" "$MULTIHIT"; then
+    echo never 2>/dev/null >"$NX_HUGE_PAGES"
+fi
 bb mkdir -p /dev/net && [ -e /dev/net/tun ] && bb chmod 666 /dev/net/tun
 for setting in $SYSCTLS; do
     echo "${setting#*=}" >"/proc/sys/${setting%%=*}"
