@@ -13,17 +13,23 @@ MAKEFLAGS += --no-print-directory
 ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
-.PHONY: help setup build binaries check static format lint types layers budgets test test-rust \
+.PHONY: help setup test-setup build binaries check static format lint types layers budgets test test-rust \
         compile-rust-tests test-fuzz test-native test-machine test-intel soak shell machine-up machine-down in-machine \
         bench demo demo-branch docs typescript wheel gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMPS)/debian $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what is missing: packages, virtual environment, Rust
+setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
+
+test-setup: setup $(STAMPS)/test-packages $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test-packages: tests/debian-packages.txt tools/install_debian_packages
+	@tools/install_debian_packages $<
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
@@ -69,13 +75,13 @@ $(STAMPS)/runtimes: tests/runtimes/package-lock.json | $(STAMPS)/venv
 
 build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness into build/bin
 	@tools/check_rust
-	@$(MAKE) -j2 $(STAMPS)/venv $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript binaries
+	@$(MAKE) -j2 $(STAMPS)/venv binaries
 	@echo "build: done; next: . .venv/bin/activate && forkd doctor && forkd up"
 
 binaries:
 	@tools/build_binaries
 
-check: setup static ## Format, lint, types, layers, budgets, unit and contract tests
+check: test-setup static ## Format, lint, types, layers, budgets, unit and contract tests
 	@$(BIN)/pytest -q -p no:cacheprovider tests/unit tests/contract
 
 static: format lint types layers budgets
@@ -99,7 +105,7 @@ layers:
 budgets:
 	@$(BIN)/python tools/check_repo.py
 
-test: build ## Run everything, and say what ran where
+test: build test-setup ## Run everything, and say what ran where
 	@$(BIN)/python -m tools.test_all
 
 test-rust: setup ## Rust tests that need no KVM
@@ -111,12 +117,12 @@ compile-rust-tests: setup
 test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs longer
 	@cargo test --quiet --release --locked --manifest-path fuzz/Cargo.toml
 
-test-native: build ## Tests that this host can run; K=word selects
+test-native: build test-setup ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
 # KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; QEMU=10 runs it in Debian 13's QEMU.
 # Such a machine is fresh.
-test-machine: build ## Functional tests in the helper machine; K=word selects, ARGS=… adds, KERNEL=6.12 boots it
+test-machine: build test-setup ## Functional tests in the helper machine; K=word selects, ARGS=… adds, KERNEL=6.12 boots it
 	@$(if $(QEMU),qemu=$$($(BIN)/python -m tools.qemu $(QEMU)) && export FORKD_MACHINE_QEMU="$$qemu" &&) \
 		$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
 		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
@@ -125,7 +131,7 @@ test-machine: build ## Functional tests in the helper machine; K=word selects, A
 ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \
             fork_correctness.py reset_time.py) tests/security/test_jail.py tests/security/test_seccomp.py
 
-test-intel: build ## Tests on a processor of Intel's, which Bochs emulates; K=word selects, ARGS=… others
+test-intel: build test-setup ## Tests on a processor of Intel's, which Bochs emulates; K=word selects, ARGS=… others
 	@$(BIN)/python -m tests.intel.run $(if $(K),-k '$(K)') $(or $(ARGS),$(ON_INTEL))
 
 # Java, for `make soak`: a warm runtime that a recipe brings.
@@ -133,7 +139,7 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 	@tools/install_debian_packages $<
 	@mkdir -p $(STAMPS) && touch $@
 
-soak: build $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
@@ -183,7 +189,7 @@ typescript: $(STAMPS)/typescript ## Build the npm package of the TypeScript SDK 
 docs: $(STAMPS)/site ## Build the documentation as a web site into build/site
 	@PYTHONPATH=build/site-tools NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.build_site
 
-gen: setup ## Write every generated file
+gen: setup $(STAMPS)/typescript ## Write every generated file
 	@$(BIN)/python -m tools.gen
 
 lock: ## Pin the versions now in the virtual environment

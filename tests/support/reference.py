@@ -1,6 +1,6 @@
 """The reference's own clients, from the package index, against a daemon over the fake VMM.
 
-`make setup` puts them into `build/reference-client`.  They run in processes of their own, with
+`make test-setup` puts them into `build/reference-client`.  They run in processes of their own, with
 that folder first on the path, because the Python client's name is that of our package.
 """
 

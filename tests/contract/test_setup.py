@@ -1,0 +1,59 @@
+"""What building and running need comes by itself; what only tests need comes with them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from tests.support.docs import ROOT
+
+FOR_TESTS = (
+    "build/reference-client",
+    "build/inspect-client",
+    "tools.node install",
+    "install_debian_packages tests/debian-packages.txt",
+)
+"""What brings the published clients, Inspect AI, npm packages, and Debian packages of tests."""
+
+
+def commands(target: str) -> str:
+    """Return what `make` would run for a target, with nothing made yet."""
+    words = ["make", "-n", "-B", target]
+    return subprocess.run(  # noqa: S603 - make's, and nothing is run
+        words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+def packages(name: str) -> set[str]:
+    text = (ROOT / name).read_text("utf-8")
+    return set(re.findall(r"^([a-z0-9.+-]+) ", text, re.MULTILINE))
+
+
+def test_setup_brings_nothing_that_only_tests_need() -> None:
+    said = commands("setup")
+
+    assert "requirements.lock" in said
+    assert [each for each in FOR_TESTS if each in said] == []
+
+
+def test_the_setup_of_tests_brings_both() -> None:
+    said = commands("test-setup")
+
+    assert [each for each in ("requirements.lock", *FOR_TESTS) if each not in said] == []
+
+
+def test_each_debian_package_is_in_one_list() -> None:
+    running, testing = packages("tools/debian-packages.txt"), packages("tests/debian-packages.txt")
+
+    assert {"e2fsprogs", "skopeo"} <= running
+    assert {"docker-registry", "prometheus"} <= testing
+    assert not running & testing
+
+
+def test_targets_that_run_tests_set_them_up() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = re.findall(r"^(check|soak|test|test-native|test-machine|test-intel): (.*?) ##",
+                         makefile, re.MULTILINE)  # fmt: skip
+
+    assert len(targets) == 6
+    assert [name for name, needed in targets if "test-setup" not in needed.split()] == []
