@@ -82,6 +82,7 @@ WITH_RESULT = {"exec_timeout": "ExecResult<string | Uint8Array> | EvalResult",
 """Codes whose errors have what a program or code had given up to that moment."""
 
 SHARED = (
+    "CHAIN_DEPTH_MAX",
     "EVAL_OUTPUT_BYTES_MAX",
     "EXEC_OUTPUT_BYTES_MAX",
     "EXEC_STDIN_CHARS_MAX",

@@ -39,6 +39,9 @@ RUN_TIMEOUT_S = 120
 
 CLASSES: dict[str, type] = {
     "Branch": types.Branch,
+    "BuildResult": types.BuildResult,
+    "BuildStep": types.BuildStep,
+    "Builds": types.AsyncBuilds,
     "Client": forkd.AsyncClient,
     "Commands": types.AsyncCommands,
     "Endpoint": types.Endpoint,
@@ -84,7 +87,6 @@ OTHER_ARGUMENTS = {
 """Arguments that have another name: E2B's TypeScript package takes milliseconds."""
 
 LEFT_OUT = {
-    "Client.builds": "it reads a Dockerfile and files of this host; `forkd build` does",
     "Endpoint.token": "it is a private member, so that no log shows it",
     "Endpoint.websocket_url": "the transport makes it",
     "Image.env(more)": "variables are an object",
@@ -104,8 +106,8 @@ LEFT_OUT = {
 }
 """What Python has and TypeScript has not, and why."""
 
-NOT_COMPARED = (types.AsyncBuilds, types.AsyncConnection)
-"""What `Client.builds` would be, and the part of a client that `Client` has, too."""
+NOT_COMPARED = (types.AsyncConnection,)
+"""The part of a client that `Client` has, too."""
 
 WITHOUT_SIGNAL = {
     "Port": "the signal of `connectPort` ends all of it",

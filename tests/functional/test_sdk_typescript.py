@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd import AsyncClient
 from forkd.daemon.settings import Bind
 from tests.support.docs import ROOT, blocks
 from tests.support.npm_project import NpmProject, colourless, npm_project, package
@@ -16,6 +18,7 @@ from tools.node import BUN, DENO, PROGRAMS, TYPESCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.support.served_host import Served
     from tests.support.service_host import FakeHost
@@ -35,6 +38,16 @@ DENO_FLAGS = (
     "--allow-write",
 )
 """What the package needs of Deno: a Unix socket is read and written."""
+
+BUILD = """\
+import { Client } from "@forkd/sdk";
+const [url, folder] = process.argv.slice(2);
+const client = new Client({ url });
+const { snapshot, steps } = await client.builds.build(folder, { tag: "app" });
+const done = steps.filter((each) => each.changesFiles && !each.cached).map((each) => each.line);
+console.log(JSON.stringify({ done, createdAtUnix: snapshot.createdAtUnix }));
+client.close();
+"""
 
 README = TYPESCRIPT / "README.md"
 PAGE = ROOT / "docs/howto/use-typescript.md"
@@ -73,6 +86,28 @@ async def test_the_suite_passes_against_a_daemon(fake_host: FakeHost) -> None:
         )
 
 
+async def test_what_one_language_has_built_the_other_finds(
+    fake_host: FakeHost, npm_project: NpmProject, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM python\nWORKDIR /srv\nCOPY a .\nENV A=1\nRUN echo $A\nRUN echo two\nCMD run\n"
+    )
+    program = npm_project.folder / "build.mjs"
+    program.write_text(BUILD)
+
+    async with serving(fake_host) as (served, _), AsyncClient(served.url) as client:
+        words = ("node", program.name, served.url, str(tmp_path))
+        said = json.loads(await npm_project.run(*words))
+        assert said["done"] == [3, 5, 6]
+        found = await client.builds.build(tmp_path, tag="app")
+        assert [each.cached for each in found.steps if each.changes_files] == [True] * 3
+        assert found.snapshot.created_at_unix == said["createdAtUnix"]
+        (tmp_path / "a").write_text("b")
+        await client.builds.build(tmp_path, tag="app")
+        assert json.loads(await npm_project.run(*words))["done"] == []
+
+
 async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_project(
     fake_host: FakeHost, npm_project: NpmProject
 ) -> None:
@@ -87,7 +122,7 @@ async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_proje
         assert said == "hello\n42\n"
         said = await npm_project.run("node", "page.ts", FORKD_URL=served.tcp_url, FORKD_TOKEN=token)
         assert said.splitlines()[:3] == ["hello", "", "7"]
-        assert {"200", "TimeoutError", "true "} <= {*said.splitlines()}
+        assert {"200", "TimeoutError", "true ", "hello from a file"} <= {*said.splitlines()}
     await npm_project.check_types("readme.ts", "page.ts")
 
 

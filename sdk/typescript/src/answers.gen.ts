@@ -76,6 +76,7 @@ export const REQUIRED: Readonly<Record<string, readonly string[]>> = {
 /** Members whose own names are the caller's, and stay as they are. */
 export const FREE_MEMBERS = ["context", "data", "detail", "env", "healthcheck", "label_changes", "labels", "omitted", "value"] as const;
 
+export const CHAIN_DEPTH_MAX = 64;
 export const EVAL_OUTPUT_BYTES_MAX = 1_048_576;
 export const EXEC_OUTPUT_BYTES_MAX = 8_388_608;
 export const EXEC_STDIN_CHARS_MAX = 524_288;

@@ -204,25 +204,9 @@ class Packer {
     kind: string,
     more: { target?: Buffer; size?: number } = {},
   ): Generator<Uint8Array, void, void> {
-    const { target = Buffer.alloc(0), size = 0 } = more;
-    const records: Buffer[] = [];
-    if (needsRecord(name)) records.push(record("path", name));
-    if (needsRecord(target)) records.push(record("linkpath", target));
-    for (const [key, value, most] of [
-      ["size", size, LONG_MAX],
-      ["uid", found.uid, SHORT_MAX],
-      ["gid", found.gid, SHORT_MAX],
-    ] as const) {
-      if (value > most) records.push(record(key, Buffer.from(String(value))));
-    }
-    const seconds = Math.min(Math.max(0, Math.floor(found.mtimeMs / 1000)), LONG_MAX);
-    if (records.length > 0) {
-      const data = Buffer.concat(records);
-      yield block(Buffer.from("records"), RECORDS, { size: data.length });
-      yield Buffer.concat([data, new Uint8Array(padding(data.length))]);
-    }
+    const seconds = Math.floor(found.mtimeMs / 1000);
     const mode = found.mode & this.#bits;
-    yield block(name, kind, { size, target, mode, uid: found.uid, gid: found.gid, seconds });
+    yield* headers(name, kind, { size: 0, ...more, mode, uid: found.uid, gid: found.gid, seconds });
   }
 }
 
@@ -257,6 +241,32 @@ interface Parts {
   gid?: number;
   seconds?: number;
   prefix?: Buffer;
+}
+
+/** Yield the header of a member, behind an extended one if it does not hold everything. */
+export function* headers(
+  name: Buffer,
+  kind: string,
+  parts: Parts,
+): Generator<Uint8Array, void, void> {
+  const target = parts.target ?? Buffer.alloc(0);
+  const records: Buffer[] = [];
+  if (needsRecord(name)) records.push(record("path", name));
+  if (needsRecord(target)) records.push(record("linkpath", target));
+  for (const [key, value, most] of [
+    ["size", parts.size, LONG_MAX],
+    ["uid", parts.uid ?? 0, SHORT_MAX],
+    ["gid", parts.gid ?? 0, SHORT_MAX],
+  ] as const) {
+    if (value > most) records.push(record(key, Buffer.from(String(value))));
+  }
+  if (records.length > 0) {
+    const data = Buffer.concat(records);
+    yield block(Buffer.from("records"), RECORDS, { size: data.length });
+    yield Buffer.concat([data, new Uint8Array(padding(data.length))]);
+  }
+  const seconds = Math.min(Math.max(0, parts.seconds ?? 0), LONG_MAX);
+  yield block(name, kind, { ...parts, seconds });
 }
 
 /** Return a header; every bit of it is the same for the same arguments. */

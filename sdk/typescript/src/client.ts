@@ -1,4 +1,5 @@
 /** The client: one daemon, its snapshots, images and sandboxes. */
+import { Builds } from "./builds.js";
 import {
   Images,
   Recipes,
@@ -51,6 +52,8 @@ export class Client implements AsyncDisposable {
   readonly images: Images;
   /** Its recipes. */
   readonly recipes: Recipes;
+  /** Builds of Dockerfiles. */
+  readonly builds: Builds;
   /** Its secrets. */
   readonly secrets: Secrets;
   /** Its tokens, for an admin. */
@@ -68,6 +71,7 @@ export class Client implements AsyncDisposable {
     this.snapshots = new Snapshots(this.#http);
     this.images = new Images(this.#http);
     this.recipes = new Recipes(this.#http);
+    this.builds = new Builds(this.#http);
     this.secrets = new Secrets(this.#http);
     this.tokens = new Tokens(this.#http);
     this.tenants = new Tenants(this.#http);

@@ -9,6 +9,7 @@
  * ```
  */
 export type { Copied } from "./archive.js";
+export type { BuildOptions, Builds } from "./builds.js";
 export { Client, type ClientOptions } from "./client.js";
 export type {
   Images,
@@ -50,6 +51,8 @@ export type { Forward, ForwardOptions, Port } from "./ports.js";
 export type { ExecExit, Process } from "./process.js";
 export type { Archive } from "./recipe-archive.js";
 export type {
+  BuildResult,
+  BuildStep,
   CodeContext,
   EvalError,
   EvalResult,

@@ -11,6 +11,34 @@ const QUOTED_CHARS_MAX = 2_000;
 /** Anything that JSON can say. */
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
+/** An instruction of a Dockerfile that is done. */
+export interface BuildStep {
+  /** Which of the build it is, from 1. */
+  number: number;
+  /** How many the build has. */
+  total: number;
+  /** Where it is in the Dockerfile. */
+  line: number;
+  /** It, in one line. */
+  text: string;
+  /** Whether it has a link of its own, as RUN, COPY and ADD have. */
+  changesFiles: boolean;
+  /** Whether that link was there already. */
+  cached: boolean;
+  /** How long it took. */
+  seconds: number;
+}
+
+/** What a build has made. */
+export interface BuildResult {
+  /** The snapshot. */
+  snapshot: Info<"SnapshotInfo">;
+  /** The instructions, as far as they were needed. */
+  steps: BuildStep[];
+  /** What in the Dockerfile has no effect here, or a risk. */
+  warnings: string[];
+}
+
 /** How a program ended, and what it wrote; as a string, what it wrote to standard output. */
 export class ExecResult<T extends string | Uint8Array = string> {
   /** As a shell's: 128 + signal if a signal ended the program. */

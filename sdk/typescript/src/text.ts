@@ -18,6 +18,12 @@ export function onWire(text: string): string | { b64: string } {
 
 /** Return the bytes that text stands for, in base64. */
 export function asBase64(text: string): string {
+  return asBytes(text).toString("base64");
+}
+
+/** Return the bytes that text stands for. */
+export function asBytes(text: string): Buffer {
+  if (text.isWellFormed()) return Buffer.from(text);
   const pieces: Buffer[] = [];
   for (const point of text) {
     const unit = point.charCodeAt(0);
@@ -31,12 +37,16 @@ export function asBase64(text: string): string {
       });
     }
   }
-  return Buffer.concat(pieces).toString("base64");
+  return Buffer.concat(pieces);
 }
 
 /** Return the text whose bytes are `digits` in base64. */
 export function fromBase64(digits: string): string {
-  const bytes = Buffer.from(digits, "base64");
+  return fromBytes(Buffer.from(digits, "base64"));
+}
+
+/** Return the text of these bytes. */
+export function fromBytes(bytes: Buffer): string {
   try {
     return strict.decode(bytes);
   } catch {
@@ -70,4 +80,20 @@ function characterLength(bytes: Buffer, at: number): number {
     }
   }
   return 0;
+}
+
+/** Compare texts by their characters' numbers, which is how Python sorts them. */
+export function byCharacters(a: string, b: string): number {
+  const [left, right] = [a[Symbol.iterator](), b[Symbol.iterator]()];
+  for (;;) {
+    const [one, other] = [left.next(), right.next()];
+    if (one.done || other.done) return Number(!one.done) - Number(!other.done);
+    const apart = (one.value.codePointAt(0) ?? 0) - (other.value.codePointAt(0) ?? 0);
+    if (apart !== 0) return apart;
+  }
+}
+
+/** Return text in quotes, shortened, as errors repeat it. */
+export function cited(text: string, charsMax = 80): string {
+  return `'${JSON.stringify(text.slice(0, charsMax)).slice(1, -1).replaceAll('\\"', '"')}'`;
 }

@@ -158,6 +158,7 @@ class Expander:
         if is_set:
             return value or ""
         if sign == "?":
+            self.unknown.add(name)  # a base image may set it
             raise ValueError(f"{name}: {word or 'it is not set'}")
         return word
 
