@@ -3340,7 +3340,7 @@ export interface components {
             links: components["schemas"]["UnpackedLink"][];
             /**
              * Missing Features
-             * @description Features of the processor that its guest saw and this host lacks.
+             * @description Features of the processor that its guest saw and this host lacks, or its vendor.
              */
             missing_features: string[];
             /**

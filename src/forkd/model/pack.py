@@ -46,7 +46,7 @@ class Unpacked:
         snapshot: Its head.
         links: Its chain, base first, the head included.
         signed_by: The public key that signed it; None if nobody did.
-        missing_features: Features of the CPU that its guest saw and this host lacks.
+        missing_features: Features of the CPU that its guest saw and this host lacks, or its vendor.
     """
 
     snapshot: Snapshot

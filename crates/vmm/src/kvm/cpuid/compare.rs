@@ -3,7 +3,7 @@
 use kvm_bindings::kvm_cpuid_entry2;
 
 use super::table::{Feature, Register, What};
-use super::{find, value, what};
+use super::{find, value, vendor_id, what};
 use crate::error::Error;
 use crate::kvm::stored;
 
@@ -30,9 +30,9 @@ pub fn check(seen: &[kvm_cpuid_entry2], offered: &[kvm_cpuid_entry2]) -> Result<
 /// What of `seen` cannot be shown where `offered` is.
 #[must_use]
 pub fn differences(seen: &[kvm_cpuid_entry2], offered: &[kvm_cpuid_entry2]) -> Vec<String> {
-    let vendor = |table| find(table, 0, 0).map(|entry| (entry.ebx, entry.ecx, entry.edx));
-    if vendor(seen) != vendor(offered) {
-        return vec!["the vendor of the CPU differs".to_owned()];
+    let (vendor, here) = (vendor_id(seen), vendor_id(offered));
+    if vendor != here {
+        return vec![format!("the vendor {vendor}; here it is {here}")];
     }
     let mut problems = Vec::new();
     for entry in stored::filled(seen) {
@@ -81,7 +81,8 @@ fn difference(
     }
 }
 
-fn moving(function: u32, register: Register) -> u32 {
+/// The bits of a register that are no promise to the guest.
+pub(super) fn moving(function: u32, register: Register) -> u32 {
     MOVING
         .iter()
         .filter(|(of, which, _)| (*of, *which) == (function, register))

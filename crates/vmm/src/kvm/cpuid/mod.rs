@@ -212,6 +212,7 @@ pub fn seen(table: &[kvm_cpuid_entry2], capabilities: Option<u64>, tsc_khz: u32)
     let weaknesses = capabilities.map(arch_capabilities::names).into_iter().flatten();
     let mut features: Vec<_> =
         names(table).into_iter().chain(weaknesses).map(str::to_owned).collect();
+    features.push(vendor_id(table));
     features.sort_unstable();
     CpuSeen {
         model: brand(table),
@@ -241,7 +242,14 @@ pub fn offered() -> Result<CpuSeen, Error> {
     Ok(seen(shown.as_slice(), capabilities, vcpu.get_tsc_khz().unwrap_or(0)))
 }
 
-/// The names of all features that `table` shows.
+/// What the vendor calls itself: `GenuineIntel`, `AuthenticAMD` or another.
+#[must_use]
+pub fn vendor_id(table: &[kvm_cpuid_entry2]) -> String {
+    let words = find(table, 0, 0).map_or([0; 3], |entry| [entry.ebx, entry.edx, entry.ecx]);
+    String::from_utf8_lossy(words.map(u32::to_le_bytes).as_flattened()).into_owned()
+}
+
+/// The names of all features that `table` shows and that stay as they are.
 #[must_use]
 pub fn names(table: &[kvm_cpuid_entry2]) -> Vec<&'static str> {
     let mut names: Vec<_> = ROWS
@@ -249,7 +257,8 @@ pub fn names(table: &[kvm_cpuid_entry2]) -> Vec<&'static str> {
         .filter_map(|(function, index, register, what)| match what {
             What::Features(features) => {
                 let value = value_of(table, *function, index.unwrap_or(0), *register);
-                Some(features.iter().filter(move |(bit, ..)| value & 1 << bit != 0))
+                let stays = value & !compare::moving(*function, *register);
+                Some(features.iter().filter(move |(bit, ..)| stays & 1 << bit != 0))
             }
             _ => None,
         })

@@ -255,7 +255,21 @@ fn what_is_missing_is_named() {
         assert!(why.contains(expected), "{expected}: {why}");
     }
     let why = refusal("milan", "ice-lake", Cpu::Portable).join(", ");
-    assert!(why.contains("the vendor of the CPU differs"), "{why}");
+    assert_eq!(why, "the vendor AuthenticAMD; here it is GenuineIntel");
+}
+
+#[test]
+fn what_a_guest_has_seen_is_the_vendor_and_what_does_not_change_while_it_runs() {
+    let mut table = guest("milan", Cpu::Host, 0, 2);
+    let offered = seen(&table, None, 0).features;
+    for entry in table.iter_mut().filter(|entry| entry.function == 1) {
+        entry.ecx |= 1 << 27;
+    }
+
+    assert_eq!(seen(&table, None, 0).features, offered);
+    assert!(offered.contains(&"AuthenticAMD".to_owned()));
+    let intel = seen(&guest("ice-lake", Cpu::Host, 0, 1), None, 0).features;
+    assert!(intel.contains(&"GenuineIntel".to_owned()));
 }
 
 #[test]
