@@ -143,6 +143,7 @@ soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packa
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
+	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves
 
 shell: build ## A shell in the helper machine
 	@$(IN_MACHINE) shell

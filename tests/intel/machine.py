@@ -37,7 +37,7 @@ MEMORY_MIB = 6144
 Linux has a GiB less: Bochs hides what lies below 4 GiB behind its devices.
 """
 
-RESULTS_BYTES = 64 << 20
+RESULTS_BYTES = 512 << 20
 """Size of the disk on which a job leaves its files."""
 
 RESULTS = "/run/results"

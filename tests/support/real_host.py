@@ -217,8 +217,14 @@ def large(folder: Path) -> Path:
     )
 
 
-def variant(
-    folder: Path, *, warmup: str = "", post_fork: str = "", vcpus: int = 1, memory_mib: int = 512
+def variant(  # noqa: PLR0913 - what may differ
+    folder: Path,
+    *,
+    warmup: str = "",
+    post_fork: str = "",
+    vcpus: int = 1,
+    memory_mib: int = 512,
+    cpu: str = "host",
 ) -> Path:
     """Write the recipe `python-numpy` with more warm-up or another shape; its image is the same.
 
@@ -228,12 +234,13 @@ def variant(
         post_fork: Python of its post-fork hook, without quotes of three.
         vcpus: Its virtual CPUs.
         memory_mib: Its memory.
+        cpu: Which features of the processor its guest sees.
     """
     shutil.copytree(RECIPE, folder)
     with (folder / "warmup.py").open("a") as file:
         file.write(warmup)
     changed = {
-        "vcpus = 1\n": f"vcpus = {vcpus}\n",
+        "vcpus = 1\n": f'vcpus = {vcpus}\ncpu = "{cpu}"\n',
         "memory_mib = 512\n": f"memory_mib = {memory_mib}\n",
         'file = "warmup.py"\n': f"file = \"warmup.py\"\npost_fork = '''\n{post_fork}'''\n",
     }

@@ -3340,7 +3340,7 @@ export interface components {
             links: components["schemas"]["UnpackedLink"][];
             /**
              * Missing Features
-             * @description Features of the processor that its guest saw and this host lacks, or its vendor.
+             * @description What its guest saw of the processor and is not here: features, or the vendor.
              */
             missing_features: string[];
             /**

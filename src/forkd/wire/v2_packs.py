@@ -38,5 +38,5 @@ class Unpacked(Answer):
     links: list[UnpackedLink] = Field(description="Its chain, base first, itself included.")
     signed_by: str | None = Field(description="The public key that signed it, as hex.")
     missing_features: list[str] = Field(
-        description="Features of the processor that its guest saw and this host lacks, or its vendor."
+        description="What its guest saw of the processor and is not here: features, or the vendor."
     )
