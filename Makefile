@@ -144,6 +144,12 @@ soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packa
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves
+	@[ -n '$(K)' ] || $(MAKE) reproducible
+
+# Not in `make test`: two builds from nothing take minutes.
+.PHONY: reproducible
+reproducible: setup ## Build the programs twice in different places, and compare their bytes
+	@$(BIN)/python -m tools.reproducible
 
 shell: build ## A shell in the helper machine
 	@$(IN_MACHINE) shell
