@@ -35,7 +35,7 @@ $(STAMPS)/test-packages: tests/debian-packages.txt tools/install_debian_packages
 $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@echo "setup: making the virtual environment"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip uninstall -q -y forkd 2>/dev/null # what a checkout was called until it was `forkd-vm`
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
@@ -146,6 +146,17 @@ soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packa
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves
 	@[ -n '$(K)' ] || $(MAKE) reproducible
 
+# What checks dependencies.
+$(STAMPS)/audit: tools/audit-requirements.txt | $(STAMPS)/venv
+	@rm -rf build/audit-tools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/audit-tools -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+.PHONY: audit
+audit: $(STAMPS)/audit ## Check licences and known vulnerabilities of what we depend on; ARGS=--offline without the latter
+	@$(BIN)/python -m tools.audit $(ARGS)
+
 # Not in `make test`: two builds from nothing take minutes.
 .PHONY: reproducible
 reproducible: setup ## Build the programs twice in different places, and compare their bytes
@@ -199,8 +210,17 @@ docs: $(STAMPS)/site ## Build the documentation as a web site into build/site
 gen: setup $(STAMPS)/typescript ## Write every generated file
 	@$(BIN)/python -m tools.gen
 
-lock: ## Pin the versions now in the virtual environment
-	@$(BIN)/pip freeze --exclude-editable >requirements.lock
+# What reads the digests of packages.
+$(STAMPS)/lock: tools/lock-requirements.txt | $(STAMPS)/venv
+	@rm -rf build/lock-tools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/lock-tools -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+lock: $(STAMPS)/lock ## Pin the versions now in the virtual environment, and the digests of their files
+	@$(BIN)/pip freeze --exclude-editable >build/freeze.txt
+	@UV_CUSTOM_COMPILE_COMMAND='make lock' build/lock-tools/bin/uv pip compile --quiet --no-deps --generate-hashes \
+		--no-annotate --system-certs --python $(BIN)/python --output-file requirements.lock build/freeze.txt
 
 clean: ## Stop the development machine; remove what was built
 	@[ ! -x $(BIN)/python ] || $(IN_MACHINE) down 2>/dev/null || true
