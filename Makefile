@@ -22,7 +22,7 @@ help: ## Show this list
 
 setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
 
-test-setup: setup $(STAMPS)/test-packages $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
+test-setup: setup $(STAMPS)/test-packages $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
@@ -145,6 +145,17 @@ soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packa
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves
 	@[ -n '$(K)' ] || $(MAKE) reproducible
+
+# What lists the parts of a release.
+$(STAMPS)/release: tools/release-requirements.txt | $(STAMPS)/venv
+	@rm -rf build/release-tools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+		--target build/release-tools -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+.PHONY: release
+release: build $(STAMPS)/release ## Make a release in build/release: packages, programs, lists of parts, notes, sums
+	@$(BIN)/python -m tools.release $(ARGS)
 
 # What checks dependencies.
 $(STAMPS)/audit: tools/audit-requirements.txt | $(STAMPS)/venv

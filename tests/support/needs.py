@@ -108,6 +108,8 @@ PROBES: dict[str, Callable[[], bool]] = {
     "umoci": has_program("umoci"),
     "docker-registry": has_program("docker-registry"),
     "prometheus": has_program("prometheus"),
+    "minisign": has_program("minisign"),
+    "release-tools": (ROOT / "build" / "release-tools" / "cyclonedx_py").exists,
     "network": has_network,
 }
 
