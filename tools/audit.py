@@ -1,4 +1,4 @@
-"""Check what we depend on: licences and sources of crates, and known vulnerabilities.
+"""Check what we depend on: licences and sources of crates, known vulnerabilities, workflows.
 
     python -m tools.audit              what `make audit` runs
     python -m tools.audit --offline    without what needs the network
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ UNREACHABLE = 3
 
 NO_ADVISORIES = "failed to fetch advisory database"
 """What cargo-deny says if it cannot fetch the database of crates' vulnerabilities."""
+
+
+ACTIONLINT = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
+"""What checks workflows, and its version; Go compares it with its own database of sums."""
 
 
 class State(Enum):
@@ -147,6 +152,23 @@ def of_packages(done: subprocess.CompletedProcess[str]) -> Outcome:
     return Outcome(State.CLEAN)
 
 
+def workflows() -> Outcome:
+    """Check workflows with actionlint, which Go builds where it is not installed."""
+    path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which("actionlint", path=path) is None:
+        if shutil.which("go") is None:
+            return Outcome(
+                State.UNREACHABLE, "neither actionlint nor Go, which builds it, is installed"
+            )
+        built = _run(["go", "install", ACTIONLINT], {"GOBIN": str(TOOLS / "bin")})
+        if built.returncode != 0:
+            return Outcome(State.UNREACHABLE, f"actionlint cannot be built: {_last(built.stderr)}")
+    done = _run(["actionlint", "-no-color"], {"PATH": path})
+    return (
+        Outcome(State.FOUND, done.stdout + done.stderr) if done.returncode else Outcome(State.CLEAN)
+    )
+
+
 def _vulnerable(package: dict[str, object]) -> str:
     listed = package["vulns"]
     known = listed if isinstance(listed, list) else []
@@ -183,6 +205,7 @@ CHECKS = (
     Check("licences, versions and sources of crates", crates),
     Check("vulnerabilities of crates", advisories, online=True),
     Check("vulnerabilities of Python packages", packages, online=True),
+    Check("workflows", workflows, online=True),
 )
 
 

@@ -6,6 +6,8 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tools.audit import (
     FOUND,
     UNREACHABLE,
@@ -16,10 +18,11 @@ from tools.audit import (
     of_crates,
     of_packages,
     status,
+    workflows,
 )
 
 if TYPE_CHECKING:
-    import pytest
+    from pathlib import Path
 
 
 def ended(code: int, stdout: str = "", stderr: str = "") -> subprocess.CompletedProcess[str]:
@@ -73,6 +76,51 @@ def test_advisories_that_cannot_be_fetched_are_no_finding() -> None:
     said = "[ERROR] failed to fetch advisory database by git: Could not resolve host"
 
     assert of_crates(ended(1, stderr=said)).state is State.UNREACHABLE
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Have these programs, and no others, be found by `workflows`."""
+    (folder / "bin").mkdir()
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o700)
+    monkeypatch.setattr("tools.audit.TOOLS", folder)
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+
+
+def test_what_actionlint_finds_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(tmp_path, monkeypatch, actionlint="echo ci.yml:3:1: bad; exit 1")
+
+    assert workflows() == Outcome(State.FOUND, "ci.yml:3:1: bad\n")
+
+
+def test_actionlint_is_built_where_there_is_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = 'echo "#!/bin/sh" >"$GOBIN/actionlint"; /bin/chmod 700 "$GOBIN/actionlint"'
+    programs(tmp_path, monkeypatch, go=make)
+
+    assert workflows() == Outcome(State.CLEAN)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "said"),
+    [
+        ({}, "neither actionlint nor Go, which builds it, is installed"),
+        (
+            {"go": "echo no route to host >&2; exit 1"},
+            "actionlint cannot be built: no route to host",
+        ),
+    ],
+)
+def test_without_actionlint_workflows_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str], said: str
+) -> None:
+    programs(tmp_path, monkeypatch, **scripts)
+
+    assert workflows() == Outcome(State.UNREACHABLE, said)
 
 
 def test_a_finding_outweighs_a_database_that_was_not_asked() -> None:
