@@ -145,6 +145,13 @@ def test_a_cgroup_that_was_delegated_is_as_good_as_roots() -> None:
     assert check(facts, "cgroup v2").status is Status.PASS
 
 
+def test_missing_programs_come_with_a_wheel_or_are_built() -> None:
+    found = check(replace(GOOD, missing_programs=("forkd-vmm", "forkd-agent")), "programs")
+    assert found.found == "forkd-vmm and forkd-agent not found"
+    assert "the wheel for Linux on x86_64" in found.advice
+    assert "`make build`" in found.advice
+
+
 @pytest.mark.parametrize(
     ("facts", "name", "status"),
     [

@@ -337,7 +337,8 @@ def _programs(facts: Facts) -> Check:
     if not facts.missing_programs:
         return Check("programs", Status.PASS, f"{programs.VMM} and {programs.AGENT} are here")
     missing = " and ".join(facts.missing_programs)
-    return Check("programs", Status.FAIL, f"{missing} not found", "`make build` makes them")
+    advice = "install the wheel for Linux on x86_64, which has them; or `make build` in a checkout"
+    return Check("programs", Status.FAIL, f"{missing} not found", advice)
 
 
 def _limits(facts: Facts) -> Check:
