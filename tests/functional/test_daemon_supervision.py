@@ -310,6 +310,25 @@ def test_a_service_manager_is_told_when_the_daemon_listens(
     assert daemon.status == EXIT_STOPPED
 
 
+def test_a_service_manager_that_watches_is_told_again_and_again_and_a_hang_says_where_it_is(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = fake_host.folder / "notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    monkeypatch.setenv("WATCHDOG_USEC", "90000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(20)
+
+        with FakeDaemon(fake_host) as daemon:
+            assert [manager.recv(100) for _ in range(4)] == [b"READY=1", *[b"WATCHDOG=1"] * 3]
+            os.kill(daemon.pid, signal.SIGABRT)
+            assert daemon.until_ended() == -signal.SIGABRT
+    said = capfd.readouterr().err
+    assert "Fatal Python error: Aborted" in said
+    assert "in run_forever" in said
+
+
 def test_every_kind_of_task_crashes_in_a_test() -> None:
     vital = {TaskKind.OWNER, TaskKind.JOURNAL, TaskKind.RESOLVER, TaskKind.PROXY}
     # test_network_names.py, test_secrets.py and test_network_slots.py, where there are networks

@@ -26,6 +26,7 @@ from forkd.daemon.reloading import Reloads
 from forkd.daemon.server import listening, told_to_stop
 from forkd.daemon.settings import misspelt, variable
 from forkd.daemon.tls import certificates
+from forkd.daemon.watchdog import Watchdog
 from forkd.errors import ForkdError, InvalidRequest
 from forkd.host import netlink, proc, signals, sockets
 from forkd.host.detach import detached, reopen_outputs
@@ -148,7 +149,8 @@ async def _serve_audited(
                 say({"event": "listening", "urls": urls, "token_file": token, "pid": pid})
                 sockets.notify_manager("READY=1")
                 try:
-                    return await _until_over(host.tasks, told)
+                    with Watchdog():
+                        return await _until_over(host.tasks, told)
                 finally:
                     host.journal.end_followers()  # no other waits for something without an end
                     auditor.event("stop")
