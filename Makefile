@@ -22,7 +22,7 @@ help: ## Show this list
 
 setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
 
-test-setup: setup $(STAMPS)/test-packages $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
+test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
 	@tools/install_debian_packages
@@ -40,6 +40,10 @@ $(STAMPS)/venv: requirements.lock pyproject.toml | $(STAMPS)/debian
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 
+$(STAMPS)/test-venv: requirements.lock tests/requirements.lock | $(STAMPS)/venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock -r tests/requirements.lock
+	@mkdir -p $(STAMPS) && touch $@
+
 # The reference's own clients, for tests: apart from the virtual environment, because one has our name.
 $(STAMPS)/reference: tests/reference/requirements.txt | $(STAMPS)/venv
 	@rm -rf build/reference-client
@@ -55,7 +59,7 @@ $(STAMPS)/inspect: tests/inspect/requirements.txt | $(STAMPS)/venv
 	@mkdir -p $(STAMPS) && touch $@
 
 # What the TypeScript SDK is checked and built with; Node.js itself is in the virtual environment.
-$(STAMPS)/typescript: sdk/typescript/package-lock.json | $(STAMPS)/venv
+$(STAMPS)/typescript: sdk/typescript/package-lock.json | $(STAMPS)/test-venv
 	@$(BIN)/python -m tools.node install
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -68,7 +72,7 @@ $(STAMPS)/package: tests/package/requirements.txt | $(STAMPS)/venv
 
 # Bun, Deno and testers of MCP servers, for `make soak`: the packages have the programs themselves,
 # and need no script to run.
-$(STAMPS)/runtimes: tests/runtimes/package-lock.json | $(STAMPS)/venv
+$(STAMPS)/runtimes: tests/runtimes/package-lock.json | $(STAMPS)/test-venv
 	@mkdir -p build/runtimes && cp tests/runtimes/package*.json tests/runtimes/.npmrc build/runtimes
 	@$(BIN)/python -m tools.node install build/runtimes
 	@mkdir -p $(STAMPS) && touch $@
@@ -192,7 +196,7 @@ $(STAMPS)/bench: benchmarks/requirements.txt | $(STAMPS)/venv
 		--target build/bench-tools -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
-bench: build $(STAMPS)/bench ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
+bench: build test-setup $(STAMPS)/bench ## Measure forks, evals and memory beside the bare floor; writes build/bench.json
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 demo: build ## Fork a hundred Linux machines from a warm one
@@ -218,7 +222,7 @@ typescript: $(STAMPS)/typescript ## Build the npm package of the TypeScript SDK 
 docs: $(STAMPS)/site ## Build the documentation as a web site into build/site
 	@PYTHONPATH=build/site-tools NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.build_site
 
-gen: setup $(STAMPS)/typescript ## Write every generated file
+gen: test-setup ## Write every generated file
 	@$(BIN)/python -m tools.gen
 
 # What reads the digests of packages.
@@ -231,7 +235,8 @@ $(STAMPS)/lock: tools/lock-requirements.txt | $(STAMPS)/venv
 lock: $(STAMPS)/lock ## Pin the versions now in the virtual environment, and the digests of their files
 	@$(BIN)/pip freeze --exclude-editable >build/freeze.txt
 	@UV_CUSTOM_COMPILE_COMMAND='make lock' build/lock-tools/bin/uv pip compile --quiet --no-deps --generate-hashes \
-		--no-annotate --system-certs --python $(BIN)/python --output-file requirements.lock build/freeze.txt
+		--no-annotate --no-header --system-certs --python $(BIN)/python --output-file build/all.lock build/freeze.txt
+	@$(BIN)/python -m tools.split_lock build/all.lock
 
 clean: ## Stop the development machine; remove what was built
 	@[ ! -x $(BIN)/python ] || $(IN_MACHINE) down 2>/dev/null || true

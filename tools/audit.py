@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "build" / "audit-tools"
-LOCK = ROOT / "requirements.lock"
+LOCKS = (ROOT / "requirements.lock", ROOT / "tests/requirements.lock")
 
 FOUND = 1
 UNREACHABLE = 3
@@ -124,7 +124,8 @@ def of_crates(done: subprocess.CompletedProcess[str]) -> Outcome:
 
 def packages() -> Outcome:
     """Look for vulnerabilities of Python packages."""
-    words = ["--requirement", str(LOCK), "--require-hashes", "--disable-pip"]
+    locks = [word for lock in LOCKS for word in ("--requirement", str(lock))]
+    words = [*locks, "--require-hashes", "--disable-pip"]
     words += ["--format", "json", "--progress-spinner", "off"]
     return of_packages(
         _run([sys.executable, "-m", "pip_audit", *words], {"PYTHONPATH": str(TOOLS)})

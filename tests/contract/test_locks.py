@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.docs import ROOT
+from tools import split_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-LOCKS = tracked("requirements.lock", "*requirements.txt", ":!recipes/")
+LOCKS = tracked("*requirements.lock", "*requirements.txt", ":!recipes/")
 """Not what recipes put into guests, which is theirs to pin."""
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
 
@@ -62,9 +63,16 @@ def test_the_lock_has_every_package_that_is_asked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [each for extra in project["optional-dependencies"].values() for each in extra]
     asked = {_plain(re.split(r"[\[<>=!~; ]", each)[0]) for each in project["dependencies"] + extras}
-    locked = REQUIREMENT.finditer((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    texts = [path.read_text(encoding="utf-8") for path in (split_lock.RUN, split_lock.TESTS)]
+    locked = REQUIREMENT.finditer("".join(texts))
 
     assert asked - {_plain(each["name"]) for each in locked} <= {_plain(project["name"])}
+
+
+def test_each_package_is_locked_where_it_is_needed_and_nowhere_else() -> None:
+    texts = {path: path.read_text("utf-8") for path in (split_lock.RUN, split_lock.TESTS)}
+
+    assert split_lock.split("".join(texts.values()), split_lock.running()) == texts
 
 
 def _plain(name: str) -> str:

@@ -12,8 +12,9 @@ FOR_TESTS = (
     "build/inspect-client",
     "tools.node install",
     "install_debian_packages tests/debian-packages.txt",
+    "-r tests/requirements.lock",
 )
-"""What brings the published clients, Inspect AI, npm packages, and Debian packages of tests."""
+"""What brings the published clients, Inspect AI, and npm, Debian and Python packages of tests."""
 
 
 def commands(target: str) -> str:
@@ -32,14 +33,14 @@ def packages(name: str) -> set[str]:
 def test_setup_brings_nothing_that_only_tests_need() -> None:
     said = commands("setup")
 
-    assert "requirements.lock" in said
+    assert "-r requirements.lock" in said
     assert [each for each in FOR_TESTS if each in said] == []
 
 
 def test_the_setup_of_tests_brings_both() -> None:
     said = commands("test-setup")
 
-    assert [each for each in ("requirements.lock", *FOR_TESTS) if each not in said] == []
+    assert [each for each in ("-r requirements.lock", *FOR_TESTS) if each not in said] == []
 
 
 def test_each_debian_package_is_in_one_list() -> None:
