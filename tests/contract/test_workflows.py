@@ -135,26 +135,23 @@ def step(programs: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "chosen"), [("", ["--image", "debian:12"]), ("warm", ["warm"])]
+)
 def test_a_step_has_the_folder_and_the_script_as_it_is_written(
-    programs: Path, tmp_path: Path
+    programs: Path, tmp_path: Path, snapshot: str, chosen: list[str]
 ) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work/a file").write_text("text")
     script = 'echo "it\'s $HOME"\nexit 7'
 
-    done = step(programs, run=script, image="debian:12", folder=str(tmp_path / "work"),
-                network="none", timeout="10m")  # fmt: skip
+    done = step(programs, run=script, image="debian:12", snapshot=snapshot,
+                folder=str(tmp_path / "work"), network="none", timeout="10m")  # fmt: skip
 
     words = (tmp_path / "words").read_bytes().decode().split("\0")
-    options = ["run", "--image", "debian:12", "--network", "none", "--timeout", "10m"]
-    assert words[: len(options)] == options
-    assert words[len(options) : len(options) + 5] == [
-        "-e",
-        f"FORKD_STEP={script}",
-        "--",
-        "sh",
-        "-euc",
-    ]
+    options = ["run", "--network", "none", "--timeout", "10m", "-e", f"FORKD_STEP={script}"]
+    wanted = [*options, *chosen, "--", "sh", "-euc"]
+    assert words[: len(wanted)] == wanted
     with tarfile.open(tmp_path / "input.tar") as archive:
         assert "./a file" in archive.getnames()
     assert done.returncode == 7
