@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,6 +200,21 @@ def test_down_of_a_native_daemon_that_has_died_and_left_nothing_finds_nothing(
 def test_down_where_nothing_was_started_says_so_and_makes_nothing(tmp_path: Path) -> None:
     assert lifecycle.down(tmp_path / "never") is False
     assert not (tmp_path / "never").exists()
+
+
+def test_what_an_installed_package_has_in_one_folder_is_seen_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (programs.VMM, programs.AGENT):
+        (tmp_path / name).touch(mode=0o755)
+        monkeypatch.setenv(f"FORKD_{name.removeprefix('forkd-').upper()}", str(tmp_path / name))
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.setattr(programs, "RECIPES", tmp_path / "recipes")
+
+    folders = lifecycle._folders()  # noqa: SLF001 - what the machine is given
+
+    assert [each for each in folders if each.is_relative_to(tmp_path)] == [tmp_path]
+    assert any(Path(sys.prefix).resolve().is_relative_to(each) for each in (*folders, Path("/usr")))
 
 
 @pytest.mark.parametrize(

@@ -418,7 +418,7 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
     kernel = find_kernel()
     shares = (
         Share(cache, str(cache), layer=CACHE_LAYER),
-        *(Share(each, str(each), changing=False) for each in (*_program_folders(), *_recipes())),
+        *(Share(each, str(each), changing=False) for each in _folders()),
     )
     config = MachineConfig(
         kernel.image,
@@ -430,15 +430,14 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
     return Machine.start(state_dir / "machine", config, progress=progress)
 
 
-def _program_folders() -> list[Path]:
-    """Return the folders with Python, forkd's source, and its two programs."""
+def _folders() -> list[Path]:
+    """Return the folders with Python, forkd's source and its two programs, and of our recipes.
+
+    Recipes may be named as the base of others; an installed package has all of this in one folder.
+    """
     found = {programs.find(each).resolve().parent for each in (programs.VMM, programs.AGENT)}
-    return system.outermost(found | system.python_folders())
-
-
-def _recipes() -> list[Path]:
-    """Return the folder of our recipes, which others may name as their base; none without it."""
-    return [programs.RECIPES] if programs.RECIPES.is_dir() else []
+    recipes = {programs.RECIPES} if programs.RECIPES.is_dir() else set[Path]()
+    return system.outermost(found | recipes | system.python_folders())
 
 
 def _put_token(machine: Machine, token_file: Path) -> None:
