@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -140,6 +140,32 @@ async def test_a_copy_that_is_cancelled_has_ended_when_that_is_known(tmp_path: P
         await task
     assert copied.files == 1
     assert (tmp_path / "to/file").read_text() == "x"
+
+
+async def test_a_copy_that_is_cancelled_while_its_thread_asks_for_a_piece_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, cancelled = asyncio.Event(), threading.Event()
+    ask = asyncio.run_coroutine_threadsafe
+
+    async def pieces() -> AsyncIterator[bytes]:
+        begun.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    def asked_slowly(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:  # noqa: ANN401
+        asked = ask(coroutine, loop)
+        assert cancelled.wait(DEADLINE_S)
+        return asked
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", asked_slowly)
+    task = asyncio.create_task(async_unpacked(pieces(), tmp_path / "to", Copied(), exact=False))
+    await begun.wait()
+    task.cancel()
+    cancelled.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)
 
 
 def _folder(path: Path) -> Path:

@@ -91,18 +91,22 @@ async def async_unpacked(
     loop = asyncio.get_running_loop()
     asked: Future[bytes | None] | None = None
     is_over = False
+    # A piece can arrive, and the copy be cancelled, before the thread knows what it has asked for.
+    asking = threading.Lock()
 
     async def piece() -> bytes | None:
         return await anext(pieces, None)
 
     def one_by_one() -> Iterator[bytes]:
         nonlocal asked
-        while not is_over:
-            asked = asyncio.run_coroutine_threadsafe(piece(), loop)
+        while True:
+            with asking:
+                if is_over:
+                    raise TransportError("the copy was cancelled")
+                asked = asyncio.run_coroutine_threadsafe(piece(), loop)
             if (data := asked.result()) is None:
                 return
             yield data
-        raise TransportError("the copy was cancelled")
 
     def work() -> None:
         unpack_to(one_by_one(), target, copied, exact=exact)
@@ -111,9 +115,10 @@ async def async_unpacked(
     try:
         await asyncio.shield(thread)
     except asyncio.CancelledError:  # nobody reads `pieces` once we have returned
-        is_over = True
-        if asked is not None:
-            asked.cancel()
+        with asking:
+            is_over = True
+            if asked is not None:
+                asked.cancel()
         await asyncio.gather(thread, return_exceptions=True)
         raise
 
