@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forkd import programs
 from forkd.daemon.commands import EXIT_FAILED, EXIT_RESTART
 from forkd.daemon.settings import Settings
 from tests.support.daemon_program import PROGRAMS
@@ -35,6 +36,13 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     found = subprocess.run([program, "verify", unit], capture_output=True, text=True, check=True)  # noqa: S603 - systemd's
 
     assert found.stdout + found.stderr == ""  # what it does not know is a warning, and status 0
+
+
+def test_the_apparmor_profile_is_for_the_installed_vmm_and_gives_user_namespaces() -> None:
+    lines = (ROOT / "packaging/apparmor/forkd-vmm").read_text(encoding="utf-8").splitlines()
+
+    assert f"profile {programs.VMM} {INSTALLED}/{programs.VMM} flags=(unconfined) {{" in lines
+    assert "  userns," in lines
 
 
 def test_a_daemon_that_cannot_go_on_is_started_again() -> None:

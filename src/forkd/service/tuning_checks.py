@@ -168,7 +168,7 @@ def _modules(host: Seen, *, is_jailed: bool) -> Iterator[Check]:
         yield Check("AppArmor", Status.PASS, "user namespaces work")
     elif host.userns_restricted:
         found = "takes the rights in user namespaces from forkd-vmm"
-        advice = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        advice = "load packaging/apparmor/forkd-vmm: docs/howto/set-up-a-host.md"
         yield Check("AppArmor", Status.WARN, found, advice)
 
 
