@@ -76,6 +76,48 @@ fn what_is_in_no_list_is_named_and_ends_the_process() {
     }
 }
 
+/// Sends this process SIGBUS as the kernel does, which it lets a process do to itself alone.
+fn bus_error(code: i32) {
+    // SAFETY: all-zero is a valid `siginfo_t`.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    info.si_signo = libc::SIGBUS;
+    info.si_code = code;
+    let pid = std::process::id();
+    // SAFETY: `info` outlives the call.
+    unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid, libc::SIGBUS, &raw const info) };
+}
+
+#[test]
+fn a_guest_that_splits_a_lock_where_that_is_fatal_is_named() {
+    for (code, expected) in [
+        (
+            libc::BUS_ADRALN,
+            "its VMM was killed by SIGBUS: its guest split a lock, and this host has \
+             split_lock_detect=fatal\n",
+        ),
+        (libc::BUS_ADRERR, "its VMM was killed by SIGBUS (code 2)\n"),
+    ] {
+        let (mut said, say) = crate::sys::descriptors::pipe().unwrap();
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            // SAFETY: both descriptors are open.
+            unsafe { libc::dup2(say.as_raw_fd(), libc::STDERR_FILENO) };
+            if violation::handle().is_ok() {
+                bus_error(code);
+            }
+            exit_now(7);
+        };
+        drop(say);
+        let mut text = String::new();
+        said.read_to_string(&mut text).unwrap();
+
+        assert_eq!(text, expected);
+        let mut status = 0;
+        // SAFETY: `status` outlives the call; `pid` is our child.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(libc::WEXITSTATUS(status), 128 + libc::SIGBUS);
+    }
+}
+
 #[test]
 fn a_filter_that_lacks_a_call_that_is_needed_is_found_out() {
     let (status, said) = after(Role::Vcpu, || drop(crate::sys::descriptors::pipe()));

@@ -5,6 +5,10 @@
 //! daemon looks for a machine's last words, and to standard error.  Then it makes a call that every
 //! filter refuses: SIGSYS is blocked while it is handled, so the kernel ends the process.
 //!
+//! SIGBUS is named likewise.  With `split_lock_detect=fatal` the kernel sends it to the thread of a
+//! vCPU whose guest makes an atomic access across two cache lines, and nothing else here has its
+//! code.
+//!
 //! Nothing here allocates or takes a lock: the thread was stopped anywhere.
 
 use std::ffi::CString;
@@ -21,6 +25,7 @@ static LOG: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
 
 /// The status of a process that the kernel did not end.
 const STATUS: i32 = 128 + libc::SIGSYS;
+const BUS_STATUS: i32 = 128 + libc::SIGBUS;
 /// Longest line.
 const LINE_BYTES: usize = 128;
 
@@ -30,12 +35,19 @@ const LINE_BYTES: usize = 128;
 ///
 /// [`Error::Io`] if the handler cannot be set.
 pub(super) fn handle() -> Result<(), Error> {
+    set_handler(libc::SIGSYS, on_violation)?;
+    set_handler(libc::SIGBUS, on_bus_error)
+}
+
+type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+fn set_handler(signal: libc::c_int, handler: Handler) -> Result<(), Error> {
     // SAFETY: all-zero is a valid `sigaction`: empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
+    action.sa_sigaction = handler as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO;
     // SAFETY: `action` is initialised, and its handler calls nothing that is not signal-safe.
-    let set = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, ptr::null_mut()) };
+    let set = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
     if set < 0 { Err(Error::last_os("sigaction")) } else { Ok(()) }
 }
 
@@ -55,8 +67,26 @@ struct Line {
 }
 
 impl Line {
+    const fn empty() -> Self {
+        Self { bytes: [0; LINE_BYTES], length: 0 }
+    }
+
+    /// What a SIGBUS of that code means.
+    fn of_bus_error(code: i32) -> Self {
+        let mut line = Self::empty();
+        line.add(b"its VMM was killed by SIGBUS");
+        if code == libc::BUS_ADRALN {
+            line.add(b": its guest split a lock, and this host has split_lock_detect=fatal\n");
+        } else {
+            line.add(b" (code ");
+            line.add_number(code.unsigned_abs());
+            line.add(b")\n");
+        }
+        line
+    }
+
     fn of(call: i32) -> Self {
-        let mut line = Self { bytes: [0; LINE_BYTES], length: 0 };
+        let mut line = Self::empty();
         line.add(b"its VMM was killed by the filter: system call ");
         line.add(name_of(call).unwrap_or("unknown").as_bytes());
         line.add(b" (");
@@ -83,19 +113,30 @@ impl Line {
         // SAFETY: pointer and length are those of the line.
         unsafe { libc::write(descriptor, self.bytes.as_ptr().cast(), self.length) };
     }
+
+    /// Writes it where the daemon looks for last words.
+    fn log(&self) {
+        self.write_to(libc::STDERR_FILENO);
+        let path = LOG.load(Ordering::Acquire);
+        if !path.is_null() {
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+            // SAFETY: the path is NUL-terminated, and never freed.  A filter without `openat` ends
+            // the process here, which standard error has been told.
+            let file = unsafe { libc::open(path, flags | libc::O_NOFOLLOW, 0o600) };
+            self.write_to(file);
+        }
+    }
 }
 
-extern "C" fn on_signal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    let line = Line::of(call_of(info));
-    line.write_to(libc::STDERR_FILENO);
-    let path = LOG.load(Ordering::Acquire);
-    if !path.is_null() {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-        // SAFETY: the path is NUL-terminated, and never freed.  A filter without `openat` ends the
-        // process here, which standard error has been told.
-        let file = unsafe { libc::open(path, flags | libc::O_NOFOLLOW, 0o600) };
-        line.write_to(file);
-    }
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives the handler a valid structure.
+    Line::of_bus_error(unsafe { (*info).si_code }).log();
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(BUS_STATUS) }
+}
+
+extern "C" fn on_violation(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    Line::of(call_of(info)).log();
     // SAFETY: every filter refuses it, and sets no handler back to the default in the meantime.
     unsafe { libc::signal(libc::SIGSYS, libc::SIG_DFL) };
     // SAFETY: ends the process, had the kernel not.
