@@ -1,6 +1,7 @@
 //! Memory as the kernel maps it: system calls that neither `std` nor the rust-vmm crates wrap.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 
 use crate::error::Error;
@@ -74,16 +75,23 @@ fn length_of(bytes: u64) -> Result<usize, Error> {
     usize::try_from(bytes).map_err(Error::guest_memory)
 }
 
-/// A file in memory, of zeros, of which nothing exists yet.  It can be sealed ([`seal`]).
+/// A file in memory, of zeros, of which nothing exists yet.  It can be sealed ([`seal`]), and never
+/// executed: a host with `vm.memfd_noexec=2` has no others.
 ///
 /// # Errors
 ///
 /// [`Error::Io`].
 pub fn memory_file(bytes: u64) -> Result<File, Error> {
-    // SAFETY: the name is a NUL-terminated constant; the call has no other requirement.
-    let fd = unsafe {
-        libc::memfd_create(c"forkd-memory".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    const SEALABLE: u32 = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let create = |flags| {
+        // SAFETY: the name is a NUL-terminated constant; the call has no other requirement.
+        unsafe { libc::memfd_create(c"forkd-memory".as_ptr(), flags) }
     };
+    let mut fd = create(SEALABLE | libc::MFD_NOEXEC_SEAL);
+    // Before Linux 6.3.
+    if fd < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+        fd = create(SEALABLE);
+    }
     if fd < 0 {
         return Err(Error::last_os("memfd_create"));
     }
@@ -232,7 +240,13 @@ const PIECE_PAGES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule, TargetArch,
+    };
+
     use super::*;
+    use crate::sys::process::{Forked, exit_now, fork_into, wait};
 
     #[test]
     fn resident_pages_are_counted_in_every_piece() {
@@ -245,6 +259,37 @@ mod tests {
         }
 
         assert_eq!(resident_bytes(shared.start, shared.length), 4 * 4096);
+    }
+
+    /// The status of a process that makes a file in memory where the kernel refuses those whose
+    /// flag not to be executed is set, or is not.
+    fn made_where(executable: bool, refused: i32) -> i32 {
+        let flag = u64::from(libc::MFD_NOEXEC_SEAL);
+        let value = if executable { 0 } else { flag };
+        let of_flag = SeccompCmpOp::MaskedEq(flag);
+        let has = SeccompCondition::new(1, SeccompCmpArgLen::Dword, of_flag, value).unwrap();
+        let rules = [(libc::SYS_memfd_create, vec![SeccompRule::new(vec![has]).unwrap()])].into();
+        let refuse = SeccompAction::Errno(refused.cast_unsigned());
+        let kernel: BpfProgram =
+            SeccompFilter::new(rules, SeccompAction::Allow, refuse, TargetArch::x86_64)
+                .and_then(TryInto::try_into)
+                .unwrap();
+        let Forked::Parent(pid) = fork_into(None).unwrap() else {
+            let ready = seccompiler::apply_filter(&kernel).is_ok();
+            exit_now(if ready { i32::from(memory_file(0).is_ok()) } else { 7 });
+        };
+        libc::WEXITSTATUS(wait(pid).unwrap().1)
+    }
+
+    #[test]
+    fn a_host_that_wants_files_in_memory_not_to_be_executable_has_them() {
+        assert_eq!(made_where(true, libc::EACCES), 1);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_of_that_has_them_as_ever() {
+        assert_eq!(made_where(false, libc::EINVAL), 1);
+        assert_eq!(made_where(false, libc::ENOMEM), 0);
     }
 
     #[test]
