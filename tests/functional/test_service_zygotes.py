@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from forkd.engine.process import NO_FILTER_OPTION
+from forkd.engine.process import NO_FILTER_OPTION, SHARE_CORES_OPTION
 from forkd.errors import CapacityError, ForkdError
 from forkd.limits import SHORT_RETRY_S
 from forkd.model.ids import Tag, parse_tag
@@ -76,6 +76,18 @@ async def test_a_zygote_is_filtered_unless_the_host_is_not_to(
         zygote = await fork(service, FIRST)
 
         assert (NO_FILTER_OPTION in words_of(zygote)) is not filtered
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_machines_have_cores_to_themselves_unless_the_host_is_not_to_give_them(
+    fake_host: FakeHost, *, own: bool
+) -> None:
+    host = replace(fake_host, settings=replace(fake_host.settings, own_cores=own, filtered=False))
+    async with opened(host, FIRST) as service:
+        words = words_of(await fork(service, FIRST))
+
+        assert words[-2] == NO_FILTER_OPTION
+        assert (words[-3] == SHARE_CORES_OPTION) is not own
 
 
 async def test_the_zygote_that_was_idle_longest_ends_for_one_more(small_host: FakeHost) -> None:

@@ -60,6 +60,7 @@ EVERYTHING = {
     "cpu_pressure_max": ("99.5", 99.5),
     "cgroups": ("off", "off"),
     "jail": ("off", "off"),
+    "core_scheduling": ("off", "off"),
     "uid_range": ("70000:70000", UidRange(70_000, 70_000)),
     "build_uid_range": ("190000:262144", UidRange(190_000, 262_144)),
     "build_network": ("any", None),
@@ -130,6 +131,7 @@ WRONG = [
     ("build_uid_range", "90000", "FIRST:COUNT"),
     ("build_network", "internet *.example.com", "names in full"),
     ("jail", "maybe", "on"),
+    ("core_scheduling", "on", "sandbox"),
     ("bind", "127.0.0.1:65536", "host:port"),
     ("hosts", "forkd.example:8889", "without ports"),
     ("hosts", "https://forkd.example", "without ports"),
@@ -268,6 +270,16 @@ def test_only_without_a_jail_by_choice_are_system_calls_not_filtered(
     settings = Settings(jail=jail, vmm=Path("/vmm"), agent=Path("/agent"))
 
     assert host_settings(settings).filtered is filtered
+
+
+@pytest.mark.parametrize(("chosen", "own"), [("sandbox", True), ("off", False)])
+def test_machines_have_cores_to_themselves_unless_the_operator_says_otherwise(
+    chosen: Literal["sandbox", "off"], *, own: bool
+) -> None:
+    settings = Settings(core_scheduling=chosen, vmm=Path("/vmm"), agent=Path("/agent"))
+
+    assert host_settings(settings).own_cores is own
+    assert Settings().core_scheduling == "sandbox"
 
 
 @pytest.mark.parametrize("jail", [None, "on", "off"])

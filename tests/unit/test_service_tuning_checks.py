@@ -47,9 +47,9 @@ WRONG = {
 
 
 def found(
-    host: Seen, *, root: bool = True, hides: bool = False, jailed: bool = True
+    host: Seen, *, root: bool = True, hides: bool = False, jailed: bool = True, cores: bool = False
 ) -> list[Check]:
-    return judge(host, is_root=root, hides_clone3=hides, is_jailed=jailed)
+    return judge(host, is_root=root, hides_clone3=hides, is_jailed=jailed, own_cores=cores)
 
 
 def check(host: Seen, name: str) -> Check | None:
@@ -190,6 +190,13 @@ def test_apparmor_matters_where_a_jail_does_not_work(*, jailed: bool, status: St
     checks = found(replace(GOOD, userns_restricted=True), root=False, jailed=jailed)
 
     assert [each.status for each in checks if each.name == "AppArmor"] == [status]
+    assert not unfit(checks)
+
+
+def test_smt_is_good_where_no_two_sandboxes_share_a_core() -> None:
+    checks = found(replace(GOOD, smt=True), cores=True)
+
+    assert [each.status for each in checks if each.name == "SMT"] == [Status.PASS]
     assert not unfit(checks)
 
 

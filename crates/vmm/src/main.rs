@@ -11,7 +11,7 @@
 //! forkd-vmm probe | cpu             can KVM run a stock guest?  What does that see?  As JSON
 //! ```
 //!
-//! `protocol/control/PROTOCOL.md` says what they print, and what `--no-filter` at the end means.
+//! `protocol/control/PROTOCOL.md` says what they print, and what options at the end mean.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ use forkd_vmm::io::bus::End;
 use forkd_vmm::jail::{self, filter};
 use forkd_vmm::machine::Machine;
 use forkd_vmm::snapshot::state::MachineState;
-use forkd_vmm::sys::{descriptors, output, process};
+use forkd_vmm::sys::{descriptors, output, process, sharing};
 use forkd_vmm::zygote::{Zygote, seed};
 use serde::Serialize;
 use serde_json::json;
@@ -34,7 +34,7 @@ const USAGE: &str = "usage: forkd-vmm machine|zygote|compare --config FILE | ins
 
 fn main() -> ExitCode {
     process::one_arena();
-    let arguments = filter::arguments();
+    let arguments = sharing::begin(filter::arguments());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments.as_slice() {
         ["machine", "--config", file] => machine(Path::new(file)),

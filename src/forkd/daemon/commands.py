@@ -213,6 +213,7 @@ def host_settings(settings: Settings) -> HostSettings:
         image_cache_mib=settings.image_cache_mib,
         registries=Registries(frozenset(settings.registries_insecure), settings.registry_auth_file),
         filtered=settings.jail != "off",
+        own_cores=settings.core_scheduling == "sandbox",
         dns=settings.dns,
         egress_proxy=_egress_proxy(settings, proc.environment()),
         egress_ca=settings.egress_ca,
@@ -309,6 +310,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
             uids=_uids(settings),
             rootless_jail=_rootless_jail(settings),
             build_uids=None if _uids(settings) is None else settings.build_uid_range,
+            own_cores=settings.core_scheduling == "sandbox",
         )
     )
     if as_json:

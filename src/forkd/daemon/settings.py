@@ -375,6 +375,12 @@ class Settings(BaseSettings):
         "system call.",
         "`on`",
     )
+    core_scheduling: Literal["sandbox", "off"] = _setting(
+        "sandbox",
+        "`sandbox`: where two threads of a processor share a core (SMT), no other process runs on "
+        "the core of a machine while it does. Needs Linux 5.14 with `CONFIG_SCHED_CORE`; without, "
+        "and with `off`, machines share cores.",
+    )
     uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
         limits.UIDS_DEFAULT,
         "`FIRST:COUNT`, users and groups of jailed machines, by number: nobody's on this host, and "

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 CONFIG_OPTION = "--config"
 NO_FILTER_OPTION = "--no-filter"
+SHARE_CORES_OPTION = "--share-cores"
 LOG_FILE = "vmm.log"
 CONTROL_SOCKET = "control.sock"
 ZYGOTE_SOCKET = "zygote.sock"
@@ -53,7 +54,12 @@ _LINE_BYTES_MAX = 16 * 1024 * 1024
 
 
 async def start_machine(
-    vmm: Path, config: MachineConfig, *, filtered: bool = True, cgroup: Path | None = None
+    vmm: Path,
+    config: MachineConfig,
+    *,
+    filtered: bool = True,
+    own_cores: bool = True,
+    cgroup: Path | None = None,
 ) -> Process:
     """Start a machine in `config.directory`; it boots from now on.
 
@@ -61,15 +67,18 @@ async def start_machine(
         vmm: The VMM's program.
         config: The machine.
         filtered: As of `start_zygote`.
+        own_cores: As of `start_zygote`.
         cgroup: The group that it is started in; None for the daemon's own.
 
     Raises:
         ForkdError: As `start_zygote`.
     """
-    return await _start(vmm, "machine", config, filtered=filtered, cgroup=cgroup)
+    return await _start(vmm, "machine", config, _options(filtered, own_cores), cgroup=cgroup)
 
 
-async def start_zygote(vmm: Path, config: ZygoteConfig, *, filtered: bool = True) -> Process:
+async def start_zygote(
+    vmm: Path, config: ZygoteConfig, *, filtered: bool = True, own_cores: bool = True
+) -> Process:
     """Start a zygote in `config.directory`; it has verified its snapshot and listens.
 
     Args:
@@ -77,6 +86,8 @@ async def start_zygote(vmm: Path, config: ZygoteConfig, *, filtered: bool = True
         config: The snapshot.
         filtered: Whether its threads, and those of its forks, may make only the system calls that
             they need.
+        own_cores: Whether no other process runs on the core of one of its forks meanwhile, where
+            the kernel can do that.
 
     Raises:
         HostError: The program could not be started, or the kernel refused it.
@@ -84,7 +95,7 @@ async def start_zygote(vmm: Path, config: ZygoteConfig, *, filtered: bool = True
         EngineExited: The process ended without a word.
         EngineTimeout: It did not listen within `LISTEN_TIMEOUT_S`.
     """
-    return await _start(vmm, "zygote", config, filtered=filtered)
+    return await _start(vmm, "zygote", config, _options(filtered, own_cores))
 
 
 async def compare(vmm: Path, config: CompareConfig, directory: Path) -> Compared:
@@ -164,14 +175,19 @@ async def _start(
     vmm: Path,
     role: Literal["machine", "zygote"],
     config: MachineConfig | ZygoteConfig,
+    options: tuple[str, ...],
     *,
-    filtered: bool,
     cgroup: Path | None = None,
 ) -> Process:
-    options = () if filtered else (NO_FILTER_OPTION,)
     place = _Place(config.directory, LISTEN_TIMEOUT_S, "listening", options, cgroup)
     process, _ = await _first_said(vmm, role, config, place)
     return process
+
+
+def _options(filtered: bool, own_cores: bool) -> tuple[str, ...]:  # noqa: FBT001 - private
+    """Return what a command line ends with, in the order in which the VMM takes it."""
+    without_cores = () if own_cores else (SHARE_CORES_OPTION,)
+    return without_cores + (() if filtered else (NO_FILTER_OPTION,))
 
 
 @dataclass(frozen=True, slots=True)

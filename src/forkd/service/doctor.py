@@ -103,6 +103,7 @@ class Places:
     uids: UidRange | None = None
     build_uids: UidRange | None = None
     rootless_jail: bool = False
+    own_cores: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class Facts:
     cache_free_mib: int
     seen: Seen
     hides_clone3: bool = False
+    own_cores: bool = False
 
 
 def examine(places: Places) -> list[Check]:
@@ -195,6 +197,7 @@ def gather(places: Places) -> Facts:
         cache_free_mib=files.free_bytes(places.cache_dir) // MIB,
         seen=tuning.look(),
         hides_clone3=refusals.hides_clone3(),
+        own_cores=places.own_cores and refusals.schedules_cores(),
     )
 
 
@@ -322,6 +325,7 @@ def judge(facts: Facts) -> list[Check]:
             is_root=facts.is_root,
             hides_clone3=facts.hides_clone3,
             is_jailed=facts.jail is not None and facts.jail.ok,
+            own_cores=facts.own_cores,
         ),
     ]
 

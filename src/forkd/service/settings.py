@@ -138,6 +138,7 @@ class HostSettings:
         image_cache_mib: What images that no named snapshot needs, and snapshots of images without a
             name, may take together.
         filtered: Whether these processes may make only the system calls that they need.
+        own_cores: Whether each machine has a core to itself while it runs on it.
         dns: Whom the resolver of sandboxes asks, addresses and ports; none for the host's own.
         egress_proxy: By which proxy connections of sandboxes go out; None for straight.
         egress_ca: Certificates that the egress proxy trusts beside the host's; None for none.
@@ -173,6 +174,7 @@ class HostSettings:
     image_cache_mib: int = limits.IMAGE_CACHE_MIB_DEFAULT
     registries: Registries = field(default_factory=Registries)
     filtered: bool = True
+    own_cores: bool = True
     dns: tuple[tuple[str, int], ...] = ()
     egress_proxy: Via | None = None
     egress_ca: Path | None = None

@@ -31,7 +31,9 @@ CLONE3_PAGE = "docs/howto/run-in-kubernetes.md"
 """The page that says what a container needs."""
 
 
-def judge(host: Seen, *, is_root: bool, hides_clone3: bool, is_jailed: bool) -> list[Check]:
+def judge(
+    host: Seen, *, is_root: bool, hides_clone3: bool, is_jailed: bool, own_cores: bool
+) -> list[Check]:
     """Return every check that applies.
 
     Args:
@@ -39,6 +41,7 @@ def judge(host: Seen, *, is_root: bool, hides_clone3: bool, is_jailed: bool) -> 
         is_root: Whether the daemon would be root.
         hides_clone3: Whether a seccomp profile refuses `clone3`.
         is_jailed: Whether a jail was tried, and works.
+        own_cores: Whether each machine would have a core to itself while it runs on it.
     """
     found = [
         _clone3(hides=hides_clone3, is_root=is_root),
@@ -47,7 +50,7 @@ def judge(host: Seen, *, is_root: bool, hides_clone3: bool, is_jailed: bool) -> 
         _favordynmods(host),
         _swap(host),
         _merging(host),
-        _smt(host),
+        _smt(host, own_cores=own_cores),
         _flaws(host),
         _split_locks(host),
         _clock(host),
@@ -113,11 +116,13 @@ def _merging(host: Seen) -> Check | None:
     return Check("merging of pages (KSM)", Status.PASS, found)
 
 
-def _smt(host: Seen) -> Check | None:
+def _smt(host: Seen, *, own_cores: bool) -> Check | None:
     if host.smt is None:
         return None
     if not host.smt:
         return Check("SMT", Status.PASS, "off")
+    if own_cores:
+        return Check("SMT", Status.PASS, "on; no two sandboxes share a core at a time")
     found = "on; sandboxes that share a core can watch each other"
     return Check("SMT", Status.WARN, found, "echo off >/sys/devices/system/cpu/smt/control")
 

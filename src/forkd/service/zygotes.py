@@ -477,7 +477,9 @@ async def _loaded(
     told = jail.zygote_config(part)
     config = ZygoteConfig(directory, base.state, (base.memory,), base.disk, told)
     with _naming(base.tag):
-        return await start_zygote(settings.vmm, config, filtered=settings.filtered)
+        return await start_zygote(
+            settings.vmm, config, filtered=settings.filtered, own_cores=settings.own_cores
+        )
 
 
 def _give(directory: Path, part: Part | None) -> None:

@@ -43,6 +43,7 @@ use crate::memory::ram::Ram;
 use crate::snapshot::pages::Lineage;
 use crate::snapshot::state::MachineState;
 use crate::sys::handed::{self, Keep};
+use crate::sys::sharing;
 
 /// What every kernel is told, before the configuration's own words.
 ///
@@ -100,6 +101,7 @@ impl Machine {
     fn boot_from(config: &MachineConfig, place: &Place) -> Result<Self, Error> {
         layout::check_memory_size(config.memory_bytes)?;
         filter::put_on(Role::Process)?;
+        sharing::own_core()?;
         let kvm = vm::open()?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();

@@ -10,4 +10,5 @@ pub mod meminfo;
 pub mod output;
 pub mod pagemap;
 pub mod process;
+pub mod sharing;
 pub mod urgency;

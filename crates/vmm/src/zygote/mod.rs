@@ -41,7 +41,7 @@ use crate::jail::filter::Role;
 use crate::jail::{self, filter, rights};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
-use crate::sys::{descriptors, output};
+use crate::sys::{descriptors, output, sharing};
 use children::{Birth, Children, Ended, Failure, attempts_here};
 use help::{Helper, Task};
 use lessons::Lessons;
@@ -307,6 +307,7 @@ impl Zygote {
         self.close_inherited()?;
         process::new_session()?;
         process::unblock_child_signals();
+        sharing::own_core()?;
         let tap = enter_jail(child)?;
         #[cfg(feature = "captive")]
         jail::try_to_leave(child)?;

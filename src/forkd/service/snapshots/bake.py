@@ -141,7 +141,11 @@ async def _machine(
     """Start the machine; it is gone when the block ends."""
     config = _config(directory, settings, plan)
     process = await start_machine(
-        settings.vmm, config, filtered=settings.filtered, cgroup=plan.lease.cgroup
+        settings.vmm,
+        config,
+        filtered=settings.filtered,
+        own_cores=settings.own_cores,
+        cgroup=plan.lease.cgroup,
     )
     with process:
         try:

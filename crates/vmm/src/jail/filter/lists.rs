@@ -217,11 +217,15 @@ const PROCESS_CONTROLS: &[Way] = &[
     &[Is(0, libc::PR_SET_NAME.cast_unsigned())],
     &[Is(0, libc::PR_SET_PDEATHSIG.cast_unsigned())],
     &[Is(0, libc::PR_SET_NO_NEW_PRIVS.cast_unsigned())],
+    // A child takes a core of its own: pid 0 is itself.
+    &[Is(0, libc::PR_SCHED_CORE.cast_unsigned()), Is(1, CREATE_COOKIE), Is(2, 0)],
     // What gives rights up.
     &[Is(0, libc::PR_CAPBSET_READ.cast_unsigned())],
     &[Is(0, libc::PR_CAPBSET_DROP.cast_unsigned())],
     &[Is(0, libc::PR_SET_SECUREBITS.cast_unsigned()), Is(1, SECUREBITS)],
 ];
+
+const CREATE_COOKIE: u32 = libc::PR_SCHED_CORE_CREATE.cast_unsigned();
 
 const FILE_COMMANDS: &[Way] = &[
     &[Is(1, libc::F_GETFL.cast_unsigned())],
