@@ -103,6 +103,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),
+    "systemd": has_program("/usr/lib/systemd/systemd"),
     "systemd-analyze": has_program("systemd-analyze"),
     "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),

@@ -1,0 +1,118 @@
+"""The unit under a real systemd: what docs/howto/run-under-systemd.md says of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.daemon_program import PROGRAMS
+from tests.support.docs import ROOT
+from tests.support.service_host import make_host, until
+from tests.support.systemd_root import systemd_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.systemd_root import SystemdRoot
+
+pytestmark = [pytest.mark.needs("root", "systemd"), pytest.mark.timeout(180)]
+
+UNIT = ROOT / "packaging/forkd.service"
+
+WATCHDOG = "WatchdogTimestampMonotonic"
+"""When systemd was last told that the daemon's event loop turns."""
+
+DROP_IN = """\
+[Service]
+ExecStart=
+ExecStart={programs}/forkd-daemon serve
+Environment=FORKD_CGROUPS=off FORKD_JAIL=off FORKD_NETWORK_SLOTS=0 FORKD_DISK_RESERVE_MIB=16
+Environment=FORKD_VMM={host}/fake-vmm FORKD_AGENT={host}/agent FORKD_RECIPE_DIRS={host}/recipes
+"""
+
+
+@pytest.fixture
+def machine() -> Iterator[SystemdRoot]:
+    """A systemd with the unit, whose daemon has the fake VMM; three sandboxes run."""
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name:
+        folder = Path(name)
+        host = folder / "host"
+        host.mkdir()
+        make_host(host, Path("/run/forkd")).recipe()
+        shared = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
+        with systemd_root(folder, shared) as machine:
+            (folder / "drop-in").write_text(DROP_IN.format(programs=PROGRAMS, host=host))
+            machine.run(
+                f"ln -s {PROGRAMS}/forkd {PROGRAMS}/forkd-daemon /usr/local/bin/ &&"
+                f" cp {UNIT} /etc/systemd/system/ && mkdir /etc/systemd/system/forkd.service.d &&"
+                f" cp {folder}/drop-in /etc/systemd/system/forkd.service.d/override.conf &&"
+                " systemctl daemon-reload && systemctl enable --now forkd"
+            )
+            machine.run("forkd snapshot create py --recipe fake && forkd fork py -n 3")
+            yield machine
+
+
+def sandboxes(machine: SystemdRoot) -> list[str]:
+    return sorted(re.findall(r"^(sb-\w+) +py +running", machine.run("forkd ls"), re.MULTILINE))
+
+
+async def after(machine: SystemdRoot, how: str) -> str:
+    """End the daemon in some way; return what the journal says once the next one listens."""
+    before = machine.shown("forkd", "MainPID")
+    machine.run(how)
+
+    def is_another() -> bool:
+        is_active = machine.shown("forkd", "ActiveState") == "active"
+        return is_active and machine.shown("forkd", "MainPID") not in {before, "0"}
+
+    await until(is_another)
+    return machine.run("journalctl --unit=forkd --no-pager")
+
+
+async def told_again(machine: SystemdRoot) -> None:
+    """Return once systemd was told again that the daemon's event loop turns."""
+    before = machine.shown("forkd", WATCHDOG)
+    await until(lambda: machine.shown("forkd", WATCHDOG) != before)
+
+
+async def test_sandboxes_outlive_every_end_of_the_daemon(machine: SystemdRoot) -> None:
+    before = sandboxes(machine)
+    assert len(before) == 3
+
+    for how in ("systemctl restart forkd", "systemctl kill --kill-who=main -s KILL forkd"):
+        await after(machine, how)
+        assert sandboxes(machine) == before
+    machine.run("systemctl stop forkd")
+    assert machine.shown("forkd", "Result") == "success"
+    machine.run("systemctl start forkd")
+    assert sandboxes(machine) == before
+    assert machine.run(f"forkd exec {before[0]} -- echo hello") == "hello\n"
+
+    machine.run("systemctl disable --now forkd")
+    said = machine.run("forkd-daemon uninstall --state")
+    assert "removed folders: /run/forkd, /var/lib/forkd" in said
+    assert machine.run("ls -d /run/forkd /var/lib/forkd", check=False).count("No such file") == 2
+
+
+async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRoot) -> None:
+    before = sandboxes(machine)
+    machine.run(
+        "printf '[Service]\\nWatchdogSec=2\\nTimeoutAbortSec=1\\n'"
+        " >/etc/systemd/system/forkd.service.d/watchdog.conf &&"
+        " systemctl daemon-reload && systemctl restart forkd"
+    )
+    daemon = machine.shown("forkd", "MainPID")
+    await told_again(machine)
+    await told_again(machine)
+    assert machine.shown("forkd", "MainPID") == daemon
+
+    await after(machine, "kill -STOP $(systemctl show --property=MainPID --value forkd)")
+
+    assert sandboxes(machine) == before
+    assert machine.shown("forkd", "NRestarts") == "1"
+    machine.run("systemctl stop forkd && forkd-daemon uninstall --state")

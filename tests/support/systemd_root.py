@@ -1,0 +1,155 @@
+"""A real systemd as the first process of namespaces, over this host's programs; leaves nothing.
+
+Its root is an overlay over this host's, so that units, users and folders are its own.  Settings of
+the kernel are read-only in it, and it has a network of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SYSTEMD = "/usr/lib/systemd/systemd"
+
+BOOT_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
+
+MOUNTS = """\
+set -eu
+mount --make-rprivate /
+mount -t tmpfs -o size=256m none {top}
+cd {top}
+mkdir u w root
+mount -t overlay -o lowerdir=/,upperdir={top}/u,workdir={top}/w none root
+cd root
+mount -t proc none proc
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount -t sysfs -o ro none sys
+mount -t cgroup2 none sys/fs/cgroup
+mount -t tmpfs none run
+mount -t tmpfs none tmp
+mount --rbind /dev dev
+for path in {shared}; do mkdir -p .$path; mount --bind $path .$path; done
+mkdir -p .forkd-old
+pivot_root . .forkd-old
+umount -l /.forkd-old
+exec env -i container=other PATH={path} NOTIFY_SOCKET={notify} \\
+    {systemd} --log-target=null systemd.unit=basic.target
+"""
+"""What is run for it, in new namespaces."""
+
+UNSHARE = [
+    *("unshare", "--fork", "--kill-child"),
+    *("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"),
+]
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class SystemdRoot:
+    """Where it runs.
+
+    Args:
+        pid: Its process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def run(self, line: str, *, check: bool = True) -> str:
+        """Have a shell run a line there; return what it says on both outputs.
+
+        Raises:
+            AssertionError: It failed; has what it says.
+        """
+        done = subprocess.run(  # noqa: S603 - a test's own
+            ["nsenter", f"--target={self._pid}", "--all", "env", "-i",  # noqa: S607 - the host's
+             f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "sh", "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=COMMAND_TIMEOUT_S,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, f"{line}: {done.stdout}"
+        return done.stdout
+
+    def shown(self, unit: str, name: str) -> str:
+        """Return a property of a unit."""
+        return self.run(f"systemctl show --property={name} --value {unit}").strip()
+
+
+@contextlib.contextmanager
+def systemd_root(folder: Path, shared: list[Path]) -> Iterator[SystemdRoot]:
+    """Start one, and wait until it says that it is up.
+
+    Args:
+        folder: A folder with a short path, for what it needs.
+        shared: Folders of this host that are the same there.
+    """
+    notify, top = folder / "notify", folder / "top"
+    top.mkdir()
+    script = MOUNTS.format(
+        top=top,
+        shared=shlex.join(str(path) for path in [folder, *shared]),
+        path=PATH,
+        notify=notify,
+        systemd=SYSTEMD,
+    )
+    with _group(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(notify))
+        manager.settimeout(BOOT_TIMEOUT_S)
+        unshared = subprocess.Popen([*UNSHARE, "sh", "-c", script])  # noqa: S603 - a test's own
+        try:
+            while b"READY=1" not in manager.recv(4096):
+                pass
+            children = Path(f"/proc/{unshared.pid}/task/{unshared.pid}/children")
+            yield SystemdRoot(int(children.read_text()))
+        finally:
+            unshared.kill()
+            unshared.wait()
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[None]:
+    """Have processes started within the block be in a cgroup of their own, removed at its end."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    root = Path(next(where for _, where, kind, *_ in mounts if kind == "cgroup2"))
+    own = next(
+        line.partition("::")[2]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+        if line.startswith("0::")
+    )
+    before = root / own.lstrip("/")
+    group = root / f"forkd-test-{os.getpid()}"
+    group.mkdir()
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+        (group / "cgroup.kill").write_text("1")
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """Remove a cgroup and those below it, once their processes are gone."""
+    with (group / "cgroup.events").open() as events:
+        changes = select.poll()
+        changes.register(events, select.POLLPRI)
+        while "populated 1" in events.read():
+            changes.poll(1000)
+            events.seek(0)
+    for folder, _, _ in os.walk(group, topdown=False):
+        Path(folder).rmdir()
