@@ -82,9 +82,9 @@ async def clean(real_host: RealHost) -> AsyncIterator[None]:
 
 
 async def thinker(host: RealHost, thought: str, *, network: NetworkPolicy | None = None) -> Sandbox:
-    (made,) = (
-        await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions(network=network))
-    ).sandboxes
+    result = await host.service.sandboxes.fork(CALLER, TAG, 1, ForkOptions(network=network))
+    assert result.failures == ()
+    (made,) = result.sandboxes
     await value(host, made.id, THINK.format(thought=thought))
     return made
 
