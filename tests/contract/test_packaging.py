@@ -15,21 +15,33 @@ from tests.support.daemon_program import PROGRAMS
 from tests.support.docs import ROOT
 
 UNIT = ROOT / "packaging" / "forkd.service"
+USER_UNIT = ROOT / "packaging" / "forkd-user.service"
 
 INSTALLED = "/opt/forkd/bin"
 """Where the unit has the daemon."""
 
 
-def options() -> dict[str, str]:
-    """Return what the unit says; of what it says twice, the last."""
-    pairs = [line.partition("=") for line in UNIT.read_text(encoding="utf-8").splitlines()]
+def options(path: Path = UNIT) -> dict[str, str]:
+    """Return what a unit says; of what it says twice, the last."""
+    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8").splitlines()]
     return {name: value for name, is_option, value in pairs if is_option and name[0] != "#"}
 
 
+def test_the_unit_of_a_user_differs_in_its_folders_alone() -> None:
+    roots, users = options(), options(USER_UNIT)
+    only_roots = ("LimitNOFILE", "After", "NoNewPrivileges", "CapabilityBoundingSet", "Protect")
+    others = ("Environment", "RuntimeDirectoryMode", "WantedBy")
+
+    assert {name for name in roots if not name.startswith(only_roots)} == {*users} - {"Environment"}
+    same = {name for name in users if name not in others}
+    assert {name: users[name] for name in same} == {name: roots[name] for name in same}
+
+
 @pytest.mark.needs("systemd-analyze")
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text(encoding="utf-8").replace(INSTALLED, str(PROGRAMS)))
+@pytest.mark.parametrize("path", [UNIT, USER_UNIT], ids=lambda path: path.stem)
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, path: Path) -> None:
+    unit = tmp_path / path.name
+    unit.write_text(path.read_text(encoding="utf-8").replace(INSTALLED, str(PROGRAMS)))
     program = shutil.which("systemd-analyze")
     assert program is not None
 

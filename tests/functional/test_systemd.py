@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.needs("root", "systemd"), pytest.mark.timeout(180)]
 
 UNIT = ROOT / "packaging/forkd.service"
+USER_UNIT = ROOT / "packaging/forkd-user.service"
+
+SHARED = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
+"""Folders with what the daemon is made of."""
 
 WATCHDOG = "WatchdogTimestampMonotonic"
 """When systemd was last told that the daemon's event loop turns."""
@@ -44,8 +48,7 @@ def machine() -> Iterator[SystemdRoot]:
         host = folder / "host"
         host.mkdir()
         make_host(host, Path("/run/forkd")).recipe()
-        shared = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
-        with systemd_root(folder, shared) as machine:
+        with systemd_root(folder, SHARED) as machine:
             (folder / "drop-in").write_text(DROP_IN.format(programs=PROGRAMS, host=host))
             machine.run(
                 f"ln -s {PROGRAMS}/forkd {PROGRAMS}/forkd-daemon /usr/local/bin/ &&"
@@ -94,7 +97,8 @@ async def test_sandboxes_outlive_every_end_of_the_daemon(machine: SystemdRoot) -
     assert machine.run(f"forkd exec {before[0]} -- echo hello") == "hello\n"
 
     machine.run("systemctl disable --now forkd")
-    said = machine.run("forkd-daemon uninstall --state")
+    settings = "env $(systemctl show -P Environment forkd)"
+    said = machine.run(f"{settings} forkd-daemon uninstall --state")
     assert "removed folders: /run/forkd, /var/lib/forkd" in said
     assert machine.run("ls -d /run/forkd /var/lib/forkd", check=False).count("No such file") == 2
 
@@ -116,3 +120,40 @@ async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRo
     assert sandboxes(machine) == before
     assert machine.shown("forkd", "NRestarts") == "1"
     machine.run("systemctl stop forkd && forkd-daemon uninstall --state")
+
+
+def test_a_user_has_a_daemon_of_its_own() -> None:
+    with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        make_host(folder, Path("/run/none")).recipe()
+        with systemd_root(folder, SHARED) as machine:
+            parents = {str(each) for path in SHARED for each in path.parents}
+            machine.run(f"chmod a+rx {' '.join(sorted(parents))}")
+            machine.run("useradd --create-home ours && loginctl enable-linger ours")
+            uid = machine.run("id -u ours").strip()
+            machine.run(f"systemctl start user@{uid}")
+            runtime = f"/run/user/{uid}"
+            url = f"unix://{runtime}/forkd/forkd.sock"
+            ours = f"runuser -u ours -- env XDG_RUNTIME_DIR={runtime} FORKD_URL={url}"
+            units = "/home/ours/.config/systemd/user"
+            drop_in = DROP_IN.format(programs=PROGRAMS, host=folder)
+            (folder / "drop-in").write_text(drop_in.replace("FORKD_CGROUPS=off ", ""))
+            machine.run(
+                f"{ours} mkdir -p {units}/forkd.service.d &&"
+                f" cp {USER_UNIT} {units}/forkd.service &&"
+                f" cp {folder}/drop-in {units}/forkd.service.d/override.conf &&"
+                f" {ours} systemctl --user enable --now forkd"
+            )
+
+            machine.run(f"{ours} {PROGRAMS}/forkd snapshot create py --recipe fake")
+            made = machine.run(f"{ours} {PROGRAMS}/forkd fork py").split()[0]
+            machine.run(f"{ours} systemctl --user restart forkd")
+            assert f"{made}  py        running" in machine.run(f"{ours} {PROGRAMS}/forkd ls")
+
+            said = machine.run(
+                f"{ours} systemctl --user disable --now forkd;"
+                f" {ours} env $({ours} systemctl --user show -P Environment forkd)"
+                f" {PROGRAMS}/forkd-daemon uninstall --state"
+            )
+            assert f"removed folders: {runtime}/forkd, /home/ours/" in said

@@ -1,7 +1,7 @@
 """A real systemd as the first process of namespaces, over this host's programs; leaves nothing.
 
-Its root is an overlay over this host's, so that units, users and folders are its own.  Settings of
-the kernel are read-only in it, and it has a network of its own.
+Its root is an overlay over this host's, so that units, users and folders are its own.  It has a
+network of its own, and none of the services that change settings of the kernel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ mkdir u w root
 mount -t overlay -o lowerdir=/,upperdir={top}/u,workdir={top}/w none root
 cd root
 mount -t proc none proc
-mount --bind proc/sys proc/sys
-mount -o remount,bind,ro proc/sys
+for unit in systemd-sysctl systemd-binfmt systemd-modules-load systemd-udevd; do
+    ln -s /dev/null etc/systemd/system/$unit.service
+done
 mount -t sysfs -o ro none sys
 mount -t cgroup2 none sys/fs/cgroup
-mount -t tmpfs none run
+mount -t tmpfs -o mode=755 none run
 mount -t tmpfs none tmp
 mount --rbind /dev dev
 for path in {shared}; do mkdir -p .$path; mount --bind $path .$path; done

@@ -471,7 +471,7 @@ def _cgroups(facts: Facts) -> Check:
         "cgroup v2",
         Status.WARN,
         "none is delegated to you here: sandboxes of a daemon that is not root have no limits",
-        "start it by `systemd-run --user -p Delegate=yes forkd-daemon serve`",
+        "start it by `systemctl --user start forkd`, with packaging/forkd-user.service as its unit",
     )
 
 
