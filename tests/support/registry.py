@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import threading
 from dataclasses import dataclass
@@ -64,3 +65,52 @@ def running(folder: Path, *, private: bool = False) -> Iterator[Registry]:
             yield Registry(found[1], login)
         finally:
             process.kill()
+
+
+class Counter:
+    """How many bytes clients sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+
+@contextlib.contextmanager
+def counted(registry: Registry) -> Iterator[tuple[str, Counter]]:
+    """Give another address of a registry for the block, and count what is sent to it there."""
+    counter, host, port = Counter(), *registry.host.split(":")
+
+    def passed_on(source: socket.socket, target: socket.socket, *, counts: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                counter.sent += len(data) if counts else 0
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def served(client: socket.socket) -> None:
+        with client, socket.create_connection((host, int(port))) as server:
+            back = threading.Thread(
+                target=passed_on, args=(server, client), kwargs={"counts": False}
+            )
+            back.start()
+            passed_on(client, server, counts=True)
+            back.join()
+
+    def accepted() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threads.append(threading.Thread(target=served, args=(client,)))
+                threads[-1].start()
+
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = threading.Thread(target=accepted)
+        acceptor.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}", counter
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            acceptor.join()
+            for thread in threads:
+                thread.join()

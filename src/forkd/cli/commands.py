@@ -105,8 +105,8 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("build", "build", "Build a snapshot from a Dockerfile, or the image of a recipe."),
         Listed("pack", "packs", "Export a snapshot and its ancestors to one signed file."),
         Listed("unpack", "packs", "Import a pack: all of its snapshots, or none."),
-        Listed("push", "packs", "Pack a snapshot and upload it to a server (HTTP PUT)."),
-        Listed("pull", "packs", "Download a pack and import it."),
+        Listed("push", "packs", "Pack a snapshot and upload it to a registry or a server."),
+        Listed("pull", "packs", "Download a pack from a registry or a server, and import it."),
         Listed("key", "keys", "Manage the keys that sign and verify packs."),
     ),
     "Watch": (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkd import Client
     from forkd.cli.help_text import Commands
     from forkd.packs.container import Head
+    from forkd.packs.references import Reference
     from forkd.wire import v2_packs
 
 READ_BYTES = 1024 * 1024
@@ -48,6 +49,10 @@ AllowUnsigned = Annotated[
     typer.Option(
         "--allow-unsigned", help="Accept unsigned packs, and packs signed by untrusted keys."
     ),
+]
+PlainHttp = Annotated[
+    bool,
+    typer.Option("--plain-http", help="Ask the registry without TLS, though it is elsewhere."),
 ]
 
 
@@ -112,7 +117,11 @@ def unpack(
 def push(  # noqa: PLR0913 - as above
     tag: Tag,
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="URL of a file, or of a folder (ending with /).")
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="REGISTRY/NAME:TAG, or URL of a file or folder (ends with /).",
+        ),
     ],
     *,
     version: Annotated[
@@ -120,18 +129,34 @@ def push(  # noqa: PLR0913 - as above
     ] = None,
     key: KeyName = None,
     unsigned: Unsigned = False,
+    cosign_key: Annotated[
+        Path | None,
+        typer.Option(help="In a registry: sign as cosign does, with this secret key (PEM)."),
+    ] = None,
+    plain_http: PlainHttp = False,
     json: Json = False,
 ) -> None:
-    """Pack a snapshot and upload it to a server (HTTP PUT).
+    """Pack a snapshot and upload it to a registry or a server.
 
+    A registry is sent only what it lacks, with the credentials of docker or podman. To a server,
     FORKD_PACKS_TOKEN is sent as a bearer token.
 
     Examples:
+      forkd push numpy registry.example.com/team/numpy:1.0
       forkd push numpy https://packs.example.com/team/
     """
+    from forkd.packs import references  # noqa: PLC0415 - slow to load
     from forkd.packs.remote import Remote, shown, target_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json
+    if references.is_reference(url):
+        if version is not None:
+            raise InvalidRequest("a registry has tags; write NAME:TAG", field="version")
+        reference = references.parse(url, field="url")
+        secret = _secret(key, unsigned=unsigned, as_json=json)
+        _push_artifact(tag, reference, secret, cosign_key, plain_http=plain_http, as_json=json)
+        return
+    _only_of_registries(cosign_key, plain_http=plain_http)
     place = target_of(url, tag, version)
     secret = _secret(key, unsigned=unsigned, as_json=json)
     with (
@@ -150,8 +175,13 @@ def push(  # noqa: PLR0913 - as above
     _report(f"{name}: {shown_size(size)}", said, as_json=json)
 
 
-def pull(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A URL, NAME or NAME@VERSION.")],
+def pull(  # noqa: PLR0913 - as above
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="REGISTRY/NAME:TAG, a URL, or NAME or NAME@VERSION of a folder."
+        ),
+    ],
     *,
     folder: Annotated[
         str | None,
@@ -161,17 +191,34 @@ def pull(
     ] = None,
     as_: As = None,
     allow_unsigned: AllowUnsigned = False,
+    cosign_key: Annotated[
+        Path | None,
+        typer.Option(help="Refuse what has no cosign signature by this public key (PEM)."),
+    ] = None,
+    plain_http: PlainHttp = False,
     json: Json = False,
 ) -> None:
-    """Download a pack and import it.
+    """Download a pack from a registry or a server, and import it.
 
     Examples:
+      forkd pull registry.example.com/team/numpy:1.0
       forkd pull numpy@3 --from https://packs.example.com/team/
       forkd pull https://packs.example.com/team/numpy.forkpack
     """
+    from forkd.packs import references  # noqa: PLC0415 - slow to load
     from forkd.packs.remote import Remote, source_of  # noqa: PLC0415 - slow to load
 
     shared.as_json = json
+    if references.is_reference(source):
+        reference = references.parse(source, field="source")
+        with (
+            shared.client(as_json=json) as client,
+            _fetched(reference, cosign_key, plain_http=plain_http) as pieces,
+        ):
+            taken = _take(client, pieces, as_, allow_unsigned=allow_unsigned, as_json=json)
+        _report_taken(taken, as_json=json)
+        return
+    _only_of_registries(cosign_key, plain_http=plain_http)
     place = source_of(source, folder or os.environ.get("FORKD_PACKS_URL"))
     with (
         shared.client(as_json=json) as client,
@@ -183,6 +230,72 @@ def pull(
                 client, pieces, as_ or place.name, allow_unsigned=allow_unsigned, as_json=json
             )
     _report_taken(taken, as_json=json)
+
+
+def _push_artifact(  # noqa: PLR0913 - what a push has
+    tag: str,
+    reference: Reference,
+    secret: bytes | None,
+    cosign_key: Path | None,
+    *,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
+    from forkd.packs import artifacts, cosign, credentials  # noqa: PLC0415 - slow to load
+    from forkd.packs.registry import Registry  # noqa: PLC0415 - slow to load
+
+    if reference.digest is not None:
+        raise InvalidRequest(f"{reference}: a push makes the digest; write NAME:TAG", field="url")
+    signer = None if cosign_key is None else cosign.read_secret(cosign_key)
+    login = credentials.login_for(reference, os.environ)
+    with (
+        shared.client(as_json=as_json) as client,
+        render.steps(as_json=as_json) as steps,
+        tempfile.TemporaryFile() as file,
+        Registry(reference, login, plain_http=plain_http) as registry,
+    ):
+        with _packed(client, tag, secret) as (head, pieces):
+            size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
+        file.seek(0)
+
+        def told(stored: int) -> None:
+            steps(_Step("push", f"pushing {reference}, {shown_size(stored)}", stored / size))
+
+        pushed = artifacts.push(registry, reference, file, told)
+        if signer is not None:
+            artifacts.sign(registry, reference, pushed.digest, signer)
+    said = {
+        "reference": str(reference),
+        "digest": pushed.digest,
+        "bytes": pushed.bytes,
+        "sent_bytes": pushed.sent_bytes,
+        "layers": pushed.layers,
+        "sent_layers": pushed.sent_layers,
+        "cosign": signer is not None,
+        **_signer(head),
+    }
+    sent = f"{shown_size(pushed.bytes)}, of which {shown_size(pushed.sent_bytes)} were sent"
+    _report(f"{reference}: {sent}", said, as_json=as_json)
+
+
+@contextmanager
+def _fetched(
+    reference: Reference, cosign_key: Path | None, *, plain_http: bool
+) -> Iterator[Iterator[bytes]]:
+    """Give the pieces of a pack in a registry."""
+    from forkd.packs import artifacts, cosign, credentials  # noqa: PLC0415 - slow to load
+    from forkd.packs.registry import Registry  # noqa: PLC0415 - slow to load
+
+    key = None if cosign_key is None else cosign.read_public(cosign_key)
+    login = credentials.login_for(reference, os.environ)
+    with Registry(reference, login, plain_http=plain_http) as registry:
+        yield artifacts.fetch(registry, reference, key)
+
+
+def _only_of_registries(cosign_key: Path | None, *, plain_http: bool) -> None:
+    if cosign_key is not None or plain_http:
+        name = "--plain-http" if cosign_key is None else "--cosign-key"
+        raise InvalidRequest(f"{name} is for registries; write REGISTRY/NAME:TAG", field="url")
 
 
 @contextmanager

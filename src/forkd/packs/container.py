@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 
 MAGIC = b"FKDPACK\0"
 
+CUT = b""
+"""Among records: the chunk ends here, however full it is."""
+
+END = struct.pack("<II", 0, 0)
+"""What ends a pack."""
+
+CHUNK_HEAD = struct.Struct("<II")
+"""In front of each chunk: its length as stored, and that of what it holds."""
+
 _FIXED = struct.Struct("<8sII")
-_CHUNK = struct.Struct("<II")
 _UNSIGNED = bytes(keys.KEY_BYTES + keys.SIGNATURE_BYTES)
 _ZSTD_LEVEL = 3
 
@@ -106,7 +114,7 @@ def read_head(source: Readable) -> Head:
     Raises:
         PackError: It is no pack, too new, cut short, or something in it is refused.
     """
-    fixed = _exactly(source, _FIXED.size)
+    fixed = exactly(source, _FIXED.size)
     magic, version, length = _FIXED.unpack(fixed)
     if magic != MAGIC:
         raise PackError("this is no pack: it does not begin with FKDPACK", reason="not_ours")
@@ -121,8 +129,8 @@ def read_head(source: Readable) -> Head:
             f"at most {limits.PACK_MANIFEST_BYTES_MAX} are read",
             reason="limit",
         )
-    raw = _exactly(source, length)
-    proof = _exactly(source, len(_UNSIGNED))
+    raw = exactly(source, length)
+    proof = exactly(source, len(_UNSIGNED))
     return _verified(raw, proof)
 
 
@@ -163,18 +171,21 @@ def chunks_of(records: Iterable[bytes]) -> Iterator[bytes]:
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
     held = bytearray()
     for record in records:
+        if record == CUT and held:
+            yield _chunk(compressor, bytes(held))
+            held.clear()
         held += record
         while len(held) >= limits.CHUNK_BYTES_MAX:
             yield _chunk(compressor, bytes(held[: limits.CHUNK_BYTES_MAX]))
             del held[: limits.CHUNK_BYTES_MAX]
     if held:
         yield _chunk(compressor, bytes(held))
-    yield _CHUNK.pack(0, 0)
+    yield END
 
 
 def _chunk(compressor: zstandard.ZstdCompressor, data: bytes) -> bytes:
     stored = compressor.compress(data)
-    return _CHUNK.pack(len(stored), len(data)) + stored
+    return CHUNK_HEAD.pack(len(stored), len(data)) + stored
 
 
 def contents(source: Readable) -> Iterator[bytes]:
@@ -185,14 +196,14 @@ def contents(source: Readable) -> Iterator[bytes]:
     """
     decompressor = zstandard.ZstdDecompressor()
     while True:
-        stored, holds = _CHUNK.unpack(_exactly(source, _CHUNK.size))
+        stored, holds = CHUNK_HEAD.unpack(exactly(source, CHUNK_HEAD.size))
         if stored == holds == 0:
             break
         if not 0 < stored <= limits.CHUNK_STORED_BYTES_MAX:
             raise _bad_chunk(f"takes {stored} bytes")
         if not 0 < holds <= limits.CHUNK_BYTES_MAX:
             raise _bad_chunk(f"says that it holds {holds} bytes")
-        yield _decompressed(decompressor, _exactly(source, stored), holds)
+        yield _decompressed(decompressor, exactly(source, stored), holds)
     if source.read(1):
         raise PackError("the pack goes on behind its end", reason="trailing")
 
@@ -211,7 +222,12 @@ def _bad_chunk(why: str) -> PackError:
     return PackError(f"the pack is damaged: a chunk {why}", reason="damaged")
 
 
-def _exactly(source: Readable, size: int) -> bytes:
+def exactly(source: Readable, size: int) -> bytes:
+    """Return `size` bytes.
+
+    Raises:
+        PackError: There are fewer.
+    """
     data = source.read(size)
     while 0 < len(data) < size:
         more = source.read(size - len(data))

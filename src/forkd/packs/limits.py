@@ -37,3 +37,36 @@ INDEX_BYTES_MAX = 4 * 1024 * 1024
 
 INDEX_VERSIONS_MAX = 1000
 """Most versions of one name in an index."""
+
+LAYER_CHUNKS_MAX = 8
+"""Most chunks in one layer of an artifact: 32 MiB, which a client holds in memory."""
+
+LAYER_BYTES_MAX = LAYER_CHUNKS_MAX * (CHUNK_STORED_BYTES_MAX + 8)
+"""Longest layer of an artifact that is fetched."""
+
+ARTIFACT_MANIFEST_BYTES_MAX = 4 * 1024 * 1024
+"""Longest manifest of an artifact: as much as registries take."""
+
+SIGNATURES_MAX = 64
+"""Most cosign signatures of one artifact that are looked at or kept."""
+
+SIGNATURE_BYTES_MAX = 64 * 1024
+"""Longest payload of a cosign signature."""
+
+PEM_BYTES_MAX = 64 * 1024
+"""Longest file with a cosign key."""
+
+REGISTRY_ANSWER_BYTES_MAX = 1024 * 1024
+"""Longest answer of a registry that is no manifest and no layer: an error, or a token."""
+
+REGISTRY_REFERENCE_CHARS_MAX = 512
+"""Longest reference to a pack in a registry."""
+
+REGISTRY_NAME_CHARS_MAX = 255
+"""Longest registry and repository together, by the registries' own specification."""
+
+AUTH_FILE_BYTES_MAX = 1024 * 1024
+"""Longest file with credentials of registries."""
+
+CREDENTIAL_HELPER_TIMEOUT_S = 60.0
+"""How long a credential helper may take; it may ask the user."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from forkd.errors import StoreError
 from forkd.packs.blocks import ZERO_BLOCK, Encoder
-from forkd.packs.container import chunks_of, head_of
+from forkd.packs.container import CUT, chunks_of, head_of
 from forkd.packs.manifest import (
     BLOCK_BYTES,
     STORED_HEADER_BYTES,
@@ -123,6 +123,7 @@ def _records(manifest: PackManifest, files: list[BinaryIO]) -> Iterator[bytes]:
             held.clear()
         yield from held
         held.clear()
+        yield CUT  # so that packs over one base begin with the same chunks
         _hold(manifest, entry, file.tell(), check)
 
 
