@@ -4,6 +4,8 @@
 //! parent and puts a delta on it; a seed makes one of the machine that it was a
 //! moment ago.  From then on they are the same.
 
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
 use forkd_proto::control::{Cpu, Derive, DiskConfig, ZygoteConfig};
@@ -48,7 +50,18 @@ pub struct ForkPlan {
     pub(super) warmth: OnceLock<Warmth>,
     pub(super) notebook: Arc<Notebook>,
     seed_memory: Option<SeedMemory>,
+    awake: Option<Awake>,
 }
+
+/// A VM that a zygote keeps and never runs, so that its first child is not the host's first VM.
+///
+/// With the first one the kernel patches its own code (`preempt_notifier_key`, and the keys of
+/// APICs that are off) and, before Linux 6.12 (`enable_virt_at_load`), switches virtualization on,
+/// on all processors and by interrupts; with the end of the last one it takes all of that back.
+///
+/// Processes that are forked from the zygote close the descriptor by its number and never drop
+/// the plan, which others may have taken by then.
+type Awake = ManuallyDrop<VmFd>;
 
 impl ForkPlan {
     /// Reads and verifies a snapshot, and checks it against this host.
@@ -60,11 +73,12 @@ impl ForkPlan {
     pub fn load(config: &ZygoteConfig) -> Result<Self, Error> {
         let state = MachineState::read(&config.state)?;
         let kvm = vm::open()?;
-        let host = Host::admit(&kvm, &state)?;
+        let (host, awake) = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), None)?;
         let lineage = Lineage::of(&config.memory)?;
         let ram = Ram::load(state.memory_bytes, &config.memory)?;
-        Self::new(kvm, state, ram, lineage, lower, host)
+        let plan = Self::new(kvm, state, ram, lineage, lower, host)?;
+        Ok(Self { awake: Some(awake), ..plan })
     }
 
     /// Puts a delta over this one.  To be called in a process forked for the purpose: the memory
@@ -87,12 +101,13 @@ impl ForkPlan {
             )));
         }
         let kvm = vm::open()?;
-        let host = Host::admit(&kvm, &state)?;
+        let (host, awake) = Host::admit(&kvm, &state)?;
         let lower = open_lower(&state, config.disk.as_ref(), self.lower.as_ref())?;
         let link = Lineage::of(std::slice::from_ref(&config.memory))?;
         let mut ram = self.ram.clone();
         ram.overlay(&config.memory)?;
-        Self::new(kvm, state, ram, self.lineage.clone().with(link), lower, host)
+        let plan = Self::new(kvm, state, ram, self.lineage.clone().with(link), lower, host)?;
+        Ok(Self { awake: Some(awake), ..plan })
     }
 
     /// The fork point that a machine is at.  To be called in a process forked for the purpose,
@@ -112,7 +127,8 @@ impl ForkPlan {
         let kvm = vm::open()?;
         let host = match origin {
             Some(origin) => origin.host.clone(),
-            None => Host::ask(&kvm, &state.vcpus)?,
+            // Its source has a VM.
+            None => Host::ask(&kvm, &state.vcpus)?.0,
         };
         let mut plan = Self::new(kvm, state, ram, lineage, lower, host)?;
         plan.seed_memory = Some(SeedMemory::own()?);
@@ -152,6 +168,7 @@ impl ForkPlan {
             warmth: OnceLock::new(),
             notebook: Arc::new(Notebook::new()?),
             seed_memory: None,
+            awake: None,
         })
     }
 
@@ -172,6 +189,12 @@ impl ForkPlan {
     #[must_use]
     pub fn seed_memory(&self) -> Option<&SeedMemory> {
         self.seed_memory.as_ref()
+    }
+
+    /// The descriptor of the VM that a zygote keeps, which is of no use to its children.
+    #[must_use]
+    pub fn awake(&self) -> Option<RawFd> {
+        self.awake.as_ref().map(|vm| vm.as_raw_fd())
     }
 
     /// The machine's state at the fork point.
@@ -232,13 +255,13 @@ impl ForkPlan {
 impl Host {
     /// For a state that came from a file: also refuses what this host lacks, and MSRs that no
     /// machine here would have saved.
-    fn admit(kvm: &Kvm, state: &MachineState) -> Result<Self, Error> {
+    fn admit(kvm: &Kvm, state: &MachineState) -> Result<(Self, Awake), Error> {
         let count = u8::try_from(state.vcpus.len()).unwrap_or(layout::VCPUS_MAX);
         let offered = cpuid::for_vcpu(kvm, Wanted { cpu: Cpu::Host, id: 0, vcpus: count })?;
         for vcpu in &state.vcpus {
             compare::check(&vcpu.cpuid, offered.as_slice())?;
         }
-        let host = Self::ask(kvm, &state.vcpus)?;
+        let (host, vm) = Self::ask(kvm, &state.vcpus)?;
         let here = msrs::value_of(&host.msr_defaults, arch_capabilities::MSR);
         for vcpu in &state.vcpus {
             stored::check_msrs(&vcpu.msrs, &host.msr_defaults)?;
@@ -246,10 +269,11 @@ impl Host {
                 arch_capabilities::check(seen, here.unwrap_or(0))?;
             }
         }
-        Ok(host)
+        Ok((host, ManuallyDrop::new(vm)))
     }
 
-    fn ask(kvm: &Kvm, vcpus: &[VcpuState]) -> Result<Self, Error> {
+    /// Returns also the VM that was asked.
+    fn ask(kvm: &Kvm, vcpus: &[VcpuState]) -> Result<(Self, VmFd), Error> {
         let scratch = Scratch::new(kvm)?;
         let tsc_khz = scratch.tsc_khz(vcpus, kvm.check_extension(Cap::TscControl))?;
         let mut vendor = Vendor::Intel;
@@ -259,14 +283,14 @@ impl Host {
         }
         // Each that cannot be read would end a call, whenever a machine of this plan is saved.
         let msr_defaults = msrs::read(&scratch.vcpu, msrs::indices(kvm, vendor)?)?.into();
-        Ok(Self { msr_defaults, tsc_khz })
+        Ok((Self { msr_defaults, tsc_khz }, scratch.vm))
     }
 }
 
 /// A VM with one fresh vCPU, to ask what a fresh vCPU is like.
 struct Scratch {
     vcpu: VcpuFd,
-    _vm: VmFd,
+    vm: VmFd,
 }
 
 impl Scratch {
@@ -274,7 +298,7 @@ impl Scratch {
         let vm = kvm.create_vm().map_err(Error::kvm("KVM_CREATE_VM"))?;
         vm.create_irq_chip().map_err(Error::kvm("KVM_CREATE_IRQCHIP"))?;
         let vcpu = vm.create_vcpu(0).map_err(Error::kvm("KVM_CREATE_VCPU"))?;
-        Ok(Self { vcpu, _vm: vm })
+        Ok(Self { vcpu, vm })
     }
 
     /// The frequency to ask KVM for, which takes it.

@@ -6,6 +6,7 @@
 //! Decisions only: nothing here forks a process, sends a frame or removes a file.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -14,11 +15,14 @@ use forkd_proto::control::{Child, ErrorCode, Event, Fork, ForkMs, ForkReply};
 use crate::control::socket::Token;
 use crate::kvm::emulator;
 
-/// Children of one zygote that may be on their way to ready at the same time; the rest wait.
+/// Children of one zygote that may be on their way to ready at the same time, on a host with few
+/// processors; the rest wait.
 ///
-/// A host with few processors gains nothing from more, and each waits in the kernel a good part of
-/// its way, so it is well above the number of processors.
+/// Such a host gains nothing from more, and each waits in the kernel a good part of its way, so it
+/// is well above the number of processors.
 pub const STARTING_MAX: usize = 64;
+/// The same for each processor, on a host with many.
+pub const STARTING_PER_PROCESSOR: usize = 2;
 /// How often a child is forked whose guest is reset before its agent has answered, on a processor
 /// that QEMU emulates: that resets one guest in some hundreds.  Others reset none, so there a
 /// second attempt would only hide why, and serve who probes.
@@ -28,6 +32,18 @@ pub const ATTEMPTS_MAX: u32 = 3;
 #[must_use]
 pub fn attempts_here() -> u32 {
     if emulator::is_here() { ATTEMPTS_MAX } else { 1 }
+}
+
+/// How many children may be on their way to ready at the same time, with so many processors.
+#[must_use]
+pub fn starting_max(processors: usize) -> usize {
+    STARTING_MAX.max(processors.saturating_mul(STARTING_PER_PROCESSOR))
+}
+
+/// How many may be here.
+#[must_use]
+pub fn starting_max_here() -> usize {
+    starting_max(std::thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 /// One attempt to fork a child.
@@ -88,15 +104,19 @@ struct Batch {
 pub(super) struct Children {
     /// How often each is forked that is reset.
     attempts_max: u32,
+    /// How many may be on their way to ready.
+    starting_max: usize,
     alive: BTreeMap<i32, Alive>,
     batches: BTreeMap<u64, Batch>,
     next_batch: u64,
 }
 
 impl Children {
-    /// None, each of which will be forked at most `attempts_max` times.
-    pub(super) fn new(attempts_max: u32) -> Self {
-        Self { attempts_max, alive: BTreeMap::new(), batches: BTreeMap::new(), next_batch: 0 }
+    /// None, of which `starting_max` will start at the same time, each at most `attempts_max`
+    /// times.
+    pub(super) fn new(attempts_max: u32, starting_max: usize) -> Self {
+        let (alive, batches) = (BTreeMap::new(), BTreeMap::new());
+        Self { attempts_max, starting_max, alive, batches, next_batch: 0 }
     }
 
     /// Takes in a request.
@@ -118,7 +138,7 @@ impl Children {
     /// The child to be forked next, and its request.  Say [`Self::started`] or
     /// [`Self::not_started`] of it.
     pub(super) fn next(&mut self, now: Instant) -> Option<(u64, Birth)> {
-        if self.batches.values().map(|batch| batch.starting).sum::<usize>() >= STARTING_MAX {
+        if self.batches.values().map(|batch| batch.starting).sum::<usize>() >= self.starting_max {
             return None;
         }
         self.batches.iter_mut().find_map(|(number, batch)| {
@@ -263,7 +283,7 @@ mod tests {
             top_directory: None,
             top_reserve_bytes: 0,
         };
-        let mut children = Children::new(ATTEMPTS_MAX);
+        let mut children = Children::new(ATTEMPTS_MAX, STARTING_MAX);
         let children_ = (0..count).map(child).collect();
         let fork = Fork { children: children_, users: None, deadline_s: PATIENCE_S };
         children.accept(1, fork, now);
@@ -362,6 +382,11 @@ mod tests {
         let ended = fail(&mut children, 2, true, first);
 
         assert_eq!(attempts(&ended), Some(2), "there is no time left for a third");
+    }
+
+    #[test]
+    fn two_children_of_each_processor_may_start_where_that_is_more_than_64() {
+        assert_eq!([1, 32, 33, 192].map(starting_max), [64, 64, 66, 384]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ use crate::jail::{self, filter, rights};
 use crate::sys::handed::{self, Keep};
 use crate::sys::process::{self, Forked};
 use crate::sys::{descriptors, output, sharing};
-use children::{Birth, Children, Ended, Failure, attempts_here};
+use children::{Birth, Children, Ended, Failure, attempts_here, starting_max_here};
 use help::{Helper, Task};
 use lessons::Lessons;
 use report::Report;
@@ -112,7 +112,7 @@ impl Zygote {
             control,
             reports,
             signals,
-            children: Children::new(attempts_here()),
+            children: Children::new(attempts_here(), starting_max_here()),
             stopping: false,
             retiring: false,
         })
@@ -333,6 +333,7 @@ impl Zygote {
         self.control.close_in_child()?;
         self.reports.close_in_child()?;
         self.lessons.as_ref().map_or(Ok(()), Lessons::close_in_child)?;
+        self.plan.awake().map_or(Ok(()), descriptors::close_in_child)?;
         descriptors::close_in_child(self.signals.as_raw_fd())?;
         descriptors::close_in_child(self.epoll.as_raw_fd())
     }
