@@ -38,7 +38,13 @@ TEST_TIMEOUT_S = 300
 CLAIMS = "/host/claims"
 """Where a machine sees the folder of the claims."""
 
-STRICT = ("--strict-needs", "--waive-needs", "network,invariant-tsc", "-p", "no:cacheprovider")
+STRICT = (
+    "--strict-needs",
+    "--waive-needs",
+    "network,invariant-tsc,pre-fault",
+    "-p",
+    "no:cacheprovider",
+)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ So that each test runs once, `--unmet-to FILE` lists what is skipped here, and
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -41,6 +42,9 @@ NETWORK_DEADLINE_S = 2.0
 
 ARCHIVE = ("deb.debian.org", 80)
 """Where the tests that need the network get their packages."""
+
+KVM_CHECK_EXTENSION = 0xAE03
+KVM_CAP_PRE_FAULT_MEMORY = 236
 
 
 def has_stock_kvm() -> bool:
@@ -85,6 +89,18 @@ def has_invariant_tsc() -> bool:
     return {"constant_tsc", "nonstop_tsc"} <= set(flags)
 
 
+def has_pre_fault() -> bool:
+    """Whether KVM maps pages before a guest touches them, which it does since Linux 6.12."""
+    try:
+        kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return fcntl.ioctl(kvm, KVM_CHECK_EXTENSION, KVM_CAP_PRE_FAULT_MEMORY) > 0
+    finally:
+        os.close(kvm)
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "kvm": has_stock_kvm,
     "root": lambda: os.geteuid() == 0,
@@ -100,6 +116,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "inspect": (ROOT / "build" / "inspect-client" / "inspect_ai").exists,
     "nft": has_program("nft"),
     "invariant-tsc": has_invariant_tsc,
+    "pre-fault": has_pre_fault,
     "helper": lambda: Path("/proc/cmdline").read_text(encoding="utf-8").startswith(CMDLINE),
     "qemu": has_program("qemu-system-x86_64"),
     "mmdebstrap": has_program("mmdebstrap"),

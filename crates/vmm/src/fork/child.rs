@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fork::plan::ForkPlan;
 use crate::io::bus::{Bus, Lines};
 use crate::kvm::cpu::Numbered;
+use crate::kvm::prefault;
 use crate::kvm::tsc::Counters;
 use crate::kvm::vm;
 use crate::machine::Machine;
@@ -48,6 +49,11 @@ impl ForkPlan {
             }
             let vcpu = Numbered { id, fd, counters: &counters };
             self.state.vcpus[id].restore(&vcpu, &self.cpuids[id], &self.msrs[id])?;
+        }
+        if let Some((warmth, first)) = self.warmth.get().zip(fds.first())
+            && prefault::is_offered(&self.kvm)
+        {
+            warmth.each_in(self.ram.view(), |at, bytes| prefault::map(first, at, bytes));
         }
         let folder = child.top_directory.as_deref();
         let tops = Tops::new(folder, &place.directory, child.top_reserve_bytes)?;

@@ -4,6 +4,7 @@ pub mod cpu;
 pub mod cpuid;
 pub mod emulator;
 pub mod msrs;
+pub mod prefault;
 pub mod stored;
 pub mod tsc;
 pub mod vm;

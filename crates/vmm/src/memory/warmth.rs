@@ -9,7 +9,7 @@
 //!
 //! It costs no memory: the pages would have been copied anyway, a moment later.
 
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::error::Error;
 use crate::layout::PAGE_SIZE;
@@ -138,6 +138,21 @@ impl Warmth {
         before.is_some_and(|range| address < range.start + range.bytes)
     }
 
+    /// Calls `map` with where the guest has each range in `memory`, and its length, as long as it
+    /// returns true.
+    pub fn each_in(&self, memory: &GuestMemoryMmap, mut map: impl FnMut(u64, u64) -> bool) {
+        for range in &self.ranges {
+            let within = memory.iter().find_map(|region| {
+                let at = range.start.checked_sub(region.as_ptr() as u64)?;
+                let guest = region.start_addr().raw_value().checked_add(at)?;
+                (at < region.len()).then(|| (guest, range.bytes.min(region.len() - at)))
+            });
+            if within.is_some_and(|(guest, bytes)| !map(guest, bytes)) {
+                return;
+            }
+        }
+    }
+
     /// Makes this process own the pages.
     ///
     /// Where the kernel refuses (before Linux 5.14), they are copied when they are written: nothing
@@ -166,6 +181,33 @@ mod tests {
         }
         let start = ram.view().iter().next().unwrap().as_ptr() as u64;
         (ram, start)
+    }
+
+    #[test]
+    fn ranges_are_where_the_guest_has_them() {
+        let (ram, start) = written(0..0);
+        let mut warmth = Warmth::default();
+        for page in [0, 5, 6] {
+            warmth.add(start + page * PAGE_SIZE);
+        }
+        let elsewhere = warmth.and(vec![Range { start: start - PAGE_SIZE, bytes: PAGE_SIZE }]);
+        let ranges_until = |last: usize| {
+            let mut found = Vec::new();
+            warmth.each_in(ram.view(), |at, bytes| {
+                found.push((at / PAGE_SIZE, bytes / PAGE_SIZE));
+                found.len() < last
+            });
+            found
+        };
+
+        assert_eq!(ranges_until(3), [(0, 1), (5, 2)]);
+        assert_eq!(ranges_until(1), [(0, 1)], "it was told to stop");
+        let mut found = Vec::new();
+        elsewhere.each_in(ram.view(), |at, _| {
+            found.push(at / PAGE_SIZE);
+            true
+        });
+        assert_eq!(found, [5], "the guest has nothing there");
     }
 
     #[test]

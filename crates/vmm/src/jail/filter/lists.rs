@@ -8,8 +8,8 @@ use std::mem::size_of;
 
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_irq_level, kvm_irqchip,
-    kvm_lapic_state, kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_regs, kvm_sregs,
-    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_list, kvm_msrs, kvm_pre_fault_memory, kvm_regs,
+    kvm_sregs, kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 
 use super::Role;
@@ -317,6 +317,7 @@ const OWN_REQUESTS: &[Way] = &[
     &[Is(1, ior::<kvm_clock_data>(0x7c))],
     &[Is(1, iow::<kvm_cpuid2>(0x90))],
     &[Is(1, io(0xa2))], // KVM_SET_TSC_KHZ
+    &[Is(1, iowr::<kvm_pre_fault_memory>(0xd5))],
 ];
 
 const fn join<const COUNT: usize>() -> [Way; COUNT] {
