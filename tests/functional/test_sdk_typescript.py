@@ -86,8 +86,23 @@ async def test_the_suite_passes_against_a_daemon(fake_host: FakeHost) -> None:
         )
 
 
+def only_in_soak(runtime: str) -> object:
+    """Return a runtime as a parameter of tests that run it with `--soak` alone."""
+    return pytest.param(runtime, marks=[pytest.mark.needs(runtime), pytest.mark.soak(only=True)])
+
+
+def program_of(runtime: str) -> tuple[str, ...]:
+    """Return the words that run a program with a runtime."""
+    return {
+        "node": ("node",),
+        "bun": (str(BUN),),
+        "deno": (str(DENO), "run", *DENO_FLAGS),
+    }[runtime]
+
+
+@pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
 async def test_what_one_language_has_built_the_other_finds(
-    fake_host: FakeHost, npm_project: NpmProject, tmp_path: Path
+    runtime: str, fake_host: FakeHost, npm_project: NpmProject, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_text("a")
     (tmp_path / "Dockerfile").write_text(
@@ -97,7 +112,7 @@ async def test_what_one_language_has_built_the_other_finds(
     program.write_text(BUILD)
 
     async with serving(fake_host) as (served, _), AsyncClient(served.url) as client:
-        words = ("node", program.name, served.url, str(tmp_path))
+        words = (*program_of(runtime), program.name, served.url, str(tmp_path))
         said = json.loads(await npm_project.run(*words))
         assert said["done"] == [3, 5, 6]
         found = await client.builds.build(tmp_path, tag="app")
@@ -126,22 +141,13 @@ async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_proje
     await npm_project.check_types("readme.ts", "page.ts")
 
 
-def only_in_soak(runtime: str) -> object:
-    """Return a runtime as a parameter of tests that run it with `--soak` alone."""
-    return pytest.param(runtime, marks=[pytest.mark.needs(runtime), pytest.mark.soak(only=True)])
-
-
 @pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
 async def test_the_package_runs_on(
     runtime: str, fake_host: FakeHost, npm_project: NpmProject
 ) -> None:
     program = npm_project.folder / "program.mjs"
     program.write_bytes((TYPESCRIPT / "tests/runtimes/program.mjs").read_bytes())
-    words = {
-        "node": ("node",),
-        "bun": (str(BUN),),
-        "deno": (str(DENO), "run", *DENO_FLAGS),
-    }[runtime]
+    words = program_of(runtime)
 
     async with serving(fake_host) as (served, token):
         assert await npm_project.run(*words, program.name, served.url) == "ok\n"

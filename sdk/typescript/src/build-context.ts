@@ -6,13 +6,13 @@
  */
 import type { Buffer } from "node:buffer";
 import { createHash } from "node:crypto";
-import { createReadStream, type Stats } from "node:fs";
+import type { Stats } from "node:fs";
 import { lstat, readdir, readlink } from "node:fs/promises";
 import { posix } from "node:path";
 import { reasonOf } from "./archive.js";
 import { glob, Ignore, normal } from "./build-ignore.js";
 import { Malformed } from "./dockerfile-words.js";
-import { isTar } from "./tar-reader.js";
+import { isTar, piecesOf } from "./tar-reader.js";
 import { asBytes, byCharacters, cited, fromBytes } from "./text.js";
 
 /** Most files, folders and links of a build context, without those that are left out. */
@@ -124,7 +124,7 @@ export class Context {
     if (known !== undefined) return known;
     const digest = createHash("sha256");
     try {
-      for await (const piece of createReadStream(this.hostPath(entry.path))) digest.update(piece);
+      for await (const piece of piecesOf(this.hostPath(entry.path))) digest.update(piece);
     } catch (error) {
       throw unreadable(entry.path, error);
     }

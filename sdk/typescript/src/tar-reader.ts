@@ -1,10 +1,10 @@
 /** Reads tar archives of this host: those that ADD unpacks, and what another machine has sent. */
 import { Buffer } from "node:buffer";
-import { createReadStream, createWriteStream } from "node:fs";
+import { createWriteStream } from "node:fs";
 import { type FileHandle, mkdtemp, open, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { Transform } from "node:stream";
+import { Readable, Transform } from "node:stream";
 import { pipeline } from "node:stream/promises";
 import { createGunzip } from "node:zlib";
 import { padding } from "./archive.js";
@@ -81,13 +81,23 @@ export async function isTar(path: Buffer): Promise<boolean> {
   return head.length === BLOCK && hasChecksum(head);
 }
 
+/** Yield the bytes of a file; streams of files take no such path everywhere. */
+export async function* piecesOf(path: Buffer): AsyncGenerator<Uint8Array, void, void> {
+  await using file = await open(path);
+  for (;;) {
+    const { bytesRead, buffer } = await file.read(Buffer.alloc(PIECE_BYTES), 0, PIECE_BYTES, null);
+    if (bytesRead === 0) return;
+    yield buffer.subarray(0, bytesRead);
+  }
+}
+
 async function beginning(path: Buffer): Promise<Buffer> {
   await using file = await open(path);
   return await readAt(file, 0, BLOCK);
 }
 
 async function unzippedBeginning(path: Buffer): Promise<Buffer> {
-  const source = createReadStream(path);
+  const source = Readable.from(piecesOf(path), { objectMode: false });
   const pieces: Buffer[] = [];
   let length = 0;
   try {
@@ -144,7 +154,7 @@ export class TarFile implements AsyncDisposable {
     try {
       const whole = join(folder, "tar");
       const room = limited(bytesMax, said);
-      await pipeline(createReadStream(path), createGunzip(), room, createWriteStream(whole));
+      await pipeline(piecesOf(path), createGunzip(), room, createWriteStream(whole));
       return new TarFile(await open(whole), said, folder);
     } catch (error) {
       await rm(folder, { recursive: true, force: true });
