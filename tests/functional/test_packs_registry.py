@@ -13,11 +13,13 @@ import pytest
 
 from forkd.errors import NotFound, PackError, TransportError
 from forkd.model.ids import Tag
+from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import artifacts, cosign, limits, references
 from forkd.packs.manifest import BLOCK_BYTES
 from forkd.packs.reader import read
 from forkd.packs.registry import MANIFEST_TYPE, Registry, digest_of
 from forkd.packs.writer import Source, write
+from tests.functional.test_packs_service import a_host
 from tests.support import registry as registries
 from tests.support.fake_service import a_snapshot
 from tests.support.packs import ANYBODY, a_chain, a_link, pages, signed, write_stored
@@ -404,6 +406,22 @@ def test_a_signature_of_another_artifact_does_not_count(
 
         with pytest.raises(PackError, match="no cosign signature by that key"):
             artifacts.fetch(registry, reference, cosign.read_public(public))
+
+
+@pytest.mark.asyncio
+async def test_a_chain_that_was_pulled_is_ready_in_another_store(
+    server: registries.Registry, tmp_path: Path
+) -> None:
+    reference = at(server, "team/chain:1")
+    with a_host(tmp_path / "here") as here, a_host(tmp_path / "there") as there:
+        here.add(["base", "middle", "head"])
+        push(reference, await here.pack("head"))
+
+        links = await there.unpack(pull(reference), "head")
+
+        assert links == [("base", False), ("middle", False), ("head", False)]
+        assert there.contents("head") == here.contents("head")
+        assert there.catalog.get(Tag("head")).status is SnapshotStatus.READY
 
 
 def test_a_pulled_pack_is_read(server: registries.Registry, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import sys
 import threading
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from forkd.model.caller import Caller, Scope, Tenant
 from forkd.model.ids import Tag, parse_tag
 from forkd.model.pack import UnpackRequest
 from forkd.model.snapshot import SnapshotStatus
-from forkd.packs import artifacts, keys, references
-from forkd.packs.registry import Registry
+from forkd.packs import keys
 from forkd.service.cells import Cells
 from forkd.service.jail import UidRange
 from forkd.service.journal import Journal
@@ -38,7 +36,6 @@ from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import PendingStore
 from forkd.store.snapshots import SnapshotStore
 from forkd.telemetry.telemetry import Telemetry
-from tests.support import registry as registries
 from tests.support.callers import CALLER
 from tests.support.no_records import no_records
 from tests.support.packs import (
@@ -198,25 +195,6 @@ async def test_a_chain_arrives_byte_for_byte_and_is_ready(here: Host, there: Hos
     image = there.store.rootfs(chain[0].image_key)
     assert image.read_bytes() == here.store.rootfs("key").read_bytes()
     assert list((there.state / "staging").iterdir()) == []
-
-
-@pytest.mark.needs("docker-registry")
-async def test_a_chain_that_was_pulled_from_a_registry_is_ready(
-    here: Host, there: Host, tmp_path: Path
-) -> None:
-    pack = await here.pack("head")
-    (folder := tmp_path / "registry").mkdir()
-    with registries.running(folder) as server:
-        place = references.parse(f"{server.host}/team/head:1", field="url")
-        with Registry(place, None, plain_http=False) as registry:
-            artifacts.push(registry, place, io.BytesIO(pack), lambda _: None)
-            pulled = b"".join(artifacts.fetch(registry, place, None))
-
-    links = await there.unpack(pulled, "head")
-
-    assert links == [("base", False), ("middle", False), ("head", False)]
-    assert there.contents("head") == here.contents("head")
-    assert there.catalog.get(parse_tag("head")).status is SnapshotStatus.READY
 
 
 async def test_a_pack_of_a_base_has_nothing_of_what_stands_on_it(here: Host, there: Host) -> None:
