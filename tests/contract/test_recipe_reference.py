@@ -42,6 +42,7 @@ def test_every_key_of_a_recipe_is_in_the_reference(part: type[BaseModel]) -> Non
         recipes.FILES_MAX,
         recipes.PACKAGES_MAX,
         recipes.ENV_MAX,
+        limits.VCPUS_MAX,
         limits.MEMORY_MIB_MIN,
         limits.MEMORY_MIB_MAX,
         limits.DISK_MIB_MAX,

@@ -117,12 +117,28 @@ async def test_a_recipe_of_more_memory_than_the_host_has_is_refused_before_it_is
         assert isinstance(error, InvalidRequest)
         assert str(error) == (
             "the recipe fake asks for 128 MiB of memory (machine.memory_mib), but this host has "
-            "127 MiB, and 100 MiB of it available; lower machine.memory_mib, or bake the recipe on "
-            "a larger host"
+            "127 MiB, and 100 MiB of it available; lower machine.memory_mib, bake the recipe on a "
+            "larger host, or allow guests that do not use all of theirs (FORKD_MEMORY_OVERCOMMIT)"
         )
         assert error.context == {"field": "machine.memory_mib"}
         monkeypatch.setattr(proc, "memory_bytes", lambda: (GUEST_MIB << 20, 100 << 20))
         await fake_host.bake(host, fake_host.recipe(), caller=MEMBER)
+
+
+async def test_a_guest_has_more_memory_than_the_host_as_far_as_guests_together_may(
+    fake_host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total_bytes = (GUEST_MIB << 20) // 4
+    monkeypatch.setattr(proc, "memory_bytes", lambda: (total_bytes, total_bytes))
+    for factor, room in ((4.0, True), (3.99, False)):
+        policy = AdmissionPolicy(memory_reserve_mib=1, memory_overcommit=factor)
+        made = replace(fake_host, settings=replace(fake_host.settings, admission=policy))
+        async with made.service() as host:
+            if room:
+                await made.bake(host, made.recipe(), caller=MEMBER)
+                continue
+            with pytest.raises(InvalidRequest, match="FORKD_MEMORY_OVERCOMMIT"):
+                await made.bake(host, made.recipe(), caller=MEMBER, tag="another")
 
 
 async def test_a_recipe_of_more_memory_than_its_tenant_may_have_is_refused_before_it_is_built(

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from forkd import programs
 from forkd.images.layout import default_cache_folder
-from forkd.limits import BUILD_UIDS_DEFAULT, IMAGE_CACHE_MIB_MAX, UIDS_DEFAULT
+from forkd.limits import (
+    BUILD_UIDS_DEFAULT,
+    IMAGE_CACHE_MIB_MAX,
+    MEMORY_OVERCOMMIT_MAX,
+    UIDS_DEFAULT,
+)
 from forkd.service.jail import UidRange
 from forkd.service.settings import AdmissionPolicy, HostSettings, PackPolicy
 
@@ -28,7 +33,10 @@ def settings_in(state: Path, run_dir: Path) -> HostSettings:
         recipe_dirs=(Path("/"), programs.RECIPES),
         cgroups=True,
         packs=PackPolicy(allow_unsigned=True),
-        admission=AdmissionPolicy(memory_pressure_max=100.0),  # what ran before may still be felt
+        admission=AdmissionPolicy(
+            memory_pressure_max=100.0,  # what ran before may still be felt
+            memory_overcommit=MEMORY_OVERCOMMIT_MAX,  # guests may be larger than the host
+        ),
         uids=UidRange.parse(UIDS_DEFAULT),
         build_uids=UidRange.parse(BUILD_UIDS_DEFAULT),
         image_cache_mib=IMAGE_CACHE_MIB_MAX,  # the images are those of all tests

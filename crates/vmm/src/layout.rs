@@ -117,6 +117,31 @@ pub fn check_memory_size(memory_bytes: u64) -> Result<(), Error> {
     })
 }
 
+/// Checks that a processor's physical addresses, of so many bits, reach all of a guest's memory.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] naming the most that they reach.
+pub fn check_addresses(memory_bytes: u64, bits: u32) -> Result<(), Error> {
+    let reached = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
+    let end = ram_regions(memory_bytes).last().map_or(0, |(start, length)| start + length);
+    if end <= reached {
+        return Ok(());
+    }
+    let most = if reached > MMIO_GAP_END {
+        reached - (MMIO_GAP_END - MMIO_GAP_START)
+    } else {
+        reached.min(MMIO_GAP_START)
+    };
+    Err(Error::Invalid {
+        field: "memory_bytes",
+        problem: format!(
+            "{memory_bytes} is more than the {most} that a guest can have here: its processor has \
+             physical addresses of {bits} bits"
+        ),
+    })
+}
+
 /// Guest address of the page with this index.
 #[must_use]
 pub fn address_of(page: u64) -> u64 {
@@ -156,5 +181,19 @@ mod tests {
         assert!(check_memory_size(MEMORY_BYTES_MIN - granule).is_err());
         assert!(check_memory_size(MEMORY_BYTES_MAX + granule).is_err());
         assert!(check_memory_size(MEMORY_BYTES_MIN + 4096).is_err());
+    }
+
+    #[test]
+    fn memory_of_which_addresses_reach_all_but_one_granule_is_refused_by_name() {
+        for (bits, most) in [(32, 3 << 30), (39, 511 << 30), (40, 1023 << 30), (46, 65535 << 30)] {
+            assert!(check_addresses(most, bits).is_ok(), "{bits}");
+
+            let refused = check_addresses(most + MEMORY_GRANULE, bits).unwrap_err().to_string();
+
+            assert!(refused.contains("memory_bytes"), "{refused}");
+            assert!(refused.contains(&format!("the {most} ")), "{refused}");
+            assert!(refused.contains(&format!("{bits} bits")), "{refused}");
+        }
+        assert!(check_addresses(MEMORY_BYTES_MAX, 64).is_ok());
     }
 }

@@ -13,6 +13,7 @@ from forkd.cli.options import Json, Output
 from forkd.cli.tables import Column
 from forkd.cli.units import shown_size, size_mib
 from forkd.errors import Conflict, NotFound
+from forkd.limits import VCPUS_MAX
 
 if TYPE_CHECKING:
     from forkd.sdk import Client
@@ -59,7 +60,9 @@ MachineMemory = Annotated[
 ]
 Vcpus = Annotated[
     int | None,
-    typer.Option("--vcpus", rich_help_panel=MACHINE, help="Virtual CPUs of each fork, 1 to 8."),
+    typer.Option(
+        "--vcpus", rich_help_panel=MACHINE, help=f"Virtual CPUs of each fork, 1 to {VCPUS_MAX}."
+    ),
 ]
 MachineDisk = Annotated[
     int | None,

@@ -307,7 +307,8 @@ class Settings(BaseSettings):
     ] = _setting(
         None,
         "Most memory that guests may be promised together, as a multiple of the host's. They share "
-        "most of it, and never touch much of the rest.",
+        "most of it, and never touch much of the rest. With a value above 1 one guest alone may "
+        "have more than the host.",
         "no limit",
     )
     memory_pressure_max: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = _setting(

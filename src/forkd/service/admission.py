@@ -72,6 +72,14 @@ class Admission:
                 f"{self.disk_reserve_mib} MiB (FORKD_DISK_RESERVE_MIB)"
             )
 
+    def guest_bytes_max(self, total_bytes: int) -> int:
+        """Return the most memory of one guest, where the host has so much in all.
+
+        More than that is only for an operator to allow, who knows that guests leave most of theirs
+        untouched: what they do touch has to be in the host's memory.
+        """
+        return int(total_bytes * max(1.0, self.policy.memory_overcommit or 1.0))
+
     def _check_promises(self, asked_mib: int, total_bytes: int) -> None:
         factor = self.policy.memory_overcommit
         if factor is None:

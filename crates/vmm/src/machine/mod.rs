@@ -103,6 +103,9 @@ impl Machine {
         filter::put_on(Role::Process)?;
         sharing::own_core()?;
         let kvm = vm::open()?;
+        let wanted = |id| Wanted { cpu: config.cpu, id, vcpus: config.vcpus };
+        let bits = cpuid::physical_bits(cpuid::for_vcpu(&kvm, wanted(0))?.as_slice());
+        layout::check_addresses(config.memory_bytes, bits)?;
         let ram = Ram::fresh(config.memory_bytes)?;
         let memory = ram.view();
         let vm = Arc::new(vm::create(&kvm, memory)?);
@@ -116,7 +119,6 @@ impl Machine {
             rsdp,
         )?;
         generation::renew(memory)?;
-        let wanted = |id| Wanted { cpu: config.cpu, id, vcpus: config.vcpus };
         let made = (0..config.vcpus)
             .map(|id| boot_vcpu(&kvm, &vm, memory, wanted(id), entry))
             .collect::<Result<Vec<_>, _>>()?;

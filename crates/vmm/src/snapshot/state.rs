@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::kvm::cpu::VcpuState;
+use crate::kvm::cpuid::physical_bits;
 use crate::kvm::stored;
 use crate::layout;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
@@ -130,8 +131,11 @@ impl MachineState {
             return Err(Error::Damaged(format!("{name}: {how}")));
         }
         let cpuids = self.vcpus.iter().map(|vcpu| stored::check_cpuid(&vcpu.cpuid));
+        let bits = self.vcpus.iter().map(|vcpu| physical_bits(&vcpu.cpuid));
+        let reached = bits.map(|bits| layout::check_addresses(self.memory_bytes, bits));
         cpuids
             .chain([layout::check_memory_size(self.memory_bytes)])
+            .chain(reached)
             .collect::<Result<(), Error>>()
             .map_err(|error| Error::Damaged(format!("{name}: {error}")))
     }

@@ -86,11 +86,12 @@ class BakeLeases:
         asked_mib = recipe.machine.memory_mib
         total_bytes, available_bytes = proc.memory_bytes()
         wants = f"the recipe {recipe.name} asks for {asked_mib} MiB of memory (machine.memory_mib)"
-        if asked_mib << 20 > total_bytes:
+        if asked_mib << 20 > self.admission.guest_bytes_max(total_bytes):
             raise InvalidRequest(
                 f"{wants}, but this host has {total_bytes >> 20} MiB, and "
-                f"{available_bytes >> 20} MiB of it available; lower machine.memory_mib, or bake "
-                "the recipe on a larger host",
+                f"{available_bytes >> 20} MiB of it available; lower machine.memory_mib, bake the "
+                "recipe on a larger host, or allow guests that do not use all of theirs "
+                "(FORKD_MEMORY_OVERCOMMIT)",
                 field="machine.memory_mib",
             )
         try:

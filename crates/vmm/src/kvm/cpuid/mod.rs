@@ -28,6 +28,8 @@ use table::{ROWS, Register, Shown, What};
 
 /// Bytes of XSAVE's area that hold x87 and SSE, and its header.
 const LEGACY_AREA_BYTES: u32 = 576;
+/// Bits of a physical address of a processor that does not say (Intel SDM, volume 3, 4.1.4).
+const UNSAID_PHYSICAL_BITS: u32 = 36;
 /// Bits of a linear address with four levels of page tables.
 const LINEAR_BITS: u32 = 48;
 
@@ -289,7 +291,10 @@ pub fn is_portable(table: &[kvm_cpuid_entry2]) -> bool {
 /// Bits of a physical address.
 #[must_use]
 pub fn physical_bits(table: &[kvm_cpuid_entry2]) -> u32 {
-    value_of(table, 0x8000_0008, 0, Register::Eax) & 0xff
+    match value_of(table, 0x8000_0008, 0, Register::Eax) & 0xff {
+        0 => UNSAID_PHYSICAL_BITS,
+        said => said,
+    }
 }
 
 /// What a processor calls itself.

@@ -169,7 +169,7 @@ fn a_portable_guest_of_amds_has_nothing_that_zen_2_has_not() {
 #[test]
 fn each_vcpu_is_a_core_of_one_package_that_shares_the_last_cache() {
     for (name, _) in HOSTS {
-        for (count, shift) in [(1_u8, 0_u32), (2, 1), (3, 2), (8, 3)] {
+        for (count, shift) in [(1_u8, 0_u32), (2, 1), (3, 2), (8, 3), (32, 5)] {
             for id in 0..count {
                 let table = guest(name, Cpu::Host, id, count);
                 let (id, count, ids) = (u32::from(id), u32::from(count), 1 << shift);
