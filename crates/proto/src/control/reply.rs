@@ -149,7 +149,7 @@ pub struct ZygoteStatus {
     pub memory_bytes: u64,
     /// Of the snapshot.
     pub vcpus: u8,
-    /// Of the image, how much is in memory.
+    /// What it loaded into memory: the image, and pages of deltas over it.
     pub resident_bytes: u64,
 }
 

@@ -36,7 +36,6 @@ use crate::sys::{descriptors, meminfo, pagemap, process};
 /// KVM, which seeds open anew.
 const KVM: &str = descriptors::KVM;
 /// How much memory the host has left.
-const MEMINFO: &str = meminfo::FILE;
 /// Where the root of who sees no folder is put together.
 const PROC: &str = "/proc";
 
@@ -208,7 +207,7 @@ fn open(path: &Path, keep: Keep) -> Result<(), Error> {
 
 /// Opens what every jailed process needs of the host.
 fn open_common() -> Result<(), Error> {
-    open(Path::new(MEMINFO), Keep::Zygote)?;
+    meminfo::keep_open().map_err(Error::io("open what says how much memory there is"))?;
     let kvm = descriptors::open_kvm()?;
     handed::put(Path::new(KVM), Keep::Always, kvm);
     Ok(())

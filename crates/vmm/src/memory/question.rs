@@ -266,6 +266,9 @@ mod tests {
 
         guest.question.asked();
 
-        assert_eq!(guest.ram.resident_bytes(), 0);
+        Pagemap::own()
+            .unwrap()
+            .private(guest.ram.view(), |found| panic!("{found:?} was written"))
+            .unwrap();
     }
 }

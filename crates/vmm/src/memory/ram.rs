@@ -290,16 +290,10 @@ impl Ram {
         self.granules.keys().map(pages)
     }
 
-    /// Bytes that are in memory.
+    /// Bytes of the files in memory that it was loaded into, and of what was copied of them since.
     #[must_use]
-    pub fn resident_bytes(&self) -> u64 {
-        let regions = self.view.iter();
-        regions
-            .map(|region| {
-                let bytes = usize::try_from(region.len()).unwrap_or(0);
-                mapping::resident_bytes(region.as_ptr(), bytes)
-            })
-            .sum()
+    pub fn loaded_bytes(&self) -> u64 {
+        self.granules.len() as u64 * GRANULE_BYTES + 2 * self.sparse.len() as u64 * PAGE_SIZE
     }
 }
 

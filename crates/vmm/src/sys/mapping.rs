@@ -218,26 +218,6 @@ fn advise(start: *mut libc::c_void, bytes: u64, what: i32) -> bool {
     unsafe { libc::madvise(start, length, what) == 0 }
 }
 
-/// Bytes of `bytes` bytes mapped at `address` that are in memory (`mincore(2)`).
-#[must_use]
-pub fn resident_bytes(address: *const u8, bytes: usize) -> u64 {
-    let mut pages = [0_u8; PIECE_PAGES];
-    let mut resident = 0;
-    for start in (0..bytes).step_by(PIECE_PAGES * 4096) {
-        let length = (bytes - start).min(PIECE_PAGES * 4096);
-        let piece = address.wrapping_add(start).cast_mut().cast();
-        // SAFETY: the range is mapped by the caller; the array has a byte for each of its pages.
-        if unsafe { libc::mincore(piece, length, pages.as_mut_ptr()) } == 0 {
-            let looked_at = &pages[..length.div_ceil(4096)];
-            resident += looked_at.iter().filter(|page| **page & 1 == 1).count() as u64;
-        }
-    }
-    resident * 4096
-}
-
-/// Pages that are looked at at a time.
-const PIECE_PAGES: usize = 4096;
-
 #[cfg(test)]
 mod tests {
     use seccompiler::{
@@ -247,19 +227,6 @@ mod tests {
 
     use super::*;
     use crate::sys::process::{Forked, exit_now, fork_into, wait};
-
-    #[test]
-    fn resident_pages_are_counted_in_every_piece() {
-        let bytes = (PIECE_PAGES as u64 + 2) * 4096;
-        let file = memory_file(bytes).unwrap();
-        let mut shared = Shared::map(&file, bytes, 4096).unwrap();
-
-        for page in [0, PIECE_PAGES as u64 - 1, PIECE_PAGES as u64, PIECE_PAGES as u64 + 1] {
-            shared.write(page * 4096, &[1]).unwrap();
-        }
-
-        assert_eq!(resident_bytes(shared.start, shared.length), 4 * 4096);
-    }
 
     /// The status of a process that makes a file in memory where the kernel refuses those whose
     /// flag not to be executed is set, or is not.

@@ -216,7 +216,7 @@ impl Zygote {
             children: self.children.alive(),
             memory_bytes,
             vcpus,
-            resident_bytes: self.plan.ram().resident_bytes(),
+            resident_bytes: self.plan.ram().loaded_bytes(),
         }
     }
 

@@ -14,7 +14,7 @@ use kvm_bindings::{
 
 use super::Role;
 use crate::jail::rights;
-use crate::sys::urgency;
+use crate::sys::{pagemap, urgency};
 
 /// A call, and the ways in which it may be made; with none, any way.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Role {
         match self {
             Self::Process => &[EVERY_THREAD, DEVICES, PROCESS, FILES],
             Self::Vcpu => &[EVERY_THREAD, DEVICES, VCPU],
-            Self::Writer => &[EVERY_THREAD, FILES, ENDING],
+            Self::Writer => &[EVERY_THREAD, FILES, WRITER, ENDING],
             Self::Holder => &[HOLDER],
             Self::Comparer => &[EVERY_THREAD, ENDING],
         }
@@ -167,7 +167,6 @@ const PROCESS: &[Allowed] = &[
     // A child passes its page map on.
     any(libc::SYS_sendmsg),
     any(libc::SYS_memfd_create),
-    any(libc::SYS_mincore),
     any(libc::SYS_close_range),
     any(libc::SYS_clone3),
     only(libc::SYS_clone, WITHOUT_CLONE3),
@@ -237,6 +236,9 @@ const FILE_COMMANDS: &[Way] = &[
     &[Is(1, libc::F_GET_SEALS.cast_unsigned())],
 ];
 
+/// Asking where a process's pages are.
+const SCAN: Way = &[Is(1, pagemap::PAGEMAP_SCAN)];
+
 /// Reading and writing the files of snapshots.
 const FILES: &[Allowed] = &[
     any(libc::SYS_openat),
@@ -249,6 +251,9 @@ const FILES: &[Allowed] = &[
     any(libc::SYS_unlink),
     only(libc::SYS_fcntl, FILE_COMMANDS),
 ];
+
+/// It looks for what its zygote, or its machine, has written.
+const WRITER: &[Allowed] = &[only(libc::SYS_ioctl, &[SCAN])];
 
 /// A thread that ends its process by `abort` says so by a signal to itself.
 const ENDING: &[Allowed] = &[only(libc::SYS_tgkill, &[&[OwnPid(0), Is(2, SIGNAL_ABORT)]])];
@@ -293,6 +298,7 @@ const VCPU_REQUESTS: &[Way] = &[
     // Of vCPUs it is their TSC's offset; of what else we have open there is nothing to get or set.
     &[Is(1, iow::<kvm_device_attr>(0xe1))],
     &[Is(1, iow::<kvm_device_attr>(0xe2))],
+    SCAN,
 ];
 
 /// Those of its own, and all of [`VCPU_REQUESTS`]: a thread's filter adds to its process's.

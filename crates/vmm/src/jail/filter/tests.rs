@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sys::process::{Forked, exit_now, fork_into, open_cgroup, wait};
-use crate::sys::urgency;
+use crate::sys::{pagemap, urgency};
 use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -137,6 +137,9 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Vcpu, libc::SYS_ioctl, [-1, 0xae80, 0]),
         (Role::Process, libc::SYS_ioctl, [-1, 0xae01, 0]),
         (Role::Process, libc::SYS_ioctl, [-1, 0xc040_aed5, 0]),
+        (Role::Process, libc::SYS_ioctl, [-1, pagemap::PAGEMAP_SCAN.into(), 0]),
+        (Role::Vcpu, libc::SYS_ioctl, [-1, pagemap::PAGEMAP_SCAN.into(), 0]),
+        (Role::Writer, libc::SYS_ioctl, [-1, pagemap::PAGEMAP_SCAN.into(), 0]),
         (Role::Process, libc::SYS_kill, [PID_OF_NOBODY, 9, 0]),
         (Role::Process, libc::SYS_tgkill, [PID_OF_NOBODY, PID_OF_NOBODY, stop]),
         (Role::Vcpu, libc::SYS_socket, [i64::from(libc::AF_UNIX), -1, 0]),
@@ -154,6 +157,8 @@ fn calls_are_made_with_the_arguments_that_are_needed_and_with_no_others() {
         (Role::Vcpu, libc::SYS_ioctl, [-1, 0xae01, 0]),
         (Role::Vcpu, libc::SYS_ioctl, [-1, 0xc040_aed5, 0]),
         (Role::Process, libc::SYS_ioctl, [-1, 0x5412, 0]),
+        (Role::Writer, libc::SYS_ioctl, [-1, 0xae80, 0]),
+        (Role::Comparer, libc::SYS_ioctl, [-1, pagemap::PAGEMAP_SCAN.into(), 0]),
         (Role::Process, libc::SYS_kill, [-1, 9, 0]),
         (Role::Process, libc::SYS_kill, [1, 9, 0]),
         (Role::Process, libc::SYS_kill, [PID_OF_NOBODY, 15, 0]),
