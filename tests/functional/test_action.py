@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.soak(only=True)]
 
 SCRIPT = """
 cat 'a file'
