@@ -333,6 +333,9 @@ IMAGE_CACHE_MIB_MAX = 1 << 30
 IMAGE_KEY_PATTERN = r"^[0-9a-f]{32}$"
 """Keys of images."""
 
+REGISTRY_NAME_CHARS_MAX = 255
+"""Longest registry and repository together, by the registries' own specification."""
+
 IMAGE_REFERENCE_CHARS_MAX = 512
 """Longest reference to an image of a registry: name, tag and digest, each of the longest."""
 

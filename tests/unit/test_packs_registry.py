@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from forkd.errors import Denied, ForkdError, InvalidRequest, PackError, TransportError
+from forkd.limits import REGISTRY_NAME_CHARS_MAX
 from forkd.packs import cosign, limits, references
 from forkd.packs.credentials import Login, login_for
 from forkd.packs.registry import Registry, digest_of
@@ -54,7 +55,7 @@ def test_a_reference_has_parts(text: str, parts: tuple[str, str, str]) -> None:
         "user@h.example/a",
         "h.example/a?x",
         "oci://",
-        f"h.example/{'a' * limits.REGISTRY_NAME_CHARS_MAX}",
+        f"h.example/{'a' * REGISTRY_NAME_CHARS_MAX}",
     ],
 )
 def test_what_is_no_reference_is_named(text: str) -> None:
@@ -66,7 +67,7 @@ def test_what_is_no_reference_is_named(text: str) -> None:
 
 
 def test_a_reference_may_be_so_long() -> None:
-    name = "a" * (limits.REGISTRY_NAME_CHARS_MAX - len("h.example/"))
+    name = "a" * (REGISTRY_NAME_CHARS_MAX - len("h.example/"))
     assert references.parse(f"h.example/{name}", field="url").repository == name
     tag = "1" * 128
     assert references.parse(f"h.example/{name}:{tag}", field="url").tag == tag

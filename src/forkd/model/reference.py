@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 
+from forkd import registry_names
 from forkd.errors import InvalidRequest
 from forkd.limits import IMAGE_REFERENCE_CHARS_MAX, RECIPE_NAME_PATTERN
 
 SCHEME = "docker://"
 """May stand before a reference, to say that it is one."""
 
-DEFAULT_REGISTRY = "docker.io"
-"""Where an image is whose reference names no registry."""
-
-DEFAULT_TAG = "latest"
-
-NAME_CHARS_MAX = 255
-"""Longest registry and repository together, by the registries' own specification."""
-
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?")
-_PART = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RECIPE_NAME = re.compile(RECIPE_NAME_PATTERN.removesuffix("$"))
 
 
@@ -55,13 +43,7 @@ class ImageReference:
     @property
     def is_loopback(self) -> bool:
         """Whether its registry is on this very host."""
-        host = self.registry.rsplit(":", 1)[0] if self.registry[-1] != "]" else self.registry
-        if host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return registry_names.is_loopback(self.registry)
 
     @property
     def recipe_name(self) -> str:
@@ -76,33 +58,22 @@ def parse_reference(text: str, *, field: str = "image") -> ImageReference:
     Raises:
         InvalidRequest: It is no reference; `context["field"]` is `field`.
     """
-    given = text.removeprefix(SCHEME)
-    name, at, digest = given.partition("@")
-    rest, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:
-        rest, colon, tag = name, "", DEFAULT_TAG
-    registry, repository = _split(rest)
-    parts = repository.split("/")
-    if (
-        len(text) > IMAGE_REFERENCE_CHARS_MAX
-        or len(rest) > NAME_CHARS_MAX
-        or not _HOST.fullmatch(registry)
-        or not all(_PART.fullmatch(part) for part in parts)
-        or not _TAG.fullmatch(tag)
-        or (at and not _DIGEST.fullmatch(digest))
-    ):
+    words = registry_names.cut(text.removeprefix(SCHEME))
+    registry, repository = _split(words.name)
+    if len(text) > IMAGE_REFERENCE_CHARS_MAX or not words.are_sound(registry, repository):
         raise InvalidRequest(
             f"{field} is no image reference: {text[:80]!r}; write it like python:3.12-slim, "
             "registry.example.com/team/app:1.0 or name@sha256:DIGEST, in lower case",
             field=field,
         )
-    return ImageReference(registry, repository, None if at else tag, digest or None)
+    tag = words.tag if words.digest is None else None
+    return ImageReference(registry, repository, tag, words.digest)
 
 
 def _split(name: str) -> tuple[str, str]:
     """Return registry and repository: the first part is a registry if it looks like a host."""
     first, slash, rest = name.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    if slash and registry_names.is_host(first):
         return first, rest
     repository = name if slash else f"library/{name}"
-    return DEFAULT_REGISTRY, repository
+    return registry_names.DOCKER_HUB, repository

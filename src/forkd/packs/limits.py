@@ -62,9 +62,6 @@ REGISTRY_ANSWER_BYTES_MAX = 1024 * 1024
 REGISTRY_REFERENCE_CHARS_MAX = 512
 """Longest reference to a pack in a registry."""
 
-REGISTRY_NAME_CHARS_MAX = 255
-"""Longest registry and repository together, by the registries' own specification."""
-
 AUTH_FILE_BYTES_MAX = 1024 * 1024
 """Longest file with credentials of registries."""
 

@@ -20,7 +20,7 @@ import httpx
 
 from forkd.errors import Denied, InvalidRequest, NotFound, PackError, TransportError
 from forkd.packs import limits
-from forkd.packs.references import is_loopback
+from forkd.registry_names import is_loopback
 
 if TYPE_CHECKING:
     from forkd.packs.credentials import Login
