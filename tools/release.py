@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from tools import release_lock, release_notes, sbom
+from tools.outputs import Failed, output
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "build" / "release"
@@ -81,7 +82,7 @@ def main() -> int:
         CannotRelease,
         release_lock.NotLocked,
         release_notes.BadFragment,
-        sbom.SbomError,
+        Failed,
     ) as error:
         sys.stderr.write(f"release: {error}\n")
         return 1
@@ -96,9 +97,9 @@ def release(folder: Path | None, *, dirty: bool) -> list[Path]:
             program is not built, or the key cannot sign.
     """
     number = version()
-    if not dirty and (changed := _output("git", "status", "--porcelain")):
+    if not dirty and (changed := output("git", "status", "--porcelain")):
         raise CannotRelease(f"not committed (--dirty releases even so):\n{changed.rstrip()}")
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _output("git", "log", "-1", "--format=%ct"))
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct"))
     target = _empty(folder)
     _build_packages(target, epoch)
     _write_programs(target / f"forkd-{number}-x86_64-linux.tar.gz", f"forkd-{number}", epoch)
@@ -183,7 +184,7 @@ def _build_packages(target: Path, epoch: int) -> None:
     """Build the source, the wheel of hosts and that of clients, as `make wheel` does."""
     for kind, which in (("platform", ("-t", "sdist", "-t", "wheel")), ("pure", ("-t", "wheel"))):
         words = (sys.executable, "-m", "hatchling", "build", *which, "-d", str(target))
-        _output(*words, environment={"SOURCE_DATE_EPOCH": str(epoch), "FORKD_WHEEL": kind})
+        output(*words, environment={"SOURCE_DATE_EPOCH": str(epoch), "FORKD_WHEEL": kind})
 
 
 def _write_programs(target: Path, top: str, epoch: int) -> None:
@@ -226,20 +227,6 @@ def _project() -> dict[str, Any]:
 
 def _toml(name: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
-
-
-def _output(*words: str, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(  # noqa: S603 - git and hatchling
-        words,
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise CannotRelease(f"{' '.join(words[:4])} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":

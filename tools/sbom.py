@@ -9,18 +9,19 @@ library and Rust's standard library.  Both lists are checked against CycloneDX's
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 import sys
 import tomllib
 import uuid
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, metadata
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.outputs import ROOT, output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 TOOLS = ROOT / "build" / "release-tools"
 
 PROGRAMS = ("forkd-vmm", "forkd-agent")
@@ -42,15 +43,11 @@ sys.exit(f"{sys.argv[1]}: {found}" if found else 0)
 Component = dict[str, Any]
 
 
-class SbomError(Exception):
-    """A list of parts could not be made; the message is what the tool said."""
-
-
 def write_python(requirements: Path, target: Path, epoch: int) -> None:
     """Write the list of the packages in a requirements file with digests.
 
     Raises:
-        SbomError: cyclonedx-py refused the file.
+        Failed: cyclonedx-py refused the file.
     """
     words = ["cyclonedx_py", "requirements", "--pyproject", "pyproject.toml", "--short-PURLs"]
     words += ["--output-reproducible", "--spec-version", SPEC_VERSION, str(requirements)]
@@ -76,11 +73,11 @@ def write_rust(target: Path, version: str, epoch: int) -> None:
     """Write the list of what is linked into the programs.
 
     Raises:
-        SbomError: cargo refused, or the list does not fit CycloneDX's schema.
+        Failed: cargo refused, or the list does not fit CycloneDX's schema.
     """
     words = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET]
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))
-    listed = rust(json.loads(_output(*words)), lock, run_time())
+    listed = rust(json.loads(output(*words)), lock, run_time())
     listed["metadata"] = {
         "timestamp": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "component": {
@@ -98,7 +95,7 @@ def write(listed: Component, target: Path) -> None:
     """Write a list as it is always written, and check it against CycloneDX's schema.
 
     Raises:
-        SbomError: It does not fit.
+        Failed: It does not fit.
     """
     target.write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     _with_tools("-c", VALIDATE, str(target), epoch=0)
@@ -179,15 +176,13 @@ def _crate(
 
 def run_time() -> list[Component]:
     """Return what every static program has in it: the libraries of Rust, C and the compiler."""
-    said = dict(
-        line.split(": ", 1) for line in _output("rustc", "-vV").splitlines() if ": " in line
-    )
+    said = dict(line.split(": ", 1) for line in output("rustc", "-vV").splitlines() if ": " in line)
     parts = (
         ("rust-std", said["release"], "MIT OR Apache-2.0"),
         ("glibc", platform.libc_ver()[1], "LGPL-2.1-or-later"),
         (
             "libgcc",
-            _output("cc", "-dumpfullversion").strip(),
+            output("cc", "-dumpfullversion").strip(),
             "GPL-3.0-or-later WITH GCC-exception-3.1",
         ),
     )
@@ -205,18 +200,4 @@ def run_time() -> list[Component]:
 
 def _with_tools(*words: str, epoch: int) -> str:
     extra = {"PYTHONPATH": str(TOOLS), "SOURCE_DATE_EPOCH": str(epoch)}
-    return _output(sys.executable, "-P", *words, environment=extra)
-
-
-def _output(*words: str, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(  # noqa: S603 - of the toolchain and the lock files
-        words,
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SbomError(f"{' '.join(words[:3])} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return output(sys.executable, "-P", *words, environment=extra)
