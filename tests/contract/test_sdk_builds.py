@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import tarfile
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +21,7 @@ from forkd.sdk._dockerfile.packing import Look, Owner, Packer
 from forkd.sdk._dockerfile.plan import Base, Wish, plan
 from forkd.sdk._dockerfile.settings import Config
 from forkd.sdk._dockerfile.stages import parse
-from tests.support.npm_project import package
-from tools import node
+from tests.support.npm_project import answer, package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["package"]
 
 pytestmark = [pytest.mark.needs("node"), pytest.mark.timeout(180)]
-
-RUN_TIMEOUT_S = 120
 
 HOSTILE = 'é😀\u2028"\\\x7f'
 
@@ -241,19 +237,9 @@ def test_the_same_dockerfile_is_planned_alike(package: Package, root: Path) -> N
     for case in cases:
         case["config"] = asdict(BASE)
 
-    done = subprocess.run(  # noqa: S603 - ours
-        ["node", str(node.TYPESCRIPT / "tests/parity/plans.mjs"),  # noqa: S607 - of the environment
-         str(package.archive.parent / "package")],
-        input=json.dumps(cases),
-        env=node.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_TIMEOUT_S,
-    )  # fmt: skip
+    answers = answer(package, "plans.mjs", cases)
 
-    assert done.returncode == 0, done.stderr
-    for case, answer in zip(cases, json.loads(done.stdout), strict=True):
-        assert plain(answer) == plain(python_plans(case, root)), case
-    is_refused = [len(answer) == 2 for answer in json.loads(done.stdout)]
+    for case, planned in zip(cases, answers, strict=True):
+        assert plain(planned) == plain(python_plans(case, root)), case
+    is_refused = [len(planned) == 2 for planned in answers]
     assert is_refused[: len(GOOD) + len(BAD)] == [False] * len(GOOD) + [True] * len(BAD)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +11,7 @@ from forkd import Image
 from forkd.errors import InvalidRequest
 from tests.support.daemon import daemon, running_daemon
 from tests.support.fake_service import some_snapshots
-from tests.support.npm_project import package
-from tools import node
+from tests.support.npm_project import answer, package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["daemon", "package", "running_daemon"]
 
 pytestmark = [pytest.mark.needs("node"), pytest.mark.timeout(180)]
-
-RUN_TIMEOUT_S = 120
 
 HOSTILE = 'a"b\\c\n\t\x01\x7fé\u2028'
 
@@ -95,19 +90,8 @@ def test_the_same_steps_make_the_same_image(
     daemon.service.stored = some_snapshots("warm")
     described = images(tmp_path)
 
-    done = subprocess.run(  # noqa: S603 - ours
-        ["node", str(node.TYPESCRIPT / "tests/parity/images.mjs"),  # noqa: S607 - of the environment
-         str(package.archive.parent / "package"), daemon.url],
-        input=json.dumps(described),
-        env=node.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_TIMEOUT_S,
-    )  # fmt: skip
+    answers, used = answer(package, "images.mjs", described, daemon.url)
 
-    assert done.returncode == 0, done.stderr
-    answers, used = json.loads(done.stdout)
     assert [plain(each) for each in answers] == [plain(python_makes(each)) for each in described]
     assert [len(each[1]) for each in answers[:3]] == [64, 64, 64]
     assert used == ["made", "again", "image", "ready", True, True]

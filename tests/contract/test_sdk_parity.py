@@ -21,7 +21,7 @@ import forkd
 from forkd import types
 from forkd.errors import ForkdError
 from tests.support.docs import ROOT
-from tests.support.npm_project import package
+from tests.support.npm_project import PARITY, answer, package
 from tools import node
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["package"]
 
 pytestmark = [pytest.mark.needs("node"), pytest.mark.timeout(180)]
-
-PARITY = node.TYPESCRIPT / "tests/parity"
 
 RUN_TIMEOUT_S = 120
 
@@ -474,18 +472,8 @@ async def python_asks(url: str) -> list[tuple[str, str] | None]:
 def typescript_asks(package: Package, url: str) -> list[tuple[str, str] | None]:
     """Make all calls; return the error of each."""
     calls = [{"call": call, "args": args, "options": options} for call, args, options in CALLS]
-    folder = package.archive.parent / "package"
-    done = subprocess.run(  # noqa: S603 - ours
-        ["node", str(PARITY / "requests.mjs"), str(folder), url],  # noqa: S607 - of the environment
-        input=json.dumps(calls),
-        env=node.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return [None if each is None else (each[0], each[1]) for each in json.loads(done.stdout)]
+    answers = answer(package, "requests.mjs", calls, url)
+    return [None if each is None else (each[0], each[1]) for each in answers]
 
 
 async def test_the_same_call_makes_the_same_request(

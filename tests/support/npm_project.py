@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 INSTALL_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 120.0
+
+PARITY = TYPESCRIPT / "tests/parity"
+"""What does in TypeScript what a test does in Python, to be compared."""
 
 COMPILER_OPTIONS = {
     "strict": True,
@@ -90,3 +93,25 @@ def npm_project(tmp_path_factory: pytest.TempPathFactory, package: Package) -> N
             words, cwd=project, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S
         )
     return NpmProject(project)
+
+
+def answer(package: Package, script: str, given: object, *args: str) -> Any:  # noqa: ANN401 - JSON
+    """Run a script of the SDK's `tests/parity` with the package; return what it answers.
+
+    Args:
+        package: Where the script finds the SDK.
+        script: Its name.
+        given: What it reads, as JSON.
+        args: Its arguments behind the package's folder.
+    """
+    done = subprocess.run(  # noqa: S603 - ours
+        ["node", str(PARITY / script), str(package.archive.parent / "package"), *args],  # noqa: S607 - of the environment
+        input=json.dumps(given),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
