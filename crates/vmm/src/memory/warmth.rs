@@ -208,6 +208,20 @@ mod tests {
             true
         });
         assert_eq!(found, [5], "the guest has nothing there");
+
+        let bytes = layout::MEMORY_BYTES_MIN;
+        let range = |at| Range { start: start + at, bytes: 2 * PAGE_SIZE };
+        for (at, part) in
+            [(bytes - PAGE_SIZE, vec![(bytes - PAGE_SIZE, PAGE_SIZE)]), (bytes, vec![])]
+        {
+            let mut found = Vec::new();
+            let past = Warmth { ranges: vec![range(at)] };
+            past.each_in(ram.view(), |at, bytes| {
+                found.push((at, bytes));
+                true
+            });
+            assert_eq!(found, part, "memory ends there");
+        }
     }
 
     #[test]
