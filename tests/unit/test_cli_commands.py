@@ -488,8 +488,8 @@ def test_logs_are_printed(forkd: Forkd, sandbox: str) -> None:
 
 
 def test_the_host_is_shown(forkd: Forkd) -> None:
-    assert "Fake CPU" in forkd("host").out
-    assert forkd("host", "--json").document["cpus"] == 2
+    assert "Fake CPU" in forkd("host", "show").out
+    assert forkd("host", "show", "--json").document["cpus"] == 2
 
 
 def test_an_unknown_tag_is_an_error_a_hint_and_status_3(forkd: Forkd) -> None:

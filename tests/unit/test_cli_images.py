@@ -181,5 +181,5 @@ def test_an_image_that_is_built_here_is_checked_against_the_daemons_memory(
     monkeypatch.setattr("forkd.cli.host.image_building.prepare", prepare)
 
     assert forkd("snapshot", "create", "a", "-r", "good", *options).code == 0
-    total_mib = forkd("host", "-o", "{memory_total_mib}").out.strip()
+    total_mib = forkd("host", "show", "-o", "{memory_total_mib}").out.strip()
     assert told == [(int(total_mib), asked_mib)]

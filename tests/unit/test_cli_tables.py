@@ -117,7 +117,7 @@ TABLES = (
     ("context", "ls"),
     ("key", "ls"),
     ("top", "--once"),
-    ("host",),
+    ("host", "show"),
 )
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from forkd.checks import Check, Status, as_json, as_text, exit_status
 from forkd.engine.replies import CpuSeen
 from forkd.host.rlimits import PRLIMIT
 from forkd.host.tuning import Seen
-from forkd.service.checks import Check, Status, as_json, as_text, exit_status
 from forkd.service.doctor import (
     BUILDERS,
     DISK_LEAST_MIB,

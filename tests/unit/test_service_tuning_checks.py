@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from forkd.checks import Check, Status, as_text, exit_status
 from forkd.host.tuning import SETTINGS, Seen, Setting
-from forkd.service.checks import Check, Status, as_text, exit_status
 from forkd.service.tuning_checks import judge
 
 COLUMNS = 80

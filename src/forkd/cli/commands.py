@@ -46,7 +46,7 @@ PANELS: dict[str, tuple[Listed, ...]] = {
         Listed("version", "about", "Show the versions of this command and of the daemon."),
         Listed("help", "about", "Show the help of a command."),
         Listed("context", "contexts", "Choose among several daemons by name."),
-        Listed("host", "host", "Show the daemon's host: version, processors, memory, disk."),
+        Listed("host", "host_setup", "Check and set up this host, and show the daemon's host."),
     ),
     "Sandboxes": (
         Listed(

@@ -1,4 +1,4 @@
-"""`forkd up`, `down`, `doctor` and `host`: the daemon, where it runs, what it needs."""
+"""`forkd up`, `down` and `doctor`: the daemon, where it runs, what it needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forkd.cli import render, tables
+from forkd.cli import render
 from forkd.cli.context import shared
-from forkd.cli.options import Json, Output
+from forkd.cli.options import Json
 from forkd.cli.sandboxes import kill_each
-from forkd.cli.units import MIB, counted, shown_duration, shown_size
 from forkd.errors import NotFound, TransportError
 from forkd.machine import build as image_building
 from forkd.machine import lifecycle
@@ -24,14 +23,13 @@ from forkd.sdk._recipes import find_local
 
 if TYPE_CHECKING:
     from forkd.cli.help_text import Commands
-    from forkd.wire.v2 import HostInfo
 
 Choice = Literal["auto", "native", "helper"]
 
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    for command in (up, down, doctor, host):
+    for command in (up, down, doctor):
         app.command()(command)
 
 
@@ -145,39 +143,3 @@ def prepared_to_bake(
     """Return the same for a recipe whose machine is baked, if there is memory for it."""
     room = image_building.Memory(lambda: client.host().memory_total_mib, memory_mib)
     return prepared(recipe, client, steps, room)
-
-
-def host(*, output: Output = None, json: Json = False) -> None:
-    """Show the daemon's host: version, processors, memory, disk.
-
-    Examples:
-      forkd host
-      forkd host -o '{memory_available_mib}'
-    """
-    form = tables.chosen(output, as_json=json)
-    with shared.client(as_json=json) as client:
-        found = client.host()
-    tables.detail(found, _labels(found), form)
-
-
-def _labels(of: HostInfo) -> list[tuple[str, object]]:
-    """Return what there is to say of a host, with labels."""
-    total, free = shown_size(of.memory_total_mib * MIB), shown_size(of.memory_available_mib * MIB)
-    kvm = "not usable"
-    if of.kvm:
-        kvm = "emulated (guests are very slow)" if of.pvm else "usable"
-    return [
-        ("Host name", of.hostname),
-        ("forkd", of.version),
-        ("Running for", shown_duration(of.uptime_s)),
-        ("Kernel", of.kernel),
-        ("Processors", f"{counted(of.cpus, 'CPU')}, {of.cpu_model}"),
-        ("KVM", kvm),
-        ("Memory", f"{total}, {free} available"),
-        ("Free disk", f"{shown_size(of.state_free_mib * MIB)} for snapshots"),
-        ("Limits", "enforced by cgroups" if of.cgroups else "not enforced: no cgroups"),
-        ("Network", "available" if of.network else "not available"),
-        ("Jail", "on" if of.jail else "off"),
-        ("Snapshots", of.snapshots),
-        ("Sandboxes", of.sandboxes),
-    ]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd import programs
+from forkd import checks, programs
 from forkd.cgroups import tree
 from forkd.daemon import fair_loop, logs
 from forkd.daemon.app import create_app
@@ -34,7 +34,6 @@ from forkd.images.registries import Registries
 from forkd.model.tree import TreeBudgets
 from forkd.network.upstream import Via, parse_no_proxy
 from forkd.packs.keys import Keyring
-from forkd.service import checks
 from forkd.service import doctor as examination
 from forkd.service import uninstall as uninstalling
 from forkd.service.build_network import BuildNetwork

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from forkd.daemon import commands, fixing
+from forkd.daemon import commands, fixing, host_setup
 from forkd.daemon.flags import EVERY, with_settings
 from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(host_setup.commands, name="host")
 
 
 @app.command()

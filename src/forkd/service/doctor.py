@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.cgroups import tree
+from forkd.checks import Check, Status
 from forkd.errors import ForkdError, HostError
 from forkd.host import (
     cgroupfs,
@@ -37,7 +38,6 @@ from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
 from forkd.service import processors, rootless, tuning_checks
 from forkd.service.cells import Cells
-from forkd.service.checks import Check, Status
 
 if TYPE_CHECKING:
     from pathlib import Path

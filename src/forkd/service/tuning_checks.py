@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forkd.checks import Check, Status
 from forkd.host import tuning
-from forkd.service.checks import Check, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
