@@ -17,7 +17,15 @@ VERSION = "0.1.0"
 
 EXTRAS = {
     "packs": ("blake3", "cryptography", "zstandard"),
-    "daemon": ("dns", "fastapi", "prometheus_client", "pydantic_settings", "pyroute2", "uvicorn"),
+    "daemon": (
+        "dns",
+        "fastapi",
+        "prometheus_client",
+        "pydantic_settings",
+        "pyroute2",
+        "pysequoia",
+        "uvicorn",
+    ),
 }
 """The modules that each extra brings."""
 

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from forkd.errors import BuildError, CapacityError, ForkdError, InvalidRequest, NotFound
 from forkd.host import cells, files, folders, ownership, process
-from forkd.images import pip, rootfs
+from forkd.images import mirrors, pip, rootfs
 from forkd.images.modules import PlannedModule
 from forkd.images.plan import ROOTFS_NAME, Made, Plan, PlannedFile, PlannedOci, result_name
 
@@ -108,7 +108,7 @@ def make_apart(plan: Plan, scratch: Path, image: Path, cell: Cell, build: Build)
         ownership.give(each, cell.uid)
     args = (sys.executable, "-P", "-m", "forkd.images", "make", "--json", work, tools)
     read = (*BUILDER_PATHS, *cells.python_paths(), tools)
-    environment = process.plain_environment(*pip.SETTINGS)
+    environment = process.plain_environment(*pip.SETTINGS, *mirrors.VARIABLES)
     environment |= {"HOME": "/tmp", "TMPDIR": str(work / "tmp")}  # noqa: S108 - the cell's
     _Told(build).run(cell.command(args, read=read, write=(work,), network=True), environment)
     return _taken(work / result_name(plan), image)

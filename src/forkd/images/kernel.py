@@ -1,13 +1,13 @@
 """Find the guest's kernel: Debian's own, fetched and unpacked, or any that is given by path.
 
-Debian's generic kernel comes as packages that `apt-get download` fetches, without root and
-without installing anything.  It is unpacked into the cache once; `depmod` writes the table of
-which module needs which.  The newest kernel in the cache is used as long as there is one:
-deleting `kernels/` in the cache makes the next build fetch anew.
+Debian's generic kernel comes as packages, which are fetched without root and without installing
+anything, on any distribution (`forkd.images.debian_archive`).  It is unpacked into the cache once;
+`depmod` writes the table of which module needs which.  The newest kernel in the cache is used as
+long as there is one: deleting `kernels/` in the cache makes the next build fetch anew.
 
 Which one is the host's release's, unless a *series* is named: the first numbers of its version,
-such as `6.12` or `7`.  What the host's own releases do not have comes from Debian's others: see
-`forkd.images.apt`, and docs/adr/0057.
+such as `6.12` or `7`.  A host that is no such release of Debian has that of Debian 12.  See
+docs/adr/0057 and docs/adr/0070.
 
 A kernel by path must be what the VMM can load: a bzImage, or a 64-bit x86 ELF vmlinux.
 """
@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError, InvalidRequest
-from forkd.host import files, folders, proc, process
-from forkd.images.apt import Apt, apart
+from forkd.host import files, folders, proc
 from forkd.images.kernel_packages import parse_dependency, parse_parts, unpack
+from forkd.images.mirrors import RELEASES, find_mirrors, release_of_host, suites_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from forkd.images.debian_archive import Archive, Package
     from forkd.images.layout import Cache
     from forkd.images.steps import Build
 
@@ -97,17 +98,20 @@ def debian_kernel(cache: Cache, build: Build, series: str | None = None) -> Kern
 
     Raises:
         BuildError: There is none of that series, or it could not be fetched.
+        InvalidRequest: A variable that names a mirror has no URL.
     """
     with cache.lock("kernel", build.waiting("kernel", "waiting for another builder's kernel")):
         if (cached := newest_cached(cache, series)) is not None:
             build.tell("kernel", f"Debian kernel {cached.version}, from the cache", 1.0)
             return cached
         with cache.partial(cache.kernels / "fetched") as aside:
-            apt_folder, kernel = aside / "apt", aside / "kernel"
-            folders.make(apt_folder)
+            from forkd.images.debian_archive import Archive  # noqa: PLC0415 - loads httpx
+
+            kernel = aside / "kernel"
             folders.make(kernel)
-            asked, release, version = _resolve(series, apt_folder, build)
-            _fetch(asked, kernel, release, version, build)
+            with Archive(find_mirrors(), build) as archive:
+                release, version, parts = _resolve(series, archive)
+                _fetch(archive, kernel, release, version, parts, build)
             path = _folder(cache, series) / f"{release}_{version}"
             folders.make(path.parent)
             files.publish(kernel, path)
@@ -158,25 +162,33 @@ def why_no_kernel(head: bytes) -> str | None:
     return None
 
 
-def _resolve(series: str | None, folder: Path, build: Build) -> tuple[Apt, str, str]:
-    """Return who has the newest kernel of a series, its release and its version."""
-    if not process.installed("apt-get"):
-        raise BuildError("no Debian kernel without apt; name one with machine.kernel = './vmlinuz'")
-    build.tell("kernel", f"asking apt for {DEBIAN_META_PACKAGE}", 0.0)
-    asked = Apt()
-    found = newest_of(series, asked.records(DEBIAN_META_PACKAGE, build))
-    if found is None and series is not None:
-        asked = apart(folder, build)
-        records = asked.records(DEBIAN_META_PACKAGE, build)
-        found = newest_of(series, records)
-        if found is None:
-            raise BuildError(_no_series(series, records))
-    if found is None:
-        raise BuildError(
-            f"apt does not know {DEBIAN_META_PACKAGE}: run `apt-get update`, or, if this is not "
-            "Debian, name a kernel with machine.kernel = './vmlinuz'"
-        )
-    return asked, *found
+def _resolve(series: str | None, archive: Archive) -> tuple[str, str, list[Package]]:
+    """Return the newest kernel of a series: its release, its version, and its packages."""
+    releases = (release_of_host(),) if series is None else RELEASES
+    found = [
+        package
+        for suite in suites_of(releases)
+        for package in archive.packages(suite, _is_of_kernels)
+    ]
+    metas = [each.record for each in found if each.name == DEBIAN_META_PACKAGE]
+    newest = newest_of(series, metas)
+    if newest is None:
+        raise BuildError(_no_series(series, metas))
+    release, version = newest
+    of_version = {each.name: each for each in found if each.version == version}
+    image = f"linux-image-{release}"
+    record = of_version[image].record if image in of_version else ""
+    names = (image, *parse_parts(record, release))
+    if missing := [name for name in names if name not in of_version]:
+        raise BuildError(f"Debian has no {missing[0]} of version {version}: try again later")
+    return release, version, [of_version[name] for name in names]
+
+
+def _is_of_kernels(name: str) -> bool:
+    return name == DEBIAN_META_PACKAGE or _PART.match(name) is not None
+
+
+_PART = re.compile(r"linux-(?:image|base|binary|modules)-[0-9]")
 
 
 def newest_of(series: str | None, records: Iterable[str]) -> tuple[str, str] | None:
@@ -187,32 +199,34 @@ def newest_of(series: str | None, records: Iterable[str]) -> tuple[str, str] | N
     return max(known, key=lambda each: _natural(each[1]), default=None)
 
 
-def _no_series(series: str, records: Iterable[str]) -> str:
+def _no_series(series: str | None, records: Iterable[str]) -> str:
     known = {found[0] for record in records if (found := parse_dependency(record)) is not None}
-    return (
-        f"Debian has no kernel {series}; it has {', '.join(sorted(known, key=_natural)) or 'none'}"
-    )
+    which = "" if series is None else f" {series}"
+    return f"Debian has no kernel{which}; it has {', '.join(sorted(known, key=_natural)) or 'none'}"
 
 
-def _fetch(asked: Apt, aside: Path, release: str, version: str, build: Build) -> None:
+def _fetch(  # noqa: PLR0913, PLR0917 - what it is made of, and where
+    archive: Archive,
+    aside: Path,
+    release: str,
+    version: str,
+    parts: Iterable[Package],
+    build: Build,
+) -> None:
     """Unpack the kernel's packages into `aside` as the layout says."""
     build.tell("kernel", f"fetching Debian kernel {release}", 0.1)
-    image = f"linux-image-{release}"
-    records = asked.records(f"{image}={version}", build)
-    parts = parse_parts(records[0] if records else "", release)
-    asked.download([f"{name}={version}" for name in (image, *parts)], aside, build)
-    archives = folders.matching(aside, "*.deb")
+    archives = [archive.download(part, aside) for part in parts]
     build.tell("kernel", f"unpacking Debian kernel {release}", 0.5)
     unpack(archives, release, aside, build)
     about = {
         "release": release,
         "version": version,
-        "packages": {archive.name: _sha256(archive) for archive in archives},
+        "packages": {each.name: _sha256(each) for each in archives},
         "vmlinuz_sha256": _sha256(aside / "vmlinuz"),
     }
     folders.write(aside / "kernel.json", f"{json.dumps(about)}\n".encode())
-    for archive in archives:
-        files.remove_file(archive)
+    for each in archives:
+        files.remove_file(each)
 
 
 def _sha256(path: Path) -> str:

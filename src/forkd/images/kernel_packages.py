@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
 from forkd.host import files, folders
+from forkd.images import deb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from forkd.images.steps import Build
 
-UNPACK_TIMEOUT_S = 300.0
+DEPMOD_TIMEOUT_S = 300.0
 
 
 def parse_dependency(record: str) -> tuple[str, str] | None:
@@ -46,16 +47,18 @@ def unpack(archives: Iterable[Path], release: str, folder: Path, build: Build) -
         BuildError: They have no kernel of that release, or no modules, or are damaged.
     """
     root, tree = folder / "root", folder / "depmod"
+    folders.make(root)
+    trees = (f"lib/modules/{release}", f"usr/lib/modules/{release}")
     for archive in archives:
-        build.run(["dpkg-deb", "-x", archive, root], timeout_s=UNPACK_TIMEOUT_S)
-    modules = _first(root, (f"lib/modules/{release}", f"usr/lib/modules/{release}"), release)
+        deb.unpack(archive, root, (f"boot/vmlinuz-{release}", *trees), build)
+    modules = _first(root, trees, release)
     vmlinuz = _first(root, (f"boot/vmlinuz-{release}", f"{modules}/vmlinuz"), release)
     files.rename(root / vmlinuz, folder / "vmlinuz")
     # Where `depmod` looks for them, whatever this host's own layout is.
     staged = tree / "lib" / "modules" / release
     folders.make(staged.parent)
     files.rename(root / modules, staged)
-    build.run(["depmod", "-b", tree, release], timeout_s=UNPACK_TIMEOUT_S)
+    build.run(["depmod", "-b", tree, release], timeout_s=DEPMOD_TIMEOUT_S)
     files.rename(staged, folder / "modules")
     files.remove_tree(tree)
     files.remove_tree(root)

@@ -9,14 +9,20 @@ side loads no host code.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkd.errors import HostError, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 VARIABLE = "FORKD_MACHINE_KERNEL"
 """The environment variable that says which kernel: the beginning of its version."""
@@ -48,19 +54,24 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkd"
 
 
-def find_kernel(cache: Path | None = None) -> Kernel:
+def find_kernel(cache: Path | None = None, *, progress: Callable[[str], object] = str) -> Kernel:
     """Return the newest cached kernel of the series that is wanted, fetching one if there is none.
 
+    Args:
+        cache: Where kernels are kept.
+        progress: Told each step of fetching one.
+
     Raises:
-        InvalidRequest: `FORKD_MACHINE_KERNEL` is no series.
-        HostError: None could be fetched.
+        InvalidRequest: `FORKD_MACHINE_KERNEL` is no series, or a variable that names a mirror of
+            Debian has no URL.
+        HostError: None could be fetched; the message says why, and what to do.
     """
     series = _series()
     kernels = (cache or default_cache()) / "kernels"
     folder = kernels if series is None else kernels / series
     kernel = newest_kernel(folder)
     if kernel is None:
-        _fetch(kernels.parent, series)
+        _fetch(kernels.parent, series, progress)
         kernel = newest_kernel(folder)
     if kernel is None:
         raise HostError(f"no kernel could be put into {folder}")
@@ -91,14 +102,44 @@ def _version(name: str) -> list[int]:
     return [int(part) for part in "".join(c if c.isdigit() else " " for c in name).split()]
 
 
-def _fetch(cache: Path, series: str | None) -> None:
+def _fetch(cache: Path, series: str | None, progress: Callable[[str], object]) -> None:
     named = "debian" if series is None else series
-    arguments = [sys.executable, "-m", "forkd.images", "kernel", "--cache", str(cache), named]
+    arguments = ["kernel", "--json", "--cache", str(cache), named]
     environment = {name: value for name, value in os.environ.items() if name != _GUESTS}
-    try:
-        subprocess.run(arguments, check=True, timeout=FETCH_DEADLINE_S, env=environment)  # noqa: S603 - ours
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(f"the helper machine's kernel could not be fetched: {error}") from error
+    with subprocess.Popen(  # noqa: S603 - ours
+        [sys.executable, "-m", "forkd.images", *arguments],
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        deadline = threading.Timer(FETCH_DEADLINE_S, process.kill)
+        deadline.start()
+        try:
+            _follow(process.stdout or (), progress)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            deadline.cancel()
+
+
+def _follow(lines: Iterable[bytes], progress: Callable[[str], object]) -> None:
+    """Pass on what a program that fetches a kernel tells, until it is done."""
+    last = ""
+    for line in lines:
+        said = json.loads(line)
+        match said["event"]:
+            case "progress" if said["message"] != last:
+                last = said["message"]
+                progress(last)
+            case "failed":
+                error = InvalidRequest if said["code"] == InvalidRequest.code else HostError
+                raise error(f"the helper machine has no kernel: {said['message']}")
+            case "built":
+                return
+    raise HostError(
+        f"the helper machine's kernel was not fetched within {FETCH_DEADLINE_S:.0f} s, or what "
+        "fetches it ended"
+    )
 
 
 _GUESTS = "FORKD_KERNEL"

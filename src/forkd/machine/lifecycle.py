@@ -75,6 +75,9 @@ CACHE_LAYER = "/var/lib/forkd/cache-layer"
 
 DAEMON_COMMAND = (sys.executable, "-m", "forkd.daemon", "serve", "--detach")
 
+_PASSED_ON = ("FORKD_KERNEL", "FORKD_DEBIAN_MIRROR", "FORKD_DEBIAN_SECURITY_MIRROR")
+"""Variables that the daemon in the helper machine is given as they are here."""
+
 END_DAEMON = """
 pkill -KILL -f '[f]orkd[.]daemon serve'
 for attempt in $(seq 100); do
@@ -415,7 +418,7 @@ def _machine(state_dir: Path, progress: Callable[[str], object]) -> Machine:
     """
     cache = default_cache()
     cache.mkdir(parents=True, exist_ok=True)
-    kernel = find_kernel()
+    kernel = find_kernel(progress=progress)
     shares = (
         Share(cache, str(cache), layer=CACHE_LAYER),
         *(Share(each, str(each), changing=False) for each in _folders()),
@@ -454,7 +457,7 @@ def _environment() -> dict[str, str]:
         "PATH": os.environ.get("PATH", os.defpath),
         "FORKD_VMM": str(programs.find(programs.VMM)),
         "FORKD_AGENT": str(programs.find(programs.AGENT)),
-        **{name: os.environ[name] for name in ("FORKD_KERNEL",) if name in os.environ},
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     }
 
 

@@ -66,7 +66,7 @@ DISK_GOOD_MIB, DISK_LEAST_MIB = 10_240, 3072
 
 CONTROLLERS = ("cpu", "memory", "pids")
 
-BUILDERS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg"}
+BUILDERS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "depmod": "kmod"}
 OCI_TOOLS = {"skopeo": "skopeo", "umoci": "umoci"}
 X86_64_V3 = frozenset(
     (
