@@ -23,6 +23,7 @@ from forkd.daemon.reference.app import create_reference
 from tools import (
     async_to_sync,
     gen_completions,
+    gen_config,
     gen_docs,
     gen_executor_times,
     gen_limits,
@@ -63,6 +64,7 @@ def outputs() -> dict[Path, str]:
         ERRORS: error_codes(),
         **async_to_sync.outputs(),
         **gen_completions.outputs(),
+        **gen_config.outputs(),
         **gen_docs.outputs(),
         **gen_limits.outputs(),
         **gen_llms.outputs(),

@@ -278,12 +278,13 @@ def captives_tables() -> str:
 
 def settings_table() -> str:
     """Return the table of the daemon's settings."""
-    lines = ["| variable | flag | meaning | default |", "|---|---|---|---|"]
+    lines = ["| key | variable | flag | meaning | default |", "|---|---|---|---|---|"]
     for name in settings.Settings.model_fields:
         default = settings.default(name)
         shown = default if " " in default or default == "none" else f"`{default}`"
         lines.append(
-            f"| `{settings.variable(name)}` | `{settings.flag(name)}` | {settings.meaning(name)} "
+            f"| `{name}` | `{settings.variable(name)}` | `{settings.flag(name)}` "
+            f"| {settings.meaning(name)} "
             f"| {shown} |"
         )
     return "\n".join([*lines, ""])

@@ -109,7 +109,7 @@ async def audited(
     with contextlib.closing(AuditLog(given.audit_path, given.audit_full)) as log:
         auditor = Auditor(log)
         auditor.name_by(app.routes)
-        reloads = Reloads(auditor)
+        reloads = Reloads(auditor, given)
         reloads.add("audit_log", auditor.reopen)
         tcp = replace(TCP, login_delay_s=login_delay_s)
         async with listening(

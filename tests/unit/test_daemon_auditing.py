@@ -262,10 +262,10 @@ async def test_a_reload_says_what_was_and_what_was_not(daemon: Audited) -> None:
 
     failed, done = lines_of(renamed)
     assert short(failed) == ("forkd", "reload", "failed", "invalid_request", None)
-    assert (failed["objects"], done["objects"]) == (["audit_log"], ["token_file"])
+    assert (failed["objects"], done["objects"]) == (["audit_log"], ["config", "token_file"])
     (line,) = await daemon.lines(1)
     assert short(line) == ("forkd", "reload", "ok", None, None)
-    assert line["objects"] == ["audit_log", "token_file"]
+    assert line["objects"] == ["config", "audit_log", "token_file"]
 
 
 def test_every_operation_of_ours_has_a_name() -> None:

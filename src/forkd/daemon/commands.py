@@ -24,7 +24,7 @@ from forkd.daemon.auth import token_path
 from forkd.daemon.logs import log_to
 from forkd.daemon.reloading import Reloads
 from forkd.daemon.server import listening, told_to_stop
-from forkd.daemon.settings import misspelt, variable
+from forkd.daemon.settings import misspelt
 from forkd.daemon.tls import certificates
 from forkd.daemon.watchdog import Watchdog
 from forkd.errors import ForkdError, InvalidRequest
@@ -127,7 +127,7 @@ async def _serve_audited(
     audit: AuditLog | None,
 ) -> int:
     auditor = Auditor(audit)
-    reloads = Reloads(auditor)
+    reloads = Reloads(auditor, settings)
     reloads.add("log", reopen_log)
     reloads.add("audit_log", auditor.reopen)
     async with contextlib.AsyncExitStack() as stack:
@@ -230,7 +230,7 @@ def _egress_proxy(settings: Settings, environment: Mapping[str, str]) -> Via | N
     no_proxy = given.get("no_proxy", "")
     if settings.egress_proxy is not None:
         return replace(settings.egress_proxy, bypassed=parse_no_proxy(no_proxy))
-    if variable("egress_proxy").lower() in given:
+    if "egress_proxy" in settings.model_fields_set:
         return None  # it is empty
     url = given.get("https_proxy") or given.get("http_proxy")
     try:

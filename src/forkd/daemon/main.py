@@ -1,6 +1,7 @@
 """`forkd-daemon`: serve this host, examine it, leave it, or build an image.
 
-Settings come from flags, and else from the environment; `forkd.daemon.settings` declares them.
+Settings come from flags, else from the environment, else from a file; `forkd.daemon.settings`
+declares them.
 The exit status is 0 if it worked, 1 if it did not, 2 for a wrong command line or setting, and 75
 if the daemon cannot go on and should be started again.
 """
@@ -13,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from forkd.daemon import commands, fixing, host_setup
+from forkd.daemon import commands, config_commands, fixing, host_setup
 from forkd.daemon.flags import EVERY, with_settings
 from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(host_setup.commands, name="host")
+app.add_typer(config_commands.app, name="config")
 
 
 @app.command()

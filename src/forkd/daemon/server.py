@@ -99,13 +99,13 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
         InvalidRequest: A file of a token or of TLS is unusable, or others may read it.
     """
     auditor = auditor or Auditor()
-    reloads = reloads or Reloads(auditor)
+    reloads = reloads or Reloads(auditor, settings)
     who, tls = None, None
     # What is wrong with a file is found before anything listens.
     if settings.bind is not None:
         who = _by_token(settings, tokens, tcp, reloads)
     if (tls := certificates(settings)) is not None:
-        reloads.add("tls", tls.reload)
+        reloads.add("tls", lambda: tls.reload(reloads.settings))
     with contextlib.ExitStack() as stack:
         asked = Requests(app, BySocket(), unix, tokens.telemetry, auditor)
         served = list(_unix(asked, settings, unix, stack))
@@ -153,7 +153,7 @@ def _by_token(
 ) -> ByToken:
     assert settings.bind is not None  # noqa: S101 - `listening` has looked
     token = FileToken(obtain_token(settings))
-    reloads.add("token_file", lambda: token.change(obtain_token(settings)))
+    reloads.add("token_file", lambda: token.change(obtain_token(reloads.settings)))
     names = ServedNames(settings.bind.host, settings.hosts)
     return ByToken(token, tokens, names, FailedLogins(limits.login_delay_s))
 

@@ -1,34 +1,38 @@
-"""What an operator can set: by flags of `forkd-daemon`, or else by the environment.
+"""What an operator can set: by flags of `forkd-daemon`, else by the environment, else by a file.
 
 Each setting is declared once, as a field of `Settings`.  Its type checks it, its description is
-the help of its flag and its row in docs/reference/configuration.md, its name is the flag's and,
-behind `FORKD_`, the variable's.
+the help of its flag and its row in docs/reference/configuration.md, its name is the key in the
+file, the flag's and, behind `FORKD_`, the variable's.  `forkd.daemon.config_file` reads the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
-from ipaddress import IPv4Address
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forkd import limits, programs
+from forkd.daemon import setting_values as values
 from forkd.errors import InvalidRequest
-from forkd.host import users
+from forkd.host import proc, users
 from forkd.model.network import NetworkPolicy
 from forkd.network.upstream import Via
-from forkd.service import build_network
 from forkd.service.jail import UidRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 PREFIX = "FORKD_"
+
+CONFIG_VARIABLE = "FORKD_CONFIG"
+"""The variable that names the configuration file; a file cannot."""
 
 CLIENTS_VARIABLES = frozenset(
     {
@@ -41,18 +45,10 @@ CLIENTS_VARIABLES = frozenset(
 )  # fmt: skip
 """Variables of the same prefix that are for clients; the daemon has nothing to say of them."""
 
-SOCKET_PATH_BYTES_MAX = 107
-"""Longest path of a Unix socket: `sun_path` with its final NUL."""
-
 PORT_MAX = 65_535
 
 SOCKET_MODE_DEFAULT = 0o660
 """The owner and its group may talk to the daemon, and so are root on this host."""
-
-SOCKET_MODE_MAX = 0o777
-
-SOCKET_GROUP = "forkd"
-"""Group whose users may talk to root's daemon, on hosts that have it."""
 
 VALUE_CHARS_MAX = 200
 """Most of a wrong value that an error repeats."""
@@ -60,21 +56,36 @@ VALUE_CHARS_MAX = 200
 ALIKE_MIN = 0.7
 """How alike two names are, of 1, of which one may be the other misspelt."""
 
-HOST = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}|[0-9a-f:.]*:[0-9a-f:.]*")
-"""A name or an address of IPv4, or an address of IPv6."""
-
-REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}(:[0-9]{1,5})?|\[[0-9a-f:.]+\](:[0-9]{1,5})?")
-"""A host, perhaps with a port."""
-
-_DNS_PORT = 53
-
-ENDPOINT = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
-"""Where something listens: no user, no query."""
-
 USER = re.compile(r"//.*@")
 """Who logs in, and with which password, in a URL; no error repeats it."""
 
 SHOWN = "default_shown"
+
+Kind = Literal["a string", "an integer", "a number", "an array of strings"]
+"""How a setting is written in a file of TOML."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileValues:
+    """What a configuration file says.
+
+    Attributes:
+        values: Settings by name, as TOML has them.
+        places: Where each of them is: the file and the line.
+        path: The file; None if there is none.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who has set a setting, a flag, a variable or a line of a file; and to what."""
+
+    where: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +94,6 @@ class Bind:
 
     host: str
     port: int
-
-
-def _path(value: object) -> object:
-    if isinstance(value, str):
-        return Path(value).absolute() if value else None
-    return value
-
-
-def _folder(value: object) -> object:
-    if value == "":
-        raise ValueError("must name a folder")
-    return _path(value)
-
-
-def _socket(value: object) -> object:
-    path = _path(value)
-    if isinstance(path, Path) and len(bytes(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ValueError(f"must be at most {SOCKET_PATH_BYTES_MAX} bytes long")
-    return path
-
-
-def _mode(value: object) -> object:
-    try:
-        mode = int(value, 8) if isinstance(value, str) else value
-    except ValueError:
-        mode = -1
-    if not isinstance(mode, int) or not 0 <= mode <= SOCKET_MODE_MAX:
-        raise ValueError("must be an octal mode, such as 0660")
-    return mode
-
-
-def _group(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    if not value:
-        return None
-    if (found := users.group_id(value)) is None:
-        raise ValueError(
-            f"must be a group of this host; `groupadd --system {SOCKET_GROUP}` adds one"
-        )
-    return found
 
 
 def _bind(value: object) -> object:
@@ -138,76 +108,8 @@ def _bind(value: object) -> object:
     return Bind(host, int(port))
 
 
-def _folders(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(Path(each).absolute() for each in value.split(":") if each)
-    return value
-
-
-def _hosts(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    names = [each.strip().strip("[]").lower() for each in value.split(",") if each.strip()]
-    if not all(HOST.fullmatch(each) for each in names):
-        raise ValueError("must be names or addresses separated by commas, without ports")
-    return tuple(names)
-
-
-def _registries(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    hosts = [each.strip().lower() for each in value.split(",") if each.strip()]
-    if not all(REGISTRY.fullmatch(each) for each in hosts):
-        raise ValueError("must be HOST or HOST:PORT, separated by commas, without a scheme")
-    return tuple(hosts)
-
-
-def _endpoint(value: object) -> object:
-    if not isinstance(value, str) or not value:
-        return value or None
-    if not ENDPOINT.fullmatch(value):
-        raise ValueError("must be http://host:port or https://host:port")
-    return value
-
-
-def _uids(value: object) -> object:
-    return UidRange.parse(value) if isinstance(value, str) else value
-
-
-def _build_network(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return build_network.parse(value)
-    except InvalidRequest as error:
-        raise ValueError(str(error).removeprefix("build_network: ")) from None
-
-
-def _servers(value: object) -> object:
-    """Return what `dns` says, each server with its port."""
-    if not isinstance(value, str):
-        return value
-    servers = []
-    for each in filter(None, value.split(",")):
-        address, colon, port = each.strip().partition(":")
-        try:
-            servers.append((str(IPv4Address(address)), int(port) if colon else _DNS_PORT))
-        except ValueError:
-            raise ValueError("must be IPv4 addresses, such as 192.0.2.1,192.0.2.2:5353") from None
-    return tuple(servers)
-
-
-def _via(value: object) -> object:
-    if not isinstance(value, str) or not value:
-        return value or None
-    try:
-        return Via.parse(value)
-    except InvalidRequest as error:
-        raise ValueError(str(error)) from None
-
-
-_Path = Annotated[Path | None, BeforeValidator(_path)]
-_Folder = Annotated[Path, BeforeValidator(_folder)]
+_Path = Annotated[Path | None, BeforeValidator(values.path)]
+_Folder = Annotated[Path, BeforeValidator(values.folder)]
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -221,24 +123,28 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    socket: Annotated[Path | None, BeforeValidator(_socket)] = _setting(
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+    _again: Callable[[], Settings] | None = PrivateAttr(None)
+
+    socket: Annotated[Path | None, BeforeValidator(values.socket)] = _setting(
         Path("/run/forkd/forkd.sock"),
-        f"Path of the Unix socket, at most {SOCKET_PATH_BYTES_MAX} bytes. Empty: none.",
+        f"Path of the Unix socket, at most {values.SOCKET_PATH_BYTES_MAX} bytes. Empty: none.",
     )
-    socket_mode: Annotated[int, BeforeValidator(_mode)] = _setting(
+    socket_mode: Annotated[int, BeforeValidator(values.mode)] = _setting(
         SOCKET_MODE_DEFAULT,
         "Mode of the Unix socket, in octal. Users who may open it control the daemon.",
         f"0{SOCKET_MODE_DEFAULT:o}",
     )
-    socket_group: Annotated[int | None, BeforeValidator(_group)] = _setting(
+    socket_group: Annotated[int | None, BeforeValidator(values.group)] = _setting(
         None,
         "Group of the Unix socket, by name or number. Its users control the daemon, too.",
-        f"`{SOCKET_GROUP}` if the daemon is root and this host has that group; else the daemon's",
+        f"`{values.SOCKET_GROUP}` if the daemon is root and this host has that group; else the "
+        "daemon's",
     )
     bind: Annotated[Bind | None, NoDecode, BeforeValidator(_bind)] = _setting(
         None, "`HOST:PORT` to serve on TCP too. Clients there need the token.", "none"
     )
-    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = _setting(
+    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(values.hosts)] = _setting(
         (),
         "Further names and addresses under which clients reach the TCP address, separated by "
         "commas. Loopback names and the address itself are always served, other names are refused.",
@@ -336,7 +242,7 @@ class Settings(BaseSettings):
         "forked with a limit have one.",
         "`on` for root, and for others in a cgroup that is delegated to them; otherwise `off`",
     )
-    recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
+    recipe_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(values.folders)] = _setting(
         (programs.RECIPES, Path("/etc/forkd/recipes")),
         "Folders of recipes, separated by colons. A request may name a recipe in one of them, by "
         "the name of its folder or by its path; any other recipe is uploaded. What these recipes "
@@ -383,27 +289,27 @@ class Settings(BaseSettings):
         "the core of a machine while it does. Needs Linux 5.14 with `CONFIG_SCHED_CORE`; without, "
         "and with `off`, machines share cores.",
     )
-    uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
+    uid_range: Annotated[UidRange, NoDecode, BeforeValidator(values.uids)] = _setting(
         limits.UIDS_DEFAULT,
         "`FIRST:COUNT`, users and groups of jailed machines, by number: nobody's on this host, and "
         "in no range of `/etc/subuid` or `/etc/subgid`.",
         limits.UIDS_DEFAULT,
     )
-    build_uid_range: Annotated[UidRange, NoDecode, BeforeValidator(_uids)] = _setting(
+    build_uid_range: Annotated[UidRange, NoDecode, BeforeValidator(values.uids)] = _setting(
         limits.BUILD_UIDS_DEFAULT,
         "`FIRST:COUNT`, users and groups of builds of images, likewise: 65536 for each of 4 "
         "builds, and one for each of 4 packs that are read or written. With `FORKD_JAIL=off` these "
         "run as the daemon's user.",
         limits.BUILD_UIDS_DEFAULT,
     )
-    build_network: Annotated[NetworkPolicy | None, NoDecode, BeforeValidator(_build_network)] = (
-        _setting(
-            "internet",
-            "What builds of images may download from: rules as of `forkd fork --network`, with "
-            "spaces between and names in full, or `any`. Name servers and proxies of this host are "
-            "always reached. With `FORKD_JAIL=off` it is `any`.",
-            "internet",
-        )
+    build_network: Annotated[
+        NetworkPolicy | None, NoDecode, BeforeValidator(values.build_network)
+    ] = _setting(
+        "internet",
+        "What builds of images may download from: rules as of `forkd fork --network`, with "
+        "spaces between and names in full, or `any`. Name servers and proxies of this host are "
+        "always reached. With `FORKD_JAIL=off` it is `any`.",
+        "internet",
     )
     image_cache_mib: Annotated[int, Field(ge=0, le=limits.IMAGE_CACHE_MIB_MAX)] = _setting(
         limits.IMAGE_CACHE_MIB_DEFAULT,
@@ -411,13 +317,13 @@ class Settings(BaseSettings):
         "snapshots that `forkd run --image` makes. Beyond it, what was used longest ago is "
         "removed, but nothing that was used within ten minutes, or that sandboxes use.",
     )
-    registries_insecure: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_registries)] = (
-        _setting(
-            (),
-            "Registries that need no TLS: `HOST` or `HOST:PORT`, separated by commas. Registries "
-            "on loopback addresses need none; `/etc/containers/registries.conf` is read as well.",
-            "none",
-        )
+    registries_insecure: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(values.registries)
+    ] = _setting(
+        (),
+        "Registries that need no TLS: `HOST` or `HOST:PORT`, separated by commas. Registries "
+        "on loopback addresses need none; `/etc/containers/registries.conf` is read as well.",
+        "none",
     )
     registry_auth_file: _Path = _setting(
         None,
@@ -425,13 +331,15 @@ class Settings(BaseSettings):
         "tenant that may make snapshots can fetch what they give access to.",
         "none",
     )
-    dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(_servers)] = _setting(
-        (),
-        "Name servers that are asked for the names that sandboxes may resolve: IPv4 addresses, "
-        "each with `:PORT` if that is not 53, with commas between.",
-        "those of `/etc/resolv.conf`",
+    dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(values.servers)] = (
+        _setting(
+            (),
+            "Name servers that are asked for the names that sandboxes may resolve: IPv4 addresses, "
+            "each with `:PORT` if that is not 53, with commas between.",
+            "those of `/etc/resolv.conf`",
+        )
     )
-    egress_proxy: Annotated[Via | None, NoDecode, BeforeValidator(_via)] = _setting(
+    egress_proxy: Annotated[Via | None, NoDecode, BeforeValidator(values.via)] = _setting(
         None,
         "Proxy by which sandboxes reach ports 80 and 443 of what they may reach: "
         "`http://[USER:PASSWORD@]HOST:PORT`, which is asked to `CONNECT` to addresses. What "
@@ -460,7 +368,7 @@ class Settings(BaseSettings):
         "`allow` or `refuse`: whether a request may accept a pack that is unsigned, or signed by "
         "an untrusted key.",
     )
-    otlp_endpoint: Annotated[str | None, BeforeValidator(_endpoint)] = _setting(
+    otlp_endpoint: Annotated[str | None, BeforeValidator(values.endpoint)] = _setting(
         None,
         "Where traces are exported to, by OTLP over HTTP: `http://HOST:PORT` of a collector. Needs "
         "`forkd-vm[tracing]`; the variables of OpenTelemetry's SDK, such as `OTEL_TRACES_SAMPLER`, "
@@ -483,7 +391,20 @@ class Settings(BaseSettings):
         """Return whose the Unix socket is besides its user's; None for the group of the daemon."""
         if self.socket_group is not None or users.user_id() != 0:
             return self.socket_group
-        return users.group_id(SOCKET_GROUP)
+        return users.group_id(values.SOCKET_GROUP)
+
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        """Where `read` found the settings that are not as by default."""
+        return self._origins
+
+    def read_again(self) -> Settings:
+        """Return what flags, environment and file say now; the same if `read` has not made it.
+
+        Raises:
+            InvalidRequest: As `read`.
+        """
+        return self if self._again is None else self._again()
 
     @property
     def audit_path(self) -> Path | None:
@@ -497,23 +418,69 @@ class Settings(BaseSettings):
         return self
 
 
-def read(flags: Mapping[str, str]) -> Settings:
-    """Return the settings: those in `flags`, by name, and else those of the environment.
+def read(
+    flags: Mapping[str, str], load: Callable[[], FileValues] = FileValues, *, overrides: bool = True
+) -> Settings:
+    """Return the settings: those in `flags`, by name, else those of the environment, else a file's.
+
+    A value that another goes before is not looked at.
+
+    Args:
+        flags: Settings by name, as text.
+        load: Reads the configuration file.
+        overrides: Whether the environment goes before the file.
 
     Raises:
         InvalidRequest: A value makes no sense; it says which, why, and what to do.
     """
-    values: dict[str, Any] = dict(flags)  # text, which the types of the fields parse
+    file = load()
+    origins = _origins(flags, file, overrides=overrides)
+    chosen: dict[str, Any] = dict(flags)  # text, which the types of the fields parse
+    for name, place in file.places.items():
+        if origins[name].where == place:
+            chosen[name] = file.values[name]
     try:
-        return Settings(**values)
+        found = Settings(**chosen)
     except ValidationError as error:
-        raise _refusal(error, flags) from error
+        raise _refusal(error, origins) from error
+    found._origins.update(origins)  # noqa: SLF001 - this makes it
+    found._again = partial(read, flags, load, overrides=overrides)  # noqa: SLF001 - likewise
+    return found
+
+
+def _origins(flags: Mapping[str, str], file: FileValues, *, overrides: bool) -> dict[str, Origin]:
+    """Return who has set each setting that is set."""
+    environment = {name.upper(): value for name, value in proc.environment().items()}
+    found = {}
+    for name in Settings.model_fields:
+        if name in flags:
+            found[name] = Origin(flag(name), flags[name])
+        elif variable(name) in environment and (overrides or name not in file.values):
+            found[name] = Origin(variable(name), environment[variable(name)])
+        elif name in file.values:
+            value = file.values[name]
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            found[name] = Origin(file.places[name], text)
+    return found
+
+
+def kind(name: str) -> Kind:
+    """Return how a setting is written in a file of TOML."""
+    declared = Settings.model_fields[name]
+    if get_origin(declared.annotation) is tuple:
+        return "an array of strings"
+    if any(isinstance(each, BeforeValidator) for each in declared.metadata):
+        return "a string"
+    types = {declared.annotation, *get_args(declared.annotation)}
+    if float in types:
+        return "a number"
+    return "an integer" if int in types else "a string"
 
 
 def misspelt(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each variable that no setting has and that may be a misspelt one, with that one."""
     known = {variable(each).removeprefix(PREFIX): variable(each) for each in Settings.model_fields}
-    for name in sorted(set(names) - set(known.values()) - CLIENTS_VARIABLES):
+    for name in sorted(set(names) - {*known.values(), *CLIENTS_VARIABLES, CONFIG_VARIABLE}):
         if name.startswith(PREFIX):
             close = difflib.get_close_matches(
                 name.removeprefix(PREFIX), known, n=1, cutoff=ALIKE_MIN
@@ -544,7 +511,19 @@ def default(name: str) -> str:
     return str(field.default if shown is None else shown)
 
 
-def _refusal(error: ValidationError, flags: Mapping[str, str]) -> InvalidRequest:
+def nearest(name: str) -> str | None:
+    """Return the setting that a name may be misspelt of, or is written otherwise; None for none."""
+    plain = name.lower().replace("-", "_").removeprefix(PREFIX.lower())
+    close = difflib.get_close_matches(plain, Settings.model_fields, n=1, cutoff=ALIKE_MIN)
+    return close[0] if close else None
+
+
+def shown(text: str) -> str:
+    """Return a value without the user and the password that it may have."""
+    return USER.sub("//...@", text[:VALUE_CHARS_MAX])
+
+
+def _refusal(error: ValidationError, origins: Mapping[str, Origin]) -> InvalidRequest:
     first = error.errors()[0]
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
@@ -552,9 +531,10 @@ def _refusal(error: ValidationError, flags: Mapping[str, str]) -> InvalidRequest
     name = str(first["loc"][0])
     if name not in Settings.model_fields:
         return InvalidRequest(f"there is no setting {name}", field=name)
-    said = flag(name) if name in flags else variable(name)
-    given = USER.sub("//...@", repr(first["input"])[:VALUE_CHARS_MAX])
+    said = origins[name].where if name in origins else variable(name)
+    where = said if said in {flag(name), variable(name)} else f"{said}: {name}"
     return InvalidRequest(
-        f"{said} is {given}: {problem[:1].lower()}{problem[1:]}; without it: {default(name)}",
-        field=said,
+        f"{where} is {shown(repr(first['input']))}: {problem[:1].lower()}{problem[1:]}; "
+        f"without it: {default(name)}",
+        field=name if where != said else said,
     )

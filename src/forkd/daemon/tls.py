@@ -56,17 +56,16 @@ class Certificates:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
         self.asks_clients = settings.tls_client_ca is not None
         self.context = _context(settings)
 
-    def reload(self) -> None:
-        """Read the files again; those of before stay in use if they cannot be used.
+    def reload(self, settings: Settings) -> None:
+        """Read the files that settings name now; those of before stay in use if one cannot be.
 
         Raises:
             InvalidRequest: A file cannot be used.
         """
-        self.context = _context(self._settings)
+        self.context = _context(settings)
 
 
 def certificates(settings: Settings) -> Certificates | None:

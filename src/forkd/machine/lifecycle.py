@@ -73,6 +73,9 @@ RUN_DIR_BYTES_MAX = 59
 CACHE_LAYER = "/var/lib/forkd/cache-layer"
 """Where the helper machine keeps what it adds to the cache, on its own disk."""
 
+CONFIG_VARIABLE = "FORKD_CONFIG"
+"""Names the configuration file of a daemon of this host; without it, there is none."""
+
 DAEMON_COMMAND = (sys.executable, "-m", "forkd.daemon", "serve", "--detach")
 
 _PASSED_ON = ("FORKD_KERNEL", "FORKD_DEBIAN_MIRROR", "FORKD_DEBIAN_SECURITY_MIRROR")
@@ -334,6 +337,7 @@ def _native_folders(state_dir: Path) -> list[str]:
     return [
         *("--state-dir", str(state_dir / "store"), "--cache-dir", str(default_cache())),
         *("--socket", str(_native_socket(state_dir)), "--run-dir", str(_run_dir(state_dir))),
+        *("--config", os.environ.get(CONFIG_VARIABLE, "")),  # another daemon's file is not ours
     ]
 
 
@@ -392,7 +396,7 @@ def _start_daemon_inside(state_dir: Path, machine: Machine) -> RunningDaemon:
         *DAEMON_COMMAND,
         *("--state-dir", "/var/lib/forkd", "--cache-dir", str(default_cache())),
         *("--bind", f"0.0.0.0:{DAEMON_PORT}", "--token-file", DAEMON_TOKEN_FILE, "--socket", ""),
-        *("--log", "/var/lib/forkd/daemon.log"),
+        *("--log", "/var/lib/forkd/daemon.log", "--config", ""),
     ]
     machine.run(command, env=_environment(), on_stdout=output.extend, on_stderr=complaints.extend)
     listening_event(bytes(output), bytes(complaints))
