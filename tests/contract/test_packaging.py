@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from forkd import programs
+from forkd.daemon import server, setting_values
 from forkd.daemon.commands import EXIT_FAILED, EXIT_RESTART
 from forkd.daemon.settings import Settings
+from forkd.machine.lifecycle import SHARED_SOCKET
 from tests.support.daemon_program import PROGRAMS
 from tests.support.docs import ROOT
 
 UNIT = ROOT / "packaging" / "forkd.service"
 USER_UNIT = ROOT / "packaging" / "forkd-user.service"
+SOCKET = ROOT / "packaging" / "forkd.socket"
 
 INSTALLED = "/opt/forkd/bin"
 """Where the unit has the daemon."""
@@ -29,8 +32,8 @@ def options(path: Path = UNIT) -> dict[str, str]:
 
 def test_the_unit_of_a_user_differs_in_its_folders_alone() -> None:
     roots, users = options(), options(USER_UNIT)
-    only_roots = ("LimitNOFILE", "After", "NoNewPrivileges", "CapabilityBoundingSet", "Protect")
-    others = ("Environment", "RuntimeDirectoryMode", "WantedBy")
+    only_roots = ("LimitNOFILE", "NoNewPrivileges", "CapabilityBoundingSet", "Protect")
+    others = ("Environment", "RuntimeDirectoryMode", "WantedBy", "After")
 
     assert {name for name in roots if not name.startswith(only_roots)} == {*users} - {"Environment"}
     same = {name for name in users if name not in others}
@@ -39,13 +42,15 @@ def test_the_unit_of_a_user_differs_in_its_folders_alone() -> None:
 
 @pytest.mark.needs("systemd-analyze")
 @pytest.mark.parametrize("path", [UNIT, USER_UNIT], ids=lambda path: path.stem)
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, path: Path) -> None:
-    unit = tmp_path / path.name
-    unit.write_text(path.read_text(encoding="utf-8").replace(INSTALLED, str(PROGRAMS)))
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, path: Path) -> None:
+    units = [tmp_path / "forkd.service", tmp_path / "forkd.socket"]
+    text = path.read_text(encoding="utf-8").replace(INSTALLED, str(PROGRAMS))
+    units[0].write_text(text)
+    units[1].write_text(path.with_suffix(".socket").read_text(encoding="utf-8"))
     program = shutil.which("systemd-analyze")
     assert program is not None
 
-    found = subprocess.run([program, "verify", unit], capture_output=True, text=True, check=True)  # noqa: S603 - systemd's
+    found = subprocess.run([program, "verify", *units], capture_output=True, text=True, check=True)  # noqa: S603 - systemd's
 
     assert found.stdout + found.stderr == ""  # what it does not know is a warning, and status 0
 
@@ -63,6 +68,18 @@ def test_a_daemon_that_cannot_go_on_is_started_again() -> None:
     assert unit["Restart"] == "on-failure"
     never = unit["RestartPreventExitStatus"].split()
     assert not {str(EXIT_RESTART), str(EXIT_FAILED)} & set(never)
+
+
+def test_its_socket_is_where_clients_look_and_the_daemon_would_have_it() -> None:
+    roots, users = options(SOCKET), options(USER_UNIT.with_suffix(".socket"))
+    settings = Settings.model_fields
+
+    assert roots["ListenStream"] == str(SHARED_SOCKET) == str(settings["socket"].default)
+    assert int(roots["SocketMode"], 8) == settings["socket_mode"].default
+    assert roots["SocketGroup"] == setting_values.SOCKET_GROUP
+    assert int(roots["Backlog"]) == server.BACKLOG
+    assert users.keys() == roots.keys() - {"SocketGroup"}
+    assert f"FORKD_SOCKET={users['ListenStream']}" in options(USER_UNIT)["Environment"]
 
 
 def test_its_folders_are_where_the_daemon_has_them_and_outlive_it() -> None:

@@ -47,11 +47,10 @@ class ServedHost:
         )
 
 
-@contextlib.contextmanager
-def served(host: FakeHost) -> Iterator[ServedHost]:
-    """Serve a host for as long as the block lasts; sandboxes are the caller's to end."""
+def environment_of(host: FakeHost) -> dict[str, str]:
+    """Return the environment of a daemon of this host, and of `forkd` to talk to it."""
     settings, socket = host.settings, host.settings.run_dir / "forkd.sock"
-    environment = {
+    return {
         "PATH": os.defpath,
         "HOME": str(host.folder),
         "FORKD_HOME": str(host.folder / "home"),
@@ -64,7 +63,14 @@ def served(host: FakeHost) -> Iterator[ServedHost]:
         "FORKD_VMM": str(settings.vmm),
         "FORKD_AGENT": str(settings.agent),
         "FORKD_CGROUPS": "on" if settings.cgroups else "off",
+        "FORKD_CONFIG": "",
     }
+
+
+@contextlib.contextmanager
+def served(host: FakeHost) -> Iterator[ServedHost]:
+    """Serve a host for as long as the block lasts; sandboxes are the caller's to end."""
+    environment = environment_of(host)
     log = host.folder / "daemon.log"
     command = [str(PROGRAMS / "forkd-daemon"), "serve", "--log", str(log)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as daemon:  # noqa: S603 - our own

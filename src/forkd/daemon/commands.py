@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forkd import checks, programs
 from forkd.cgroups import tree
-from forkd.daemon import fair_loop, logs
+from forkd.daemon import activation, fair_loop, logs
 from forkd.daemon.app import create_app
 from forkd.daemon.auditing import Auditor, audit_log
 from forkd.daemon.auth import token_path
@@ -45,6 +45,7 @@ from forkd.telemetry import exporting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from forkd.daemon.activation import HandedSockets
     from forkd.daemon.settings import Settings
     from forkd.service.jail import UidRange
     from forkd.service.supervision import Supervisor
@@ -72,11 +73,13 @@ def serve(settings: Settings, *, log_file: Path | None, detach: bool) -> int:
 
     Prints one line of JSON: `{"event": "listening", "urls", "token_file", "pid"}`, where
     `token_file` is null without TCP, or `{"event": "failed", "code", "message"}` and returns 1.
+    A detached daemon takes no sockets of a service manager: they are for the process that forks.
     """
     if detach:
         return _detached(settings, log_file)
     log_to(log_file)
-    return fair_loop.run(_serve(settings, _print, logs.reopen))
+    settings, handed = activation.take(settings)
+    return fair_loop.run(_serve(settings, _print, logs.reopen, handed))
 
 
 def _detached(settings: Settings, log_file: Path | None) -> int:
@@ -105,14 +108,17 @@ def _line(event: dict[str, object]) -> bytes:
 
 
 async def _serve(
-    settings: Settings, say: Callable[[dict[str, object]], None], reopen_log: Callable[[], None]
+    settings: Settings,
+    say: Callable[[dict[str, object]], None],
+    reopen_log: Callable[[], None],
+    handed: HandedSockets | None = None,
 ) -> int:
     for name, meant in misspelt(proc.environment()):
         log.warning("no setting has this name", extra={"variable": name, "meant": meant})
     try:
         certificates(settings)  # what is wrong with it is known before sandboxes are adopted
         with audit_log(settings) as audit:
-            return await _serve_audited(settings, say, reopen_log, audit)
+            return await _serve_audited(settings, say, reopen_log, audit, handed)
     except ForkdError as error:
         log.error("daemon not started", extra={"error": str(error), "code": error.code})  # noqa: TRY400 - the message is the news
         with contextlib.suppress(OSError):
@@ -125,6 +131,7 @@ async def _serve_audited(
     say: Callable[[dict[str, object]], None],
     reopen_log: Callable[[], None],
     audit: AuditLog | None,
+    handed: HandedSockets | None,
 ) -> int:
     auditor = Auditor(audit)
     reloads = Reloads(auditor, settings)
@@ -139,7 +146,7 @@ async def _serve_audited(
         auditor.name_by(app.routes)
         with signals.on_hangup_within(reloads.run):
             async with listening(
-                app, settings, host.tokens, auditor=auditor, reloads=reloads
+                app, settings, host.tokens, auditor=auditor, reloads=reloads, handed=handed
             ) as urls:
                 log.info("listening", extra={"urls": " ".join(urls)})
                 token = None if settings.bind is None else str(token_path(settings))

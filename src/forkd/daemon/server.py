@@ -3,7 +3,8 @@
 One process, one event loop, one service, and a server for each address.  The Unix socket asks
 for no token, because its mode already says who may open it; TCP always does.
 
-A socket file left by a daemon that died is replaced; one that answers is not.
+A socket file left by a daemon that died is replaced; one that answers is not.  Sockets that a
+service manager has opened are served in their place, and stay.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from forkd.daemon.activation import HandedSockets
 from forkd.daemon.auditing import Auditor
 from forkd.daemon.auth import BySocket, ByToken, FileToken, ServedNames, obtain_token
 from forkd.daemon.clients import HEADER_BYTES_MAX, TCP, UNIX
@@ -81,6 +83,7 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
     tcp: ClientLimits = TCP,
     auditor: Auditor | None = None,
     reloads: Reloads | None = None,
+    handed: HandedSockets | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve `app` for as long as the context lasts, which gives the URLs it answers at.
 
@@ -92,6 +95,7 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
         tcp: What the clients of TCP may take.
         auditor: Writes each request down.
         reloads: Is told what can be read again: the token and the certificates of TCP.
+        handed: What listens at these addresses already.
 
     Raises:
         Conflict: Another daemon listens there.
@@ -100,6 +104,7 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
     """
     auditor = auditor or Auditor()
     reloads = reloads or Reloads(auditor, settings)
+    handed = handed or HandedSockets()
     who, tls = None, None
     # What is wrong with a file is found before anything listens.
     if settings.bind is not None:
@@ -108,10 +113,10 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
         reloads.add("tls", lambda: tls.reload(reloads.settings))
     with contextlib.ExitStack() as stack:
         asked = Requests(app, BySocket(), unix, tokens.telemetry, auditor)
-        served = list(_unix(asked, settings, unix, stack))
+        served = list(_unix(asked, settings, unix, handed, stack))
         if who is not None:
             asked = Requests(app, who, tcp, tokens.telemetry, auditor)
-            served.append(_tcp(asked, settings, tls, tcp, auditor, stack))
+            served.append(_tcp(asked, settings, tls, tcp, auditor, handed, stack))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each.server.serve([each.bound])) for each in served]
             try:
@@ -140,10 +145,14 @@ class _Served:
 
 
 def _unix(
-    app: ASGIApp, settings: Settings, limits: ClientLimits, stack: contextlib.ExitStack
+    app: ASGIApp,
+    settings: Settings,
+    limits: ClientLimits,
+    handed: HandedSockets,
+    stack: contextlib.ExitStack,
 ) -> Iterator[_Served]:
     if settings.socket is not None:
-        bound = stack.enter_context(_unix_socket(settings))
+        bound = stack.enter_context(handed.unix or _unix_socket(settings))
         server = _Server(Gate(limits, **_options(app)))
         yield _Served(server, bound, f"unix://{settings.socket}")
 
@@ -164,10 +173,13 @@ def _tcp(  # noqa: PLR0913, PLR0917 - what an address has
     tls: Certificates | None,
     limits: ClientLimits,
     auditor: Auditor,
+    handed: HandedSockets,
     stack: contextlib.ExitStack,
 ) -> _Served:
     assert settings.bind is not None  # noqa: S101 - `listening` has looked
-    bound = stack.enter_context(sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG))
+    bound = stack.enter_context(
+        handed.tcp or sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG)
+    )
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if tls is None:

@@ -448,6 +448,13 @@ def read(
     return found
 
 
+def replaced(settings: Settings, changed: Mapping[str, Any]) -> Settings:
+    """Return settings with other values, which they keep when they are read again."""
+    found = settings.model_copy(update=dict(changed))
+    found._again = lambda: replaced(settings.read_again(), changed)  # noqa: SLF001 - as in `read`
+    return found
+
+
 def _origins(flags: Mapping[str, str], file: FileValues, *, overrides: bool) -> dict[str, Origin]:
     """Return who has set each setting that is set."""
     environment = {name.upper(): value for name, value in proc.environment().items()}
