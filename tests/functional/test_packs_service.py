@@ -491,9 +491,15 @@ async def test_a_reader_that_leaves_ends_the_packing(here: Host) -> None:
     source = here.packs.pack(CALLER, Tag("head"))
     async with contextlib.aclosing(source):
         await anext(source)
+        packing = [pid for pid in _below(proc.own_pid()) if b"forkd.packs" in _command(pid)]
 
-    mine = {pid for pid in proc.processes() if b"forkd.packs" in _command(pid)}
-    assert mine == set()
+    assert packing
+    assert [pid for pid in packing if b"forkd.packs" in _command(pid)] == []
+
+
+def _below(pid: int) -> list[int]:
+    """Return the processes that one has started, and those that they have."""
+    return [each for child in proc.children(pid) for each in (child, *_below(child))]
 
 
 def _command(pid: int) -> bytes:

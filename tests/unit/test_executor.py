@@ -464,14 +464,18 @@ def test_sandboxes_are_given_more_time_at_once() -> None:
     def branched(count: int, **_: object) -> list[Any]:
         return [made(f"branch-{number}") for number in range(count)]
 
-    forks = _forks.Forks(lambda: made("source"), bool, 3, ttl_s=0.03)
+    forks = _forks.Forks(lambda: made("source"), bool, 3, ttl_s=3600)
     forks._live.update((each.id, each) for each in branched(3))  # noqa: SLF001 - as threads do
+    forks._ttl_s = 0.03  # noqa: SLF001 - its own thread waits for an hour, and renews none too early
+    keeper = threading.Thread(target=forks._keep)  # noqa: SLF001 - what that thread does
 
+    keeper.start()
     try:
         assert seen.wait(10)
     finally:
         met.abort()
         forks.close()
+        keeper.join()
 
 
 def test_a_sandbox_is_given_more_time_while_it_is_prepared() -> None:

@@ -174,8 +174,13 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     /// Memory with one byte in each of `pages`, and where it starts.
+    ///
+    /// Other tests of this process fork meanwhile: for that long they would have pages in common.
     fn written(pages: impl Iterator<Item = u64>) -> (Ram, u64) {
         let ram = Ram::load(layout::MEMORY_BYTES_MIN, &[]).unwrap();
+        for region in ram.view().iter() {
+            mapping::keep_from_forks(region.as_ptr(), region.len()).unwrap();
+        }
         for page in pages {
             ram.view().write_obj(1_u8, GuestAddress(page * PAGE_SIZE)).unwrap();
         }
