@@ -36,6 +36,10 @@ class Check:
     found: str
     advice: str = ""
 
+    def as_members(self) -> dict[str, str]:
+        """Return it as members of a JSON object."""
+        return asdict(self)
+
 
 def exit_status(found: Iterable[Check]) -> int:
     """Return 1 if something keeps sandboxes from running here, else 0."""
@@ -44,7 +48,7 @@ def exit_status(found: Iterable[Check]) -> int:
 
 def as_json(found: Iterable[Check]) -> str:
     """Return the checks as one JSON document."""
-    return json.dumps([asdict(each) for each in found], indent=2)
+    return json.dumps([each.as_members() for each in found], indent=2)
 
 
 def as_text(found: Iterable[Check]) -> str:

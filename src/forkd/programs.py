@@ -24,6 +24,9 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 RECIPES = (_BUNDLED if _BUNDLED.is_dir() else _CHECKOUT) / "recipes"
 """The recipes that come with forkd."""
 
+PACKAGING = (_BUNDLED if _BUNDLED.is_dir() else _CHECKOUT) / "packaging"
+"""Units, profiles and other files that come with forkd for a host's own programs."""
+
 _BUILT = ("build/bin", "target/x86_64-unknown-linux-gnu/release")
 """Where `make build` and cargo leave them, linked statically."""
 

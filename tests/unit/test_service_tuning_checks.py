@@ -90,7 +90,7 @@ def test_a_setting_that_is_wrong_is_named_with_the_line_that_mends_it(setting: S
     [
         (replace(OLD, release=(5, 13)), "host kernel", "5.14", "6.12"),
         (replace(OLD, release=(5, 15)), "host kernel", "5.16", "6.12"),
-        (OLD, "favordynmods", "off", "mount -o remount,favordynmods"),
+        (OLD, "favordynmods", "off", "forkd host setup"),
         (
             replace(GOOD, swaps=("/dev/sda2", "/dev/sdb2", "/a/long/swapfile", "/s")),
             *("swap", "/dev/sda2, /dev/sdb2, /a/long/swapfile and 1 more", "swapoff"),

@@ -91,38 +91,13 @@ def down(*, json: Json = False) -> None:
         render.note("forkd has ended" if ran else "no forkd was running")
 
 
-def doctor(
-    *,
-    fix: Annotated[
-        bool,
-        typer.Option(
-            "--fix", help="Set what is wrong, by a file in sysctl.d and one in tmpfiles.d; as root."
-        ),
-    ] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option("--dir", help="Write the files below this folder, and set nothing now."),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="With --fix: write the files without asking.")
-    ] = False,
-    json: Json = False,
-) -> None:
+def doctor(*, json: Json = False) -> None:
     """Check what this host supports, and how to fix what it does not.
-
-    With --fix, show two files that set what is wrong in the kernel's settings,
-    ask, write them, and set the values at once. To take it back, delete the
-    files and restart the host.
 
     Examples:
       forkd doctor
-      sudo forkd doctor --fix
-      forkd doctor --fix --yes --dir ./image-root
     """
-    given = {"--json": json, "--fix": fix, "--yes": yes}
-    command = [sys.executable, "-m", "forkd.daemon", "doctor"]
-    command += [option for option, wanted in given.items() if wanted]
-    command += [] if root is None else ["--dir", str(root)]
+    command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +14,31 @@ from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
 from forkd.cli.options import Json, Output
 from forkd.cli.units import MIB, counted, shown_duration, shown_size
+from forkd.machine import host_setup
 
 if TYPE_CHECKING:
     from forkd.wire.v2 import HostInfo
 
 commands = Commands(help="Check and set up this host, and show the daemon's host.")
+
+User = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Who is to use forkd without being root; '' for nobody. Without it: who has called "
+        "sudo, or calls this command.",
+    ),
+]
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="PATH",
+        help="Change files below this folder alone, such as the root of an image of a host.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def register(app: Commands) -> None:
@@ -40,27 +61,71 @@ def show(*, output: Output = None, json: Json = False) -> None:
 
 
 @commands.command()
-def check(*, json: Json = False) -> None:
-    """Check how this host is set up: settings of the kernel, swap, processor, security modules.
+def check(*, user: User = None, json: Json = False) -> None:
+    """Check how this host is set up: who may use forkd, the kernel, security modules.
 
-    Changes nothing, and needs no root.
+    Changes nothing, and needs no root. The exit status is 1 if something keeps sandboxes from
+    running, or if `forkd host setup` has something to do.
 
     Examples:
       forkd host check
+      forkd host check --json
     """
-    _on_this_host("check", {"--json": json})
+    _on_this_host("check", {"--json": json}, {"--user": user})
 
 
-def _on_this_host(command: str, flags: dict[str, bool], *values: str) -> None:
+@commands.command()
+def setup(
+    *,
+    user: User = None,
+    directory: Dir = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Set this host up: groups, /dev/kvm, settings of the kernel, cgroups, AppArmor.
+
+    Shows each change, asks, makes them, and records what was there before: `forkd host undo`
+    takes them back. Changes only what is wrong, and needs root.
+
+    Examples:
+      sudo forkd host setup
+      forkd host setup --dry-run
+      sudo forkd host setup --yes --user ada
+      forkd host setup --yes --dir ./image-root
+    """
+    flags = {"--dry-run": dry_run, "--yes": yes, "--json": json}
+    _on_this_host("setup", flags, {"--user": user, "--dir": directory})
+
+
+@commands.command()
+def undo(
+    *, directory: Dir = None, dry_run: DryRun = False, yes: Yes = False, json: Json = False
+) -> None:
+    """Take back what `forkd host setup` has changed on this host.
+
+    What was changed since by hand stays as it is, and is named.
+
+    Examples:
+      sudo forkd host undo
+      forkd host undo --dry-run --dir ./image-root
+    """
+    _on_this_host(
+        "undo", {"--dry-run": dry_run, "--yes": yes, "--json": json}, {"--dir": directory}
+    )
+
+
+def _on_this_host(command: str, flags: dict[str, bool], values: Mapping[str, object]) -> None:
     """Run a command of `forkd-daemon host`, which may load what looks at hosts, and end as it did.
 
     Args:
         command: Its name.
         flags: Options without a value, and whether each was given.
-        values: Other options, with their values.
+        values: Options with a value, which is None if it was not given.
     """
     given = [flag for flag, is_given in flags.items() if is_given]
-    words = [sys.executable, "-m", "forkd.daemon", "host", command, *given, *values]
+    given += [f"{flag}={value}" for flag, value in values.items() if value is not None]
+    words = host_setup.command(command, *given)
     raise typer.Exit(subprocess.run(words, check=False).returncode)  # noqa: S603 - our own program
 
 

@@ -9,12 +9,13 @@ if the daemon cannot go on and should be started again.
 from __future__ import annotations
 
 import sys
+from json import dumps as to_json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forkd.daemon import commands, config_commands, fixing, host_setup
+from forkd.daemon import commands, config_commands, host_setup
 from forkd.daemon.flags import EVERY, with_settings
 from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
@@ -47,13 +48,8 @@ def doctor(
     given: Settings,
     *,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="Set what is wrong, by two files.")] = False,
-    root: Annotated[Path | None, typer.Option("--dir", help="Their root, to set nothing.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Write them without asking.")] = False,
 ) -> None:
     """Find out what this host can do, by trying, and say what to do about the rest."""
-    if fix or root or yes:
-        raise typer.Exit(fixing.fix(root, fix=fix, yes=yes, as_json=json))
     raise typer.Exit(commands.doctor(given, as_json=json))
 
 
@@ -83,7 +79,9 @@ def main() -> None:
     try:
         app()
     except ForkdError as error:
-        sys.stderr.write(f"error: {error} ({error.code})\n")
+        members = {"error": str(error), "code": error.code, "context": error.context}
+        as_json, text = "--json" in sys.argv, f"error: {error} ({error.code})"
+        sys.stderr.write(f"{to_json(members) if as_json else text}\n")
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
 
 

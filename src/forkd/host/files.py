@@ -325,10 +325,18 @@ def disk_bytes(path: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_atomic(
+    path: Path, data: bytes, *, mode: int = 0o644, owner: tuple[int, int] | None = None
+) -> None:
     """Put `data` under `path`, whole or not at all, and on disk before returning.
 
     Of an attempt that failed nothing is left.
+
+    Args:
+        path: Where; its folder is there.
+        data: All that is to be in it.
+        mode: Its permissions.
+        owner: Its user and group; ours if None.
     """
     with kernel_call(f"write {path}"):
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -336,6 +344,8 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         try:
             try:
                 _write_all(descriptor, data)
+                if owner is not None:
+                    os.fchown(descriptor, *owner)
                 os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
             finally:

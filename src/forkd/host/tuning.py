@@ -1,9 +1,9 @@
 """What an administrator may set on a host, in one table, and what the host says of itself.
 
 `SETTINGS` is the table: for each setting its name, what is wanted, what its lack costs, and how it
-is set.  A setting that is a sysctl is set by a line of sysctl.d; any other one is a file below
-/sys, set by a line of tmpfiles.d.  `look` reads them all, and the facts that decide whether a
-setting is good.
+is set.  A setting that is a sysctl is set by a line of sysctl.d; a parameter of a module that is
+loaded when it is needed, by a line of modprobe.d; any other one is a file below /sys, set by a line
+of tmpfiles.d.  `look` reads them all, and the facts that decide whether a setting is good.
 
 What is not here on purpose: forkd uses no inotify on a host, and its entries in the tables of
 neighbours are permanent ones, which do not count against `gc_thresh3`.
@@ -68,6 +68,8 @@ class Seen:
         userns_restricted: Whether AppArmor takes the rights in user namespaces from programs
             without a profile.
         cgroup_options: How cgroup v2 is mounted.
+        loadable: Those modules of settings that are loaded when they are needed, and not parts of
+            the kernel.
     """
 
     release: tuple[int, int] = (0, 0)
@@ -84,6 +86,7 @@ class Seen:
     selinux_enforces: bool = False
     userns_restricted: bool = False
     cgroup_options: frozenset[str] | None = None
+    loadable: frozenset[str] = frozenset()
 
 
 def _always(_: Seen) -> bool:
@@ -110,7 +113,7 @@ class Setting:
 
     @property
     def is_sysctl(self) -> bool:
-        """Whether it is set by sysctl.d, and not by tmpfiles.d."""
+        """Whether it is set by sysctl.d."""
         return not self.name.startswith("/")
 
     @property
@@ -121,9 +124,13 @@ class Setting:
     @property
     def path(self) -> Path:
         """Where its value is, below the host's root."""
-        if self.is_sysctl:
-            return Path("proc/sys", self.name.replace(".", "/"))
-        return Path(self.name).relative_to("/")
+        return path_of(self.name)
+
+    @property
+    def module(self) -> str | None:
+        """The module whose parameter it is; None if it is none."""
+        parts = self.path.parts
+        return parts[2] if parts[:2] == ("sys", "module") else None
 
     @property
     def command(self) -> str:
@@ -138,6 +145,11 @@ class Setting:
         if self.is_sysctl:
             return f"{self.name} = {self.wanted}"
         return f"w {self.name} - - - - {self.wanted}"
+
+    @property
+    def module_line(self) -> str:
+        """Return what sets it whenever its module is loaded, in modprobe.d."""
+        return f"options {self.module} {self.short_name}={self.wanted}"
 
 
 def _at_least(least: int) -> Callable[[str, Seen], bool]:
@@ -220,6 +232,13 @@ def _number(value: str) -> int:
         return 0
 
 
+def path_of(name: str) -> Path:
+    """Return where the value of a setting is, below the host's root."""
+    if name.startswith("/"):
+        return Path(name).relative_to("/")
+    return Path("proc/sys", name.replace(".", "/"))
+
+
 def wrong(host: Seen) -> tuple[Setting, ...]:
     """Return the settings that are there, matter, and are not good."""
     return tuple(
@@ -229,6 +248,18 @@ def wrong(host: Seen) -> tuple[Setting, ...]:
         and each.applies(host)
         and not each.is_good(host.values[each.name], host)
     )
+
+
+def favordynmods(host: Seen) -> bool | None:
+    """Whether cgroups are mounted so that forks do not wait for them.
+
+    None where that makes no difference: another setting keeps forks from waiting, or the kernel.
+    """
+    nx = next(each for each in SETTINGS if each.short_name == "nx_huge_pages")
+    waits = RELEASE_OF_FAVORDYNMODS <= host.release < RELEASE_WITHOUT_WAIT
+    if host.cgroup_options is None or nx.applies(host) or not waits:
+        return None
+    return "favordynmods" in host.cgroup_options or host.values.get(nx.name) == "never"
 
 
 # Effects
@@ -258,7 +289,13 @@ def look(root: Path = ROOT) -> Seen:
         selinux_enforces=text.of("sys/fs/selinux/enforce") == "1",
         userns_restricted=restricted == "1",
         cgroup_options=_cgroup_options(text.of("proc/self/mounts") or ""),
+        loadable=_loadable(text),
     )
+
+
+def value(name: str, root: Path = ROOT) -> str | None:
+    """Return the value of a setting now, below a host's root; None if it cannot be read."""
+    return _Texts(root).of_choice(path_of(name))
 
 
 class _Texts:
@@ -273,6 +310,12 @@ class _Texts:
             return (self._root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
+
+    def of_choice(self, path: Path) -> str | None:
+        """Return a file's text, or the word in it that is marked as chosen."""
+        found = self.of(path)
+        chosen = _CHOSEN.search(found or "")
+        return chosen[1] if chosen else found
 
     def of_folder(self, path: str) -> dict[str, str]:
         """Return the texts of a folder's files, by name; none if it cannot be read."""
@@ -291,13 +334,13 @@ def release(text: str) -> tuple[int, int]:
 
 
 def _values(text: _Texts) -> dict[str, str]:
-    found = {}
-    for each in SETTINGS:
-        value = text.of(each.path)
-        if value is not None:
-            chosen = _CHOSEN.search(value)
-            found[each.name] = chosen[1] if chosen else value
-    return found
+    found = {each.name: text.of_choice(each.path) for each in SETTINGS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _loadable(text: _Texts) -> frozenset[str]:
+    modules = {each.module for each in SETTINGS if each.module is not None}
+    return frozenset(each for each in modules if text.of(f"sys/module/{each}/initstate"))
 
 
 def _memory_mib(meminfo: str) -> int:

@@ -15,6 +15,11 @@ def user_id() -> int:
     return os.geteuid()
 
 
+def primary_group_id() -> int:
+    """Return the group that this process acts as."""
+    return os.getegid()
+
+
 def user_name(uid: int) -> str:
     """Return what a user is called; the number of one without a name."""
     try:

@@ -27,6 +27,9 @@ LOST_BELOW = (
 )
 """What older kernels lack, by the first that has it."""
 
+SETUP = "`sudo forkd host setup`"
+"""What sets a host up, and can be taken back."""
+
 CLONE3_PAGE = "docs/howto/run-in-kubernetes.md"
 """The page that says what a container needs."""
 
@@ -91,15 +94,13 @@ def _settings(host: Seen) -> Iterator[Check]:
 
 def _favordynmods(host: Seen) -> Check | None:
     """Judge how long KVM's thread takes into its cgroup, where `nx_huge_pages` must stay."""
-    name, options = "favordynmods", host.cgroup_options
-    nx = next(each for each in tuning.SETTINGS if each.short_name == "nx_huge_pages")
-    first, end = tuning.RELEASE_OF_FAVORDYNMODS, tuning.RELEASE_WITHOUT_WAIT
-    if options is None or nx.applies(host) or not first <= host.release < end:
+    name, is_on = "favordynmods", tuning.favordynmods(host)
+    if is_on is None:
         return None
-    if name in options or host.values.get(nx.name) == "never":
+    if is_on:
         return Check(name, Status.PASS, "forks do not wait for cgroups")
-    advice = "mount -o remount,favordynmods /sys/fs/cgroup"
-    return Check(name, Status.WARN, f"off; {nx.loss}", advice)
+    nx = next(each for each in tuning.SETTINGS if each.short_name == "nx_huge_pages")
+    return Check(name, Status.WARN, f"off; {nx.loss}", SETUP)
 
 
 def _swap(host: Seen) -> Check:
@@ -173,8 +174,7 @@ def _modules(host: Seen, *, is_jailed: bool) -> Iterator[Check]:
         yield Check("AppArmor", Status.PASS, "user namespaces work")
     elif host.userns_restricted:
         found = "takes the rights in user namespaces from forkd-vmm"
-        advice = "load packaging/apparmor/forkd-vmm: docs/howto/set-up-a-host.md"
-        yield Check("AppArmor", Status.WARN, found, advice)
+        yield Check("AppArmor", Status.WARN, found, SETUP)
 
 
 def _named(names: list[str] | tuple[str, ...]) -> str:

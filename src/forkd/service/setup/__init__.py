@@ -1,0 +1,1 @@
+"""Setting a host up, and taking that back (docs/adr/0065)."""

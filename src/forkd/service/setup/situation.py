@@ -1,0 +1,112 @@
+"""Look at what decides how a host is to be set up; change nothing."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from forkd import programs
+from forkd.errors import HostError, InvalidRequest, NotFound
+from forkd.host import files, kvm, parts, proc, tuning, users
+from forkd.host.parts import FILE_BYTES_MAX, Kind, Part
+from forkd.service.setup import texts
+from forkd.service.setup.plan import DEVICE, GROUP, KVM_GROUP, Device, Situation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forkd.host.parts import State
+    from forkd.host.tuning import Seen
+
+UDEV = tuning.ROOT / "run/udev/control"
+"""Where a running udev listens."""
+
+FILES = (*texts.SETTINGS_FILES, texts.PROFILE_FILE, texts.DELEGATE_FILE, texts.UDEV_FILE)
+
+
+def look(root: Path, user: str | None, host: Seen | None = None) -> Situation:
+    """Return what a host is like.
+
+    Args:
+        root: Where its files are.
+        user: Who is to use forkd without being root; None for nobody.
+        host: What it says of itself; None to look.
+
+    Raises:
+        InvalidRequest: There is no such user.
+        HostError: A file that set-up would change cannot be read, or is no regular file.
+    """
+    seen = tuning.look() if host is None else host
+    found = {path: parts.read(Part(Kind.FILE, str(path)), root) for path in FILES}
+    own = (users.user_id(), users.primary_group_id())
+    if root != tuning.ROOT:
+        return Situation(seen, found, own, live=False)
+    return _live(seen, found, user)
+
+
+def _live(seen: Seen, found: dict[Path, State], user: str | None) -> Situation:
+    return Situation(
+        host=seen,
+        files=found,
+        group=parts.group_exists(GROUP),
+        kvm_gid=users.group_id(KVM_GROUP),
+        user=user,
+        user_groups=_groups(user),
+        device=_device(),
+        has_udev=files.is_there(UDEV),
+        delegated=parts.delegated_to_users(),
+        vmm=_vmm(),
+        profile=_profile(),
+        profile_loaded=_is_loaded() if seen.userns_restricted else False,
+    )
+
+
+def default_user() -> str | None:
+    """Return who is to use forkd, unless that is said: who has called sudo, or calls us."""
+    if proc.is_root():
+        name = proc.environment().get("SUDO_USER", "")
+        return name if name not in {"", "root"} else None
+    name, uid = users.user_name(users.user_id()), users.user_id()
+    return None if name == str(uid) else name
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder."""
+    return files.is_folder(path)
+
+
+def _groups(user: str | None) -> frozenset[str]:
+    if user is None:
+        return frozenset()
+    try:
+        return parts.groups_of(user)
+    except NotFound as error:
+        raise InvalidRequest(f"--user: {error}", field="user") from error
+
+
+def _device() -> Device | None:
+    """Return what /dev/kvm is like; None also if its KVM runs no guests of ours."""
+    found = parts.device(tuning.ROOT / DEVICE)
+    if found is None or kvm.is_pvm():
+        return None
+    return Device(found.st_gid, parts.group_name(found.st_gid), stat.S_IMODE(found.st_mode))
+
+
+def _vmm() -> Path | None:
+    try:
+        return files.real_path(programs.find(programs.VMM))
+    except HostError:
+        return None
+
+
+def _profile() -> str | None:
+    data = files.read(programs.PACKAGING / "apparmor" / texts.PROFILE, FILE_BYTES_MAX)
+    return None if data is None else data.decode()
+
+
+def _is_loaded() -> bool:
+    """Whether AppArmor has our profile; who is not root cannot know, and is told by trying."""
+    try:
+        return parts.read(Part(Kind.PROFILE, texts.PROFILE)) is not None
+    except HostError:
+        return True
