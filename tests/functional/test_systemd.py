@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.needs("root", "systemd"), pytest.mark.timeout(180)]
 
-UNIT = ROOT / "packaging/forkd.service"
-USER_UNIT = ROOT / "packaging/forkd-user.service"
-
 SHARED = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
 """Folders with what the daemon is made of."""
 
@@ -33,8 +30,6 @@ WATCHDOG = "WatchdogTimestampMonotonic"
 
 DROP_IN = """\
 [Service]
-ExecStart=
-ExecStart={programs}/forkd-daemon serve
 Environment=FORKD_CGROUPS=off FORKD_JAIL=off FORKD_NETWORK_SLOTS=0 FORKD_DISK_RESERVE_MIB=16
 Environment=FORKD_VMM={host}/fake-vmm FORKD_AGENT={host}/agent FORKD_RECIPE_DIRS={host}/recipes
 """
@@ -49,12 +44,12 @@ def machine() -> Iterator[SystemdRoot]:
         host.mkdir()
         make_host(host, Path("/run/forkd")).recipe()
         with systemd_root(folder, SHARED) as machine:
-            (folder / "drop-in").write_text(DROP_IN.format(programs=PROGRAMS, host=host))
+            (folder / "drop-in").write_text(DROP_IN.format(host=host))
             machine.run(
                 f"ln -s {PROGRAMS}/forkd {PROGRAMS}/forkd-daemon /usr/local/bin/ &&"
-                f" cp {UNIT} /etc/systemd/system/ && mkdir /etc/systemd/system/forkd.service.d &&"
+                " mkdir /etc/systemd/system/forkd.service.d &&"
                 f" cp {folder}/drop-in /etc/systemd/system/forkd.service.d/override.conf &&"
-                " systemctl daemon-reload && systemctl enable --now forkd"
+                " forkd host install-service --yes"
             )
             machine.run("forkd snapshot create py --recipe fake && forkd fork py -n 3")
             yield machine
@@ -92,15 +87,53 @@ async def test_sandboxes_outlive_every_end_of_the_daemon(machine: SystemdRoot) -
         assert sandboxes(machine) == before
     machine.run("systemctl stop forkd")
     assert machine.shown("forkd", "Result") == "success"
-    machine.run("systemctl start forkd")
-    assert sandboxes(machine) == before
+    assert machine.shown("forkd", "ActiveState") == "inactive"
+    assert sandboxes(machine) == before, "the socket starts the daemon for a client"
+    assert machine.shown("forkd", "ActiveState") == "active"
     assert machine.run(f"forkd exec {before[0]} -- echo hello") == "hello\n"
 
-    machine.run("systemctl disable --now forkd")
     settings = "env $(systemctl show -P Environment forkd)"
-    said = machine.run(f"{settings} forkd-daemon uninstall --state")
+    said = machine.run(
+        f"{settings} sh -c 'forkd host remove-service --yes && forkd-daemon uninstall --state'"
+    )
     assert "removed folders: /run/forkd, /var/lib/forkd" in said
     assert machine.run("ls -d /run/forkd /var/lib/forkd", check=False).count("No such file") == 2
+
+
+UNITS = "/etc/systemd/system/forkd.service /etc/systemd/system/forkd.socket"
+
+
+def test_units_are_put_in_place_once_and_taken_back_unless_they_were_changed(
+    machine: SystemdRoot,
+) -> None:
+    written = machine.run(f"sha256sum {UNITS}")
+    assert f"ExecStart={PROGRAMS}/forkd-daemon serve" in machine.run(f"cat {UNITS}")
+    assert "SocketGroup" not in machine.run(f"cat {UNITS}"), "this host has no such group"
+
+    said = machine.run("forkd host install-service --yes")
+    assert said.count("there already") == 2
+    assert machine.run(f"sha256sum {UNITS}") == written
+    assert "nobody to ask" in machine.run("forkd host install-service", check=False)
+    assert "nothing was changed" in machine.run("forkd host remove-service --dry-run")
+
+    machine.run("groupadd --system forkd")  # so that the socket's file is another
+    said = machine.run("forkd host install-service --yes")
+    assert "forkd.socket: to write again" in said
+    assert "SocketGroup=forkd" in machine.run(f"cat {UNITS}")
+
+    machine.run("sed -i s/WatchdogSec=60/WatchdogSec=61/ /etc/systemd/system/forkd.service")
+    said = machine.run("forkd host install-service --yes", check=False)
+    assert "forkd.service is not as `forkd host install-service` has made it" in said
+    said = machine.run("forkd host remove-service --yes", check=False)
+    assert "forkd.service: stays: it was changed since" in said
+    assert machine.run(f"ls {UNITS}", check=False).count("No such file") == 1
+
+    machine.run("rm /etc/systemd/system/forkd.service && mkdir -p /usr/lib/systemd/system")
+    machine.run("touch /usr/lib/systemd/system/forkd.service")
+    said = machine.run("forkd host install-service --yes", check=False)
+    assert "a package has /usr/lib/systemd/system/forkd.service already" in said
+    assert "nothing to remove" in machine.run("forkd host remove-service --yes")
+    machine.run("systemctl kill forkd; forkd-daemon uninstall --state")
 
 
 async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRoot) -> None:
@@ -119,7 +152,7 @@ async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRo
 
     assert sandboxes(machine) == before
     assert machine.shown("forkd", "NRestarts") == "1"
-    machine.run("systemctl stop forkd && forkd-daemon uninstall --state")
+    machine.run("systemctl stop forkd.socket forkd && forkd-daemon uninstall --state")
 
 
 def test_a_user_has_a_daemon_of_its_own() -> None:
@@ -137,13 +170,12 @@ def test_a_user_has_a_daemon_of_its_own() -> None:
             url = f"unix://{runtime}/forkd/forkd.sock"
             ours = f"runuser -u ours -- env XDG_RUNTIME_DIR={runtime} FORKD_URL={url}"
             units = "/home/ours/.config/systemd/user"
-            drop_in = DROP_IN.format(programs=PROGRAMS, host=folder)
+            drop_in = DROP_IN.format(host=folder)
             (folder / "drop-in").write_text(drop_in.replace("FORKD_CGROUPS=off ", ""))
             machine.run(
                 f"{ours} mkdir -p {units}/forkd.service.d &&"
-                f" cp {USER_UNIT} {units}/forkd.service &&"
                 f" cp {folder}/drop-in {units}/forkd.service.d/override.conf &&"
-                f" {ours} systemctl --user enable --now forkd"
+                f" {ours} {PROGRAMS}/forkd host install-service --user --yes"
             )
 
             machine.run(f"{ours} {PROGRAMS}/forkd snapshot create py --recipe fake")
@@ -152,8 +184,9 @@ def test_a_user_has_a_daemon_of_its_own() -> None:
             assert f"{made}  py        running" in machine.run(f"{ours} {PROGRAMS}/forkd ls")
 
             said = machine.run(
-                f"{ours} systemctl --user disable --now forkd;"
-                f" {ours} env $({ours} systemctl --user show -P Environment forkd)"
-                f" {PROGRAMS}/forkd-daemon uninstall --state"
+                f"{ours} env $({ours} systemctl --user show -P Environment forkd) sh -c"
+                f" '{PROGRAMS}/forkd host remove-service --user --yes &&"
+                f" {PROGRAMS}/forkd-daemon uninstall --state'"
             )
             assert f"removed folders: {runtime}/forkd, /home/ours/" in said
+            assert machine.run(f"ls {units}").split() == ["forkd.service.d"]

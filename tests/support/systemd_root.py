@@ -115,6 +115,7 @@ def systemd_root(folder: Path, shared: list[Path]) -> Iterator[SystemdRoot]:
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass
+            manager.close()  # it says more; unread, that would make it wait (unix(7))
             children = Path(f"/proc/{unshared.pid}/task/{unshared.pid}/children")
             yield SystemdRoot(int(children.read_text()))
         finally:

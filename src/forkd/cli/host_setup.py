@@ -115,6 +115,36 @@ def undo(
     )
 
 
+_OwnDaemon = Annotated[bool, typer.Option("--user", help="A daemon of your own, without root.")]
+
+
+@commands.command("install-service")
+def install_service(*, user: _OwnDaemon = False, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Run the daemon of this installation under systemd, now and at each boot.
+
+    Shows the two unit files, a service and its socket, and asks. Running it
+    again changes nothing, or updates the units to this version.
+
+    Examples:
+      sudo forkd host install-service
+      forkd host install-service --user
+    """
+    _on_this_host("install-service", {"--user": user, "--yes": yes, "--dry-run": dry_run}, {})
+
+
+@commands.command("remove-service")
+def remove_service(*, user: _OwnDaemon = False, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Stop the daemon's units and remove what install-service put in place.
+
+    Sandboxes live on. A unit file that was changed since stays, and is named.
+
+    Examples:
+      sudo forkd host remove-service
+      forkd host remove-service --user --dry-run
+    """
+    _on_this_host("remove-service", {"--user": user, "--yes": yes, "--dry-run": dry_run}, {})
+
+
 def _on_this_host(command: str, flags: dict[str, bool], values: Mapping[str, object]) -> None:
     """Run a command of `forkd-daemon host`, which may load what looks at hosts, and end as it did.
 

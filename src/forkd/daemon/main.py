@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from forkd.daemon import commands, config_commands, host_setup
+from forkd.daemon import commands, config_commands, host_setup, service_commands
 from forkd.daemon.flags import EVERY, with_settings
 from forkd.daemon.settings import Settings
 from forkd.errors import ForkdError, InvalidRequest
@@ -26,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+service_commands.register(host_setup.commands)
 app.add_typer(host_setup.commands, name="host")
 app.add_typer(config_commands.app, name="config")
 
