@@ -42,3 +42,19 @@ def test_what_is_in_memory_is_on_no_disk() -> None:
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="none"):
         disks.disk_of(tmp_path / "none")
+
+
+def test_the_kind_of_a_file_system_is_the_kernels_word() -> None:
+    mounts = (
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "30 22 0:42 / /srv rw - fuse.sshfs somewhere rw\n"
+    )
+
+    assert disks.kind_of("8:1", mounts) == "ext4"
+    assert disks.kind_of("0:42", mounts) == "fuse.sshfs"
+    assert disks.kind_of("8:2", mounts) is None
+
+
+def test_a_folder_that_is_to_be_made_lies_where_its_parent_does(tmp_path: Path) -> None:
+    assert disks.file_system(tmp_path / "not" / "there") == disks.file_system(tmp_path)
+    assert disks.file_system(Path("/proc")).kind == "proc"

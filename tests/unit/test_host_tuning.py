@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.host.tuning import SETTINGS, Seen, look, release, wrong
+from forkd.host.tuning import SETTINGS, Seen, appraises, look, release, reserved_mib, wrong
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,3 +178,40 @@ def test_a_setting_says_how_it_is_set() -> None:
     assert sysctl.line == "vm.overcommit_memory = 0"
     assert file.command == f"echo advise >{SHMEM}"
     assert file.line == f"w {SHMEM} - - - - advise"
+
+
+def test_huge_pages_that_are_reserved_are_counted() -> None:
+    assert reserved_mib("HugePages_Total:     512\nHugepagesize:       2048 kB\n") == 1024
+    assert reserved_mib("HugePages_Total:       0\nHugepagesize:       2048 kB\n") == 0
+    assert reserved_mib("") == 0
+
+
+@pytest.mark.parametrize(
+    ("command_line", "expected"),
+    [
+        ("quiet ima_policy=appraise_tcb", True),
+        ("ima_policy=tcb|secure_boot ro", True),
+        ("ima_policy=tcb", False),
+        ("ima_policy=appraise_tcb ima_appraise=log", False),
+        ("quiet", False),
+    ],
+)
+def test_a_kernel_that_appraises_programs_says_so_when_it_is_booted(
+    command_line: str, *, expected: bool
+) -> None:
+    assert appraises(command_line) is expected
+
+
+def test_windows_and_lockdown_are_seen(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/sys/kernel/osrelease": "5.15.90.1-microsoft-standard-WSL2",
+        "sys/kernel/security/lockdown": "none [integrity] confidentiality",
+        "sys/module/kvm/initstate": "live",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+
+    seen = look(tmp_path)
+
+    assert (seen.is_wsl, seen.lockdown) == (True, "integrity")
+    assert seen.loadable == {"kvm"}

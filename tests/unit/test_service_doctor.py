@@ -8,6 +8,7 @@ import pytest
 
 from forkd.checks import Check, Status, as_json, as_text, exit_status
 from forkd.engine.replies import CpuSeen
+from forkd.host.disks import FileSystem
 from forkd.host.rlimits import PRLIMIT
 from forkd.host.tuning import Seen
 from forkd.service.doctor import (
@@ -22,6 +23,7 @@ from forkd.service.doctor import (
     Probe,
     judge,
 )
+from forkd.service.setup.plan import Device, Situation
 
 PROCESSOR = CpuSeen(
     model="A CPU",
@@ -49,12 +51,15 @@ GOOD = Facts(
     makes_taps=True,
     filters_packets=True,
     installed=frozenset({*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU}),
+    package_manager="apt",
     missing_programs=(),
     cached_kernel="6.1",
     memory_available_mib=MEMORY_GOOD_MIB,
     state_free_mib=1 << 20,
     cache_free_mib=1 << 20,
     seen=Seen(release=(6, 12)),
+    situation=Situation(host=Seen()),
+    state_disk=FileSystem("ext4", rotates=False),
 )
 
 
@@ -117,9 +122,9 @@ CLOSED = replace(GOOD, is_root=False, kvm_opens=False, probe=None)
 """A user to whom /dev/kvm is closed; as a member of its group it would open."""
 
 
-def test_the_group_kvm_is_advised_unless_kvm_is_pvm() -> None:
-    assert "usermod -aG kvm" in check(CLOSED, "KVM").advice
-    assert "usermod" not in check(replace(CLOSED, is_pvm=True), "KVM").advice
+def test_set_up_is_advised_unless_kvm_is_pvm() -> None:
+    assert "forkd host setup" in check(CLOSED, "KVM").advice
+    assert "setup" not in check(replace(CLOSED, is_pvm=True), "KVM").advice
 
 
 @pytest.mark.parametrize("facts", [replace(CLOSED, kvm_nests=False), replace(CLOSED, is_pvm=True)])
@@ -132,7 +137,7 @@ def test_a_host_without_a_kvm_is_not_told_of_its_group() -> None:
     found = check(replace(CLOSED, kvm_exists=False, kvm_nests=False), "KVM")
 
     assert "firmware" in found.advice
-    assert "usermod" not in found.advice
+    assert "setup" not in found.advice
 
 
 def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
@@ -218,3 +223,44 @@ def test_the_report_has_a_line_and_an_advice_for_each() -> None:
 
     assert as_text(found) == "PASS  a: fine\nWARN  b: hm\n      -> do it"
     assert '"status": "WARN"' in as_json(found)
+
+
+@pytest.mark.parametrize(
+    ("disk", "says"),
+    [
+        (FileSystem("tmpfs", rotates=False), "takes memory"),
+        (FileSystem("overlay", rotates=False), "goes with its container"),
+        (FileSystem("fuse.sshfs", rotates=False), "over a network"),
+        (FileSystem("xfs", rotates=True), "rotates"),
+    ],
+)
+def test_a_disk_that_is_bad_for_snapshots_is_named(disk: FileSystem, says: str) -> None:
+    found = check(replace(GOOD, state_disk=disk), "disk of the state folder")
+
+    assert found.status is Status.WARN
+    assert says in found.found
+    assert "FORKD_STATE_DIR" in found.advice
+
+
+def test_a_disk_that_shares_blocks_is_said_so() -> None:
+    name = "disk of the state folder"
+    shares = check(replace(GOOD, state_disk=FileSystem("btrfs", rotates=False)), name)
+
+    assert shares.found == "btrfs; shares blocks of copies"
+    assert check(GOOD, name).found == "ext4; copies disks as a whole"
+
+
+def test_the_doctor_says_who_may_use_forkd() -> None:
+    closed = Situation(host=Seen(), group=False, device=Device(0, "root", 0o600))
+
+    found = replace(GOOD, situation=closed)
+
+    assert check(found, "group forkd").status is Status.WARN
+    assert check(found, "/dev/kvm").found == "open to root alone (rw-------)"
+
+
+def test_tools_are_named_as_the_distribution_calls_them() -> None:
+    without = replace(GOOD, installed=frozenset(), package_manager="zypper")
+
+    assert check(without, "images from OCI").advice == "zypper install skopeo umoci"
+    assert check(without, "process limits").advice == "zypper install util-linux"

@@ -70,7 +70,7 @@ def test_a_host_that_is_set_up_passes_everything_in_few_words() -> None:
 def test_a_host_that_says_nothing_has_few_checks() -> None:
     names = {each.name for each in found(Seen(release=(6, 12)))}
 
-    assert names == {"clone3", "host kernel", "swap"}
+    assert names == {"clone3", "host kernel", "swap", "huge pages"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.short_name)
@@ -112,6 +112,8 @@ def test_a_setting_that_is_wrong_is_named_with_the_line_that_mends_it(setting: S
             replace(GOOD, command_line=("split_lock_detect=fatal",)),
             *("split locks", "ends", "split_lock_detect=warn"),
         ),
+        (replace(GOOD, reserved_mib=1024), "huge pages", "1024 MiB reserved", "vm.nr_hugepages=0"),
+        (replace(GOOD, appraises=True), "IMA", "without a signature", "evmctl"),
         (replace(GOOD, clocksource="hpet"), "clocksource", "hpet", "clocksource=tsc"),
         (
             replace(GOOD, lsms=frozenset({"capability", "yama", "apparmor"})),
@@ -225,3 +227,13 @@ def test_every_line_fits_a_terminal() -> None:
 
     assert not unfit(found(worst, hides=True, jailed=False))
     assert not unfit(found(replace(worst, release=(5, 10)), jailed=False))
+
+
+def test_lockdown_and_windows_are_named() -> None:
+    assert check(replace(GOOD, lockdown="none"), "kernel lockdown") is None
+    locked = check(replace(GOOD, lockdown="integrity"), "kernel lockdown")
+    assert locked is not None
+    assert locked.found == "integrity; forkd needs nothing of it"
+    windows = check(replace(GOOD, is_wsl=True), "WSL 2")
+    assert windows is not None
+    assert "nestedVirtualization=true" in windows.found

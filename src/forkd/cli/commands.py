@@ -41,7 +41,9 @@ PANELS: dict[str, tuple[Listed, ...]] = {
             "Start the forkd daemon: on this host, or in a helper VM where KVM is not usable.",
         ),
         Listed("down", "host", "Stop all sandboxes, the daemon and the helper VM."),
-        Listed("doctor", "host", "Check what this host supports, and how to fix what it does not."),
+        Listed(
+            "doctor", "doctor", "Check what this host supports, and how to fix what it does not."
+        ),
         Listed("ping", "about", "Ask the daemon, or the agent in a sandbox, whether it answers."),
         Listed("version", "about", "Show the versions of this command and of the daemon."),
         Listed("help", "about", "Show the help of a command."),

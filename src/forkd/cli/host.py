@@ -1,10 +1,8 @@
-"""`forkd up`, `down` and `doctor`: the daemon, where it runs, what it needs."""
+"""`forkd up` and `down`: the daemon, and where it runs."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,7 +27,7 @@ Choice = Literal["auto", "native", "helper"]
 
 def register(app: Commands) -> None:
     """Add the commands of this file."""
-    for command in (up, down, doctor):
+    for command in (up, down):
         app.command()(command)
 
 
@@ -89,16 +87,6 @@ def down(*, json: Json = False) -> None:
         render.document({"was_running": ran})
     else:
         render.note("forkd has ended" if ran else "no forkd was running")
-
-
-def doctor(*, json: Json = False) -> None:
-    """Check what this host supports, and how to fix what it does not.
-
-    Examples:
-      forkd doctor
-    """
-    command = [sys.executable, "-m", "forkd.daemon", "doctor", *(["--json"] if json else [])]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own program
 
 
 def prepared(

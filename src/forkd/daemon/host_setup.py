@@ -143,6 +143,7 @@ def _show_steps(wanted: Iterable[Step]) -> None:
     for step in wanted:
         sys.stdout.write(f"{step.title}: {step.why}\n")
         sys.stdout.writelines(f"  {line}\n" for line in (step.text or "").splitlines())
+    sys.stdout.flush()  # in front of an error, also where both go into one file
 
 
 def _nothing(said: str, changes: Iterable[Step | Entry], *, as_json: bool) -> None:

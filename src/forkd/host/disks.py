@@ -9,12 +9,67 @@ Source: the kernel's Documentation/ABI/testing/sysfs-block, and makedev(3).
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from forkd.host.faults import kernel_call
 
 BLOCK_DEVICES = Path("/sys/dev/block")
 """Where the kernel has a link for each block device, named by its number."""
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """What a folder lies on.
+
+    Attributes:
+        kind: The file system's kind, as the kernel calls it.
+        rotates: Whether its disk has parts that move; not known of a virtual disk, which says so
+            whatever it is made of.
+    """
+
+    kind: str
+    rotates: bool
+
+
+def file_system(folder: Path) -> FileSystem:
+    """Return what a folder lies on, or would if it were made.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call(f"look at the file system of {folder}"):
+        while not folder.exists():
+            folder = folder.parent
+        number = folder.stat().st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        kind = kind_of(device, MOUNTS.read_text(encoding="utf-8"))
+        disk = whole(device, BLOCK_DEVICES)
+        rotates = disk is not None and _rotates((BLOCK_DEVICES / disk).resolve())
+    return FileSystem(kind or "unknown", rotates)
+
+
+def _rotates(disk: Path) -> bool:
+    rotational = disk / "queue/rotational"
+    is_virtual = "/virtio" in str(disk) or not rotational.exists()
+    return not is_virtual and rotational.read_text(encoding="ascii").strip() == "1"
+
+
+def kind_of(device: str, mounts: str) -> str | None:
+    """Return the kind of the file system with a number; None if it is mounted nowhere.
+
+    Args:
+        device: Its number, as `major:minor`.
+        mounts: What the kernel says is mounted: mountinfo of proc(5).
+    """
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == device:
+            return after.split()[0]
+    return None
 
 
 def disk_of(folder: Path) -> str | None:

@@ -68,6 +68,10 @@ class Seen:
         userns_restricted: Whether AppArmor takes the rights in user namespaces from programs
             without a profile.
         cgroup_options: How cgroup v2 is mounted.
+        reserved_mib: Memory in huge pages that are reserved, which is nothing for forkd.
+        lockdown: What the kernel keeps from root: `none`, `integrity` or `confidentiality`.
+        appraises: Whether IMA is told to refuse programs without a signature.
+        is_wsl: Whether this is Linux in Windows (WSL 2).
         loadable: Those modules of settings that are loaded when they are needed, and not parts of
             the kernel.
     """
@@ -86,6 +90,10 @@ class Seen:
     selinux_enforces: bool = False
     userns_restricted: bool = False
     cgroup_options: frozenset[str] | None = None
+    reserved_mib: int = 0
+    lockdown: str | None = None
+    appraises: bool = False
+    is_wsl: bool = False
     loadable: frozenset[str] = frozenset()
 
 
@@ -289,6 +297,10 @@ def look(root: Path = ROOT) -> Seen:
         selinux_enforces=text.of("sys/fs/selinux/enforce") == "1",
         userns_restricted=restricted == "1",
         cgroup_options=_cgroup_options(text.of("proc/self/mounts") or ""),
+        reserved_mib=reserved_mib(text.of("proc/meminfo") or ""),
+        lockdown=text.of_choice(Path("sys/kernel/security/lockdown")),
+        appraises=appraises(text.of("proc/cmdline") or ""),
+        is_wsl="microsoft" in (text.of("proc/sys/kernel/osrelease") or "").lower(),
         loadable=_loadable(text),
     )
 
@@ -346,6 +358,23 @@ def _loadable(text: _Texts) -> frozenset[str]:
 def _memory_mib(meminfo: str) -> int:
     found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(found[1]) // _KIB_PER_MIB if found else 0
+
+
+def reserved_mib(meminfo: str) -> int:
+    """Return the memory in huge pages that are reserved, by /proc/meminfo."""
+    pages = re.search(r"^HugePages_Total:\s+(\d+)", meminfo, re.MULTILINE)
+    size = re.search(r"^Hugepagesize:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(pages[1]) * int(size[1]) // _KIB_PER_MIB if pages and size else 0
+
+
+def appraises(command_line: str) -> bool:
+    """Whether a kernel that was booted so refuses programs without a signature (IMA).
+
+    What a policy says that is loaded later is root's to read, and not seen.
+    """
+    policies = re.findall(r"\bima_policy=(\S+)", command_line)
+    enforces = not re.search(r"\bima_appraise=(off|fix|log)\b", command_line)
+    return enforces and any("appraise" in each or "secure_boot" in each for each in policies)
 
 
 def _flags(cpuinfo: str) -> frozenset[str]:

@@ -22,6 +22,7 @@ from forkd.checks import Check, Status
 from forkd.errors import ForkdError, HostError
 from forkd.host import (
     cgroupfs,
+    disks,
     files,
     kvm,
     netlink,
@@ -36,15 +37,19 @@ from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
-from forkd.service import processors, rootless, tuning_checks
+from forkd.service import packages, processors, rootless, tuning_checks
 from forkd.service.cells import Cells
+from forkd.service.setup import access, situation
+from forkd.service.tuning_checks import SETUP
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forkd.engine.replies import CpuSeen
+    from forkd.host.disks import FileSystem
     from forkd.host.tuning import Seen
     from forkd.service.jail import UidRange
+    from forkd.service.setup.plan import Situation
 
 PROBE_TIMEOUT_S = 5.0
 """Time a guest of a few instructions has; it takes milliseconds, and for ever under a bad KVM."""
@@ -66,8 +71,8 @@ DISK_GOOD_MIB, DISK_LEAST_MIB = 10_240, 3072
 
 CONTROLLERS = ("cpu", "memory", "pids")
 
-BUILDERS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "depmod": "kmod"}
-OCI_TOOLS = {"skopeo": "skopeo", "umoci": "umoci"}
+BUILDERS = ("mmdebstrap", "mke2fs", "depmod")
+OCI_TOOLS = ("skopeo", "umoci")
 X86_64_V3 = frozenset(
     (
         "abm",
@@ -90,6 +95,13 @@ X86_64_V3 = frozenset(
 """What a processor of that level has, beside what all have."""
 
 QEMU = "qemu-system-x86_64"
+
+IN_MEMORY, LAYERED = ("tmpfs", "ramfs"), ("overlay", "aufs")
+SHARING = ("btrfs", "xfs", "bcachefs")
+REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "fuse", "virtiofs")
+"""Kinds of file systems: in memory; of containers; that share blocks; whose names begin so."""
+
+ELSEWHERE = "put FORKD_STATE_DIR on a local disk"
 
 MIB = 1 << 20
 
@@ -152,12 +164,15 @@ class Facts:
     makes_taps: bool
     filters_packets: bool
     installed: frozenset[str]
+    package_manager: str | None
     missing_programs: tuple[str, ...]
     cached_kernel: str | None
     memory_available_mib: int
     state_free_mib: int
     cache_free_mib: int
     seen: Seen
+    situation: Situation
+    state_disk: FileSystem
     hides_clone3: bool = False
     own_cores: bool = False
 
@@ -172,6 +187,7 @@ def examine(places: Places) -> list[Check]:
 
 def gather(places: Places) -> Facts:
     """Look at this host, and try what can only be known by trying."""
+    seen = tuning.look()
     return Facts(
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
@@ -190,12 +206,15 @@ def gather(places: Places) -> Facts:
         makes_taps=netlink.can_make_taps(),
         filters_packets=nftables.is_available(),
         installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
+        package_manager=packages.manager(process.installed),
         missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
         cached_kernel=_cached_kernel(places.cache_dir),
         memory_available_mib=proc.memory_bytes()[1] // MIB,
         state_free_mib=files.free_bytes(places.state_dir) // MIB,
         cache_free_mib=files.free_bytes(places.cache_dir) // MIB,
-        seen=tuning.look(),
+        seen=seen,
+        situation=situation.look(tuning.ROOT, situation.default_user(), seen),
+        state_disk=disks.file_system(places.state_dir),
         hides_clone3=refusals.hides_clone3(),
         own_cores=places.own_cores and refusals.schedules_cores(),
     )
@@ -319,7 +338,9 @@ def judge(facts: Facts) -> list[Check]:
         _kernel(facts),
         _amount("memory", facts.memory_available_mib, MEMORY_GOOD_MIB, MEMORY_LEAST_MIB),
         _amount("disk for snapshots", facts.state_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
+        _state_disk(facts.state_disk),
         _amount("disk for images", facts.cache_free_mib, DISK_GOOD_MIB, DISK_LEAST_MIB),
+        *access.judge(facts.situation),
         *tuning_checks.judge(
             facts.seen,
             is_root=facts.is_root,
@@ -350,7 +371,7 @@ def _limits(facts: Facts) -> Check:
     if PRLIMIT in facts.installed:
         return Check(name, Status.PASS, f"{PRLIMIT} is installed")
     missing = f"{PRLIMIT} is not installed, and nothing is started without limits"
-    return Check(name, Status.FAIL, missing, "apt install util-linux")
+    return Check(name, Status.FAIL, missing, packages.advice([PRLIMIT], facts.package_manager))
 
 
 def _native(facts: Facts) -> Check:
@@ -360,7 +381,7 @@ def _native(facts: Facts) -> Check:
         advice = f"{around}; for KVM, enable virtualisation in the firmware"
         return Check(name, Status.WARN, "/dev/kvm is missing", advice)
     if not facts.kvm_opens:
-        join = "" if facts.is_pvm else "; `sudo usermod -aG kvm $USER` opens it after a new login"
+        join = "" if facts.is_pvm else f"; {SETUP} opens it, after a new login"
         return Check(name, Status.WARN, "/dev/kvm is closed to you", f"{around}{join}")
     if facts.probe is not None and not facts.probe.ok:
         return Check(name, Status.WARN, f"a test guest does not run: {facts.probe.reason}", around)
@@ -402,7 +423,8 @@ def _helper(facts: Facts) -> Check:
     jailed = facts.is_root or (facts.jail is not None and facts.jail.ok)
     needed = _native(facts).status is not Status.PASS or not jailed
     status = Status.FAIL if needed else Status.SKIP
-    return Check(name, status, f"{QEMU} is not installed", "apt install qemu-system-x86")
+    advice = packages.advice([QEMU], facts.package_manager)
+    return Check(name, status, f"{QEMU} is not installed", advice)
 
 
 def _root(facts: Facts) -> Check:
@@ -479,18 +501,19 @@ def _taps(facts: Facts) -> Check:
     if facts.makes_taps and facts.filters_packets:
         return Check("network", Status.PASS, "taps can be made, and packets filtered")
     if facts.makes_taps:
-        advice = "forks with a network will be refused; `apt-get install libnftables1`"
+        install = packages.advice([nftables.LIBRARY], facts.package_manager)
+        advice = f"forks with a network will be refused; {install}"
         return Check("network", Status.WARN, f"{nftables.LIBRARY} is missing", advice)
     advice = "forks with a network will be refused; `modprobe tun`, as root"
     return Check("network", Status.WARN, "/dev/net/tun is missing or closed to you", advice)
 
 
-def _tools(name: str, needed: dict[str, str], facts: Facts) -> Check:
+def _tools(name: str, needed: tuple[str, ...], facts: Facts) -> Check:
     missing = [each for each in needed if each not in facts.installed]
     if not missing:
         return Check(name, Status.PASS, f"{', '.join(needed)} installed")
-    packages = " ".join(needed[each] for each in missing)
-    return Check(name, Status.WARN, f"{', '.join(missing)} missing", f"apt install {packages}")
+    advice = packages.advice(missing, facts.package_manager)
+    return Check(name, Status.WARN, f"{', '.join(missing)} missing", advice)
 
 
 def _kernel(facts: Facts) -> Check:
@@ -505,3 +528,21 @@ def _amount(name: str, mib: int, good: int, least: int) -> Check:
         return Check(name, Status.PASS, found)
     status = Status.WARN if mib >= least else Status.FAIL
     return Check(name, status, found, f"{good} MiB are good, {least} MiB the least")
+
+
+def _state_disk(found: FileSystem) -> Check:
+    """Judge the disk of the state folder by what is on it: snapshots, images, tops of disks."""
+    name = "disk of the state folder"
+    if found.kind in IN_MEMORY:
+        what = f"{found.kind}: it takes memory, and a restart of the host empties it"
+        return Check(name, Status.WARN, what, ELSEWHERE)
+    if found.kind in LAYERED:
+        what = f"{found.kind}: it goes with its container, and copies what is written"
+        return Check(name, Status.WARN, what, f"mount a volume there; or {ELSEWHERE}")
+    if found.kind.startswith(REMOTE):
+        return Check(name, Status.WARN, f"{found.kind}, over a network: slow", ELSEWHERE)
+    if found.rotates:
+        what = f"{found.kind} on a disk that rotates: bakes and first forks are slow"
+        return Check(name, Status.WARN, what, "put FORKD_STATE_DIR on an SSD")
+    shares = "shares blocks of copies" if found.kind in SHARING else "copies disks as a whole"
+    return Check(name, Status.PASS, f"{found.kind}; {shares}")

@@ -53,6 +53,7 @@ def judge(
         _favordynmods(host),
         _swap(host),
         _merging(host),
+        _huge_pages(host),
         _smt(host, own_cores=own_cores),
         _flaws(host),
         _split_locks(host),
@@ -117,6 +118,14 @@ def _merging(host: Seen) -> Check | None:
     return Check("merging of pages (KSM)", Status.PASS, found)
 
 
+def _huge_pages(host: Seen) -> Check:
+    name = "huge pages"
+    if not host.reserved_mib:
+        return Check(name, Status.PASS, "none reserved; forkd takes transparent ones")
+    found = f"{host.reserved_mib} MiB reserved, which forkd cannot use"
+    return Check(name, Status.WARN, found, "sysctl -w vm.nr_hugepages=0")
+
+
 def _smt(host: Seen, *, own_cores: bool) -> Check | None:
     if host.smt is None:
         return None
@@ -168,6 +177,14 @@ def _modules(host: Seen, *, is_jailed: bool) -> Iterator[Check]:
         others = ",".join(sorted(host.lsms - {"capability"}))
         advice = f"boot with lsm=landlock{',' if others else ''}{others}"
         yield Check("Landlock", Status.WARN, "off; jails have one wall less", advice)
+    if host.lockdown not in {None, "none"}:
+        yield Check("kernel lockdown", Status.PASS, f"{host.lockdown}; forkd needs nothing of it")
+    if host.appraises:
+        found = "appraises programs: it refuses forkd-vmm without a signature"
+        yield Check("IMA", Status.WARN, found, "sign it: evmctl ima_sign")
+    if host.is_wsl:
+        found = "KVM needs nestedVirtualization=true in .wslconfig"
+        yield Check("WSL 2", Status.PASS, found)
     if host.selinux_enforces:
         yield Check("SELinux", Status.PASS, "enforces; sandboxes have no label of their own")
     if host.userns_restricted and is_jailed:

@@ -37,11 +37,21 @@ def look(root: Path, user: str | None, host: Seen | None = None) -> Situation:
         HostError: A file that set-up would change cannot be read, or is no regular file.
     """
     seen = tuning.look() if host is None else host
-    found = {path: parts.read(Part(Kind.FILE, str(path)), root) for path in FILES}
+    found = {path: _file(path, root) for path in FILES}
     own = (users.user_id(), users.primary_group_id())
     if root != tuning.ROOT:
         return Situation(seen, found, own, live=False)
     return _live(seen, found, user)
+
+
+def _file(path: Path, root: Path) -> State:
+    """Return what a file is like; who is not root, and may not read it, sees none."""
+    try:
+        return parts.read(Part(Kind.FILE, str(path)), root)
+    except HostError:
+        if proc.is_root() or root != tuning.ROOT:
+            raise
+        return None
 
 
 def _live(seen: Seen, found: dict[Path, State], user: str | None) -> Situation:
