@@ -70,10 +70,14 @@ def _setting(name: str) -> str:
     text = re.sub(r"`([^`]+)`", r"\1", settings.meaning(name))
     if name in EXAMPLES:
         text += f" Default: {settings.default(name).replace('`', '')}."
-    value = EXAMPLES.get(name, settings.Settings.model_fields[name].default)
-    written = json.dumps(_plain(name, value))
     comment = textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*(f"# {line}" for line in comment), f"#{name} = {written}", ""])
+    return "\n".join([*(f"# {line}" for line in comment), f"#{name} = {written(name)}", ""])
+
+
+def written(name: str) -> str:
+    """Return the default of a setting, or an example of a value, as TOML has it."""
+    value = EXAMPLES.get(name, settings.Settings.model_fields[name].default)
+    return json.dumps(_plain(name, value))
 
 
 def _plain(name: str, value: object) -> object:
